@@ -130,11 +130,9 @@ const std::map<std::string, Prepare>& Methods() {
       {"Tensors/Generate", OnDevice(PrepareGenerateTensor)},
       {"Tensors/Describe", OnDevice(PrepareDescribeTensor)},
       {"Tensors/List", AtOnce(ListTensors)},
-      {"Engine/Quantize", OnDevice(PrepareQuantize)},
-      {"Engine/Dequantize", OnDevice(PrepareDequantize)},
-      {"Engine/Gemm", OnDevice(PrepareGemm)},
-      {"Engine/Compare", OnDevice(PrepareCompare)},
-      {"Engine/Explain", OnDevice(PrepareExplain)},
+#define QG_ENGINE_CALL(Name) {"Engine/" #Name, OnDevice(Prepare##Name)},
+      QG_ENGINE_CALLS(QG_ENGINE_CALL)
+#undef QG_ENGINE_CALL
       {"Engine/GetRun", AtOnce(GetRun)},
       {"Engine/ListRuns", AtOnce(ListRuns)},
       {"Scenarios/List", AtOnce(ListScenarios)},

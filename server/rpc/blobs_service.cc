@@ -24,7 +24,7 @@ class BlobsService : public RawStreamsService {
   grpc::ServerUnaryReactor* FindMissing(grpc::CallbackServerContext* server_context,
                                         const v1::FindMissingRequest* request,
                                         v1::FindMissingResponse* response) override {
-    return AnswerOnExecutor(context_, Rpc::kFindMissing, Admission::kAlways, server_context,
+    return AnswerOnExecutor(context_, Rpc("Blobs.FindMissing"), Admission::kAlways, server_context,
                             [this, request, response] { return FindMissing(*request, *response); });
   }
 
@@ -36,7 +36,7 @@ class BlobsService : public RawStreamsService {
   grpc::ServerUnaryReactor* QueryWrite(grpc::CallbackServerContext* server_context,
                                        const v1::QueryWriteRequest* request,
                                        v1::QueryWriteResponse* response) override {
-    return AnswerOnExecutor(context_, Rpc::kQueryWrite, Admission::kAlways, server_context,
+    return AnswerOnExecutor(context_, Rpc("Blobs.QueryWrite"), Admission::kAlways, server_context,
                             [this, request, response] { return QueryWrite(*request, *response); });
   }
 

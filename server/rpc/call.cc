@@ -25,7 +25,7 @@ absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {
 
 Call::Call(ServiceContext& context, Rpc rpc, grpc::CallbackServerContext* server_context)
     : context_(context),
-      method_(static_cast<int>(rpc)),
+      method_(rpc.index()),
       server_context_(server_context),
       start_(SteadyNow()),
       cancellation_(std::make_shared<Cancellation>(DeadlineOf(*server_context))),

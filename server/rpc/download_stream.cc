@@ -45,7 +45,7 @@ grpc::ByteBuffer ReadResponseOf(std::unique_ptr<Piece> piece, size_t size) {
 
 DownloadStream::DownloadStream(ServiceContext& context, grpc::CallbackServerContext* server_context,
                                const grpc::ByteBuffer* request)
-    : call_(context, Rpc::kRead, server_context),
+    : call_(context, Rpc("Blobs.Read"), server_context),
       request_(request),
       connection_(context.send_budget.ConnectionOf(call_.connection())) {
   call_.MessageReceived();

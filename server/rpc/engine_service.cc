@@ -20,54 +20,22 @@ namespace {
 template <typename Base>
 using RawStreams =
     v1::Engine::WithRawCallbackMethod_Execute<v1::Engine::WithRawCallbackMethod_WaitRun<Base>>;
-template <typename Base>
-using UnaryCalls = v1::Engine::WithCallbackMethod_Quantize<
-    v1::Engine::WithCallbackMethod_Dequantize<v1::Engine::WithCallbackMethod_Gemm<
-        v1::Engine::WithCallbackMethod_Compare<v1::Engine::WithCallbackMethod_Explain<
-            v1::Engine::WithCallbackMethod_GetRun<v1::Engine::WithCallbackMethod_ListRuns<
-                v1::Engine::WithCallbackMethod_CancelRun<Base>>>>>>>>;
-
 /// Runs of requests up to this are started on gRPC's thread, which others wait for.
 constexpr size_t kQuicklyStartedBytesMax = 64 << 10;
 
-class EngineService : public UnaryCalls<RawStreams<v1::Engine::Service>> {
+class EngineService : public RawStreams<v1::Engine::CallbackService> {
  public:
   EngineService(ServiceContext& context, Runs& runs) : context_(context), runs_(runs) {}
 
-  grpc::ServerUnaryReactor* Quantize(grpc::CallbackServerContext* server_context,
-                                     const v1::QuantizeRequest* request,
-                                     v1::QuantizeResponse* response) override {
-    return AnswerOnDevice(context_, Rpc::kQuantize, Operation::kQuantize, server_context,
-                          [=, this] { return PrepareQuantize(context_, *request, *response); });
+#define QG_ANSWER_ON_DEVICE(Name)                                                                  \
+  grpc::ServerUnaryReactor* Name(grpc::CallbackServerContext* server_context,                      \
+                                 const v1::Name##Request* request, v1::Name##Response* response)   \
+      override {                                                                                   \
+    return AnswerOnDevice(context_, Rpc("Engine." #Name), Operation::k##Name, server_context,      \
+                          [=, this] { return Prepare##Name(context_, *request, *response); });     \
   }
-
-  grpc::ServerUnaryReactor* Dequantize(grpc::CallbackServerContext* server_context,
-                                       const v1::DequantizeRequest* request,
-                                       v1::DequantizeResponse* response) override {
-    return AnswerOnDevice(context_, Rpc::kDequantize, Operation::kDequantize, server_context,
-                          [=, this] { return PrepareDequantize(context_, *request, *response); });
-  }
-
-  grpc::ServerUnaryReactor* Gemm(grpc::CallbackServerContext* server_context,
-                                 const v1::GemmRequest* request,
-                                 v1::GemmResponse* response) override {
-    return AnswerOnDevice(context_, Rpc::kGemm, Operation::kGemm, server_context,
-                          [=, this] { return PrepareGemm(context_, *request, *response); });
-  }
-
-  grpc::ServerUnaryReactor* Compare(grpc::CallbackServerContext* server_context,
-                                    const v1::CompareRequest* request,
-                                    v1::CompareResponse* response) override {
-    return AnswerOnDevice(context_, Rpc::kCompare, Operation::kCompare, server_context,
-                          [=, this] { return PrepareCompare(context_, *request, *response); });
-  }
-
-  grpc::ServerUnaryReactor* Explain(grpc::CallbackServerContext* server_context,
-                                    const v1::ExplainRequest* request,
-                                    v1::ExplainResponse* response) override {
-    return AnswerOnDevice(context_, Rpc::kExplain, Operation::kExplain, server_context,
-                          [=, this] { return PrepareExplain(context_, *request, *response); });
-  }
+  QG_ENGINE_CALLS(QG_ANSWER_ON_DEVICE)
+#undef QG_ANSWER_ON_DEVICE
 
   grpc::ServerWriteReactor<grpc::ByteBuffer>* Execute(grpc::CallbackServerContext* server_context,
                                                       const grpc::ByteBuffer* bytes) override {
@@ -75,17 +43,17 @@ class EngineService : public UnaryCalls<RawStreams<v1::Engine::Service>> {
     Served(LeastLoaded(context_.devices)).run_queue.Expect();
     const bool is_here =
         bytes->Length() <= kQuicklyStartedBytesMax && !is_starting_here_.exchange(true);
-    auto* const stream =
-        new RunStream(context_, runs_, Rpc::kExecute, Admission::kUnlessDraining, server_context,
-                      is_here ? RunStream::Place::kHere : RunStream::Place::kExecutor,
-                      [this, bytes](const Call& call) { return Begin(*bytes, call); });
+    auto* const stream = new RunStream(
+        context_, runs_, Rpc("Engine.Execute"), Admission::kUnlessDraining, server_context,
+        is_here ? RunStream::Place::kHere : RunStream::Place::kExecutor,
+        [this, bytes](const Call& call) { return Begin(*bytes, call); });
     if (is_here) is_starting_here_ = false;
     return stream;
   }
 
   grpc::ServerWriteReactor<grpc::ByteBuffer>* WaitRun(grpc::CallbackServerContext* server_context,
                                                       const grpc::ByteBuffer* bytes) override {
-    return new RunStream(context_, runs_, Rpc::kWaitRun, Admission::kAlways, server_context,
+    return new RunStream(context_, runs_, Rpc("Engine.WaitRun"), Admission::kAlways, server_context,
                          RunStream::Place::kExecutor,
                          [this, bytes](const Call&) -> absl::StatusOr<RunStream::Start> {
                            QG_ASSIGN_OR_RETURN(const v1::WaitRunRequest request,
@@ -96,7 +64,7 @@ class EngineService : public UnaryCalls<RawStreams<v1::Engine::Service>> {
 
   grpc::ServerUnaryReactor* GetRun(grpc::CallbackServerContext* server_context,
                                    const v1::GetRunRequest* request, v1::Run* response) override {
-    return AnswerOnExecutor(context_, Rpc::kGetRun, Admission::kAlways, server_context,
+    return AnswerOnExecutor(context_, Rpc("Engine.GetRun"), Admission::kAlways, server_context,
                             [=, this]() -> absl::Status {
                               QG_ASSIGN_OR_RETURN(*response, runs_.Get(request->run_id()));
                               return absl::OkStatus();
@@ -106,7 +74,7 @@ class EngineService : public UnaryCalls<RawStreams<v1::Engine::Service>> {
   grpc::ServerUnaryReactor* ListRuns(grpc::CallbackServerContext* server_context,
                                      const v1::ListRunsRequest* request,
                                      v1::ListRunsResponse* response) override {
-    return AnswerOnExecutor(context_, Rpc::kListRuns, Admission::kAlways, server_context,
+    return AnswerOnExecutor(context_, Rpc("Engine.ListRuns"), Admission::kAlways, server_context,
                             [=, this]() -> absl::Status {
                               QG_ASSIGN_OR_RETURN(*response, runs_.List(*request));
                               return absl::OkStatus();
@@ -116,7 +84,7 @@ class EngineService : public UnaryCalls<RawStreams<v1::Engine::Service>> {
   grpc::ServerUnaryReactor* CancelRun(grpc::CallbackServerContext* server_context,
                                       const v1::CancelRunRequest* request,
                                       v1::Run* response) override {
-    return AnswerOnExecutor(context_, Rpc::kCancelRun, Admission::kAlways, server_context,
+    return AnswerOnExecutor(context_, Rpc("Engine.CancelRun"), Admission::kAlways, server_context,
                             [=, this]() -> absl::Status {
                               QG_RETURN_IF_ERROR(runs_.Cancel(request->run_id()));
                               QG_ASSIGN_OR_RETURN(*response, runs_.Get(request->run_id()));

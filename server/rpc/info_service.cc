@@ -20,7 +20,7 @@ class InfoService : public v1::Info::CallbackService {
   grpc::ServerUnaryReactor* GetCapabilities(grpc::CallbackServerContext* server_context,
                                             const v1::GetCapabilitiesRequest*,
                                             v1::Capabilities* response) override {
-    return AnswerInline(context_, Rpc::kGetCapabilities, server_context, [&] {
+    return AnswerInline(context_, Rpc("Info.GetCapabilities"), server_context, [&] {
       *response = capabilities_;
       // Devices say their clocks as they are now.
       *response->mutable_environment() = EnvironmentToProto(DescribeDevices(context_.devices));
@@ -30,19 +30,19 @@ class InfoService : public v1::Info::CallbackService {
   grpc::ServerUnaryReactor* ListRecipes(grpc::CallbackServerContext* server_context,
                                         const v1::ListRecipesRequest*,
                                         v1::ListRecipesResponse* response) override {
-    return Answer(Rpc::kListRecipes, server_context, recipes_, response);
+    return Answer(Rpc("Info.ListRecipes"), server_context, recipes_, response);
   }
   grpc::ServerUnaryReactor* CheckHardware(grpc::CallbackServerContext* server_context,
                                           const v1::CheckHardwareRequest* request,
                                           v1::CheckHardwareResponse* response) override {
     return AnswerOnDevice(
-        context_, Rpc::kCheckHardware, Operation::kCheckHardware, server_context,
+        context_, Rpc("Info.CheckHardware"), Operation::kCheckHardware, server_context,
         [=, this] { return PrepareCheckHardware(context_, *request, *response); });
   }
   grpc::ServerUnaryReactor* ListArithmetics(grpc::CallbackServerContext* server_context,
                                             const v1::ListArithmeticsRequest*,
                                             v1::ListArithmeticsResponse* response) override {
-    return Answer(Rpc::kListArithmetics, server_context, arithmetics_, response);
+    return Answer(Rpc("Info.ListArithmetics"), server_context, arithmetics_, response);
   }
 
  private:

@@ -1,38 +1,58 @@
 #include "server/rpc/rpc_methods.h"
 
+#include <google/protobuf/descriptor.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "quantgate/v1/blobs_service.pb.h"
+#include "quantgate/v1/engine_service.pb.h"
+#include "quantgate/v1/info_service.pb.h"
+#include "quantgate/v1/scenarios_service.pb.h"
+#include "quantgate/v1/sessions_service.pb.h"
+#include "quantgate/v1/tensors_service.pb.h"
+
 namespace quantgate {
 namespace {
 
-constexpr std::string_view kUnary = "unary";
-constexpr std::string_view kServerStream = "server_stream";
-constexpr std::string_view kInfo = "quantgate.v1.Info";
-constexpr std::string_view kBlobs = "quantgate.v1.Blobs";
-constexpr std::string_view kTensors = "quantgate.v1.Tensors";
-constexpr std::string_view kEngine = "quantgate.v1.Engine";
-constexpr std::string_view kScenarios = "quantgate.v1.Scenarios";
-constexpr std::string_view kSessions = "quantgate.v1.Sessions";
+std::string_view TypeOf(const google::protobuf::MethodDescriptor& method) {
+  if (method.client_streaming()) return method.server_streaming() ? "bidi_stream" : "client_stream";
+  return method.server_streaming() ? "server_stream" : "unary";
+}
 
-constexpr RpcMethod kMethods[] = {
-    {kUnary, kInfo, "GetCapabilities"},  {kUnary, kInfo, "ListRecipes"},
-    {kUnary, kInfo, "ListArithmetics"},  {kUnary, kInfo, "CheckHardware"},
-    {kUnary, kBlobs, "FindMissing"},     {"client_stream", kBlobs, "Write"},
-    {kUnary, kBlobs, "QueryWrite"},      {kServerStream, kBlobs, "Read"},
-    {kUnary, kTensors, "Put"},           {kUnary, kTensors, "Generate"},
-    {kUnary, kTensors, "Describe"},      {kUnary, kTensors, "List"},
-    {kUnary, kEngine, "Quantize"},       {kUnary, kEngine, "Dequantize"},
-    {kUnary, kEngine, "Gemm"},           {kUnary, kEngine, "Compare"},
-    {kUnary, kEngine, "Explain"},        {kServerStream, kEngine, "Execute"},
-    {kServerStream, kEngine, "WaitRun"}, {kUnary, kEngine, "GetRun"},
-    {kUnary, kEngine, "ListRuns"},       {kUnary, kEngine, "CancelRun"},
-    {kUnary, kScenarios, "List"},        {kServerStream, kScenarios, "Run"},
-    {kUnary, kSessions, "Open"},         {kUnary, kSessions, "Step"},
-    {kUnary, kSessions, "Get"},          {kUnary, kSessions, "List"},
-    {kUnary, kSessions, "Checkpoint"},   {kUnary, kSessions, "Restore"},
-    {kUnary, kSessions, "Close"},
+struct MethodTable {
+  std::vector<RpcMethod> methods;
+  std::map<std::string, int> by_name;
+
+  MethodTable() {
+    for (const google::protobuf::Descriptor* message :
+         {v1::GetCapabilitiesRequest::descriptor(), v1::FindMissingRequest::descriptor(),
+          v1::PutTensorRequest::descriptor(), v1::QuantizeRequest::descriptor(),
+          v1::RunScenariosRequest::descriptor(), v1::OpenSessionRequest::descriptor()}) {
+      for (int i = 0; i < message->file()->service_count(); ++i) Add(*message->file()->service(i));
+    }
+  }
+  void Add(const google::protobuf::ServiceDescriptor& service) {
+    for (int i = 0; i < service.method_count(); ++i) {
+      const google::protobuf::MethodDescriptor& method = *service.method(i);
+      by_name.emplace(absl::StrCat(service.name(), ".", method.name()),
+                      static_cast<int>(methods.size()));
+      methods.push_back({TypeOf(method), service.full_name(), method.name()});
+    }
+  }
 };
+
+const MethodTable& Table() {
+  static const auto* const table = new MethodTable();
+  return *table;
+}
 
 }  // namespace
 
-std::span<const RpcMethod> AllRpcMethods() { return kMethods; }
+std::span<const RpcMethod> AllRpcMethods() { return Table().methods; }
+
+Rpc::Rpc(std::string_view name) : index_(Table().by_name.at(std::string(name))) {}
 
 }  // namespace quantgate

@@ -1,47 +1,26 @@
-// Every RPC of the service, for metrics and admission.
+// Every RPC of the service, for metrics and admission: as the protos declare them.
 #pragma once
 
 #include <span>
+#include <string_view>
 
 #include "server/metrics.h"
 
 namespace quantgate {
 
-enum class Rpc : int {
-  kGetCapabilities,
-  kListRecipes,
-  kListArithmetics,
-  kCheckHardware,
-  kFindMissing,
-  kWrite,
-  kQueryWrite,
-  kRead,
-  kPutTensor,
-  kGenerateTensor,
-  kDescribeTensor,
-  kListTensors,
-  kQuantize,
-  kDequantize,
-  kGemm,
-  kCompare,
-  kExplain,
-  kExecute,
-  kWaitRun,
-  kGetRun,
-  kListRuns,
-  kCancelRun,
-  kListScenarios,
-  kRunScenarios,
-  kOpenSession,
-  kSessionStep,
-  kGetSession,
-  kListSessions,
-  kCheckpoint,
-  kRestoreSession,
-  kCloseSession,
-};
-
-/// Indexed by Rpc.
+/// All methods of package quantgate.v1's services.
 std::span<const RpcMethod> AllRpcMethods();
+
+/// One of them.
+class Rpc {
+ public:
+  /// By "Engine.Quantize". A name that no proto has ends the process.
+  explicit Rpc(std::string_view name);
+  /// In AllRpcMethods.
+  int index() const { return index_; }
+
+ private:
+  int index_;
+};
 
 }  // namespace quantgate

@@ -9,7 +9,7 @@ namespace quantgate {
 
 ScenarioStream::ScenarioStream(ServiceContext& context, grpc::CallbackServerContext* server_context,
                                const v1::RunScenariosRequest* request)
-    : call_(context, Rpc::kRunScenarios, server_context),
+    : call_(context, Rpc("Scenarios.Run"), server_context),
       request_(request),
       connection_(context.send_budget.ConnectionOf(call_.connection())) {
   call_.MessageReceived();

@@ -17,7 +17,7 @@ class ScenariosService : public v1::Scenarios::CallbackService {
   grpc::ServerUnaryReactor* List(grpc::CallbackServerContext* server_context,
                                  const v1::ListScenariosRequest*,
                                  v1::ListScenariosResponse* response) override {
-    return AnswerInline(context_, Rpc::kListScenarios, server_context, [&] {
+    return AnswerInline(context_, Rpc("Scenarios.List"), server_context, [&] {
       *response = scenarios_;
       return absl::OkStatus();
     });

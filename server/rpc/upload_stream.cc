@@ -31,7 +31,7 @@ grpc::ByteBuffer Response(int64_t committed_size, bool already_present) {
 
 UploadStream::UploadStream(ServiceContext& context, grpc::CallbackServerContext* server_context,
                            grpc::ByteBuffer* response)
-    : call_(context, Rpc::kWrite, server_context), response_(response) {
+    : call_(context, Rpc("Blobs.Write"), server_context), response_(response) {
   const absl::Status admitted = call_.Admit(Admission::kUnlessDraining);
   Actions actions;
   {

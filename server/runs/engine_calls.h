@@ -8,16 +8,19 @@
 
 namespace quantgate {
 
-absl::StatusOr<DeviceWork> PrepareQuantize(CallContext& context, const v1::QuantizeRequest& request,
-                                           v1::QuantizeResponse& response);
-absl::StatusOr<DeviceWork> PrepareDequantize(CallContext& context,
-                                             const v1::DequantizeRequest& request,
-                                             v1::DequantizeResponse& response);
-absl::StatusOr<DeviceWork> PrepareGemm(CallContext& context, const v1::GemmRequest& request,
-                                       v1::GemmResponse& response);
-absl::StatusOr<DeviceWork> PrepareCompare(CallContext& context, const v1::CompareRequest& request,
-                                          v1::CompareResponse& response);
-absl::StatusOr<DeviceWork> PrepareExplain(CallContext& context, const v1::ExplainRequest& request,
-                                          v1::ExplainResponse& response);
+// The list; a server answers each, and so does a command in its own process.
+#define QG_ENGINE_CALLS(CALL) \
+  CALL(Quantize)              \
+  CALL(Dequantize)            \
+  CALL(Gemm)                  \
+  CALL(Compare)               \
+  CALL(Explain)
+
+/// PrepareQuantize(context, request, response), and so on.
+#define QG_DECLARE_CALL(Name)                                                                      \
+  absl::StatusOr<DeviceWork> Prepare##Name(CallContext& context, const v1::Name##Request& request, \
+                                           v1::Name##Response& response);
+QG_ENGINE_CALLS(QG_DECLARE_CALL)
+#undef QG_DECLARE_CALL
 
 }  // namespace quantgate
