@@ -19,6 +19,7 @@
 #include "kernels/numerics/cast.h"
 #include "kernels/tensor/tensor_file.h"
 #include "kernels/validate/explain_codes.h"
+#include "kernels/validate/explain_scale_rules.h"
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
@@ -601,13 +602,56 @@ TEST(ExplainLibraries, AmaxesThatABoundDecidesAreNoEvidence) {
       EXPECT_TRUE(explanation->candidates.front().is_entire()) << Listed(*explanation);
       EXPECT_EQ(explanation->is_established, has_many) << Listed(*explanation);
       EXPECT_THAT(absl::StrJoin(explanation->conclusion, "\n"),
-                  HasSubstr("at a bound of the rule, which says nothing of it"));
+                  HasSubstr("whose scale lies at a bound of the rule)"));
       if (!has_many) {
         EXPECT_THAT(explanation->conclusion.back(),
-                    HasSubstr("distinct amaxes whose scale is at no bound stand behind"));
+                    HasSubstr("distinct amaxes whose scale lies at no bound stand behind"));
       }
     }
   }
+}
+
+/// The stored scale; 0 where its type has fewer bits for it, so that it need not be exact.
+double NormalScale(DType scale, uint32_t bits) {
+  if (scale == DType::kF8E8M0) return std::ldexp(1.0, static_cast<int>(bits) - 127);
+  if (scale == DType::kF8E4M3) return bits < 8 ? 0 : DecodeFloat<E4M3>(static_cast<uint8_t>(bits));
+  const float value = std::bit_cast<float>(bits);
+  return std::isnormal(value) && std::isnormal(1 / value) ? value : 0;
+}
+
+// Twice the amax has twice the scale, but for what a bound decides: every rule says where that is.
+TEST(ExplainLibraries, RulesSayWhereABoundDecides) {
+  int64_t bound_count = 0;
+  for (const NamedScaleRule& rule : AllScaleRules()) {
+    SCOPED_TRACE(std::string(rule.name));
+    int64_t held = 0;
+    for (const DType element :
+         {DType::kF8E4M3, DType::kF8E5M2, DType::kF6E2M3, DType::kF6E3M2, DType::kF4E2M1x2}) {
+      if (!rule.fits(element)) continue;
+      for (int exponent = -149; exponent < 127; ++exponent) {
+        for (const float mantissa : {1.0f, 1.09375f, 1.375f, 1.515625f, 1.75f, 1.9921875f}) {
+          const float amax = std::ldexp(mantissa, exponent);
+          if (!std::isnormal(amax)) continue;
+          const ScaleRuleInput once = {amax, 2688, element, DType::kF32};
+          const ScaleRuleInput twice = {2 * amax, 2688, element, DType::kF32};
+          const ScaleRuleResult a = rule.apply(once), b = rule.apply(twice);
+          bound_count += a.is_at_bound;
+          if (a.is_at_bound || b.is_at_bound) continue;
+          const double scale = NormalScale(rule.scale, a.scale_inv_bits);
+          if (scale == 0 || NormalScale(rule.scale, b.scale_inv_bits) == 0) continue;
+          ++held;
+          // A quotient on the way may be subnormal, of at least 14 bits.
+          ASSERT_NEAR(NormalScale(rule.scale, b.scale_inv_bits), 2 * scale, scale * 0x1p-13)
+              << std::string(DTypeName(element)) << " " << amax;
+        }
+      }
+      for (const float special : {0.0f, INFINITY}) {
+        EXPECT_TRUE(rule.apply({special, 2688, element, DType::kF32}).is_at_bound) << special;
+      }
+    }
+    EXPECT_GT(held, 50);
+  }
+  EXPECT_GT(bound_count, 1000);
 }
 
 }  // namespace
