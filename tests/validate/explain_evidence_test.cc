@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/numerics/cast.h"
+#include "kernels/quantize/quantizer.h"
 #include "kernels/validate/explain_codes.h"
 #include "kernels/validate/explain_scale_rules.h"
 #include "tests/engine/tensor_values.h"
@@ -222,6 +223,65 @@ TEST(ExplainEvidence, ElementsAndBlocksMustBeTheLibrarys) {
     EXPECT_EQ(LibrariesSaid(*explanation), libraries) << Concluded(*explanation);
     if (libraries.empty()) {
       EXPECT_THAT(Concluded(*explanation), Not(HasSubstr("fits")));
+    }
+  }
+}
+
+// What this build writes as Transformer Engine does: the copies of both directions are its.
+TEST(ExplainEvidence, BothDirectionsAreTheLibrarys) {
+  const std::string mxfp8 = "Transformer Engine, MXFP8", nvfp4 = "Transformer Engine, NVFP4";
+  const std::string any_mxfp8 = "Transformer Engine, cuBLAS, cuDNN; torchao RCEIL";
+  const std::string block = "Transformer Engine, FP8 block scaling";
+  struct Row {
+    QuantizerSpec spec;
+    std::string rowwise, columnwise;
+  };
+  const auto of = [](QuantizerFormat format, DType element, int block_dim) {
+    QuantizerSpec spec;
+    spec.format = format;
+    spec.element = element;
+    spec.block_dim = block_dim;
+    spec.power_2_scale = format == QuantizerFormat::kFp8Block;
+    return spec;
+  };
+  std::vector<Row> rows = {
+      {of(QuantizerFormat::kMxfp8, DType::kF8E4M3, 1), any_mxfp8, mxfp8},
+      {of(QuantizerFormat::kMxfp8, DType::kF8E5M2, 2), mxfp8, mxfp8},
+      {of(QuantizerFormat::kMxfp8, DType::kF4E2M1x2, 1), "torchao RCEIL", ""},
+      {of(QuantizerFormat::kFp8Block, DType::kF8E5M2, 1), block, block},
+      {of(QuantizerFormat::kFp8Block, DType::kF8E4M3, 2), block, block},
+      {of(QuantizerFormat::kNvfp4, DType::kF4E2M1x2, 1), nvfp4, nvfp4},
+      {of(QuantizerFormat::kNvfp4, DType::kF4E2M1x2, 2), nvfp4, nvfp4},
+      {of(QuantizerFormat::kNvfp4, DType::kF4E2M1x2, 1), nvfp4, nvfp4},
+  };
+  rows.back().spec.hadamard = true;
+  const Tensor source = Generated(Distribution::kNormal, 1, DType::kBF16, {128, 256});
+  for (const Row& row : rows) {
+    Quantizer quantizer(row.spec);
+    quantizer.rowwise.hadamard = false;
+    const QuantizedTensor quantized = *QuantizeCpu(source, quantizer, {true, true}, {}, {});
+    for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+      SCOPED_TRACE(absl::StrCat(BlockLength(row.spec.format), " ", row.spec.block_dim, " ",
+                                std::string(UsageName(usage))));
+      const QuantizedCopy& copy = *quantized.copy(usage);
+      ExplainCodesRequest request;
+      request.source = source;
+      request.codes = copy.data;
+      request.scale_inv = copy.scale_inv;
+      request.amax = copy.amax;
+      const auto explanation = ExplainCodes(request, {});
+      ASSERT_TRUE(explanation.ok()) << explanation.status();
+      ASSERT_EQ(explanation->candidates.front().scale_matches,
+                explanation->candidates.front().scale_count);
+      std::set<std::string> names;
+      for (const CodesCandidate& candidate : explanation->candidates) {
+        if (candidate.is_entire()) {
+          names.insert(candidate.libraries.begin(), candidate.libraries.end());
+        }
+      }
+      const std::string& library = usage == Usage::kRowwise ? row.rowwise : row.columnwise;
+      EXPECT_EQ(names.count(library), library.empty() ? 0u : 1u);
+      EXPECT_EQ(names.empty(), library.empty()) << absl::StrJoin(names, " | ");
     }
   }
 }
