@@ -42,8 +42,8 @@ std::string SpreadText(const SpreadResult& spread) {
 /// Of a scale rule with a bound that decides some scales.
 std::string AtBoundText(const CodesEvidence& evidence) {
   if (evidence.amax_bound_count == 0) return "";
-  return absl::StrCat(" (", GroupedDigits(evidence.amax_bound_count),
-                      " more have a scale at a bound of the rule, which says nothing of it)");
+  return absl::StrCat(" (not counting ", GroupedDigits(evidence.amax_bound_count),
+                      " whose scale lies at a bound of the rule)");
 }
 
 std::string EvidenceText(const CodesCandidate& candidate) {
@@ -119,7 +119,7 @@ std::string DoubtOf(const CodesCandidate& candidate) {
     return few(evidence.amax_distinct,
                evidence.amax_bound_count == 0
                    ? " distinct amaxes stand behind the scale rule"
-                   : " distinct amaxes whose scale is at no bound stand behind the scale rule",
+                   : " distinct amaxes whose scale lies at no bound stand behind the scale rule",
                kAmaxesMin);
   }
   if (evidence.between_count < kBetweenMin) {

@@ -6,30 +6,24 @@
 namespace quantgate {
 namespace {
 
-/// Each test alone rejects with at most that chance.
+// Each test alone rejects with a chance of kSpreadLevel / 7 = 1.43e-4.
 constexpr double kTestLevel = kSpreadLevel / 7;
+/// The standard normal exceeds it, in magnitude, with that chance; with a sixteenth of it.
+constexpr double kNormalCritical = 3.80317, kRippleCritical = 4.44162;
+/// Chi-square of 1 to 64 degrees of freedom exceeds them with that chance.
+constexpr double kChiSquareCritical[] = {
+    14.465,  17.708,  20.362,  22.738,  24.944,  27.032,  29.031,  30.960,  32.832,  34.657,
+    36.442,  38.192,  39.912,  41.604,  43.272,  44.919,  46.545,  48.154,  49.746,  51.323,
+    52.885,  54.435,  55.972,  57.497,  59.012,  60.517,  62.012,  63.499,  64.976,  66.446,
+    67.908,  69.362,  70.810,  72.251,  73.685,  75.113,  76.536,  77.953,  79.364,  80.770,
+    82.171,  83.568,  84.960,  86.347,  87.730,  89.108,  90.483,  91.853,  93.220,  94.583,
+    95.943,  97.299,  98.652,  100.001, 101.347, 102.690, 104.030, 105.367, 106.701, 108.033,
+    109.361, 110.687, 112.011, 113.332};
 /// A sum of less is not near enough to normal: bins are joined until they have it.
 constexpr double kBinVarianceMin = 9;
 constexpr int kBins = 16, kFineBins = 64;
-/// Ripples have 2, 4, 8 ... 256 parts, from their ends and from their middles.
-constexpr int kRipplePartsMax = 256, kRippleCount = 16;
-
-double NormalExceeds(double magnitude) { return std::erfc(std::fabs(magnitude) / std::sqrt(2.0)); }
-
-/// A finite sum: of two more degrees the chance is (value / 2)^(degrees / 2) e^(-value / 2) /
-/// gamma(degrees / 2 + 1) more.
-double ChiSquareExceeds(double value, int degrees) {
-  const double half = value / 2;
-  double at = degrees % 2 == 0 ? 1 : 0.5;  // Half of the degrees so far.
-  double chance = degrees % 2 == 0 ? std::exp(-half) : std::erfc(std::sqrt(half));
-  double more = std::pow(half, at) * std::exp(-half) / std::tgamma(at + 1);
-  while (2 * at < degrees) {
-    chance += more;
-    at += 1;
-    more *= half / at;
-  }
-  return chance;
-}
+/// Ripples have 2, 4, 8 ... 256 parts, from their ends and from their middles: 16 of them.
+constexpr int kRipplePartsMax = 256;
 
 /// From -1/2 to 1/2 along each of the parts of [0, 1), the first of which begins at `from`.
 double PlaceInPart(double p, int parts, double from) {
@@ -104,12 +98,12 @@ SpreadResult StochasticSpread::Result() const {
       result.ripple_parts = parts;
     }
   }
-  result.passes = NormalExceeds(result.bias) >= kTestLevel &&
-                  NormalExceeds(result.slope) >= kTestLevel &&
-                  NormalExceeds(result.nearness) >= kTestLevel &&
-                  NormalExceeds(result.ripple) >= kTestLevel / kRippleCount &&
-                  ChiSquareExceeds(result.chi_square, result.bins) >= kTestLevel &&
-                  ChiSquareExceeds(result.fine_chi_square, result.fine_bins) >= kTestLevel &&
+  result.passes = std::fabs(result.bias) <= kNormalCritical &&
+                  std::fabs(result.slope) <= kNormalCritical &&
+                  std::fabs(result.nearness) <= kNormalCritical &&
+                  std::fabs(result.ripple) <= kRippleCritical &&
+                  result.chi_square <= kChiSquareCritical[result.bins - 1] &&
+                  result.fine_chi_square <= kChiSquareCritical[result.fine_bins - 1] &&
                   // By the union bound, at most kTestLevel for the whole.
                   result.rarest >= kTestLevel;
   return result;
