@@ -246,13 +246,12 @@ absl::Status CheckGroupOfHeldWeights(const SessionSpec& spec, const Recipe& reci
   const ParallelSpec& parallel = *spec.parallel;
   const AmaxGroup& group = AmaxGroupOf(parallel.amax_groups, TensorRole::kWeight);
   const bool is_divided = parallel.fully_sharded || parallel.distributed_optimizer;
-  const bool has_group = group.is_named() && group.kind != AmaxGroup::Kind::kNone;
-  for (size_t i = 0; i < spec.layers.size(); ++i) {
-    if (spec.weights != WeightStorage::kQuantized || !has_group) break;
-    const Recipe of_layer = RecipeOfLayer(spec.layers[i].spec, recipe);
-    QG_RETURN_IF_ERROR(
-        WithinField(FieldOf(i), CheckGroupAmaxes(of_layer.QuantizerFor(TensorRole::kWeight),
-                                                 {true, !spec.built_without_grad})));
+  for (const SessionLayer& layer : spec.layers) {
+    if (spec.weights != WeightStorage::kQuantized) break;
+    const Recipe of_layer = RecipeOfLayer(layer.spec, recipe);
+    QG_RETURN_IF_ERROR(CheckAmaxesOfRole("parallel.", parallel.amax_groups, TensorRole::kWeight,
+                                         of_layer.QuantizerFor(TensorRole::kWeight),
+                                         {true, !spec.built_without_grad}));
   }
   const bool is_of_codes = spec.weights == WeightStorage::kQuantized && !recipe.is_delayed();
   if (!is_divided || !is_of_codes || HaveSameParts(group, parallel.tensor_parallel)) {
