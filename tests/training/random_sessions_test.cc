@@ -33,7 +33,10 @@ class RandomSession {
   int restored() const { return restored_; }
 
  private:
-  static constexpr int64_t kRows = 256;
+  /// Of the batch: 128 on each of two tensor-parallel ranks, which fit every rule.
+  int64_t rows() const {
+    return spec_->parallel.has_value() ? 256 * spec_->parallel->data_parallel : 256;
+  }
 
   template <size_t kCount>
   const char* OneOf(const std::array<const char*, kCount>& texts) {
@@ -173,12 +176,12 @@ std::map<std::string, Tensor> RandomSession::AnyParameters(const SessionSpec& sp
 
 absl::Status RandomSession::StepIn(DType dtype) {
   ForwardStep forward;
-  forward.x = Normal(random_(), {kRows, in_}, dtype);
+  forward.x = Normal(random_(), {rows(), in_}, dtype);
   if (Chance(20)) forward.is_first = Chance(50) ? Microbatch::kFirst : Microbatch::kLater;
   const auto result = session_->Forward(forward, nullptr);
   if (!result.ok()) return result.status();
   const DType of_y = session_->recipe().activation_dtype().value_or(dtype);
-  const auto backward = session_->Backward({"0", Normal(random_(), {kRows, out_}, of_y)}, nullptr);
+  const auto backward = session_->Backward({"0", Normal(random_(), {rows(), out_}, of_y)}, nullptr);
   EXPECT_TRUE(backward.ok()) << backward.status();
   return backward.status();
 }

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "tests/training/amax_records.h"
 #include "tests/training/parallel_fixture.h"
 
@@ -88,6 +89,45 @@ TEST_F(SessionStates, ColumnwiseAmaxesOfCodesAreNobodysGroups) {
   spec.parallel = divided[1];
   spec.recipe = *Recipe::Parse(of_codes);
   EXPECT_TRUE(Open(spec, 64, 64).ok());
+  // What a forward quantizes is under its group then.
+  spec.weights = WeightStorage::kHighPrecision;
+  for (const TensorRole role : {TensorRole::kInput, TensorRole::kWeight, TensorRole::kGradOutput}) {
+    SCOPED_TRACE(std::string(TensorRoleName(role)));
+    spec.recipe = *Recipe::Parse(absl::StrCat(of_codes, ",wgrad=fp8_current"));
+    spec.parallel->amax_groups = AmaxGroupsOf({{role, "data"}});
+    EXPECT_THAT(Open(spec, 64, 64).status().ToString(), HasSubstr(rule));
+  }
+  spec.parallel->amax_groups.clear();
+  EXPECT_TRUE(Open(spec, 64, 64).ok());
+}
+
+// Rows of copies are whole blocks of the rule that they are quantized by now: where the session
+// would begin under it, it can go on under it, and so can a session from its checkpoint.
+TEST_F(SessionStates, AChangeOfRecipeDividesRowsByItsBlocks) {
+  const std::string prefix = "hybrid:fprop=";
+  SessionSpec spec = LinearLayers(prefix + "fp8_current", {ParallelMode::kNone});
+  spec.weights = WeightStorage::kQuantized;
+  spec.parallel = Ranks(1, 2);
+  spec.parallel->fully_sharded = true;
+  auto session = Open(spec, 128, 160);
+  ASSERT_TRUE(session.ok()) << session.status();
+  // 80 and 80 rows; by 32 of them 96 and 64, by 128 of them 128 and 32.
+  for (const auto& [rule, rows] : {std::pair("mxfp8", 96), std::pair("fp8_block", 128)}) {
+    SCOPED_TRACE(rule);
+    spec.recipe = *Recipe::Parse(prefix + rule);
+    const absl::Status changed = (*session)->ChangeRecipe(spec.recipe, nullptr);
+    ASSERT_TRUE(changed.ok()) << changed;
+    EXPECT_EQ((*session)->Find("rank0.fc1.weight.master", nullptr)->shape(), Shape({rows, 128}));
+    const TensorFile file = *(*session)->Checkpoint(nullptr);
+    auto restored = RestoreSession(*engine_, spec, file, nullptr, nullptr);
+    ASSERT_TRUE(restored.ok()) << restored.status();
+    EXPECT_EQ(DigestsOf(**restored), DigestsOf(**session));
+    ForwardStep forward;
+    forward.x = Normal(5, {64, 128});
+    ASSERT_TRUE((*session)->Forward(forward, nullptr).ok());
+    ASSERT_TRUE((*session)->Backward({"0", Normal(6, {64, 160})}, nullptr).ok());
+    ASSERT_TRUE((*session)->Optimize({}, nullptr).ok());
+  }
 }
 
 // dgrad and wgrad of FP8 need outputs of 16; a forward needs 8.
