@@ -97,6 +97,15 @@ absl::Status CheckAmaxGroups(const std::string& prefix, const AmaxGroups& groups
   return absl::OkStatus();
 }
 
+absl::Status CheckAmaxesOfRole(const std::string& prefix, const AmaxGroups& groups, TensorRole role,
+                               const Quantizer& quantizer, Usages usages) {
+  const AmaxGroup& group = AmaxGroupOf(groups, role);
+  if (!group.is_named() || group.kind == Kind::kNone) return absl::OkStatus();
+  const absl::Status status = CheckGroupAmaxes(quantizer, usages);
+  if (status.ok()) return status;
+  return Refuse(prefix + AmaxGroupField(role), group.Text(), std::string(status.message()));
+}
+
 absl::StatusOr<ProcessGroup*> FindAmaxGroup(Rank& rank, const AmaxGroup& group) {
   if (!group.is_named() || group.kind == Kind::kNone) return nullptr;
   return rank.FindGroup(group.kind == Kind::kTensor  ? kTensorParallelGroup

@@ -20,6 +20,11 @@ absl::Status CheckAmaxGroups(const std::string& prefix, const AmaxGroups& groups
                              const ParallelSpec& parallel, const Recipe& recipe,
                              QuantizedLayers layers = QuantizedLayers::kAny);
 
+/// That a quantization in these usages can stand under the group that is named for its role:
+/// INVALID_ARGUMENT "PREFIXamax_groups[ROLE]: GROUP; rule" as CheckGroupAmaxes.
+absl::Status CheckAmaxesOfRole(const std::string& prefix, const AmaxGroups& groups, TensorRole role,
+                               const Quantizer& quantizer, Usages usages);
+
 /// This rank's end of a group; null of `none`, and where none is named. NOT_FOUND where the world
 /// has not made it.
 absl::StatusOr<ProcessGroup*> FindAmaxGroup(Rank& rank, const AmaxGroup& group);

@@ -58,8 +58,30 @@ std::vector<DelayedScalingState*> StatesOf(std::span<const ReducedLayer> layers,
   return states;
 }
 
+/// Of weights that are cached as codes of parts, alike on every rank of `step`'s tensor-parallel
+/// group: the amaxes beside them.
+std::vector<Tensor*> AmaxesOfCached(std::span<const ReducedLayer> layers, UpdatePoint point,
+                                    const ParallelStep* step, const std::string& group) {
+  std::vector<Tensor*> amaxes;
+  const bool has_parts = step != nullptr && step->tp != nullptr && step->tp->size() > 1;
+  if (!has_parts || point != UpdatePoint::kForward ||
+      NameOf(AmaxGroupOf(step->amax_groups, TensorRole::kWeight)) != group) {
+    return amaxes;
+  }
+  for (const ReducedLayer& layer : layers) {
+    for (auto& [name, workspace] : layer.state->workspaces) {
+      for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+        std::optional<QuantizedCopy>& copy = workspace.quantized.copy(usage);
+        if (copy.has_value()) amaxes.push_back(&copy->amax);
+      }
+    }
+  }
+  return amaxes;
+}
+
 absl::Status Reduce(StepRecorder& recorder, ProcessGroup& group,
-                    const std::vector<DelayedScalingState*>& states) {
+                    const std::vector<DelayedScalingState*>& states,
+                    const std::vector<Tensor*>& cached) {
   Engine& engine = recorder.engine();
   std::vector<Tensor> amaxes;
   Tensor none;  // Of states that this rank has not.
@@ -74,8 +96,16 @@ absl::Status Reduce(StepRecorder& recorder, ProcessGroup& group,
     QG_ASSIGN_OR_RETURN(const Tensor history, Column(*state));
     QG_ASSIGN_OR_RETURN(amaxes.emplace_back(), RowSlice(history, 0, 1));
   }
+  for (const Tensor* amax : cached) {
+    QG_ASSIGN_OR_RETURN(amaxes.emplace_back(), amax->Reinterpret(amax->dtype(), {1, 1}));
+  }
   QG_ASSIGN_OR_RETURN(const Tensor own, engine.ConcatenateRows(amaxes, recorder.cancellation()));
   QG_ASSIGN_OR_RETURN(const Tensor reduced, group.AllReduceMax(own));
+  for (size_t i = 0; i < cached.size(); ++i) {
+    const auto row = static_cast<int64_t>(states.size() + i);
+    QG_ASSIGN_OR_RETURN(const Tensor amax, RowSlice(reduced, row, 1));
+    QG_ASSIGN_OR_RETURN(*cached[i], amax.Reinterpret(amax.dtype(), {1}));
+  }
   for (size_t i = 0; i < states.size(); ++i) {
     if (states[i] == nullptr) continue;
     QG_ASSIGN_OR_RETURN(const Tensor history, Column(*states[i]));
@@ -112,8 +142,9 @@ absl::Status ReduceDelayedAmaxes(StepRecorder& recorder, ProcessGroup* group,
     const int ranks = !name.empty() ? kWorldSizeMax : end == nullptr ? 1 : end->size();
     const std::vector<DelayedScalingState*> states = StatesOf(layers, point, groups, name);
     if (!ReducesDelayedAmaxes(recipe, ranks) || states.empty()) continue;
+    const std::vector<Tensor*> cached = AmaxesOfCached(layers, point, step, name);
     QG_RETURN_IF_ERROR(recorder.Timed({StageKind::kCommunicate, StageOf(point, name)},
-                                      [&] { return Reduce(recorder, *end, states); }));
+                                      [&] { return Reduce(recorder, *end, states, cached); }));
   }
   return absl::OkStatus();
 }

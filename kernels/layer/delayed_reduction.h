@@ -19,7 +19,8 @@ struct ReducedLayer {
 
 /// Row 0 of every history of inputs and weights (kForward) or of grad_outputs (kBackward) becomes
 /// its maximum over `group` (null: its own), or over the group that `step` (null: none) names for
-/// its role: one concatenated tensor and one MAX for each of these groups. Every rank brings the
+/// its role, and so the amaxes beside cached weights of which tensor-parallel ranks have parts: one
+/// concatenated tensor and one MAX for each of these groups. Every rank brings the
 /// same layers in the same order; a state that it has not, another rank's expert, has the amax 0.
 /// Nothing under other recipes, under reduce_amax=false, and of one rank.
 absl::Status ReduceDelayedAmaxes(StepRecorder& recorder, ProcessGroup* group,

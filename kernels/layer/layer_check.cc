@@ -1,9 +1,11 @@
 #include <algorithm>
 #include <memory>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/refusal.h"
+#include "kernels/layer/amax_reduction.h"
 #include "kernels/layer/layer_request.h"
 #include "kernels/layer/linear_check.h"
 #include "kernels/quantize/quantized_outline.h"
@@ -70,6 +72,20 @@ absl::Status CheckQuantize(const LayerPlan& plan, const ProgramPlan& program,
   return absl::OkStatus();
 }
 
+/// Of the operands that a linear operation quantizes itself.
+absl::Status CheckAmaxes(const LinearUnit& unit, const Recipe& recipe, const AmaxGroups& groups) {
+  const LinearFacts& facts = unit.facts;
+  const std::tuple<TensorRole, bool, Usages> operands[] = {
+      {TensorRole::kInput, facts.x_is_codes, unit.flow.x_usages},
+      {TensorRole::kWeight, facts.weight_is_codes, unit.flow.weight_usages},
+      {TensorRole::kGradOutput, facts.grad_output_is_codes, unit.flow.grad_output_usages}};
+  for (const auto& [role, is_codes, usages] : operands) {
+    if (is_codes) continue;
+    QG_RETURN_IF_ERROR(CheckAmaxesOfRole("", groups, role, recipe.QuantizerFor(role), usages));
+  }
+  return absl::OkStatus();
+}
+
 /// A linear operation that gathers quantizes itself: each rank's codes have the group's amax then,
 /// and the directions that are gathered.
 absl::Status CheckGathered(const PlannedOperation& operation) {
@@ -127,6 +143,9 @@ absl::StatusOr<LayerPlanPointer> DecideLayer(const LayerRequest& request, const 
       QG_RETURN_IF_ERROR(CheckGathered(operation));
       QG_ASSIGN_OR_RETURN(const LinearFields fields, FieldsOf(request, i, operation));
       QG_RETURN_IF_ERROR(CheckLinearUnit(operation.linear, fields, recipe));
+      if (request.parallel != nullptr) {
+        QG_RETURN_IF_ERROR(CheckAmaxes(operation.linear, recipe, request.parallel->amax_groups));
+      }
       QG_RETURN_IF_ERROR(CheckOverlap(request, program, operation, recipe));
     }
   }

@@ -106,20 +106,25 @@ bool ReadsGroupAmax(const QuantizerSpec& spec) {
   }
 }
 
+absl::Status CheckGroupAmaxes(const Quantizer& quantizer, Usages usages) {
+  if (!usages.columnwise || !ReadsGroupAmax(quantizer.columnwise) ||
+      quantizer.columnwise_source == ColumnwiseSource::kOriginal) {
+    return absl::OkStatus();
+  }
+  return Refuse("quantizer.columnwise_source", "rowwise_dequantized",
+                "the columnwise amax is that of the rowwise codes, which no group amax can come "
+                "before");
+}
+
 absl::StatusOr<AmaxPlan> PlanAmaxes(const Tensor& source, const Quantizer& quantizer,
                                     Usages usages) {
   if (!source.has_value()) return RefuseAbsent("source", "it must be given");
   QG_RETURN_IF_ERROR(CheckQuantization(source.dtype(), source.shape(), quantizer, usages));
+  QG_RETURN_IF_ERROR(CheckGroupAmaxes(quantizer, usages));
   AmaxPlan plan;
   for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
     const QuantizerSpec& spec = quantizer.spec(usage);
     if (!Asks(usages, usage) || !ReadsGroupAmax(spec)) continue;
-    if (usage == Usage::kColumnwise &&
-        quantizer.columnwise_source == ColumnwiseSource::kRowwiseDequantized) {
-      return Refuse("quantizer.columnwise_source", "rowwise_dequantized",
-                    "the columnwise amax is that of the rowwise codes, which no group amax can "
-                    "come before");
-    }
     // Per-tensor FP8 has one amax for both copies.
     const bool is_shared = spec.format == QuantizerFormat::kFp8Tensor;
     (usage == Usage::kRowwise || is_shared ? plan.rowwise : plan.columnwise) = true;

@@ -107,6 +107,10 @@ absl::Status CheckQuantizer(const Quantizer& quantizer);
 absl::Status CheckQuantization(DType source, const Shape& shape, const Quantizer& quantizer,
                                Usages usages);
 
+/// That a tensor in these usages can stand under maxima over a group: INVALID_ARGUMENT where the
+/// columnwise one is that of rowwise codes, which are made after it.
+absl::Status CheckGroupAmaxes(const Quantizer& quantizer, Usages usages);
+
 /// Quantizes `source` (f32, bf16 or f16; any rank >= 1; M = 0 gives empty codes, amax 0, scale 1)
 /// in the asked usages. Asking for both gives the bytes of asking for each alone. An identity copy
 /// is the source's own buffer. INVALID_ARGUMENT as CheckQuantization, or for a missing or unwanted
@@ -122,8 +126,7 @@ struct TensorAmaxes {
 };
 
 /// The maxima that QuantizeCpu would find of the same source (docs/quantizers.md section 1.5), to
-/// be reduced over a group first. INVALID_ARGUMENT as CheckQuantization, or where the columnwise
-/// one is that of rowwise codes, which are not made yet.
+/// be reduced over a group first. INVALID_ARGUMENT as CheckQuantization and CheckGroupAmaxes.
 absl::StatusOr<TensorAmaxes> MeasureAmaxCpu(const Tensor& source, const Quantizer& quantizer,
                                             Usages usages, const ExecutionContext& context);
 

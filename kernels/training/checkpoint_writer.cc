@@ -1,12 +1,10 @@
 #include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/layer/delayed_reduction.h"
 #include "kernels/training/checkpoint_format.h"
 #include "kernels/training/session_experts.h"
 #include "kernels/training/session_spec_json.h"
@@ -83,19 +81,6 @@ bool AllSame(std::span<const Tensor> tensors) {
                      [&](const Tensor& tensor) { return SameBytes(tensor, tensors[0]); });
 }
 
-/// Element by element; a NaN gives way to a number.
-absl::StatusOr<Tensor> LargestOf(std::span<const Tensor> tensors) {
-  QG_ASSIGN_OR_RETURN(Tensor largest,
-                      Tensor::FromBytes(DType::kF32, tensors[0].shape(), tensors[0].bytes()));
-  for (const Tensor& tensor : tensors) {
-    for (int64_t i = 0; i < tensor.element_count(); ++i) {
-      float& element = largest.as<float>()[i];
-      if (std::isnan(element) || tensor.as<float>()[i] > element) element = tensor.as<float>()[i];
-    }
-  }
-  return largest;
-}
-
 /// The ranks' states, tensor by tensor, as one.
 class RanksWriter {
  public:
@@ -120,10 +105,6 @@ class RanksWriter {
   absl::StatusOr<Json> JoinedStateJson();
   /// Absent: each rank's is its own.
   absl::StatusOr<std::optional<Tensor>> Join(size_t index);
-  /// Of amaxes which differ: whether the state of all ranks is their largest.
-  bool HaveCommonMax(const TensorPlace& first, size_t index) const;
-  /// Of a history: whether all ranks have the same amaxes of earlier steps.
-  bool HaveSamePast(size_t index) const;
   std::vector<Tensor> TensorsAt(size_t index) const;
 
   const SessionSpec& spec_;
@@ -148,36 +129,10 @@ absl::Status RanksWriter::CollectTensors() {
   return absl::OkStatus();
 }
 
-bool RanksWriter::HaveSamePast(size_t index) const {
-  const auto past = [&](const std::vector<HeldTensor>& held) {
-    return held[index].tensor.bytes().subspan(sizeof(float));
-  };
-  return std::all_of(held_.begin(), held_.end(), [&](const auto& held) {
-    return std::ranges::equal(past(held), past(held_[0]));
-  });
-}
-
 std::vector<Tensor> RanksWriter::TensorsAt(size_t index) const {
   std::vector<Tensor> tensors;
   for (const auto& held : held_) tensors.push_back(held[index].tensor);
   return tensors;
-}
-
-bool RanksWriter::HaveCommonMax(const TensorPlace& first, size_t index) const {
-  // What is not reduced yet will be by the next forward, and what was has been over all ranks.
-  if (first.kind == TensorPlace::Kind::kHistory) {
-    return spec_.parallel->amax_groups.empty() && HaveSamePast(index) &&
-           ReducesDelayedAmaxes(ranks_[0].recipe, static_cast<int>(ranks_.size()));
-  }
-  if (first.kind != TensorPlace::Kind::kAmax) return false;
-  // Under a common scale nobody reads it, and the whole weight's is the largest.
-  if (first.quantized->copy(first.usage)->format != QuantizerFormat::kFp8Tensor) return false;
-  std::vector<Tensor> scales;
-  for (const auto& held : held_) {
-    const TensorPlace& place = held[index].place;
-    scales.push_back(place.quantized->copy(place.usage)->scale_inv);
-  }
-  return AllSame(scales);
 }
 
 absl::StatusOr<std::optional<Tensor>> RanksWriter::Join(size_t index) {
@@ -190,9 +145,7 @@ absl::StatusOr<std::optional<Tensor>> RanksWriter::Join(size_t index) {
   if (!rule.has_value()) return std::nullopt;
   const std::vector<Tensor> tensors = TensorsAt(index);
   if (rule->dim == -1) {
-    if (AllSame(tensors)) return tensors[0];
-    if (!HaveCommonMax(place, index)) return std::nullopt;
-    return LargestOf(tensors);
+    return AllSame(tensors) ? std::optional<Tensor>(tensors[0]) : std::nullopt;
   }
   for (size_t rank = tp_; rank < tensors.size(); ++rank) {
     if (!SameBytes(tensors[rank], tensors[rank % tp_])) return std::nullopt;

@@ -261,6 +261,9 @@ absl::StatusOr<MasterFragment> Division::FragmentOf(const std::string& name,
   fragment.shape = weight.shape;
   fragment.quantizer = quantizer;
   fragment.usages = weight.usages();
+  // A direction that is not quantized is the parameter's, in its dtype.
+  const bool is_from_codes = quantizer.columnwise_source == ColumnwiseSource::kRowwiseDequantized;
+  if (!quantizer.columnwise.is_quantized() && !is_from_codes) fragment.usages.columnwise = false;
   return fragment;
 }
 

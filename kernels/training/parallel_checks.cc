@@ -240,11 +240,19 @@ bool HaveSameParts(const AmaxGroup& group, int tensor_parallel) {
   return true;
 }
 
-/// Of weights that are held quantized: copies that divide one make its codes under one scale.
+/// Of weights that are held quantized: what a group's amax is put under can have one, and copies
+/// that divide a weight make its codes under one scale.
 absl::Status CheckGroupOfHeldWeights(const SessionSpec& spec, const Recipe& recipe) {
   const ParallelSpec& parallel = *spec.parallel;
   const AmaxGroup& group = AmaxGroupOf(parallel.amax_groups, TensorRole::kWeight);
   const bool is_divided = parallel.fully_sharded || parallel.distributed_optimizer;
+  for (const SessionLayer& layer : spec.layers) {
+    if (spec.weights != WeightStorage::kQuantized) break;
+    const Recipe of_layer = RecipeOfLayer(layer.spec, recipe);
+    QG_RETURN_IF_ERROR(CheckAmaxesOfRole("parallel.", parallel.amax_groups, TensorRole::kWeight,
+                                         of_layer.QuantizerFor(TensorRole::kWeight),
+                                         {true, !spec.built_without_grad}));
+  }
   const bool is_of_codes = spec.weights == WeightStorage::kQuantized && !recipe.is_delayed();
   if (!is_divided || !is_of_codes || HaveSameParts(group, parallel.tensor_parallel)) {
     return absl::OkStatus();

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
 #include "kernels/engine/zeros.h"
+#include "kernels/layer/delayed_reduction.h"
 #include "kernels/layer/expert_faults.h"
 #include "kernels/layer/linear_parallel.h"
 #include "kernels/training/session_faults.h"
@@ -51,15 +52,8 @@ absl::Status ParameterUpdate::Begin(SessionLayerState& layer) {
     if (spec_.weights != WeightStorage::kQuantized || !IsWeight(name)) continue;
     parameter.quantized.source_dtype = parameter.value.dtype();
     parameter.value = Tensor();
-    // What columnwise codes are made from depends on the dtype that the rowwise ones came from
-    // (docs/quantizers.md section 8.3): that of every later update.
-    const bool is_from_codes = recipe_.QuantizerFor(TensorRole::kWeight).columnwise_source ==
-                               ColumnwiseSource::kRowwiseDequantized;
-    Tensor source = given;
-    if (is_from_codes) {
-      QG_ASSIGN_OR_RETURN(source, SourceOf(master, trained));
-    }
-    QG_RETURN_IF_ERROR(Quantize(name, source, {true, !spec_.built_without_grad}, layer));
+    // As every later update (docs/quantizers.md section 8.3).
+    QG_RETURN_IF_ERROR(Quantize(name, master, {true, !spec_.built_without_grad}, layer));
   }
   return absl::OkStatus();
 }
@@ -123,23 +117,20 @@ absl::Status ParameterUpdate::Store(const std::string& name, const Tensor& maste
   if (spec_.masters == Masters::kBf16Remainder) {
     QG_ASSIGN_OR_RETURN(trained.split, engine_.SplitMaster(master, cancellation_));
   }
-  const bool has_bf16 = spec_.masters == Masters::kBf16Remainder;
-  if (!parameter.is_quantized()) {
-    if (has_bf16) {
-      parameter.value = trained.split.parameter;
-      return absl::OkStatus();
-    }
-    QG_ASSIGN_OR_RETURN(const Tensor value, Cast(master, parameter.value.dtype()));
-    const auto divided = layer.divided.find(name);
-    if (divided == layer.divided.end() || divided->second.by_rows()) {
-      parameter.value = value;
-      return absl::OkStatus();
-    }
-    QG_ASSIGN_OR_RETURN(parameter.value, division_.Whole(layer_, divided->second, value));
-    return absl::OkStatus();
+  if (parameter.is_quantized()) {
+    return Quantize(name, master, parameter.quantized.usages(), layer);
   }
-  QG_ASSIGN_OR_RETURN(const Tensor source, SourceOf(master, trained));
-  return Quantize(name, source, parameter.quantized.usages(), layer);
+  QG_ASSIGN_OR_RETURN(parameter.value, ValueOf(name, master, parameter.value.dtype(), layer));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Tensor> ParameterUpdate::ValueOf(const std::string& name, const Tensor& master,
+                                                DType dtype, const SessionLayerState& layer) {
+  if (spec_.masters == Masters::kBf16Remainder) return layer.trained.at(name).split.parameter;
+  QG_ASSIGN_OR_RETURN(const Tensor value, Cast(master, dtype));
+  const auto divided = layer.divided.find(name);
+  if (divided == layer.divided.end() || divided->second.by_rows()) return value;
+  return division_.Whole(layer_, divided->second, value);
 }
 
 absl::StatusOr<Tensor> ParameterUpdate::SourceOf(const Tensor& master,
@@ -160,6 +151,15 @@ ProcessGroup* ParameterUpdate::AmaxGroupOfHeld(const SessionSpec& spec, size_t l
   const bool is_whole_elsewhere =
       spec.layers[layer].spec.traits().has_experts && spec.parallel->expert_parallel > 1;
   return is_whole_elsewhere ? nullptr : rank->held_weights;
+}
+
+ProcessGroup* ParameterUpdate::DelayedGroupOf(const SessionSpec& spec, size_t layer,
+                                              const Recipe& recipe, const SessionRank* rank) {
+  if (rank == nullptr || !ReducesDelayedAmaxes(recipe, spec.parallel->size())) return nullptr;
+  const AmaxGroup& group = AmaxGroupOf(spec.parallel->amax_groups, TensorRole::kWeight);
+  if (group.is_named()) return AmaxGroupOfHeld(spec, layer, rank);
+  // Copies have the same weights, but for experts that only some of them have.
+  return spec.parallel->tensor_parallel > 1 ? rank->step->tp : nullptr;
 }
 
 ProcessGroup* ParameterUpdate::AmaxGroupFor(const Parameter& parameter) const {
@@ -198,11 +198,36 @@ absl::Status ParameterUpdate::QuantizeOf(const std::string& name, const Tensor& 
   if (!amax.has_value()) {
     amax = (usages.rowwise ? parameter.quantized.rowwise : parameter.quantized.columnwise)->amax;
   }
+  if (delayed_group_ != nullptr) {
+    // As the next forward would: then every rank has the amax of the whole weight from now on.
+    Tensor* const amaxes[] = {&amax};
+    QG_RETURN_IF_ERROR(ReduceMaxima({engine_, *delayed_group_, faults_, cancellation_}, amaxes));
+    for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+      std::optional<QuantizedCopy>& copy = parameter.quantized.copy(usage);
+      if (copy.has_value()) copy->amax = amax;
+    }
+  }
   QG_ASSIGN_OR_RETURN(*delayed, engine_.NoteCast(*delayed, amax));
   return absl::OkStatus();
 }
 
-absl::Status ParameterUpdate::Quantize(const std::string& name, const Tensor& source, Usages usages,
+absl::Status ParameterUpdate::KeepUnquantized(const std::string& name, const Tensor& master,
+                                              const Quantizer& quantizer,
+                                              SessionLayerState& layer) {
+  QuantizedTensor& quantized = layer.state.parameters.at(name).quantized;
+  const DType dtype = quantized.source_dtype;
+  QuantizedCopy copy;
+  copy.element = dtype;
+  if (quantizer.columnwise_source == ColumnwiseSource::kRowwiseDequantized) {
+    QG_ASSIGN_OR_RETURN(copy.data, Cast(quantized.columnwise->data, dtype));
+  } else {
+    QG_ASSIGN_OR_RETURN(copy.data, ValueOf(name, master, dtype, layer));
+  }
+  quantized.columnwise = std::move(copy);
+  return absl::OkStatus();
+}
+
+absl::Status ParameterUpdate::Quantize(const std::string& name, const Tensor& master, Usages usages,
                                        SessionLayerState& layer) {
   Parameter& parameter = layer.state.parameters.at(name);
   const QuantizedTensor before = parameter.quantized;
@@ -214,9 +239,13 @@ absl::Status ParameterUpdate::Quantize(const std::string& name, const Tensor& so
   if (delayed != nullptr && !delayed->has_value()) {
     QG_ASSIGN_OR_RETURN(*delayed, FreshDelayedScaling(recipe_.delayed_scaling().amax_history_len));
   }
+  QG_ASSIGN_OR_RETURN(const Tensor source, SourceOf(master, layer.trained[name]));
   QG_RETURN_IF_ERROR(QuantizeOf(name, source, quantizer, usages, delayed, layer));
   // The parameter's dtype stays what it was, whatever the update came through.
   parameter.quantized.source_dtype = before.source_dtype;
+  if (usages.columnwise && !quantizer.columnwise.is_quantized()) {
+    QG_RETURN_IF_ERROR(KeepUnquantized(name, master, quantizer, layer));
+  }
   const bool forgets_experts =
       faults_.Has(kFaultLaterExpertsLeftStale) ||
       (faults_.Has(kFaultRestoredExpertsStale) && layer.state.seeded_memory != nullptr);

@@ -23,6 +23,7 @@ class ParameterUpdate {
         faults_(faults),
         cancellation_(cancellation),
         amax_group_(AmaxGroupOfHeld(spec, layer, rank)),
+        delayed_group_(DelayedGroupOf(spec, layer, recipe_, rank)),
         division_(engine, spec, rank, faults, cancellation) {}
 
   /// Of parameters as they were given: makes masters and quantizes weights.
@@ -41,9 +42,15 @@ class ParameterUpdate {
                                  const OptimizerSpec& optimizer, int64_t step,
                                  TrainedParameter& trained);
   absl::Status Store(const std::string& name, const Tensor& master, SessionLayerState& layer);
+  /// The parameter itself, of this dtype, as one in high precision follows its master.
+  absl::StatusOr<Tensor> ValueOf(const std::string& name, const Tensor& master, DType dtype,
+                                 const SessionLayerState& layer);
   /// In every direction that the weight holds: none is lost, none stays behind.
-  absl::Status Quantize(const std::string& name, const Tensor& source, Usages usages,
+  absl::Status Quantize(const std::string& name, const Tensor& master, Usages usages,
                         SessionLayerState& layer);
+  /// A columnwise direction that the quantizer leaves as it is, in the parameter's dtype.
+  absl::Status KeepUnquantized(const std::string& name, const Tensor& master,
+                               const Quantizer& quantizer, SessionLayerState& layer);
   /// The codes, and under delayed scaling (`delayed` is not null) their amax noted.
   absl::Status QuantizeOf(const std::string& name, const Tensor& source, const Quantizer& quantizer,
                           Usages usages, DelayedScalingState* delayed, SessionLayerState& layer);
@@ -54,6 +61,10 @@ class ParameterUpdate {
   /// Null: a weight's amax is its own, or that of all its parts.
   static ProcessGroup* AmaxGroupOfHeld(const SessionSpec& spec, size_t layer,
                                        const SessionRank* rank);
+  /// Over which the next forward would reduce what delayed scaling notes of the weight; null: it
+  /// would not, or all that it would ask have the same.
+  static ProcessGroup* DelayedGroupOf(const SessionSpec& spec, size_t layer, const Recipe& recipe,
+                                      const SessionRank* rank);
   /// Of this quantization.
   ProcessGroup* AmaxGroupFor(const Parameter& parameter) const;
 
@@ -64,6 +75,7 @@ class ParameterUpdate {
   const SeededFaults& faults_;
   const Cancellation* const cancellation_;
   ProcessGroup* const amax_group_;
+  ProcessGroup* const delayed_group_;
   const Division division_;
 };
 

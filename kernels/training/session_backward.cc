@@ -241,9 +241,10 @@ absl::StatusOr<SessionStepResult> Backwarding::Run() {
     if (!gradient.has_value()) break;
     has_reached_x = i == 0;
   }
-  if (options.has_value() && !options->calibrate) {
-    QG_RETURN_IF_ERROR(UpdateLayerScales(run_, session_, options->recipe, options->parallel.get(),
-                                         UpdatePoint::kBackward, layers));
+  if (options.has_value()) {
+    const auto after = options->calibrate ? &ReduceLayerAmaxes : &UpdateLayerScales;
+    QG_RETURN_IF_ERROR(after(run_, session_, options->recipe, options->parallel.get(),
+                             UpdatePoint::kBackward, layers));
   }
   KeepDelayed(flight_->recipe_number, layers, next_);
   DropRetired(next_);

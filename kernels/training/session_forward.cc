@@ -152,7 +152,12 @@ absl::StatusOr<std::shared_ptr<Recomputation>> Forwarding::MakeRecomputation(
 }
 
 absl::Status Forwarding::UpdateScales(std::vector<LayerState>& layers) {
-  if (!step_.train || step_.calibrate) return absl::OkStatus();
+  if (!step_.train || step_.calibrate) {
+    // Amaxes stay in the histories of a calibration, and beside weights that an evaluation caches.
+    if (!step_.calibrate && step_.is_first == Microbatch::kUnset) return absl::OkStatus();
+    return ReduceLayerAmaxes(run_, session_, next_.recipe, session_.parallel().get(),
+                             UpdatePoint::kForward, layers);
+  }
   if (session_.faults.Has(kFaultUpdatesMerged) && !next_.in_flight.empty()) {
     return absl::OkStatus();
   }

@@ -1,4 +1,5 @@
 // A change of recipe between steps (docs/quantizers.md sections 8.3, 8.5 and 8.6).
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -10,6 +11,7 @@
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
 #include "kernels/training/session_run.h"
+#include "kernels/training/sharded_parameters.h"
 
 namespace quantgate {
 namespace {
@@ -105,18 +107,27 @@ absl::Status RecipeChange::ChangeDelayed(SessionLayerState& layer) {
 }
 
 absl::Status RecipeChange::RequantizeWeights() {
+  std::vector<size_t> changed;
   for (size_t i = 0; i < next_.layers.size(); ++i) {
-    const Quantizer quantizer = WeightQuantizer(i);
+    const auto& parameters = next_.layers[i].state.parameters;
+    const bool is_of_another_rule =
+        std::any_of(parameters.begin(), parameters.end(), [&](const auto& parameter) {
+          return parameter.second.is_quantized() &&
+                 parameter.second.quantizer != WeightQuantizer(i);
+        });
+    if (is_of_another_rule) changed.push_back(i);
+  }
+  if (changed.empty()) return absl::OkStatus();
+  // Rows are divided by the blocks of the rule, as where a session begins under it.
+  const ShardedParameters shards(session_.engine, session_.spec, session_.rank.get(),
+                                 session_.faults, cancellation_);
+  QG_RETURN_IF_ERROR(shards.Unshard(next_.layers));
+  for (const size_t i : changed) {
     ParameterUpdate update(session_.engine, session_.spec, i, to_, session_.faults, cancellation_,
                            session_.rank.get());
-    bool is_of_another_rule = false;
-    for (const auto& [name, parameter] : next_.layers[i].state.parameters) {
-      is_of_another_rule |= parameter.is_quantized() && parameter.quantizer != quantizer;
-    }
-    if (!is_of_another_rule) continue;
     QG_RETURN_IF_ERROR(InLayer(session_.spec.layers[i], update.Requantize(next_.layers[i])));
   }
-  return absl::OkStatus();
+  return shards.Shard(to_, next_.layers);
 }
 
 absl::Status RecipeChange::Run() {

@@ -127,6 +127,22 @@ absl::StatusOr<ForwardPass> ForwardLayers(SessionRun& run, const SessionSpec& sp
   return pass;
 }
 
+absl::Status ReduceLayerAmaxes(SessionRun& run, const TrainingSession::State& session,
+                               const Recipe& recipe, const ParallelStep* step, UpdatePoint point,
+                               std::vector<LayerState>& layers) {
+  if (session.rank == nullptr) return absl::OkStatus();
+  // An expert sees the rows of all ranks of its copy: there its amaxes are whole.
+  std::vector<ReducedLayer> reduced, experts;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    (DividesExperts(session.spec, i) ? experts : reduced)
+        .push_back({&session.spec.layers[i].spec, &layers[i]});
+  }
+  QG_RETURN_IF_ERROR(
+      ReduceDelayedAmaxes(run.recorder(), session.rank->all, reduced, recipe, point, step));
+  return ReduceDelayedAmaxes(run.recorder(), session.rank->expert_copies, experts, recipe, point,
+                             step);
+}
+
 absl::Status UpdateLayerScales(SessionRun& run, const TrainingSession::State& session,
                                const Recipe& recipe, const ParallelStep* step, UpdatePoint point,
                                std::vector<LayerState>& layers) {
@@ -138,18 +154,7 @@ absl::Status UpdateLayerScales(SessionRun& run, const TrainingSession::State& se
   if (recipe.is_delayed() && faults.Has(kFaultUpdateRuleSwapped)) {
     QG_ASSIGN_OR_RETURN(rule, WithOtherUpdate(recipe));
   }
-  if (session.rank != nullptr) {
-    // An expert sees the rows of all ranks of its copy: there its amaxes are whole.
-    std::vector<ReducedLayer> reduced, experts;
-    for (size_t i = 0; i < layers.size(); ++i) {
-      (DividesExperts(session.spec, i) ? experts : reduced)
-          .push_back({&session.spec.layers[i].spec, &layers[i]});
-    }
-    QG_RETURN_IF_ERROR(
-        ReduceDelayedAmaxes(run.recorder(), session.rank->all, reduced, rule, point, step));
-    QG_RETURN_IF_ERROR(ReduceDelayedAmaxes(run.recorder(), session.rank->expert_copies, experts,
-                                           rule, point, step));
-  }
+  QG_RETURN_IF_ERROR(ReduceLayerAmaxes(run, session, rule, step, point, layers));
   for (size_t i = 0; i < layers.size(); ++i) {
     QG_RETURN_IF_ERROR(
         UpdateScales(run.recorder(i), session.spec.layers[i].spec, layers[i], rule, point));

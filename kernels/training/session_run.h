@@ -53,8 +53,12 @@ struct ForwardPass {
 absl::StatusOr<ForwardPass> ForwardLayers(SessionRun& run, const SessionSpec& spec,
                                           const ForwardPlan& plan, std::vector<LayerState>& layers);
 
-/// Delayed scaling's update of every layer, with the faults that are seeded in it. `step`: of the
-/// forward that is updated after, or whose backward is.
+/// Delayed scaling's amaxes of every layer become those of all ranks. `step`: of the forward that
+/// noted them, or whose backward did.
+absl::Status ReduceLayerAmaxes(SessionRun& run, const TrainingSession::State& session,
+                               const Recipe& recipe, const ParallelStep* step, UpdatePoint point,
+                               std::vector<LayerState>& layers);
+/// Behind that, its update of every layer, with the faults that are seeded in it.
 absl::Status UpdateLayerScales(SessionRun& run, const TrainingSession::State& session,
                                const Recipe& recipe, const ParallelStep* step, UpdatePoint point,
                                std::vector<LayerState>& layers);

@@ -112,6 +112,7 @@ absl::StatusOr<ShardedWeight> ShardedWeight::Create(ShardedWeightSpec spec, int 
       if (usage == Usage::kColumnwise && !spec.usages.columnwise) continue;
       QG_RETURN_IF_ERROR(CheckRule(spec, spec.quantizer.spec(usage)));
     }
+    QG_RETURN_IF_ERROR(WithinField(spec.name, CheckGroupAmaxes(spec.quantizer, spec.usages)));
   }
   return ShardedWeight(std::move(spec));
 }

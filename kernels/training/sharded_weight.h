@@ -47,7 +47,7 @@ class ShardedWeight {
   /// INVALID_ARGUMENT naming weight, field and rule: bounds; shards of block formats that do not
   /// begin at a block; 1-D blocks of fp8_block, and of nvfp4 for backward; nvfp4 under two rules
   /// or, for backward, with stochastic rounding or 4over6, whose transposed codes are not the
-  /// columnwise ones; row-scaled nvfp4.
+  /// columnwise ones; row-scaled nvfp4; columnwise amaxes of rowwise codes (CheckGroupAmaxes).
   static absl::StatusOr<ShardedWeight> Create(ShardedWeightSpec spec, int ranks);
 
   /// Quantizes this rank's rows (f32, bf16 or f16; the dtype of the weight is that of the first

@@ -166,6 +166,34 @@ INSTANTIATE_TEST_SUITE_P(
         SessionCase{.name = "GatedMlp", .recipe = "mxfp8", .weights = kQuantized, .is_mlp = true}),
     [](const auto& info) { return info.param.name; });
 
+// Whatever a checkpoint says once for all ranks is what each of them has.
+TEST_P(ParallelCheckpoint, GivesEveryRankBackItsState) {
+  SessionSpec spec = SpecOf(GetParam());
+  spec.parallel = Ranks(2);
+  const auto session = OpenRanks(*engine_, spec, ParametersOf(GetParam()));
+  ASSERT_NE(session, nullptr);
+  const auto expect_same = [&](const char* after) {
+    SCOPED_TRACE(after);
+    const TensorFile file = CheckpointOf(*session);
+    EXPECT_EQ(file.metadata.count("ranks"), 0u);
+    const auto restored = GoOnFrom(*engine_, spec, spec.parallel, file);
+    ASSERT_NE(restored, nullptr);
+    EXPECT_EQ(DigestsOf(*restored), DigestsOf(*session));
+  };
+  expect_same("opening");
+  Pass(*session, 100, GetParam().caches ? Microbatch::kFirst : Microbatch::kUnset);
+  expect_same("a backward");
+  Update(*session);
+  expect_same("an update");
+  if (!spec.recipe.is_delayed()) return;
+  ForwardStep calibration;
+  calibration.x = Batch(120);
+  calibration.calibrate = true;
+  calibration.train = false;
+  ASSERT_TRUE(session->Forward(calibration, nullptr).ok());
+  expect_same("a calibration");
+}
+
 class OwnParts : public ::testing::TestWithParam<SessionCase> {
  protected:
   std::unique_ptr<Engine> engine_ = MakeCpuEngine({.threads = 1});
@@ -214,6 +242,9 @@ INSTANTIATE_TEST_SUITE_P(
                                   .recipe = "nvfp4",
                                   .weights = kQuantized,
                                   .masters = Masters::kNone},
+                      SessionCase{.name = "QuantizedPowersOf2",
+                                  .recipe = "fp8_current:power_2_scales=true",
+                                  .weights = kQuantized},
                       SessionCase{.name = "OwnHistories",
                                   .recipe = "fp8_delayed:reduce_amax=false"},
                       SessionCase{.name = "GatedMlp", .recipe = "mxfp8", .is_mlp = true}),

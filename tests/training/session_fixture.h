@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "kernels/tensor/safetensors_bytes.h"
 #include "kernels/training/training_session.h"
 #include "tests/engine/tensor_values.h"
 
@@ -74,6 +75,21 @@ inline std::map<std::string, std::string> DigestsOf(Session& session) {
   if (!tensors.ok()) return digests;
   for (const StateTensor& tensor : *tensors) digests[tensor.name] = tensor.fingerprint.Hex();
   return digests;
+}
+
+inline Recipe RecipeUnder(const std::string& text,
+                          BackwardOverride mode = BackwardOverride::kNone) {
+  return Recipe::Parse(text)->WithBackwardOverride(mode);
+}
+
+/// SHA-256 of every byte of the state.
+inline std::string StateDigest(Session& session) {
+  const auto file = session.Checkpoint(nullptr);
+  EXPECT_TRUE(file.ok()) << file.status();
+  if (!file.ok()) return "";
+  const auto bytes = SafetensorsBytes(file->tensors, file->metadata);
+  EXPECT_TRUE(bytes.ok()) << bytes.status();
+  return Sha256Of(bytes->bytes()).Hex();
 }
 
 /// Two training microbatches in flight together, an evaluation between them, and an update; the

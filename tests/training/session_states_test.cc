@@ -3,38 +3,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <array>
-#include <iterator>
-#include <optional>
-#include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/tensor/fingerprint.h"
-#include "kernels/tensor/safetensors_bytes.h"
+#include "tests/training/amax_records.h"
 #include "tests/training/parallel_fixture.h"
 
 namespace quantgate {
 namespace {
 
 using testing::HasSubstr;
-
-Recipe RecipeUnder(const std::string& text, BackwardOverride mode = BackwardOverride::kNone) {
-  return Recipe::Parse(text)->WithBackwardOverride(mode);
-}
-
-/// SHA-256 of every byte of the state.
-std::string StateDigest(Session& session) {
-  const auto file = session.Checkpoint(nullptr);
-  EXPECT_TRUE(file.ok()) << file.status();
-  if (!file.ok()) return "";
-  const auto bytes = SafetensorsBytes(file->tensors, file->metadata);
-  EXPECT_TRUE(bytes.ok()) << bytes.status();
-  return Sha256Of(bytes->bytes()).Hex();
-}
 
 class SessionStates : public testing::Test {
  protected:
@@ -70,6 +50,84 @@ TEST_F(SessionStates, OpenRefusesWhatNoForwardTakes) {
   spec = LinearLayers("fp8_current", {ParallelMode::kNone});
   spec.recipe = RecipeUnder("fp8_delayed", BackwardOverride::kDequantized);
   EXPECT_THAT(Open(spec, 64, 64).status().ToString(), HasSubstr("no backward override"));
+}
+
+// Rows of a weight are quantized under the amax of all of them, which is found before there are
+// codes: so at every update, in every way that a session begins or changes.
+TEST_F(SessionStates, ColumnwiseAmaxesOfCodesAreNobodysGroups) {
+  const char* of_codes =
+      "hybrid:fprop=fp8_current,dgrad=fp8_current,columnwise_source=rowwise_dequantized";
+  const char* of_source = "hybrid:fprop=fp8_current,dgrad=fp8_current";
+  const std::string rule = "no group amax can come before";
+  SessionSpec spec = LinearLayers(of_codes, {ParallelMode::kNone});
+  spec.weights = WeightStorage::kQuantized;
+  spec.parallel = Ranks(1, 2);
+  const auto whole = Open(spec, 64, 64);
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  const TensorFile file = *(*whole)->Checkpoint(nullptr);
+
+  std::vector<ParallelSpec> divided(2, Ranks(1, 2));
+  divided[0].fully_sharded = true;
+  divided[1].amax_groups = AmaxGroupsOf({{TensorRole::kWeight, "data"}});
+  for (const ParallelSpec& ranks : divided) {
+    SCOPED_TRACE(ranks.Label());
+    spec.parallel = ranks;
+    spec.recipe = *Recipe::Parse(of_codes);
+    EXPECT_THAT(Open(spec, 64, 64).status().ToString(), HasSubstr(rule));
+    EXPECT_THAT(RestoreSession(*engine_, spec, file, nullptr, nullptr).status().ToString(),
+                HasSubstr(rule));
+    spec.recipe = *Recipe::Parse(of_source);
+    auto session = Open(spec, 64, 64);
+    ASSERT_TRUE(session.ok()) << session.status();
+    const std::string before = StateDigest(**session);
+    EXPECT_THAT((*session)->ChangeRecipe(*Recipe::Parse(of_codes), nullptr).ToString(),
+                HasSubstr(rule));
+    EXPECT_EQ(StateDigest(**session), before);
+  }
+  // Each copy quantizes the whole: no group.
+  divided[1].amax_groups = AmaxGroupsOf({{TensorRole::kWeight, "none"}});
+  spec.parallel = divided[1];
+  spec.recipe = *Recipe::Parse(of_codes);
+  EXPECT_TRUE(Open(spec, 64, 64).ok());
+  // What a forward quantizes is under its group then.
+  spec.weights = WeightStorage::kHighPrecision;
+  for (const TensorRole role : {TensorRole::kInput, TensorRole::kWeight, TensorRole::kGradOutput}) {
+    SCOPED_TRACE(std::string(TensorRoleName(role)));
+    spec.recipe = *Recipe::Parse(absl::StrCat(of_codes, ",wgrad=fp8_current"));
+    spec.parallel->amax_groups = AmaxGroupsOf({{role, "data"}});
+    EXPECT_THAT(Open(spec, 64, 64).status().ToString(), HasSubstr(rule));
+  }
+  spec.parallel->amax_groups.clear();
+  EXPECT_TRUE(Open(spec, 64, 64).ok());
+}
+
+// Rows of copies are whole blocks of the rule that they are quantized by now: where the session
+// would begin under it, it can go on under it, and so can a session from its checkpoint.
+TEST_F(SessionStates, AChangeOfRecipeDividesRowsByItsBlocks) {
+  const std::string prefix = "hybrid:fprop=";
+  SessionSpec spec = LinearLayers(prefix + "fp8_current", {ParallelMode::kNone});
+  spec.weights = WeightStorage::kQuantized;
+  spec.parallel = Ranks(1, 2);
+  spec.parallel->fully_sharded = true;
+  auto session = Open(spec, 128, 160);
+  ASSERT_TRUE(session.ok()) << session.status();
+  // 80 and 80 rows; by 32 of them 96 and 64, by 128 of them 128 and 32.
+  for (const auto& [rule, rows] : {std::pair("mxfp8", 96), std::pair("fp8_block", 128)}) {
+    SCOPED_TRACE(rule);
+    spec.recipe = *Recipe::Parse(prefix + rule);
+    const absl::Status changed = (*session)->ChangeRecipe(spec.recipe, nullptr);
+    ASSERT_TRUE(changed.ok()) << changed;
+    EXPECT_EQ((*session)->Find("rank0.fc1.weight.master", nullptr)->shape(), Shape({rows, 128}));
+    const TensorFile file = *(*session)->Checkpoint(nullptr);
+    auto restored = RestoreSession(*engine_, spec, file, nullptr, nullptr);
+    ASSERT_TRUE(restored.ok()) << restored.status();
+    EXPECT_EQ(DigestsOf(**restored), DigestsOf(**session));
+    ForwardStep forward;
+    forward.x = Normal(5, {64, 128});
+    ASSERT_TRUE((*session)->Forward(forward, nullptr).ok());
+    ASSERT_TRUE((*session)->Backward({"0", Normal(6, {64, 160})}, nullptr).ok());
+    ASSERT_TRUE((*session)->Optimize({}, nullptr).ok());
+  }
 }
 
 // dgrad and wgrad of FP8 need outputs of 16; a forward needs 8.
@@ -157,215 +215,6 @@ TEST_F(SessionStates, RestoreNamesTheRecipeOfACheckpointThatNoSessionHas) {
   EXPECT_THAT(status.ToString(), HasSubstr("checkpoint: metadata \"recipe\": "));
   EXPECT_THAT(status.ToString(), HasSubstr("dequantized"));
   EXPECT_THAT(status.ToString(), HasSubstr("no backward override"));
-}
-
-/// Random sessions, and what is done with them.
-class RandomSession {
- public:
-  RandomSession(Engine& engine, uint64_t seed) : engine_(engine), random_(seed), seed_(seed) {}
-
-  void Run();
-  int opened() const { return session_ == nullptr ? 0 : 1; }
-  int changes() const { return changes_; }
-  int refusals() const { return refusals_; }
-
- private:
-  static constexpr int64_t kRows = 256;
-
-  template <size_t kCount>
-  const char* OneOf(const std::array<const char*, kCount>& texts) {
-    return texts[random_() % kCount];
-  }
-  bool Chance(int percent) { return static_cast<int>(random_() % 100) < percent; }
-  DType AnyDType() {
-    constexpr DType kDTypes[] = {DType::kBF16, DType::kBF16, DType::kF16, DType::kF32};
-    return kDTypes[random_() % std::size(kDTypes)];
-  }
-  Recipe AnyRecipe();
-  OverlapSpec AnyOverlap();
-  SessionSpec AnySpec();
-  std::map<std::string, Tensor> AnyParameters(const SessionSpec& spec);
-  void Step();
-  void Change();
-  void Restore();
-  /// The session of a spec that was accepted has a step.
-  absl::Status StepIn(DType dtype);
-
-  Engine& engine_;
-  std::mt19937_64 random_;
-  const uint64_t seed_;
-  std::optional<SessionSpec> spec_;
-  std::unique_ptr<Session> session_;
-  std::optional<DType> dtype_;  ///< Of the last forward.
-  int64_t in_ = 0, out_ = 0;
-  int changes_ = 0, refusals_ = 0;
-};
-
-Recipe RandomSession::AnyRecipe() {
-  constexpr std::array kRecipes = {
-      "bf16",
-      "fp8_delayed",
-      "fp8_delayed:fp8_format=e4m3,amax_history_len=4",
-      "fp8_current",
-      "fp8_current:power_2_scales=true,activation_dtype=bf16",
-      "fp8_block",
-      "fp8_block:w_block_dim=1,power_2_scales=false",
-      "mxfp8",
-      "mxfp8:fp8_format=hybrid",
-      "mxfp8:enable_2d_quantization=true,activation_dtype=f16",
-      "nvfp4",
-      "nvfp4:disable_rht=true,row_scaled_activation=true",
-      "nvfp4:activation_dtype=bf16",
-      "hybrid:fprop=fp8_current,dgrad=bf16,wgrad=bf16",
-      "hybrid:fprop=mxfp8,dgrad=mxfp8,wgrad=mxfp8,columnwise_source=rowwise_dequantized",
-      "custom:rules=[{\"quantizer\":\"fp8_current\"}]",
-      "custom:rules=[{\"quantizer\":\"bf16\"}]"};
-  constexpr BackwardOverride kModes[] = {BackwardOverride::kNone, BackwardOverride::kNone,
-                                         BackwardOverride::kHighPrecision,
-                                         BackwardOverride::kDequantized};
-  return RecipeUnder(OneOf(kRecipes), kModes[random_() % std::size(kModes)]);
-}
-
-OverlapSpec RandomSession::AnyOverlap() {
-  OverlapSpec overlap;
-  constexpr OverlapMethod kMethods[] = {OverlapMethod::kNone, OverlapMethod::kRingExchange,
-                                        OverlapMethod::kPipeline, OverlapMethod::kBulk};
-  for (const OverlapSide side : {OverlapSide::kColumn, OverlapSide::kRow}) {
-    for (const GemmRole role : {GemmRole::kFprop, GemmRole::kDgrad, GemmRole::kWgrad}) {
-      if (!Chance(20)) continue;
-      overlap.methods[{side, role}] = kMethods[random_() % std::size(kMethods)];
-    }
-  }
-  overlap.aggregate = Chance(10);
-  if (Chance(20)) overlap.pieces = 2;
-  if (Chance(20)) overlap.splits = 3;
-  return overlap;
-}
-
-SessionSpec RandomSession::AnySpec() {
-  constexpr int64_t kDims[] = {8, 16, 24, 32, 48, 64, 128, 128, 256, 256};
-  in_ = kDims[random_() % std::size(kDims)];
-  out_ = kDims[random_() % std::size(kDims)];
-  constexpr ParallelMode kModes[] = {ParallelMode::kColumn, ParallelMode::kRow};
-  const bool is_parallel = Chance(40);
-  const ParallelMode mode = is_parallel ? kModes[random_() % 2] : ParallelMode::kNone;
-  SessionSpec spec = LinearLayers("bf16", {mode});
-  spec.recipe = AnyRecipe();
-  constexpr std::array kArithmetics = {"auto", "auto", "sm90", "sm100", "fp32", "exact", "sm80"};
-  spec.arithmetic = *Arithmetic::Parse(OneOf(kArithmetics));
-  if (Chance(40)) {
-    spec.layers[0].spec.kind = LayerKind::kLayerNormLinear;
-    spec.layers[0].spec.return_norm_output = Chance(40);
-  }
-  if (Chance(30)) spec.masters = Masters::kNone;
-  if (Chance(25)) spec.weights = WeightStorage::kQuantized;
-  spec.main_grads = Chance(30);
-  if (!is_parallel) return spec;
-  spec.parallel = Ranks(2, 1, /*sp=*/Chance(80));
-  if (Chance(70)) spec.parallel->overlap = AnyOverlap();
-  return spec;
-}
-
-std::map<std::string, Tensor> RandomSession::AnyParameters(const SessionSpec& spec) {
-  const DType dtype = AnyDType();
-  std::map<std::string, Tensor> parameters = {{"fc1.weight", Normal(1, {out_, in_}, dtype)}};
-  if (Chance(30)) parameters["fc1.bias"] = Normal(2, {out_}, dtype);
-  if (spec.layers[0].spec.kind == LayerKind::kLayerNormLinear) {
-    parameters["fc1.gamma"] = Normal(3, {in_}, dtype);
-  }
-  return parameters;
-}
-
-absl::Status RandomSession::StepIn(DType dtype) {
-  ForwardStep forward;
-  forward.x = Normal(random_(), {kRows, in_}, dtype);
-  const auto result = session_->Forward(forward, nullptr);
-  if (!result.ok()) return result.status();
-  const DType of_y = session_->recipe().activation_dtype().value_or(dtype);
-  const auto backward = session_->Backward({"0", Normal(random_(), {kRows, out_}, of_y)}, nullptr);
-  EXPECT_TRUE(backward.ok()) << backward.status();
-  return backward.status();
-}
-
-void RandomSession::Step() {
-  std::vector<DType> dtypes = {DType::kBF16, DType::kF16, DType::kF32};
-  std::shuffle(dtypes.begin(), dtypes.end(), random_);
-  if (dtype_.has_value()) dtypes = {*dtype_};
-  absl::Status last;
-  for (const DType dtype : dtypes) {
-    const std::string before = StateDigest(*session_);
-    last = StepIn(dtype);
-    if (last.ok()) {
-      dtype_ = dtype;
-      return;
-    }
-    EXPECT_EQ(StateDigest(*session_), before);
-  }
-  ADD_FAILURE() << "no forward: " << last;
-}
-
-void RandomSession::Change() {
-  const std::string before = StateDigest(*session_);
-  const Recipe to = AnyRecipe();
-  const absl::Status status = session_->ChangeRecipe(to, nullptr);
-  if (status.ok()) {
-    ++changes_;
-    EXPECT_EQ(session_->recipe().CanonicalText(), to.CanonicalText());
-    return Step();
-  }
-  ++refusals_;
-  EXPECT_EQ(StateDigest(*session_), before) << status;
-}
-
-void RandomSession::Restore() {
-  const auto file = session_->Checkpoint(nullptr);
-  ASSERT_TRUE(file.ok()) << file.status();
-  SessionSpec spec = *spec_;
-  spec.recipe = session_->recipe();
-  if (Chance(30)) spec.recipe = AnyRecipe();
-  auto restored = RestoreSession(engine_, spec, *file, nullptr, nullptr);
-  if (!restored.ok()) {
-    // A session's own recipe always goes on.
-    EXPECT_NE(spec.recipe.CanonicalText(), session_->recipe().CanonicalText()) << restored.status();
-    ++refusals_;
-    return;
-  }
-  session_ = *std::move(restored);
-  dtype_.reset();
-  Step();
-}
-
-void RandomSession::Run() {
-  spec_ = AnySpec();
-  const auto parameters = AnyParameters(*spec_);
-  SCOPED_TRACE(absl::StrCat("seed ", seed_, ": ", spec_->recipe.ShortText(), " ", in_, "x", out_,
-                            " ", std::string(DTypeName(parameters.begin()->second.dtype()))));
-  auto session = OpenSession(engine_, *spec_, parameters, nullptr, nullptr);
-  if (!session.ok()) {
-    EXPECT_FALSE(session.status().message().empty());
-    return;
-  }
-  session_ = *std::move(session);
-  Step();
-  for (int i = 0; i < 6 && !testing::Test::HasFailure(); ++i) {
-    const uint64_t choice = random_() % 5;
-    choice == 0 ? Step() : choice == 1 ? Restore() : Change();
-  }
-}
-
-TEST_F(SessionStates, WhatIsAcceptedStepsAndWhatIsRefusedChangesNothing) {
-  int opened = 0, changes = 0, refusals = 0;
-  for (uint64_t seed = 1; seed <= 400 && !HasFailure(); ++seed) {
-    RandomSession session(*engine_, seed);
-    session.Run();
-    opened += session.opened();
-    changes += session.changes();
-    refusals += session.refusals();
-  }
-  // Enough of each for the walk to mean something.
-  EXPECT_GT(opened, 80);
-  EXPECT_GT(changes, 60);
-  EXPECT_GT(refusals, 100);
 }
 
 }  // namespace

@@ -7,7 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "tests/training/session_fixture.h"
+#include "absl/strings/str_cat.h"
+#include "tests/training/parallel_fixture.h"
 
 namespace quantgate {
 namespace {
@@ -259,31 +260,103 @@ TEST_F(SessionWeights, ACachedWorkspaceIsDroppedByAChangeOfTheRecipe) {
   EXPECT_EQ(weights, 1);
 }
 
-// The masters do not move, so that the codes of a session that has just opened stay, whatever dtype
-// the columnwise ones are made through.
-TEST_F(SessionWeights, AnUpdateThatMovesNothingChangesNoCodeMadeFromCodes) {
-  for (const Masters masters : {Masters::kF32, Masters::kBf16Remainder}) {
-    for (const Requantization way : {Requantization::kFromF32, Requantization::kThroughBf16}) {
-      SCOPED_TRACE(std::string(MastersName(masters)) + ", " + std::string(RequantizationName(way)));
-      SessionSpec spec = TwoLayerSpec(
-          "hybrid:fprop=fp8_current,dgrad=nvfp4,wgrad=nvfp4,columnwise_source=rowwise_dequantized");
-      spec.masters = masters;
-      spec.requantization = way;
-      spec.optimizer.kind = OptimizerSpec::Kind::kSgd;
-      spec.optimizer.sgd.learning_rate = 0;
-      Open(spec);
-      const auto codes = [&] {
-        std::map<std::string, std::string> digests = DigestsOf(*session_);
-        std::erase_if(digests, [](const auto& one) {
-          return one.first.find(".quantized.") == std::string::npos;
-        });
-        return digests;
-      };
-      const auto before = codes();
-      EXPECT_FALSE(before.empty());
-      Train(50);
-      Update();
-      EXPECT_EQ(codes(), before);
+/// What moves no master: SGD of rate 0.
+SessionSpec Unmoving(const char* recipe, Masters masters, Requantization way) {
+  SessionSpec spec = TwoLayerSpec(recipe);
+  spec.weights = WeightStorage::kQuantized;
+  spec.masters = masters;
+  spec.requantization = way;
+  spec.optimizer.kind = OptimizerSpec::Kind::kSgd;
+  spec.optimizer.sgd.learning_rate = 0;
+  return spec;
+}
+
+// The codes of a session that has just opened stay, whatever dtype they are made through.
+TEST_F(SessionWeights, AnUpdateThatMovesNothingChangesNoCode) {
+  for (const char* recipe :
+       {"mxfp8", "fp8_current", "fp8_block", "nvfp4", "hybrid:fprop=fp8_current,dgrad=bf16",
+        "hybrid:fprop=fp8_current,dgrad=nvfp4,wgrad=nvfp4,columnwise_source=rowwise_dequantized"}) {
+    for (const Masters masters : {Masters::kF32, Masters::kBf16Remainder}) {
+      for (const Requantization way : {Requantization::kFromF32, Requantization::kThroughBf16}) {
+        for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+          if (dtype == DType::kF16 && masters == Masters::kBf16Remainder) continue;  // Refused.
+          SCOPED_TRACE(absl::StrCat(recipe, ", ", std::string(MastersName(masters)), ", ",
+                                    std::string(RequantizationName(way)), ", ",
+                                    std::string(DTypeName(dtype))));
+          std::map<std::string, Tensor> parameters = TwoLayerParameters();
+          // Normal values of this dtype, which bf16 rounds.
+          for (const char* name : {"fc1.weight", "fc2.weight"}) {
+            parameters[name] = Normal(9, parameters.at(name).shape(), dtype);
+          }
+          session_ =
+              *TrainingSession::Open(*engine_, Unmoving(recipe, masters, way), parameters, nullptr);
+          const auto codes = [&] {
+            std::map<std::string, std::string> digests = DigestsOf(*session_);
+            std::erase_if(digests, [](const auto& one) {
+              return one.first.find(".quantized.") == std::string::npos;
+            });
+            return digests;
+          };
+          const auto before = codes();
+          EXPECT_FALSE(before.empty());
+          Train(50);
+          Update();
+          EXPECT_EQ(codes(), before);
+        }
+      }
+    }
+  }
+}
+
+// The gradients of one layer do not depend on its codes for fprop, so that a session with its
+// weight in high precision has the same masters; and its parameter is what the unquantized
+// direction of a held one is, whatever codes are made through.
+TEST_F(SessionWeights, AnUnquantizedDirectionIsTheParameter) {
+  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+    for (const Masters masters : {Masters::kF32, Masters::kBf16Remainder}) {
+      for (const Requantization way : {Requantization::kFromF32, Requantization::kThroughBf16}) {
+        if (dtype == DType::kF16 && masters == Masters::kBf16Remainder) continue;  // Refused.
+        for (const char* ranks : {"one", "copies", "fully_sharded", "distributed_optimizer"}) {
+          SessionSpec spec = TwoLayerSpec("hybrid:fprop=fp8_current,dgrad=bf16");
+          spec.layers.resize(1);
+          spec.masters = masters;
+          spec.requantization = way;
+          if (ranks != std::string("one")) {
+            spec.parallel = Ranks(1, 2);
+            spec.parallel->fully_sharded = ranks == std::string("fully_sharded");
+            spec.parallel->distributed_optimizer = ranks == std::string("distributed_optimizer");
+          }
+          if (spec.parallel.has_value() && spec.parallel->distributed_optimizer &&
+              masters != Masters::kF32) {
+            continue;  // Refused.
+          }
+          SCOPED_TRACE(absl::StrCat(std::string(DTypeName(dtype)), ", ",
+                                    std::string(MastersName(masters)), ", ",
+                                    std::string(RequantizationName(way)), ", ", ranks));
+          const std::map<std::string, Tensor> parameters = {
+              {"fc1.weight", Normal(11, {kHidden, kIn}, dtype)}};
+          const auto plain = *OpenSession(*engine_, spec, parameters, nullptr, nullptr);
+          spec.weights = WeightStorage::kQuantized;
+          const auto held = *OpenSession(*engine_, spec, parameters, nullptr, nullptr);
+          for (uint64_t step = 0; step < 3; ++step) {
+            const TensorFile of_plain = *plain->Checkpoint(nullptr);
+            const TensorFile of_held = *held->Checkpoint(nullptr);
+            EXPECT_TRUE(SameBits(*of_held.Find("fc1.weight.quantized.columnwise_data"),
+                                 *of_plain.Find("fc1.weight")));
+            const auto restored = RestoreSession(*engine_, spec, of_held, nullptr, nullptr);
+            ASSERT_TRUE(restored.ok()) << restored.status();
+            EXPECT_EQ(DigestsOf(**restored), DigestsOf(*held));
+            for (Session* const session : {plain.get(), held.get()}) {
+              ASSERT_TRUE(session->Forward(ForwardOf(step), nullptr).ok());
+              const auto dx =
+                  session->Backward({"0", Normal(step + 40, {kRows, kHidden})}, nullptr);
+              ASSERT_TRUE(dx.ok()) << dx.status();
+              const auto updated = session->Optimize({}, nullptr);
+              ASSERT_TRUE(updated.ok()) << updated.status();
+            }
+          }
+        }
+      }
     }
   }
 }
