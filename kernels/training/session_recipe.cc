@@ -8,10 +8,10 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
 #include "kernels/training/parameter_update.h"
+#include "kernels/training/division.h"
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
 #include "kernels/training/session_run.h"
-#include "kernels/training/sharded_parameters.h"
 
 namespace quantgate {
 namespace {
@@ -119,15 +119,16 @@ absl::Status RecipeChange::RequantizeWeights() {
   }
   if (changed.empty()) return absl::OkStatus();
   // Rows are divided by the blocks of the rule, as where a session begins under it.
-  const ShardedParameters shards(session_.engine, session_.spec, session_.rank.get(),
-                                 session_.faults, cancellation_);
-  QG_RETURN_IF_ERROR(shards.Unshard(next_.layers));
+  const Division division(session_.engine, session_.spec, session_.rank.get(), session_.faults,
+                          cancellation_);
+  const bool by_rows = session_.rank != nullptr && session_.spec.parallel->fully_sharded;
+  if (by_rows) QG_RETURN_IF_ERROR(division.Join(next_.layers));
   for (const size_t i : changed) {
     ParameterUpdate update(session_.engine, session_.spec, i, to_, session_.faults, cancellation_,
                            session_.rank.get());
     QG_RETURN_IF_ERROR(InLayer(session_.spec.layers[i], update.Requantize(next_.layers[i])));
   }
-  return shards.Shard(to_, next_.layers);
+  return by_rows ? division.Divide(to_, next_.layers) : absl::OkStatus();
 }
 
 absl::Status RecipeChange::Run() {
