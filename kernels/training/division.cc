@@ -101,7 +101,7 @@ absl::StatusOr<QuantizedTensor> Division::RowsOf(size_t layer, const QuantizedTe
 absl::Status Division::DivideTrained(size_t layer, const DividedParameter& divided,
                                      TrainedParameter& trained) const {
   const bool is_off =
-      faults_.Has(divided.by_rows() ? kFaultMastersOneRowOff : kFaultFragmentsOneOff);
+      divided.by_rows() ? faults_.Has(kFaultMastersOneRowOff) : faults_.Has(kFaultFragmentsOneOff);
   for (Tensor* tensor : TrainedTensors(trained)) {
     QG_ASSIGN_OR_RETURN(*tensor, PartOf(layer, divided, *tensor, is_off ? 1 : 0));
   }

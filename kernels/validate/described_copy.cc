@@ -96,7 +96,8 @@ absl::StatusOr<Shape> SourceShape(const QuantizerSpec& spec, Usage usage, const 
   return Shape{shape[1], shape[0]};
 }
 
-absl::Status CheckPart(const char* part, Usage usage, const Tensor& given, const Tensor& expected) {
+absl::Status CheckGivenPart(const char* part, Usage usage, const Tensor& given,
+                            const Tensor& expected) {
   if (given.has_value() == expected.has_value() &&
       (!given.has_value() ||
        (given.dtype() == expected.dtype() && given.shape() == expected.shape()))) {
@@ -196,11 +197,11 @@ absl::StatusOr<DescribedCopy> DescribeCopy(const QuantizedDescription& descripti
     QG_RETURN_IF_ERROR(
         RetypeTensor(expected.scale_inv.dtype(), PartField(usage, "scale_inv"), copy.scale_inv));
   }
-  QG_RETURN_IF_ERROR(CheckPart("data", usage, copy.data, expected.data));
-  QG_RETURN_IF_ERROR(CheckPart("scale_inv", usage, copy.scale_inv, expected.scale_inv));
+  QG_RETURN_IF_ERROR(CheckGivenPart("data", usage, copy.data, expected.data));
+  QG_RETURN_IF_ERROR(CheckGivenPart("scale_inv", usage, copy.scale_inv, expected.scale_inv));
   // Per-tensor FP8 does not need its amax to dequantize.
   if (spec.format == QuantizerFormat::kNvfp4) {
-    QG_RETURN_IF_ERROR(CheckPart("amax", usage, copy.amax, expected.amax));
+    QG_RETURN_IF_ERROR(CheckGivenPart("amax", usage, copy.amax, expected.amax));
   }
   expected.data = copy.data;
   expected.scale_inv = copy.scale_inv;
