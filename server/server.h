@@ -1,5 +1,5 @@
 // The QuantGate service in a process: listeners, services, stores and the device queue. quantgated
-// runs one; the command line runs one in process when it is given no server.
+// runs one, and `quantgate bench` one to measure the wire.
 #pragma once
 
 #include <chrono>
@@ -81,7 +81,7 @@ struct ServerOptions {
   int64_t disk_reserve_bytes = kDiskReserveBytes;
   DiskRoomReader read_disk_room = &ReadDiskRoom;  ///< Another: for tests.
   SessionLimits sessions;
-  bool fsync = true;  ///< False: an in-process throw-away store.
+  bool fsync = true;  ///< False: for tests.
 };
 
 class Server {
