@@ -8,7 +8,9 @@
 function(quantgate_bundled_program)
   foreach(program IN LISTS ARGN)
     target_link_options(${program} PRIVATE LINKER:--disable-new-dtags)
-    set_target_properties(${program} PROPERTIES INSTALL_RPATH "\$ORIGIN/../lib")
+    # Also where it is built: in place of it CMake would leave room for it by empty entries, which are the folder that
+    # the program happens to be started in.
+    set_target_properties(${program} PROPERTIES INSTALL_RPATH "\$ORIGIN/../lib" BUILD_WITH_INSTALL_RPATH ON)
   endforeach()
 endfunction()
 

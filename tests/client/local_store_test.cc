@@ -70,6 +70,11 @@ TEST_F(LocalStoreTest, CommandsThatKeepNothingLeaveNoFile) {
   }
 }
 
+// Empty entries of a run path are the folder in which a program is started, whoever wrote there.
+TEST(ProgramTest, FindsItsLibrariesInNoFolderOfChance) {
+  EXPECT_THAT(ReadFile(QUANTGATE_PROGRAM), Not(HasSubstr("::::::")));
+}
+
 TEST_F(LocalStoreTest, CommandsThatKeepNothingWaitForNobody) {
   const std::string digest = Put(Sample("fc1.x"));
   // One that keeps its tensor, at work for long.
