@@ -22,7 +22,6 @@
 #include "server/store/database.h"
 #include "server/store/local_store.h"
 #include "server/store/tensor_store.h"
-#include "server/wire/convert_tensor.h"
 
 namespace quantgate {
 namespace {
@@ -95,12 +94,11 @@ class StoreInMemory : public LocalStore {
   explicit StoreInMemory(MemoryStore::Elsewhere kept) : store_(std::move(kept)) {}
   Blobs& blobs() override { return store_; }
   Tensors& tensors() override { return store_; }
-  absl::Status Add(const SharedBytes& bytes, const v1::Digest& proto) override {
-    QG_ASSIGN_OR_RETURN(const Digest digest, DigestFromProto(proto, "digest"));
-    // Nothing writes to a blob.
+  absl::StatusOr<bool> Add(const SharedBytes& bytes, const Digest& digest) override {
+    // Nothing writes to a blob. The kept store is not asked: these bytes are at hand.
     auto* const data = const_cast<std::byte*>(bytes.bytes.data());
     store_.Add(digest, Buffer::Wrap(data, bytes.bytes.size(), bytes.owner));
-    return absl::OkStatus();
+    return false;
   }
 
  private:
@@ -132,8 +130,10 @@ class KeptStore : public LocalStore {
   Blobs& blobs() override { return *blobs_; }
   Tensors& tensors() override { return *tensors_; }
   std::string hardware_checks_path() const { return data_dir_.hardware_checks_path(); }
-  absl::Status Add(const SharedBytes& bytes, const v1::Digest&) override {
-    return blobs_->Put(bytes.bytes).status();
+  absl::StatusOr<bool> Add(const SharedBytes& bytes, const Digest& digest) override {
+    if (blobs_->Contains(digest)) return true;
+    QG_RETURN_IF_ERROR(blobs_->Put(bytes.bytes).status());
+    return false;
   }
 
  private:

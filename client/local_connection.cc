@@ -133,7 +133,7 @@ const std::map<std::string, Prepare>& Methods() {
 #define QG_ENGINE_CALL(Name) {"Engine/" #Name, OnDevice(Prepare##Name)},
       QG_ENGINE_CALLS(QG_ENGINE_CALL)
 #undef QG_ENGINE_CALL
-      {"Engine/GetRun", AtOnce(GetRun)},
+          {"Engine/GetRun", AtOnce(GetRun)},
       {"Engine/ListRuns", AtOnce(ListRuns)},
       {"Scenarios/List", AtOnce(ListScenarios)},
       {"Sessions/Open", OnDevice(PrepareOpenSession)},
@@ -281,13 +281,11 @@ absl::StatusOr<Upload> LocalConnection::UploadBlob(const SharedBytes& bytes,
   QG_RETURN_IF_ERROR(workplace_->Admit());
   const absl::StatusOr<Digest> wanted = DigestFromProto(digest, "digest");
   if (!wanted.ok()) return AsClient(wanted.status());
+  const absl::StatusOr<bool> was_there = workplace_->store->Add(bytes, *wanted);
+  if (!was_there.ok()) return AsClient(was_there.status());
   Upload upload;
-  upload.already_present = workplace_->store->blobs().Contains(*wanted);
-  if (!upload.already_present) {
-    const absl::Status added = workplace_->store->Add(bytes, digest);
-    if (!added.ok()) return AsClient(added);
-    upload.bytes_sent = digest.size();
-  }
+  upload.already_present = *was_there;
+  if (!upload.already_present) upload.bytes_sent = digest.size();
   if (progress) progress(digest.size(), digest.size());
   return upload;
 }

@@ -26,8 +26,8 @@ struct LocalStore {
   virtual ~LocalStore() = default;
   virtual Blobs& blobs() = 0;
   virtual Tensors& tensors() = 0;
-  /// Keeps the bytes under their digest.
-  virtual absl::Status Add(const SharedBytes& bytes, const v1::Digest& digest) = 0;
+  /// Keeps the bytes under their digest. Whether they were there already.
+  virtual absl::StatusOr<bool> Add(const SharedBytes& bytes, const Digest& digest) = 0;
 };
 
 class LocalConnection : public Connection {

@@ -1,8 +1,8 @@
 // quantgate diff: parity and error report of two files.
 #include <CLI/CLI.hpp>
-#include <optional>
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"

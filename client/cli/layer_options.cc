@@ -90,9 +90,10 @@ void AddSpecOptions(CLI::App& command, LayerOptions& options) {
                 "Every operation rounds its result to the activation dtype")
       ->group(kLayer);
   command
-      .add_option("--spec", options.spec,
-                  "A RunSpec as JSON (*.json) or protobuf text, or run:ID for that of a run that the "
-                  "server keeps; other options set or replace parts")
+      .add_option(
+          "--spec", options.spec,
+          "A RunSpec as JSON (*.json) or protobuf text, or run:ID for that of a run that the "
+          "server keeps; other options set or replace parts")
       ->type_name("FILE")
       ->group(kLayer);
 }

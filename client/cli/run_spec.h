@@ -18,7 +18,8 @@ absl::StatusOr<v1::RunReport> FetchRun(Connection& connection, const std::string
 /// DATA_LOSS where an input that both took from one place has other contents now.
 absl::Status CheckSameInputs(const v1::RunReport& first, const v1::RunReport& again);
 
-/// What is wrong with the options themselves on top of `base`, before a server is asked or a tensor is read.
+/// What is wrong with the options themselves on top of `base`, before a server is asked or a tensor
+/// is read.
 absl::Status CheckLayerOptions(const LayerOptions& options, v1::RunSpec base);
 
 /// Uploads what is needed and describes the run. A layer that the server does not have is

@@ -8,9 +8,9 @@
 //   {% def NAME(A, B) %} {% end %}      a macro: NAME(E, E) is markup
 //   {# COMMENT #}
 //
-// Expressions: 1.5, "text", a.b.c, a[NUMBER], f(E, E), - not, * /, + - ~ (joins texts), == != < <= > >=,
-// and, or, E ? E : E. Line ends and indentation are left out of the page. A template is part of the
-// program: one that is malformed ends it.
+// Expressions: 1.5, "text", a.b.c, a[NUMBER], f(E, E), - not, * /, + - ~ (joins texts), == != < <=
+// > >=, and, or, E ? E : E. Line ends and indentation are left out of the page. A template is part
+// of the program: one that is malformed ends it.
 #pragma once
 
 #include <functional>

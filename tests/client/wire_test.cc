@@ -103,8 +103,8 @@ TEST_F(WireTest, WhatTheMessageSaysIsNotSaidTwice) {
 }
 
 TEST_F(WireTest, AnUnreachableServerIsUnavailable) {
-  auto connection =
-      *ChannelConnection::Dial("unix:/nonexistent/quantgate.sock", {.backoff = absl::Milliseconds(1)});
+  auto connection = *ChannelConnection::Dial("unix:/nonexistent/quantgate.sock",
+                                             {.backoff = absl::Milliseconds(1)});
   const absl::Status status = connection->GetCapabilities().status();
   EXPECT_TRUE(absl::IsUnavailable(status));
   EXPECT_THAT(ErrorText(status), HasSubstr("quantgated is running"));
@@ -236,8 +236,8 @@ TEST_F(WireTest, QueuedBytesOutliveTheUploadAndAreLetGo) {
   auto owner = std::make_shared<std::string>(std::move(bytes_));
   const auto all = std::as_bytes(std::span(*owner));
   const v1::Digest digest = DigestOf(all);
-  connection_ =
-      *ChannelConnection::Dial(server_.address(), {.deadline = absl::Now() + absl::Milliseconds(200)});
+  connection_ = *ChannelConnection::Dial(server_.address(),
+                                         {.deadline = absl::Now() + absl::Milliseconds(200)});
   server_.blobs.stalls = 1;
   const auto upload = UploadBlob(*connection_, {all, owner}, digest);
   EXPECT_TRUE(absl::IsDeadlineExceeded(upload.status())) << upload.status();
@@ -392,8 +392,8 @@ TEST_F(RunWireTest, CancellingTheConnectionCancelsTheRun) {
 }
 
 TEST_F(RunWireTest, ARunGivenUpBeforeItsFirstEventIsCancelledToo) {
-  connection_ =
-      *ChannelConnection::Dial(server_.address(), {.deadline = absl::Now() + absl::Milliseconds(200)});
+  connection_ = *ChannelConnection::Dial(server_.address(),
+                                         {.deadline = absl::Now() + absl::Milliseconds(200)});
   server_.engine.stalls = 1;
   EXPECT_TRUE(absl::IsDeadlineExceeded(Execute().status()));
   ASSERT_EQ(server_.engine.request_ids.size(), 2u);

@@ -59,11 +59,10 @@ TEST(StructureTest, ClientSeesTheServerOnlyThroughItsFront) {
     for (const std::string& include : QuotedIncludes(file)) {
       if (StartsWith(include, "server/")) {
         // What computes in the client's process stands on the same libraries as a server.
-        const bool is_front = StartsWith(file.path, "client/in_process.") ||
-                              StartsWith(file.path, "client/local_connection.") ||
-                              include == "server/server.h" ||
-                              include == "server/store/local_store.h" ||
-                              StartsWith(include, "server/report/");
+        const bool is_front =
+            StartsWith(file.path, "client/in_process.") ||
+            StartsWith(file.path, "client/local_connection.") || include == "server/server.h" ||
+            include == "server/store/local_store.h" || StartsWith(include, "server/report/");
         EXPECT_TRUE(is_front) << file.path << " includes " << include;
       }
     }
