@@ -99,10 +99,10 @@ absl::Status CheckRecipe(const Recipe& recipe) {
     }
   }
   // Recipes that are not composed have one format for all roles and directions.
-  const QuantizerFormat format = recipe.QuantizerFor(TensorRole::kInput).rowwise.format;
-  if (format == QuantizerFormat::kFp8Block || format == QuantizerFormat::kNvfp4) {
-    return refuse(absl::StrCat(std::string(QuantizerFormatName(format)),
-                               " codes and scales have no chunked gather"));
+  const ScalingTraits& traits = recipe.QuantizerFor(TensorRole::kInput).rowwise.traits();
+  if (traits.has_blocks() && traits.turns_columnwise) {
+    return refuse(
+        absl::StrCat(std::string(traits.name), " codes and scales have no chunked gather"));
   }
   return absl::OkStatus();
 }
@@ -169,7 +169,7 @@ absl::Status CheckOverlapPlan(const OverlapPlan& plan, const OverlapFacts& facts
   if (!plan.has_any()) return absl::OkStatus();
   QG_RETURN_IF_ERROR(CheckRecipe(recipe));
   const bool is_mxfp8 =
-      recipe.QuantizerFor(TensorRole::kInput).rowwise.format == QuantizerFormat::kMxfp8;
+      recipe.QuantizerFor(TensorRole::kInput).rowwise.traits().scales == ScaleKind::kE8m0;
   QG_RETURN_IF_ERROR(facts.side == OverlapSide::kColumn ? CheckColumnMethods(plan)
                                                         : CheckRowMethods(plan, is_mxfp8));
   QG_RETURN_IF_ERROR(CheckFacts(plan, facts, recipe));

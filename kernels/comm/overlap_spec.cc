@@ -27,7 +27,7 @@ std::string OverlapSpec::Text() const {
 
 OverlapPlan OverlapPlanOf(const OverlapSpec& spec, OverlapSide side, const Recipe& recipe) {
   const bool is_mxfp8 =
-      recipe.QuantizerFor(TensorRole::kInput).rowwise.format == QuantizerFormat::kMxfp8;
+      recipe.QuantizerFor(TensorRole::kInput).rowwise.traits().scales == ScaleKind::kE8m0;
   const OverlapPlan defaults = DefaultOverlapPlan(side, is_mxfp8);
   const auto asked = [&](GemmRole role) -> std::optional<OverlapMethod> {
     const auto found = spec.methods.find({side, role});

@@ -19,21 +19,15 @@ bool AreWhole(std::span<const int64_t> rows, QuantizerFormat format) {
                      [&](int64_t count) { return IsWhole(count, format); });
 }
 
-/// The formats that quantize nothing but whole blocks.
-bool NeedsWholeBlocks(QuantizerFormat format) {
-  return format == QuantizerFormat::kMxfp8 || format == QuantizerFormat::kNvfp4;
-}
-
 /// Columnwise codes and scales that are stored with M as their last dim.
 bool IsTurned(const QuantizedCopy& copy, Usage usage) {
-  return usage == Usage::kColumnwise && copy.format != QuantizerFormat::kMxfp8 &&
-         copy.format != QuantizerFormat::kIdentity;
+  return usage == Usage::kColumnwise && TraitsOf(copy.format).turns_columnwise;
 }
 
 /// M of a copy, by its codes.
 int64_t RowsOf(const QuantizedCopy& copy, Usage usage) {
   if (!IsTurned(copy, usage)) return copy.data.rows();
-  return copy.data.columns() * (copy.format == QuantizerFormat::kNvfp4 ? 2 : 1);
+  return copy.data.columns() * (copy.element == DType::kF4E2M1x2 ? 2 : 1);
 }
 
 /// Parts [K][M / N] of every member to [K][M]. Joined along dim 0, as a gather gives them, they
@@ -67,9 +61,7 @@ absl::Status GatherCopy(const GatherContext& context, const std::string& name, U
   const bool is_turned = IsTurned(copy, usage);
   QG_ASSIGN_OR_RETURN(copy.data, GatherPart(context, copy.data, is_turned));
   // One scale for the tensor stands for the whole as it is; identity has none.
-  const bool has_scales_by_block =
-      copy.format != QuantizerFormat::kFp8Tensor && copy.format != QuantizerFormat::kIdentity;
-  if (!has_scales_by_block) return absl::OkStatus();
+  if (!TraitsOf(copy.format).has_blocks()) return absl::OkStatus();
   QG_ASSIGN_OR_RETURN(copy.scale_inv, GatherPart(context, copy.scale_inv, is_turned));
   return absl::OkStatus();
 }
@@ -109,18 +101,18 @@ GatherMethod GatherMethodOf(const Recipe& recipe, TensorRole role, std::span<con
   if (recipe.name() == "custom") return GatherMethod::kSource;
   if (!rowwise.is_quantized() && !columnwise.is_quantized()) return GatherMethod::kSource;
   for (const QuantizerFormat format : {rowwise.format, columnwise.format}) {
-    if (NeedsWholeBlocks(format) && !AreWhole(rows, format)) return GatherMethod::kSource;
+    if (TraitsOf(format).is_micro && !AreWhole(rows, format)) return GatherMethod::kSource;
   }
   if (recipe.name() == "hybrid") return GatherMethod::kValues;
   if (rowwise.row_scaled) return GatherMethod::kSource;
-  if (rowwise.format != QuantizerFormat::kFp8Block) return GatherMethod::kCodes;
+  if (rowwise.traits().scales != ScaleKind::kF32) return GatherMethod::kCodes;
   const bool has_tiles = rowwise.block_dim == 2;
   const bool is_whole = AreWhole(rows, rowwise.format) && IsWhole(columns, rowwise.format);
   return has_tiles || !is_whole ? GatherMethod::kSource : GatherMethod::kCodes;
 }
 
 Usages ShardUsages(const Quantizer& quantizer, Usages wanted) {
-  return quantizer.rowwise.format == QuantizerFormat::kFp8Tensor ? Usages{true, false} : wanted;
+  return quantizer.rowwise.traits().scales == ScaleKind::kTensor ? Usages{true, false} : wanted;
 }
 
 absl::Status ReduceAmaxes(const GatherContext& context, const Tensor& shard,
@@ -180,11 +172,12 @@ absl::Status ReduceMaxima(const GatherContext& context, std::span<Tensor* const>
 absl::Status CheckCommonScale(const GatherContext& context, const std::string& name,
                               const QuantizedCopy& copy, Usage usage) {
   const std::string direction = absl::StrCat(name, " ", std::string(UsageName(usage)));
-  if (copy.format == QuantizerFormat::kFp8Tensor) {
+  const ScaleKind scales = TraitsOf(copy.format).scales;
+  if (scales == ScaleKind::kTensor) {
     return context.group.CheckAgreement(direction + " scale_inv", copy.scale_inv);
   }
-  // Of nvfp4: absent under single_level, where block scales stand alone.
-  if (copy.format == QuantizerFormat::kNvfp4 && copy.amax.has_value()) {
+  // The amax is absent under single_level, where block scales stand alone.
+  if (scales == ScaleKind::kTwoLevel && copy.amax.has_value()) {
     return context.group.CheckAgreement(direction + " amax", copy.amax);
   }
   return absl::OkStatus();
@@ -197,7 +190,7 @@ absl::StatusOr<QuantizedTensor> GatherCodes(const GatherContext& context, const 
   whole.is_hybrid = shard.is_hybrid;
   whole.scale = shard.scale;
   const bool is_per_tensor =
-      shard.rowwise.has_value() && shard.rowwise->format == QuantizerFormat::kFp8Tensor;
+      shard.rowwise.has_value() && TraitsOf(shard.rowwise->format).scales == ScaleKind::kTensor;
   const Usages sent = is_per_tensor ? Usages{true, false} : usages;
   int64_t rows = 0;
   for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {

@@ -21,18 +21,6 @@ enum class GemmLayout {
   kNT,  ///< a is [k][m], b is [k][n].
 };
 
-/// How scale_inv applies to an operand's codes. Block scales have the data's layout with the
-/// contracted dim (and, for tiles, both dims) divided by the block and rounded up; shapes below are
-/// those of a row-major [rows][k] operand.
-enum class ScaleMode {
-  kNone,     ///< High precision, or codes taken at face value.
-  kTensor,   ///< f32 [1].
-  kOuter,    ///< f32 [m] for a, [n] for b.
-  k1x128,    ///< f32 [rows][ceil(k/128)].
-  k128x128,  ///< f32 [ceil(rows/128)][ceil(k/128)].
-  kMx32,     ///< f8_e8m0 [rows][k/32].
-  kNv16,     ///< f8_e4m3 [rows][k/16], with `amax`.
-};
 /// "none", "tensor", "outer", "1x128", "128x128", "mx32", "nv16".
 std::string_view ScaleModeName(ScaleMode mode);
 absl::StatusOr<ScaleMode> ParseScaleMode(std::string_view name);

@@ -9,22 +9,6 @@ constexpr ScaleMode kScaleModes[] = {ScaleMode::kNone,  ScaleMode::kTensor,  Sca
                                      ScaleMode::k1x128, ScaleMode::k128x128, ScaleMode::kMx32,
                                      ScaleMode::kNv16};
 
-ScaleMode ScaleModeOf(const QuantizedCopy& copy) {
-  switch (copy.format) {
-    case QuantizerFormat::kIdentity:
-      return ScaleMode::kNone;
-    case QuantizerFormat::kFp8Tensor:
-      return ScaleMode::kTensor;
-    case QuantizerFormat::kFp8Block:
-      return copy.block_dim == 1 ? ScaleMode::k1x128 : ScaleMode::k128x128;
-    case QuantizerFormat::kMxfp8:
-      return ScaleMode::kMx32;
-    case QuantizerFormat::kNvfp4:
-      return ScaleMode::kNv16;
-  }
-  return ScaleMode::kNone;
-}
-
 }  // namespace
 
 std::string_view ScaleModeName(ScaleMode mode) {
@@ -60,9 +44,10 @@ absl::StatusOr<ScaleMode> ParseScaleMode(std::string_view name) {
 GemmOperand OperandOf(const QuantizedCopy& copy) {
   GemmOperand operand;
   operand.data = copy.data;
-  operand.scaling = ScaleModeOf(copy);
+  const ScalingTraits& traits = TraitsOf(copy.format);
+  operand.scaling = traits.scale_modes[copy.block_dim - 1];
   operand.scale_inv = copy.scale_inv;
-  if (copy.format == QuantizerFormat::kNvfp4) {
+  if (traits.scales == ScaleKind::kTwoLevel) {
     operand.amax = copy.amax;
     operand.e4m3_max = copy.e4m3_max;
   }

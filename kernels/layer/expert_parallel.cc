@@ -22,7 +22,7 @@ absl::StatusOr<Tensor> DispatchedInput(StepRecorder& recorder, ProcessGroup& gro
                           [&] { return plan.Dispatch(group, rows); });
   }
   const QuantizerSpec rule = recipe.QuantizerFor(TensorRole::kInput).rowwise;
-  if (rule.format != QuantizerFormat::kMxfp8) {
+  if (rule.traits().scales != ScaleKind::kE8m0) {
     return Refuse("payload", "mxfp8",
                   absl::StrCat("the recipe quantizes inputs to ",
                                std::string(QuantizerFormatName(rule.format))));

@@ -172,7 +172,7 @@ absl::StatusOr<Tensor> ExpertPlan::Dispatch(ProcessGroup& group, const Tensor& r
 
 absl::StatusOr<QuantizedTensor> ExpertPlan::Dispatch(ProcessGroup& group,
                                                      const QuantizedTensor& rows) const {
-  if (!rows.rowwise.has_value() || rows.rowwise->format != QuantizerFormat::kMxfp8) {
+  if (!rows.rowwise.has_value() || TraitsOf(rows.rowwise->format).scales != ScaleKind::kE8m0) {
     return Refuse("payload", "of other codes",
                   "rowwise mxfp8 codes travel, whose blocks lie within a row; others do not");
   }

@@ -55,7 +55,7 @@ absl::Status CheckFp8Alignment(GemmRole gemm, const UnitDims& dims) {
   return absl::OkStatus();
 }
 
-/// mxfp8 and nvfp4 quantize whole blocks, in both dims also where one direction is asked for.
+/// Micro formats quantize whole blocks, in both dims also where one direction is asked for.
 absl::Status CheckWholeBlocks(QuantizerFormat format, std::initializer_list<DimRule> dims) {
   for (const DimRule& dim : dims) {
     QG_RETURN_IF_ERROR(CheckMultiple(dim, BlockLength(format),
@@ -67,7 +67,7 @@ absl::Status CheckWholeBlocks(QuantizerFormat format, std::initializer_list<DimR
 
 absl::Status CheckAlignment(GemmRole gemm, QuantizerFormat format, const UnitDims& dims,
                             bool is_empty) {
-  if (format == QuantizerFormat::kMxfp8 || format == QuantizerFormat::kNvfp4) {
+  if (TraitsOf(format).is_micro) {
     return CheckWholeBlocks(format, {dims.m, dims.n, dims.k});
   }
   return is_empty ? absl::OkStatus() : CheckFp8Alignment(gemm, dims);

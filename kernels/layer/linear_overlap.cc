@@ -25,7 +25,7 @@ std::vector<Tensor> TravellingParts(const KeptOperand& shard, Usage usage) {
   const std::optional<QuantizedCopy>& copy = shard.codes.copy(usage);
   if (!copy.has_value()) return {shard.original};
   // One scale for the tensor stands for the whole as it is.
-  if (copy->format == QuantizerFormat::kFp8Tensor) return {copy->data};
+  if (TraitsOf(copy->format).scales == ScaleKind::kTensor) return {copy->data};
   return {copy->data, copy->scale_inv};
 }
 

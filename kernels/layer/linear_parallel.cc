@@ -16,8 +16,8 @@ constexpr Usages kColumnwiseOnly{false, true};
 /// Under hybrid, what of a shard backward's gather starts from: the rowwise copy where it is per
 /// tensor, where the columnwise one cannot be dequantized, and where that is made from it.
 bool StartsFromRowwise(const Quantizer& quantizer) {
-  return quantizer.rowwise.format == QuantizerFormat::kFp8Tensor ||
-         quantizer.columnwise.format == QuantizerFormat::kNvfp4 ||
+  return quantizer.rowwise.traits().scales == ScaleKind::kTensor ||
+         quantizer.columnwise.traits().scales == ScaleKind::kTwoLevel ||
          quantizer.columnwise_source == ColumnwiseSource::kRowwiseDequantized;
 }
 
@@ -70,8 +70,9 @@ bool ReadsGradOutputSource(const LinearDataflow& flow) {
 
 bool ReducesAmax(const Quantizer& quantizer, Usages usages) {
   const auto has = [](const QuantizerSpec& spec) {
-    if (spec.format == QuantizerFormat::kNvfp4) return !spec.row_scaled;
-    return spec.format == QuantizerFormat::kFp8Tensor && spec.scaling == Scaling::kCurrent;
+    const ScaleKind scales = spec.traits().scales;
+    if (scales == ScaleKind::kTwoLevel) return !spec.row_scaled;
+    return scales == ScaleKind::kTensor && spec.scaling == Scaling::kCurrent;
   };
   return (usages.rowwise && has(quantizer.rowwise)) ||
          (usages.columnwise && has(quantizer.columnwise));

@@ -32,8 +32,8 @@ std::vector<Tensor> KeptOperand::Parts() const {
     const std::optional<QuantizedCopy>& copy = codes.copy(usage);
     if (!copy.has_value()) continue;
     parts.insert(parts.end(), {copy->data, copy->scale_inv});
-    // The amax of other formats is a record of the quantization; nvfp4's is part of every value.
-    if (copy->format == QuantizerFormat::kNvfp4) parts.push_back(copy->amax);
+    // The amax of other formats is a record of the quantization; here it is part of every value.
+    if (TraitsOf(copy->format).scales == ScaleKind::kTwoLevel) parts.push_back(copy->amax);
   }
   return parts;
 }
@@ -49,21 +49,17 @@ bool UsesSplit(const Recipe& recipe, GemmRole role, const GemmOperand& a) {
 }
 
 GemmLayout DgradLayout(const Quantizer& weight) {
-  const bool is_turned =
-      weight.columnwise.is_quantized() && weight.columnwise.format != QuantizerFormat::kMxfp8;
-  return is_turned ? GemmLayout::kTN : GemmLayout::kNN;
+  return weight.columnwise.traits().turns_columnwise ? GemmLayout::kTN : GemmLayout::kNN;
 }
 
 GemmLayout WgradLayout(const Quantizer& x) {
-  const bool is_turned =
-      x.columnwise.is_quantized() && x.columnwise.format != QuantizerFormat::kMxfp8;
-  return is_turned ? GemmLayout::kTN : GemmLayout::kNT;
+  return x.columnwise.traits().turns_columnwise ? GemmLayout::kTN : GemmLayout::kNT;
 }
 
 NamedOperand DirectionOf(const std::string& name, const KeptOperand& operand, Usage usage) {
   const std::optional<QuantizedCopy>& copy = operand.codes.copy(usage);
   if (!copy.has_value()) return {PlainOperand(operand.original), name, name};
-  if (copy->format == QuantizerFormat::kIdentity) {
+  if (TraitsOf(copy->format).scales == ScaleKind::kNone) {
     return {PlainOperand(copy->data), absl::StrCat(name, " dequantized"), name};
   }
   return {OperandOf(*copy), absl::StrCat(name, " quantized ", std::string(UsageName(usage))), name};
@@ -124,10 +120,10 @@ int64_t RowOffset(const LinearUnit& unit, TensorRole role) {
   return is_divided ? unit.parallel.rank * unit.n : 0;
 }
 
-/// The only format with random numbers, and the only one whose shards all begin at multiples of 16.
+/// Two-level scales alone come with random numbers, and their shards all begin at multiples of 16.
 bool TakesOffsets(const Quantizer& quantizer) {
-  return quantizer.rowwise.format == QuantizerFormat::kNvfp4 ||
-         quantizer.columnwise.format == QuantizerFormat::kNvfp4;
+  return quantizer.rowwise.traits().scales == ScaleKind::kTwoLevel ||
+         quantizer.columnwise.traits().scales == ScaleKind::kTwoLevel;
 }
 
 }  // namespace
@@ -184,7 +180,7 @@ std::string CodesContent(const QuantizedTensor& codes) {
     return std::string(DTypeName(copy.element));
   };
   const bool is_copy_plain =
-      codes.columnwise.has_value() && codes.columnwise->format == QuantizerFormat::kIdentity;
+      codes.columnwise.has_value() && TraitsOf(codes.columnwise->format).scales == ScaleKind::kNone;
   std::string text;
   if (codes.rowwise.has_value()) text = absl::StrCat(element(*codes.rowwise), " rowwise");
   if (!codes.columnwise.has_value()) return absl::StrCat(text, " codes");

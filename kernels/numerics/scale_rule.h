@@ -10,6 +10,15 @@
 
 namespace quantgate {
 
+/// What a format's scales are, and so by which algorithm they are made and read.
+enum class ScaleKind {
+  kNone,      ///< Not quantized.
+  kTensor,    ///< One f32 per tensor.
+  kF32,       ///< f32 per block.
+  kE8m0,      ///< E8M0 per block: powers of two.
+  kTwoLevel,  ///< E4M3 per block, under an f32 amax of the tensor or of each row.
+};
+
 /// A rule fits the formats named; the first of each is Transformer Engine's.
 enum class ScaleRule {
   kUsual,  ///< The first rule of the format.

@@ -17,7 +17,7 @@ Shape CodeShape(const Tensor& source, const QuantizerSpec& spec, Usage usage) {
   const int64_t rows = source.rows(), columns = source.columns();
   Shape shape = source.shape();
   if (usage == Usage::kColumnwise) {
-    shape = spec.format == QuantizerFormat::kMxfp8 ? Shape{rows, columns} : Shape{columns, rows};
+    shape = spec.traits().turns_columnwise ? Shape{columns, rows} : Shape{rows, columns};
   }
   if (spec.element == DType::kF4E2M1x2) shape.back() /= 2;
   return shape;
@@ -28,10 +28,8 @@ Shape ScaleShape(const Tensor& source, const QuantizerSpec& spec, Usage usage) {
   const int64_t lines = usage == Usage::kRowwise ? source.rows() : source.columns();
   const int64_t blocks =
       DivideUp(usage == Usage::kRowwise ? source.columns() : source.rows(), side);
-  if (spec.format == QuantizerFormat::kFp8Block && spec.block_dim == 2) {
-    return {DivideUp(lines, side), blocks};
-  }
-  if (spec.format == QuantizerFormat::kMxfp8 && usage == Usage::kColumnwise) return {blocks, lines};
+  if (!spec.traits().is_micro && spec.block_dim == 2) return {DivideUp(lines, side), blocks};
+  if (!spec.traits().turns_columnwise && usage == Usage::kColumnwise) return {blocks, lines};
   return {lines, blocks};
 }
 
@@ -63,7 +61,7 @@ LineLayout MakeLineLayout(int64_t rows, int64_t columns, const QuantizerSpec& sp
   if (usage == Usage::kRowwise) {
     return {rows, columns, columns, 1, columns, 1, DivideUp(columns, side), 1};
   }
-  if (spec.format == QuantizerFormat::kMxfp8) {
+  if (!spec.traits().turns_columnwise) {
     return {columns, rows, 1, columns, 1, columns, 1, columns};
   }
   return {columns, rows, 1, columns, rows, 1, DivideUp(rows, side), 1};
@@ -79,7 +77,7 @@ absl::Status AllocateCopies(const FormatRequest& request, QuantizedTensor& quant
     copy.block_dim = spec.block_dim;
     QG_ASSIGN_OR_RETURN(copy.data,
                         Tensor::Allocate(spec.element, CodeShape(request.source, spec, usage)));
-    QG_ASSIGN_OR_RETURN(copy.scale_inv, Tensor::Allocate(BlockScaleDType(spec.format),
+    QG_ASSIGN_OR_RETURN(copy.scale_inv, Tensor::Allocate(ScaleDType(spec.traits().scales),
                                                          ScaleShape(request.source, spec, usage)));
     quantized.copy(usage) = std::move(copy);
   }

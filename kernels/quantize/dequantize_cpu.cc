@@ -60,12 +60,13 @@ class BlockDequantizer {
       : copy_(copy),
         usage_(usage),
         columns_(out.columns()),
+        scales_(TraitsOf(copy.format).scales),
         block_length_(BlockLength(copy.format)),
         amax_factor_(Nvfp4AmaxFactor(copy.e4m3_max)),
         out_(out.as<typename Out::Storage>()) {
     const QuantizerSpec spec = {.format = copy.format, .element = copy.element};
     layout_ = MakeLineLayout(out.rows(), columns_, spec, usage);
-    if (copy.format == QuantizerFormat::kFp8Block && copy.block_dim == 2) {
+    if (!TraitsOf(copy.format).is_micro && copy.block_dim == 2) {
       lines_per_scale_ = block_length_;
     }
     for (int code = 0; code < 1 << FormatConstants<F>::kBits; ++code) {
@@ -88,9 +89,9 @@ class BlockDequantizer {
   float Scale(int64_t line, int64_t element) const {
     const int64_t index = line / lines_per_scale_ * layout_.scale_line +
                           element / block_length_ * layout_.scale_block;
-    if (copy_.format == QuantizerFormat::kFp8Block) return copy_.scale_inv.as<float>()[index];
+    if (scales_ == ScaleKind::kF32) return copy_.scale_inv.as<float>()[index];
     const uint8_t code = copy_.scale_inv.as<uint8_t>()[index];
-    if (copy_.format == QuantizerFormat::kMxfp8) return DecodeE8m0(code);
+    if (scales_ == ScaleKind::kE8m0) return DecodeE8m0(code);
     if (!copy_.amax.has_value()) return DecodeFloat<E4M3>(code);
     const float amax = copy_.amax.as<float>()[copy_.is_row_scaled() ? line : 0];
     return Nvfp4DequantizeScale(code, amax, amax_factor_);
@@ -145,6 +146,7 @@ class BlockDequantizer {
   const QuantizedCopy& copy_;
   Usage usage_;
   int64_t columns_;
+  ScaleKind scales_;
   int64_t block_length_;
   float amax_factor_;
   typename Out::Storage* out_;
@@ -156,7 +158,7 @@ class BlockDequantizer {
 template <class F, class Out>
 absl::Status DequantizeTo(const QuantizedCopy& copy, Usage usage, Tensor& out,
                           const ExecutionContext& context) {
-  if (copy.format != QuantizerFormat::kFp8Tensor) {
+  if (TraitsOf(copy.format).has_blocks()) {
     const BlockDequantizer<F, Out> dequantize(copy, usage, out);
     ForEachPiece(context, out.rows(), out.columns(),
                  [&](const Piece& piece, QuantizationCounts&) { dequantize(piece); });
@@ -190,7 +192,7 @@ absl::StatusOr<Tensor> DequantizeCpu(const QuantizedTensor& quantized, Usage usa
   QG_RETURN_IF_ERROR(CheckDequantization(quantized, usage, out_dtype));
   const std::optional<QuantizedCopy>& copy = quantized.copy(usage);
   const ScopedIeeeEnvironment ieee;
-  if (copy->format == QuantizerFormat::kIdentity) {
+  if (TraitsOf(copy->format).scales == ScaleKind::kNone) {
     return CastTensor(copy->data, out_dtype, context);
   }
   QG_ASSIGN_OR_RETURN(Tensor out, Tensor::Allocate(out_dtype, quantized.shape));

@@ -1,10 +1,12 @@
 // What can be made from a quantized tensor on a GPU: values, and the other direction.
+#include <bit>
+
 #include "kernels/base/cuda_status.h"
 #include "kernels/quantize/format_quantizers.h"
 #include "kernels/quantize/quantize_cuda.h"
 #include "kernels/quantize/quantize_nvfp4_cuda.h"
+#include "kernels/quantize/quantize_tiles_cuda.h"
 #include "kernels/quantize/scale_kernels_cuda.h"
-#include "kernels/quantize/tile_formats_cuda.h"
 #include "kernels/tensor/tensor_cuda.h"
 #include "kernels/tensor/visit_format.h"
 
@@ -16,9 +18,12 @@ absl::Status DequantizeTiles(CudaDevice& device, const QuantizedCopy& copy, Usag
   TileDequantization job;
   job.codes = copy.data.as<uint8_t>();
   job.element = FormatOf(copy.element);
-  job.scales = TileScalesOf(copy.format);
+  const ScalingTraits& traits = TraitsOf(copy.format);
+  job.scales = traits.scales;
+  job.block_bits = std::countr_zero(static_cast<uint32_t>(traits.block_length));
   job.has_tiles = copy.block_dim == 2;
   job.is_columnwise = usage == Usage::kColumnwise;
+  job.is_turned = job.is_columnwise && traits.turns_columnwise;
   job.scale_inv = copy.scale_inv.data();
   job.rows = out.rows();
   job.columns = out.columns();
@@ -28,29 +33,31 @@ absl::Status DequantizeTiles(CudaDevice& device, const QuantizedCopy& copy, Usag
       LaunchDequantizeTiles(job, device.facts().multiprocessors, device.stream()));
 }
 
-absl::Status MakeColumnwiseNvfp4(CudaDevice& device, const QuantizedCopy& rowwise,
-                                 QuantizedCopy& columnwise) {
+absl::StatusOr<Tensor> TransposeCodes(CudaDevice& device, const QuantizedCopy& rowwise) {
+  if (rowwise.element != DType::kF4E2M1x2) return Transpose2dCuda(device, rowwise.data);
   const int64_t rows = rowwise.data.rows(), columns = rowwise.data.columns() * 2;
-  const int64_t tiles = rowwise.scale_inv.columns();
-  QG_ASSIGN_OR_RETURN(columnwise.data, device.Allocate(rowwise.data.dtype(), {columns, rows / 2}));
-  QG_CUDA_RETURN_IF_ERROR(LaunchTransposeNibbles(
-      rowwise.data.as<uint8_t>(), columnwise.data.as<uint8_t>(), rows, columns, device.stream()));
-  QG_ASSIGN_OR_RETURN(columnwise.scale_inv,
-                      device.Allocate(rowwise.scale_inv.dtype(),
-                                      {columns, rows / BlockLength(QuantizerFormat::kNvfp4)}));
-  return QG_CUDA_STATUS(LaunchTransposeReplicated(rowwise.scale_inv.as<uint8_t>(),
-                                                  columnwise.scale_inv.as<uint8_t>(), rows, tiles,
-                                                  device.stream()));
+  QG_ASSIGN_OR_RETURN(Tensor turned, device.Allocate(rowwise.data.dtype(), {columns, rows / 2}));
+  QG_CUDA_RETURN_IF_ERROR(LaunchTransposeNibbles(rowwise.data.as<uint8_t>(), turned.as<uint8_t>(),
+                                                 rows, columns, device.stream()));
+  return turned;
+}
+
+absl::StatusOr<Tensor> TransposeReplicated(CudaDevice& device, const Tensor& scales, int side) {
+  const int64_t rows = scales.rows(), tiles = scales.columns();
+  QG_ASSIGN_OR_RETURN(Tensor turned, device.Allocate(scales.dtype(), {tiles * side, rows / side}));
+  QG_CUDA_RETURN_IF_ERROR(LaunchTransposeReplicated(scales.as<uint8_t>(), turned.as<uint8_t>(),
+                                                    rows, tiles, side, device.stream()));
+  return turned;
 }
 
 absl::StatusOr<QuantizedCopy> MakeColumnwise(CudaDevice& device, const QuantizedCopy& rowwise) {
   QuantizedCopy columnwise = rowwise;
-  if (rowwise.format == QuantizerFormat::kNvfp4) {
-    QG_RETURN_IF_ERROR(MakeColumnwiseNvfp4(device, rowwise, columnwise));
-    return columnwise;
-  }
-  QG_ASSIGN_OR_RETURN(columnwise.data, Transpose2dCuda(device, rowwise.data));
-  if (rowwise.format == QuantizerFormat::kFp8Block) {
+  QG_ASSIGN_OR_RETURN(columnwise.data, TransposeCodes(device, rowwise));
+  const ScalingTraits& traits = TraitsOf(rowwise.format);
+  if (traits.is_micro) {
+    QG_ASSIGN_OR_RETURN(columnwise.scale_inv,
+                        TransposeReplicated(device, rowwise.scale_inv, traits.block_length));
+  } else if (traits.has_blocks()) {
     QG_ASSIGN_OR_RETURN(columnwise.scale_inv, Transpose2dCuda(device, rowwise.scale_inv));
   }
   return columnwise;
@@ -62,11 +69,11 @@ absl::StatusOr<Tensor> DequantizeCuda(CudaDevice& device, const QuantizedTensor&
                                       Usage usage, DType out_dtype) {
   QG_RETURN_IF_ERROR(CheckDequantization(quantized, usage, out_dtype));
   const QuantizedCopy& copy = *quantized.copy(usage);
-  if (copy.format == QuantizerFormat::kIdentity) {
+  if (TraitsOf(copy.format).scales == ScaleKind::kNone) {
     return CastTensorCuda(device, copy.data, out_dtype);
   }
   QG_ASSIGN_OR_RETURN(Tensor out, device.Allocate(out_dtype, quantized.shape));
-  QG_RETURN_IF_ERROR(copy.format == QuantizerFormat::kNvfp4
+  QG_RETURN_IF_ERROR(TraitsOf(copy.format).scales == ScaleKind::kTwoLevel
                          ? DequantizeNvfp4Cuda(device, copy, out)
                          : DequantizeTiles(device, copy, usage, out));
   return out;

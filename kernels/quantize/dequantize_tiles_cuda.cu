@@ -9,7 +9,6 @@ namespace {
 constexpr int kThreads = 256, kLanes = 32, kWarps = kThreads / kLanes;
 constexpr int kSide =
     64;  // Of the tiles that are turned: codes are read and values written in lines.
-constexpr int kBlockLength = 128, kMicroLength = 32;
 
 struct DequantizeShared {
   float values[256];
@@ -17,18 +16,20 @@ struct DequantizeShared {
 };
 
 __device__ float ScaleAt(const TileDequantization& job, int64_t row, int64_t column) {
-  if (job.scales == TileScales::kTensor) return *static_cast<const float*>(job.scale_inv);
-  if (job.scales == TileScales::kE8m0) {
-    const int64_t index = job.is_columnwise
-                              ? row / kMicroLength * job.columns + column
-                              : row * (job.columns / kMicroLength) + column / kMicroLength;
-    return DecodeE8m0(static_cast<const uint8_t*>(job.scale_inv)[index]);
-  }
+  if (job.scales == ScaleKind::kTensor) return *static_cast<const float*>(job.scale_inv);
   const int64_t line = job.is_columnwise ? column : row, at = job.is_columnwise ? row : column;
+  const int64_t lines = job.is_columnwise ? job.columns : job.rows;
   const int64_t length = job.is_columnwise ? job.rows : job.columns;
-  const int64_t across = (length + kBlockLength - 1) / kBlockLength;
-  return static_cast<const float*>(
-      job.scale_inv)[(job.has_tiles ? line / kBlockLength : line) * across + at / kBlockLength];
+  const int64_t blocks = (length + (int64_t{1} << job.block_bits) - 1) >> job.block_bits;
+  const int64_t block = at >> job.block_bits;
+  // Tiles of E8M0 scales have one for each of their lines.
+  const bool has_one_a_tile = job.has_tiles && job.scales == ScaleKind::kF32;
+  const int64_t index = job.is_columnwise && !job.is_turned
+                            ? block * lines + line
+                            : (has_one_a_tile ? line >> job.block_bits : line) * blocks + block;
+  return job.scales == ScaleKind::kE8m0
+             ? DecodeE8m0(static_cast<const uint8_t*>(job.scale_inv)[index])
+             : static_cast<const float*>(job.scale_inv)[index];
 }
 
 __device__ void Store(const TileDequantization& job, int64_t index, float value) {
@@ -64,18 +65,17 @@ __global__ void __launch_bounds__(kThreads) DequantizeTiles(const TileDequantiza
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes;
   if (thread < kCodes) shared.values[thread] = DecodeFloat<Element>(static_cast<uint8_t>(thread));
   __syncthreads();
-  const bool is_turned = job.is_columnwise && job.scales != TileScales::kE8m0;
   const int64_t across = (job.columns + kSide - 1) / kSide;
   const int64_t tiles = (job.rows + kSide - 1) / kSide * across;
   for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const int64_t row_begin = tile / across * kSide, column_begin = tile % across * kSide;
-    if (is_turned) LoadTurned(job, row_begin, column_begin, shared);
+    if (job.is_turned) LoadTurned(job, row_begin, column_begin, shared);
     for (int i = thread / kLanes; i < kSide && row_begin + i < job.rows; i += kWarps) {
       for (int j = lane; j < kSide && column_begin + j < job.columns; j += kLanes) {
         const int64_t row = row_begin + i, column = column_begin + j;
         const int64_t index = row * job.columns + column;
         int code = 0;
-        if (is_turned) {
+        if (job.is_turned) {
           code = shared.codes[j][i];
         } else if constexpr (FormatConstants<Element>::kBits == 4) {
           code = job.codes[index / 2] >> (index % 2 * 4) & 0xF;

@@ -15,13 +15,14 @@ namespace {
 absl::Status CheckFormat(const QuantizerSpec& spec, Usage usage) {
   const std::string format(QuantizerFormatName(spec.format));
   if (!spec.is_quantized()) return Refuse("quantizer.format", format, "it must quantize");
-  const bool needs_tiles =
-      spec.format == QuantizerFormat::kFp8Block || spec.format == QuantizerFormat::kNvfp4;
+  const ScalingTraits& traits = spec.traits();
+  // Columnwise codes are made of rowwise ones, which tiles alone allow.
+  const bool needs_tiles = traits.has_blocks() && traits.turns_columnwise;
   if (needs_tiles && spec.block_dim != 2) {
     return Refuse("quantizer.block_dim", absl::StrCat(spec.block_dim),
                   absl::StrCat(format, " is cut into fragments with tiles (block_dim 2) only"));
   }
-  if (usage == Usage::kColumnwise && spec.format != QuantizerFormat::kMxfp8) {
+  if (usage == Usage::kColumnwise && traits.turns_columnwise) {
     return Refuse("usage", "columnwise",
                   absl::StrCat("columnwise codes of ", format, " are the rowwise ones turned"));
   }
@@ -75,8 +76,7 @@ FragmentGrid MakeFragmentGrid(const QuantizerSpec& spec, Usage usage, const Shap
   const auto blocks = [](int64_t elements, int64_t side) { return (elements + side - 1) / side; };
   grid.unit_rows = is_rowwise && !has_tiles ? 1 : length;
   grid.unit_columns = is_rowwise || has_tiles ? length : 1;
-  // fp8_block stores a tile's scale once; others replicate it along the line.
-  const bool is_replicated = has_tiles && spec.format != QuantizerFormat::kFp8Block;
+  const bool is_replicated = has_tiles && spec.traits().is_micro;
   grid.scale_rows = is_replicated && is_rowwise ? 1 : grid.unit_rows;
   grid.scale_columns = is_replicated && !is_rowwise ? 1 : grid.unit_columns;
   grid.units_across = blocks(whole[1], grid.unit_columns);
@@ -88,25 +88,25 @@ FragmentGrid MakeFragmentGrid(const QuantizerSpec& spec, Usage usage, const Shap
 
 FragmentRule MakeFragmentRule(const TensorFragment& fragment, const QuantizerSpec& spec) {
   FragmentRule rule;
-  rule.format = spec.format;
+  rule.scales = spec.traits().scales;
   rule.element = spec.element;
   rule.options = {.rule = ResolveScaleRule(spec.scale_rule, spec.format),
                   .power_2 = spec.power_2_scale,
                   .amax_epsilon = spec.amax_epsilon};
-  if (spec.format == QuantizerFormat::kFp8Block) {
+  if (rule.scales == ScaleKind::kF32) {
     rule.options.value_for_infinity = LargestOf(fragment.values.dtype());
   }
   rule.e4m3_max = spec.e4m3_max;
   rule.rounding = spec.element_rounding;
   rule.overflow = spec.overflow;
-  rule.nan_counts = spec.format == QuantizerFormat::kMxfp8 && PropagatesNan(rule.options.rule);
+  rule.nan_counts = rule.scales == ScaleKind::kE8m0 && PropagatesNan(rule.options.rule);
   rule.is_empty = ElementsOf(fragment.whole) == 0;
   return rule;
 }
 
 int64_t FragmentAmaxCount(const QuantizerSpec& spec, Usage usage, const Shape& whole) {
   return MakeFragmentGrid(spec, usage, whole).units +
-         (spec.format == QuantizerFormat::kNvfp4 ? 1 : 0);
+         (spec.traits().scales == ScaleKind::kTwoLevel ? 1 : 0);
 }
 
 absl::StatusOr<QuantizedFragment> OutlineFragment(const TensorFragment& fragment,
@@ -121,7 +121,7 @@ absl::StatusOr<QuantizedFragment> OutlineFragment(const TensorFragment& fragment
   const int64_t per_byte = spec.element == DType::kF4E2M1x2 ? 2 : 1;
   QG_ASSIGN_OR_RETURN(outline.codes,
                       OutlineTensor(spec.element, {end / per_byte - begin / per_byte}));
-  if (spec.format == QuantizerFormat::kFp8Tensor) {
+  if (spec.traits().scales == ScaleKind::kTensor) {
     QG_ASSIGN_OR_RETURN(outline.scale, OutlineTensor(DType::kF32, {1}));
   }
   return outline;

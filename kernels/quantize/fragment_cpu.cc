@@ -40,7 +40,7 @@ absl::Status AllocateAs(Tensor& outline) {
 std::vector<float> StoreScales(const FragmentRule& rule, const FragmentGrid& grid,
                                const float* amaxes, QuantizedFragment& quantized) {
   const Nvfp4TensorScale tensor =
-      FragmentTensorScale(rule, rule.format == QuantizerFormat::kNvfp4 ? amaxes[grid.units] : 0.0f);
+      FragmentTensorScale(rule, rule.scales == ScaleKind::kTwoLevel ? amaxes[grid.units] : 0.0f);
   std::vector<FragmentScale> scales(static_cast<size_t>(grid.units));
   std::vector<float> factors(scales.size());
   for (size_t unit = 0; unit < scales.size(); ++unit) {
@@ -133,9 +133,9 @@ absl::StatusOr<QuantizedFragment> QuantizeFragmentCpu(const TensorFragment& frag
   std::vector<float> factors = StoreScales(rule, grid, own, quantized);
   if (quantized.whole.amax.has_value()) {
     *quantized.whole.amax.as<float>() =
-        own[spec.format == QuantizerFormat::kNvfp4 ? grid.units : 0];
+        own[spec.traits().scales == ScaleKind::kTwoLevel ? grid.units : 0];
   }
-  if (spec.format == QuantizerFormat::kFp8Tensor) {
+  if (spec.traits().scales == ScaleKind::kTensor) {
     if (scale.has_value()) {
       factors[0] = *scale.as<float>();
       *quantized.whole.scale_inv.as<float>() = ScaleInverse(factors[0]);

@@ -19,7 +19,7 @@ FragmentParameters ParametersOf(const TensorFragment& fragment, const QuantizerS
   parameters.count = fragment.count();
   parameters.grid = MakeFragmentGrid(spec, usage, fragment.whole);
   parameters.rule = MakeFragmentRule(fragment, spec);
-  parameters.has_tensor_amax = spec.format == QuantizerFormat::kNvfp4;
+  parameters.has_tensor_amax = spec.traits().scales == ScaleKind::kTwoLevel;
   return parameters;
 }
 
@@ -70,7 +70,7 @@ absl::StatusOr<QuantizedFragment> QuantizeFragmentCuda(CudaDevice& device,
       LaunchEncodeFragment(parameters, factors.as<float>(), quantized.codes.as<uint8_t>(),
                            static_cast<int64_t>(quantized.codes.byte_size()), device.stream()));
   // The one factor of per-tensor FP8 is its scale.
-  if (spec.format == QuantizerFormat::kFp8Tensor) quantized.scale = factors;
+  if (spec.traits().scales == ScaleKind::kTensor) quantized.scale = factors;
   return quantized;
 }
 

@@ -32,7 +32,7 @@ struct FragmentGrid {
 
 /// A QuantizerSpec with what follows from the source's dtype, as kernels take it.
 struct FragmentRule {
-  QuantizerFormat format = QuantizerFormat::kFp8Tensor;
+  ScaleKind scales = ScaleKind::kTensor;
   DType element = DType::kF8E4M3;
   ScaleOptions options;  ///< The rule is resolved.
   int e4m3_max = 448;
@@ -45,8 +45,8 @@ struct FragmentRule {
 /// What elements of a unit are multiplied or divided by, and what is stored.
 struct FragmentScale {
   float factor = 1.0f;
-  float scale_inv = 1.0f;  ///< fp8_tensor, fp8_block.
-  uint8_t code = 0;        ///< mxfp8, nvfp4.
+  float scale_inv = 1.0f;  ///< Of f32 scales,
+  uint8_t code = 0;        ///< and of others.
 };
 
 FragmentGrid MakeFragmentGrid(const QuantizerSpec& spec, Usage usage, const Shape& whole);
@@ -85,23 +85,23 @@ QG_HOST_DEVICE constexpr auto WithElement(DType element, const Action& action) {
 
 QG_HOST_DEVICE constexpr Nvfp4TensorScale FragmentTensorScale(const FragmentRule& rule,
                                                               float tensor_amax) {
-  if (rule.format != QuantizerFormat::kNvfp4) return {};
+  if (rule.scales != ScaleKind::kTwoLevel) return {};
   return MakeNvfp4TensorScale(tensor_amax, rule.e4m3_max, rule.options.rule);
 }
 
-/// nvfp4's other rules divide.
+/// The other rules of two-level scales divide.
 QG_HOST_DEVICE constexpr bool FragmentDivides(const FragmentRule& rule) {
-  return rule.format == QuantizerFormat::kNvfp4 && rule.options.rule != ScaleRule::kTwoLevel;
+  return rule.scales == ScaleKind::kTwoLevel && rule.options.rule != ScaleRule::kTwoLevel;
 }
 
 QG_HOST_DEVICE constexpr FragmentScale ScaleOfFragmentUnit(const FragmentRule& rule, float amax,
                                                            const Nvfp4TensorScale& tensor) {
   FragmentScale scale;
-  if (rule.format == QuantizerFormat::kMxfp8) {
+  if (rule.scales == ScaleKind::kE8m0) {
     scale.code =
         WithElement(rule.element, [&]<class F>() { return E8m0Scale<F>(amax, rule.options.rule); });
     scale.factor = E8m0Multiplier(scale.code);
-  } else if (rule.format == QuantizerFormat::kNvfp4) {
+  } else if (rule.scales == ScaleKind::kTwoLevel) {
     const Nvfp4BlockScale block = MakeNvfp4BlockScale(amax, tensor);
     scale.code = block.code;
     scale.factor = block.factor;

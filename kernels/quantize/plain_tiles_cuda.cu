@@ -44,10 +44,13 @@ __global__ void __launch_bounds__(kThreads) QuantizeMicro(const TileQuantization
 using Kernel = void (*)(TileQuantization);
 
 Kernel FindKernel(const TileQuantization& job) {
-  if (job.scales != TileScales::kE8m0) {
+  // Tiles of f32 scales may be cut short at the edges, those of E8M0 scales are whole.
+  if (job.scales == ScaleKind::kTensor ||
+      (job.scales == ScaleKind::kF32 && job.block_length == kBlockSide)) {
     return VisitFormatIn(Fp8Formats{}, job.element,
                          [&]<class F>() -> Kernel { return &QuantizeBlocks<F>; });
   }
+  if (job.scales != ScaleKind::kE8m0 || job.block_length != kMicroSide) return nullptr;
   return VisitFormatIn(QuantizedFormats{}, job.element,
                        [&]<class F>() -> Kernel { return &QuantizeMicro<F>; });
 }
@@ -57,7 +60,9 @@ Kernel FindKernel(const TileQuantization& job) {
 cudaError_t LaunchPlainTiles(const TileQuantization& job, int multiprocessors,
                              cudaStream_t stream) {
   if (job.rows == 0 || job.columns == 0) return cudaSuccess;
-  FindKernel(job)<<<multiprocessors * 8, kThreads, 0, stream>>>(job);
+  const Kernel kernel = FindKernel(job);
+  if (kernel == nullptr) return cudaErrorNotSupported;  // No tiles of this side are compiled.
+  kernel<<<multiprocessors * 8, kThreads, 0, stream>>>(job);
   return cudaGetLastError();
 }
 

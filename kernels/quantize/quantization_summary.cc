@@ -42,7 +42,8 @@ QuantizationSummary SummarizeCpu(const QuantizedTensor& quantized) {
     if (!SameBits(columnwise, summary.amax)) summary.amax_columnwise = columnwise;
   }
   summary.scale = ScalarOf(quantized.scale);
-  if (first.format == QuantizerFormat::kFp8Tensor) summary.scale_inv = ScalarOf(first.scale_inv);
+  if (TraitsOf(first.format).scales == ScaleKind::kTensor)
+    summary.scale_inv = ScalarOf(first.scale_inv);
   summary.counts = quantized.counts;
   summary.scale_codes = CountScaleCodes(first);
   return summary;

@@ -1,5 +1,7 @@
 // What a quantizer may be, and which tensors it takes: docs/quantizers.md section 7.1.
 #include <algorithm>
+#include <span>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
@@ -15,34 +17,31 @@ std::string PathOf(const Quantizer& quantizer, Usage usage) {
   return absl::StrCat("quantizer.", std::string(UsageName(usage)));
 }
 
-absl::Status CheckElement(const QuantizerSpec& spec) {
-  const DType element = spec.element;
-  const bool is_narrow =
-      element == DType::kF6E2M3 || element == DType::kF6E3M2 || element == DType::kF4E2M1x2;
-  switch (spec.format) {
-    case QuantizerFormat::kIdentity:
-      return absl::OkStatus();
-    case QuantizerFormat::kFp8Tensor:
-    case QuantizerFormat::kFp8Block:
-      if (IsFp8(element)) return absl::OkStatus();
-      return Refuse("element", DTypeName(element),
-                    absl::StrCat(std::string(QuantizerFormatName(spec.format)),
-                                 " has elements f8_e4m3 or f8_e5m2"));
-    case QuantizerFormat::kMxfp8:
-      if (IsFp8(element) || is_narrow) return absl::OkStatus();
-      return Refuse("element", DTypeName(element),
-                    "mxfp8 has elements f8_e4m3, f8_e5m2, f6_e2m3, f6_e3m2 or f4_e2m1x2");
-    case QuantizerFormat::kNvfp4:
-      if (element == DType::kF4E2M1x2) return absl::OkStatus();
-      return Refuse("element", DTypeName(element), "nvfp4 has elements f4_e2m1x2");
+/// "a", "a or b", "a, b or c".
+template <class Value, class Name>
+std::string Alternatives(std::span<const Value> values, Name name) {
+  std::string text;
+  for (size_t i = 0; i < values.size(); ++i) {
+    const char* const separator = i == 0 ? "" : i + 1 == values.size() ? " or " : ", ";
+    absl::StrAppend(&text, separator, std::string(name(values[i])));
   }
-  return absl::InternalError("quantizer: unknown format");
+  return text;
+}
+
+absl::Status CheckElement(const QuantizerSpec& spec) {
+  const std::span<const DType> elements = spec.traits().elements;
+  if (std::find(elements.begin(), elements.end(), spec.element) != elements.end()) {
+    return absl::OkStatus();
+  }
+  return Refuse("element", DTypeName(spec.element),
+                absl::StrCat(std::string(spec.traits().name), " has elements ",
+                             Alternatives(elements, &DTypeName)));
 }
 
 /// Rounding, overflow and scale rule against the format.
 absl::Status CheckRules(const QuantizerSpec& spec) {
   const std::string format(QuantizerFormatName(spec.format));
-  const std::vector<ScaleRule>& rules = ScaleRulesOf(spec.format);
+  const std::span<const ScaleRule> rules = spec.traits().rules;
   const ScaleRule rule = ResolveScaleRule(spec.scale_rule, spec.format);
   if (std::find(rules.begin(), rules.end(), rule) == rules.end()) {
     std::string names;
@@ -52,7 +51,7 @@ absl::Status CheckRules(const QuantizerSpec& spec) {
     return Refuse("scale_rule", ScaleRuleName(rule), absl::StrCat(format, " has ", names));
   }
   if (spec.element_rounding == ElementRounding::kStochastic &&
-      spec.format != QuantizerFormat::kNvfp4) {
+      spec.traits().scales != ScaleKind::kTwoLevel) {
     return Refuse("element_rounding", "stochastic",
                   absl::StrCat("nvfp4 alone has it, not ", format));
   }
@@ -65,17 +64,14 @@ absl::Status CheckRules(const QuantizerSpec& spec) {
 
 /// Fields of other formats must keep their defaults: they would be ignored without a word.
 absl::Status CheckForeignFields(const QuantizerSpec& spec) {
-  const QuantizerFormat format = spec.format;
+  const ScalingTraits& traits = spec.traits();
+  const bool has_tensor_scale = traits.scales == ScaleKind::kTensor;
   const bool has_fp32_scales =
-      (format == QuantizerFormat::kFp8Tensor && spec.scaling == Scaling::kCurrent) ||
-      format == QuantizerFormat::kFp8Block;
-  const bool has_blocks = BlockLength(format) > 1;
-  const std::string rule =
-      absl::StrCat("not a field of ", std::string(QuantizerFormatName(format)),
-                   format == QuantizerFormat::kFp8Tensor && spec.scaling == Scaling::kDelayed
-                       ? " with delayed scaling"
-                       : "");
-  if (format == QuantizerFormat::kIdentity) {
+      (has_tensor_scale && spec.scaling == Scaling::kCurrent) || traits.scales == ScaleKind::kF32;
+  const std::string rule = absl::StrCat(
+      "not a field of ", std::string(traits.name),
+      has_tensor_scale && spec.scaling == Scaling::kDelayed ? " with delayed scaling" : "");
+  if (!spec.is_quantized()) {
     const QuantizerSpec plain;
     if (spec.element != plain.element) return Refuse("element", DTypeName(spec.element), rule);
     if (spec.overflow != plain.overflow) {
@@ -88,15 +84,15 @@ absl::Status CheckForeignFields(const QuantizerSpec& spec) {
       return Refuse("element_rounding", ElementRoundingName(spec.element_rounding), rule);
     }
   }
-  if (!has_blocks && spec.block_dim != 1) return Refuse("block_dim", "2", rule);
-  if (format != QuantizerFormat::kFp8Tensor && spec.scaling != Scaling::kCurrent) {
+  if (!traits.has_blocks() && spec.block_dim != 1) return Refuse("block_dim", "2", rule);
+  if (!has_tensor_scale && spec.scaling != Scaling::kCurrent) {
     return Refuse("scaling", "delayed", rule);
   }
   if (!has_fp32_scales && spec.power_2_scale) return Refuse("power_2_scale", "true", rule);
   if (!has_fp32_scales && spec.amax_epsilon != 0.0f) {
     return Refuse("amax_epsilon", absl::StrCat(spec.amax_epsilon), rule);
   }
-  if (format == QuantizerFormat::kNvfp4) return absl::OkStatus();
+  if (traits.scales == ScaleKind::kTwoLevel) return absl::OkStatus();
   if (spec.hadamard) return Refuse("hadamard", "true", rule);
   if (spec.row_scaled) return Refuse("row_scaled", "true", rule);
   if (spec.four_over_six != FourOverSix::kNone) {
@@ -153,7 +149,7 @@ absl::Status CheckSpec(const QuantizerSpec& spec, Usage usage) {
   if (!spec.is_quantized()) return absl::OkStatus();
   QG_RETURN_IF_ERROR(CheckElement(spec));
   QG_RETURN_IF_ERROR(CheckRules(spec));
-  return spec.format == QuantizerFormat::kNvfp4 ? CheckNvfp4(spec, usage) : absl::OkStatus();
+  return spec.traits().scales == ScaleKind::kTwoLevel ? CheckNvfp4(spec, usage) : absl::OkStatus();
 }
 
 absl::Status CheckDims(int64_t rows, int64_t columns, int64_t multiple, std::string_view why) {
@@ -166,7 +162,7 @@ absl::Status CheckSource(DType source, int64_t rows, int64_t columns, const Quan
                          Usage usage) {
   const QuantizerSpec& spec = quantizer.spec(usage);
   const std::string of(DTypeName(source));
-  if (spec.format == QuantizerFormat::kMxfp8 || spec.format == QuantizerFormat::kNvfp4) {
+  if (spec.traits().is_micro) {
     QG_RETURN_IF_ERROR(
         CheckDims(rows, columns, BlockLength(spec.format), QuantizerFormatName(spec.format)));
   }
@@ -238,7 +234,7 @@ absl::Status CheckDequantization(const QuantizedTensor& quantized, Usage usage, 
   if (!IsHighPrecision(out_dtype)) {
     return Refuse("out_dtype", DTypeName(out_dtype), "must be f32, bf16 or f16");
   }
-  if (copy->format == QuantizerFormat::kNvfp4 && usage == Usage::kColumnwise) {
+  if (TraitsOf(copy->format).scales == ScaleKind::kTwoLevel && usage == Usage::kColumnwise) {
     return StatusOf({.code = absl::StatusCode::kUnimplemented,
                      .field = "usage",
                      .value = "columnwise",

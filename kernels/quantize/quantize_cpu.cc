@@ -49,17 +49,17 @@ absl::Status KeepSource(const FormatRequest& request, QuantizedTensor& quantized
   return request.context.CheckCancelled();
 }
 
-FormatQuantizer QuantizerOf(QuantizerFormat format) {
-  switch (format) {
-    case QuantizerFormat::kIdentity:
+FormatQuantizer QuantizerOf(ScaleKind scales) {
+  switch (scales) {
+    case ScaleKind::kNone:
       return &KeepSource;
-    case QuantizerFormat::kFp8Tensor:
+    case ScaleKind::kTensor:
       return &QuantizeFp8Tensor;
-    case QuantizerFormat::kFp8Block:
+    case ScaleKind::kF32:
       return &QuantizeFp8Block;
-    case QuantizerFormat::kMxfp8:
+    case ScaleKind::kE8m0:
       return &QuantizeMxfp8;
-    case QuantizerFormat::kNvfp4:
+    case ScaleKind::kTwoLevel:
       return &QuantizeNvfp4;
   }
   return nullptr;
@@ -75,8 +75,8 @@ absl::StatusOr<QuantizedTensor> QuantizeCpu(const Tensor& source, const Quantize
       source, quantizer, usages, arguments,
       [&](const Tensor& of_rule, const QuantizerSpec& spec, bool hadamard, Usages of_spec,
           QuantizedTensor& quantized) {
-        return QuantizerOf(spec.format)({of_rule, spec, of_spec, arguments, context, hadamard},
-                                        quantized);
+        return QuantizerOf(spec.traits().scales)(
+            {of_rule, spec, of_spec, arguments, context, hadamard}, quantized);
       },
       [&](const QuantizedTensor& quantized, DType out_dtype) {
         return DequantizeCpu(quantized, Usage::kRowwise, out_dtype, context);

@@ -7,8 +7,8 @@
 #include "kernels/base/cuda_status.h"
 #include "kernels/quantize/format_quantizers.h"
 #include "kernels/quantize/quantize_nvfp4_cuda.h"
+#include "kernels/quantize/quantize_tiles_cuda.h"
 #include "kernels/quantize/quantized_outline.h"
-#include "kernels/quantize/tile_formats_cuda.h"
 #include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
@@ -51,11 +51,13 @@ TileQuantization JobOf(const CudaRequest& request, QuantizedTensor& quantized) {
   job.rows = request.source.rows();
   job.columns = request.source.columns();
   job.element = FormatOf(spec.element);
-  job.scales = TileScalesOf(spec.format);
+  job.scales = spec.traits().scales;
+  job.block_length = spec.traits().block_length;
+  job.turns_columnwise = spec.traits().turns_columnwise;
   job.has_tiles = spec.block_dim == 2;
   job.scale_options = {
       .rule = spec.scale_rule, .power_2 = spec.power_2_scale, .amax_epsilon = spec.amax_epsilon};
-  if (spec.format == QuantizerFormat::kFp8Block) {
+  if (job.scales == ScaleKind::kF32) {
     job.scale_options.value_for_infinity = LargestOf(request.source.dtype());
   }
   job.rounding = spec.element_rounding;
@@ -73,7 +75,7 @@ absl::Status AllocateCopy(const CudaRequest& request, Usage usage, QuantizedTens
                                                       request.source.shape()));
   QG_ASSIGN_OR_RETURN(copy.data, request.device.Allocate(copy.element, copy.data.shape()));
   codes = copy.data.as<uint8_t>();
-  if (request.spec.format != QuantizerFormat::kFp8Tensor) {
+  if (request.spec.traits().has_blocks()) {
     QG_ASSIGN_OR_RETURN(copy.scale_inv,
                         request.device.Allocate(copy.scale_inv.dtype(), copy.scale_inv.shape()));
     scales = copy.scale_inv.data();
@@ -186,15 +188,15 @@ absl::Status QuantizeNvfp4(const CudaRequest& request, QuantizedTensor& quantize
 }
 
 absl::Status QuantizeFormat(const CudaRequest& request, QuantizedTensor& quantized) {
-  switch (request.spec.format) {
-    case QuantizerFormat::kIdentity:
+  switch (request.spec.traits().scales) {
+    case ScaleKind::kNone:
       return KeepSource(request, quantized);
-    case QuantizerFormat::kFp8Tensor:
+    case ScaleKind::kTensor:
       return QuantizeTensor(request, quantized);
-    case QuantizerFormat::kFp8Block:
-    case QuantizerFormat::kMxfp8:
+    case ScaleKind::kF32:
+    case ScaleKind::kE8m0:
       return QuantizeBlocks(request, quantized);
-    case QuantizerFormat::kNvfp4:
+    case ScaleKind::kTwoLevel:
       return QuantizeNvfp4(request, quantized);
   }
   return absl::InternalError("quantize: unknown format");

@@ -49,7 +49,8 @@ constexpr int64_t kTileSide = 128;
 
 Fp8BlockTileFunction FindVectorTile(const FormatRequest& request) {
   const QuantizerSpec& spec = request.spec;
-  if (spec.scale_rule != ScaleRule::kDivide ||
+  if (spec.traits().block_length != kTileSide || !spec.traits().turns_columnwise ||
+      spec.scale_rule != ScaleRule::kDivide ||
       spec.element_rounding != ElementRounding::kNearestEven ||
       spec.overflow != Overflow::kSaturate) {
     return nullptr;

@@ -50,7 +50,8 @@ constexpr int64_t kTileRows = 32, kTileColumns = 64;
 
 Mxfp8TileFunction FindVectorTile(const FormatRequest& request) {
   const QuantizerSpec& spec = request.spec;
-  if (spec.scale_rule != ScaleRule::kRoundUp ||
+  if (spec.traits().block_length != kTileRows || spec.traits().turns_columnwise ||
+      spec.scale_rule != ScaleRule::kRoundUp ||
       spec.element_rounding != ElementRounding::kNearestEven ||
       spec.overflow != Overflow::kSaturate) {
     return nullptr;

@@ -95,10 +95,10 @@ absl::StatusOr<QuantizedTensor> QuantizeTwoRules(const Tensor& source, const Qua
 }  // namespace
 
 bool ReadsGroupAmax(const QuantizerSpec& spec) {
-  switch (spec.format) {
-    case QuantizerFormat::kFp8Tensor:
+  switch (spec.traits().scales) {
+    case ScaleKind::kTensor:
       return spec.scaling == Scaling::kCurrent;
-    case QuantizerFormat::kNvfp4:
+    case ScaleKind::kTwoLevel:
       return !spec.row_scaled &&
              ResolveScaleRule(spec.scale_rule, spec.format) != ScaleRule::kSingleLevel;
     default:
@@ -126,7 +126,7 @@ absl::StatusOr<AmaxPlan> PlanAmaxes(const Tensor& source, const Quantizer& quant
     const QuantizerSpec& spec = quantizer.spec(usage);
     if (!Asks(usages, usage) || !ReadsGroupAmax(spec)) continue;
     // Per-tensor FP8 has one amax for both copies.
-    const bool is_shared = spec.format == QuantizerFormat::kFp8Tensor;
+    const bool is_shared = spec.traits().scales == ScaleKind::kTensor;
     (usage == Usage::kRowwise || is_shared ? plan.rowwise : plan.columnwise) = true;
     plan.is_transformed = usage == Usage::kColumnwise && spec.hadamard;
   }

@@ -12,13 +12,6 @@
 
 namespace quantgate {
 
-/// What the scales of a format are.
-enum class TileScales {
-  kTensor,  ///< fp8_tensor: one fp32 scale.
-  kFp32,    ///< fp8_block: of 128 elements or 128 x 128.
-  kE8m0,    ///< mxfp8: of 32 elements or 32 x 32.
-};
-
 /// One rule, a source of rows x columns, and the copies that are wanted: layouts as QuantizedCopy.
 struct TileQuantization {
   const void* source = nullptr;
@@ -26,8 +19,10 @@ struct TileQuantization {
   int64_t rows = 0, columns = 0;
 
   FormatId element = kFormatId<E4M3>;
-  TileScales scales = TileScales::kTensor;
-  bool has_tiles = false;  ///< One scale per tile, block_dim 2.
+  ScaleKind scales = ScaleKind::kTensor;  ///< kTensor, kF32 or kE8m0.
+  int block_length = 1;
+  bool has_tiles = false;         ///< One scale per tile, block_dim 2.
+  bool turns_columnwise = false;  ///< Columnwise codes and scales lie transposed.
   ScaleOptions scale_options;
   ElementRounding rounding = ElementRounding::kNearestEven;
   Overflow overflow = Overflow::kSaturate;
@@ -74,9 +69,12 @@ cudaError_t LaunchTensorScale(const TensorScaleJob& job, cudaStream_t stream);
 struct TileDequantization {
   const uint8_t* codes = nullptr;
   FormatId element = kFormatId<E4M3>;
-  TileScales scales = TileScales::kTensor;
+  ScaleKind scales = ScaleKind::kTensor;
+  int block_bits =
+      0;  ///< Blocks have 2^block_bits elements: a division would cost more than all else.
   bool has_tiles = false;
   bool is_columnwise = false;
+  bool is_turned = false;  ///< The codes and scales lie transposed.
   const void* scale_inv = nullptr;
   int64_t rows = 0, columns = 0;
   void* out = nullptr;

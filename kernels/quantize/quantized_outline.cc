@@ -24,15 +24,14 @@ absl::StatusOr<QuantizedCopy> OutlineCopy(const QuantizerSpec& spec, Usage usage
   for (size_t i = 0; i + 1 < shape.size(); ++i) rows *= shape[i];
   const int64_t columns = shape.back();
   const bool is_rowwise = usage == Usage::kRowwise;
-  // mxfp8 and identity are never transposed.
-  const bool is_turned =
-      !is_rowwise && spec.is_quantized() && spec.format != QuantizerFormat::kMxfp8;
+  const ScalingTraits& traits = spec.traits();
+  const bool is_turned = !is_rowwise && traits.turns_columnwise;
   Shape data = is_rowwise ? shape : is_turned ? Shape{columns, rows} : Shape{rows, columns};
   if (!spec.is_quantized()) data = shape;
   if (copy.element == DType::kF4E2M1x2) data.back() /= 2;
   QG_ASSIGN_OR_RETURN(copy.data, OutlineTensor(copy.element, std::move(data)));
   if (!spec.is_quantized()) return copy;
-  if (spec.format == QuantizerFormat::kFp8Tensor) {
+  if (traits.scales == ScaleKind::kTensor) {
     QG_ASSIGN_OR_RETURN(copy.scale_inv, OutlineTensor(DType::kF32, {1}));
     QG_ASSIGN_OR_RETURN(copy.amax, OutlineTensor(DType::kF32, {1}));
     return copy;
@@ -42,7 +41,7 @@ absl::StatusOr<QuantizedCopy> OutlineCopy(const QuantizerSpec& spec, Usage usage
       ScaleArrayTypeOf({spec.format, spec.block_dim, usage, rows, columns}, ScaleLayout::kLogical));
   QG_ASSIGN_OR_RETURN(copy.scale_inv, OutlineTensor(scales.dtype, scales.shape));
   const bool has_amax =
-      spec.format == QuantizerFormat::kNvfp4 && spec.scale_rule != ScaleRule::kSingleLevel;
+      traits.scales == ScaleKind::kTwoLevel && spec.scale_rule != ScaleRule::kSingleLevel;
   if (has_amax) {
     const int64_t count = !spec.row_scaled ? 1 : is_rowwise ? rows : columns;
     QG_ASSIGN_OR_RETURN(copy.amax, OutlineTensor(DType::kF32, {count}));

@@ -74,7 +74,7 @@ std::string BoolText(bool value) { return value ? "true" : "false"; }
 std::string SpecText(const QuantizerSpec& spec) {
   if (!spec.is_quantized()) return "identity";
   std::string text(DTypeName(spec.element));
-  const bool is_tensor = spec.format == QuantizerFormat::kFp8Tensor;
+  const bool is_tensor = spec.traits().scales == ScaleKind::kTensor;
   const bool is_delayed = is_tensor && spec.scaling == Scaling::kDelayed;
   if (is_tensor) {
     absl::StrAppend(&text, " per tensor", is_delayed ? ", scale delayed" : "");
@@ -86,11 +86,11 @@ std::string SpecText(const QuantizerSpec& spec) {
     const ScaleRule rule = ResolveScaleRule(spec.scale_rule, spec.format);
     absl::StrAppend(&text, ", scale_rule=", std::string(ScaleRuleName(rule)));
   }
-  if ((is_tensor && !is_delayed) || spec.format == QuantizerFormat::kFp8Block) {
+  if ((is_tensor && !is_delayed) || spec.traits().scales == ScaleKind::kF32) {
     absl::StrAppend(&text, ", power_2_scale=", BoolText(spec.power_2_scale),
                     ", amax_epsilon=", spec.amax_epsilon);
   }
-  if (spec.format == QuantizerFormat::kNvfp4) {
+  if (spec.traits().scales == ScaleKind::kTwoLevel) {
     absl::StrAppend(&text, ", hadamard=", BoolText(spec.hadamard),
                     ", row_scaled=", BoolText(spec.row_scaled),
                     ", 4over6=", std::string(FourOverSixName(spec.four_over_six)),
@@ -128,30 +128,8 @@ absl::StatusOr<Overflow> ParseOverflow(std::string_view name) {
   return ParseName<Overflow>(kOverflows, "overflow", name);
 }
 
-const std::vector<ScaleRule>& ScaleRulesOf(QuantizerFormat format) {
-  static const std::vector<ScaleRule> kNone;
-  static const std::vector<ScaleRule> kFp8 = {ScaleRule::kDivide, ScaleRule::kReciprocal};
-  static const std::vector<ScaleRule> kMx = {ScaleRule::kRoundUp, ScaleRule::kFloor,
-                                             ScaleRule::kCeil, ScaleRule::kEven,
-                                             ScaleRule::kNearest};
-  static const std::vector<ScaleRule> kNv = {ScaleRule::kTwoLevel, ScaleRule::kTwoLevelClamped,
-                                             ScaleRule::kSingleLevel};
-  switch (format) {
-    case QuantizerFormat::kIdentity:
-      return kNone;
-    case QuantizerFormat::kFp8Tensor:
-    case QuantizerFormat::kFp8Block:
-      return kFp8;
-    case QuantizerFormat::kMxfp8:
-      return kMx;
-    case QuantizerFormat::kNvfp4:
-      return kNv;
-  }
-  return kNone;
-}
-
 ScaleRule ResolveScaleRule(ScaleRule rule, QuantizerFormat format) {
-  const std::vector<ScaleRule>& rules = ScaleRulesOf(format);
+  const std::span<const ScaleRule> rules = TraitsOf(format).rules;
   return rule == ScaleRule::kUsual && !rules.empty() ? rules.front() : rule;
 }
 

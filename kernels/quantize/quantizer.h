@@ -23,8 +23,6 @@ absl::StatusOr<ScaleRule> ParseScaleRule(std::string_view name);
 absl::StatusOr<ElementRounding> ParseElementRounding(std::string_view name);
 absl::StatusOr<Overflow> ParseOverflow(std::string_view name);
 
-/// The rules that fit a format, Transformer Engine's first; none for identity.
-const std::vector<ScaleRule>& ScaleRulesOf(QuantizerFormat format);
 /// kUsual resolved for the format.
 ScaleRule ResolveScaleRule(ScaleRule rule, QuantizerFormat format);
 
@@ -56,6 +54,7 @@ struct QuantizerSpec {
   int e4m3_max = 448;  ///< nvfp4.
 
   bool is_quantized() const { return format != QuantizerFormat::kIdentity; }
+  const ScalingTraits& traits() const { return TraitsOf(format); }
   friend bool operator==(const QuantizerSpec&, const QuantizerSpec&) = default;
 };
 

@@ -73,15 +73,11 @@ absl::StatusOr<Rule> NamedRule(const Json& json) {
 }
 
 absl::StatusOr<QuantizerFormat> ParseFormat(const std::string& name) {
-  std::vector<std::string> known;
-  for (const QuantizerFormat format :
-       {QuantizerFormat::kIdentity, QuantizerFormat::kFp8Tensor, QuantizerFormat::kFp8Block,
-        QuantizerFormat::kMxfp8, QuantizerFormat::kNvfp4}) {
-    known.emplace_back(QuantizerFormatName(format));
-    if (known.back() == name) return format;
+  for (const ScalingTraits& traits : AllQuantizerFormats()) {
+    if (traits.name == name) return traits.format;
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("format: ", ShownValue(name), " is not one of ", absl::StrJoin(known, ", ")));
+      absl::StrCat("format: ", ShownValue(name), " is not one of ", QuantizerFormatNames()));
 }
 
 absl::StatusOr<FourOverSix> ParseFourOverSix(const std::string& name) {
@@ -167,7 +163,7 @@ Json CanonicalSpec(const QuantizerSpec& spec, const QuantizerSpec& plain) {
 absl::Status CheckOfCodes(QuantizerFormat format, const std::string& key) {
   const bool is_of_codes =
       key == "element" || key == "overflow" || key == "scale_rule" || key == "element_rounding";
-  if (format != QuantizerFormat::kIdentity || !is_of_codes) return absl::OkStatus();
+  if (TraitsOf(format).scales != ScaleKind::kNone || !is_of_codes) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("\"", key, "\": not a field of identity, which keeps its source as it is"));
 }
@@ -179,7 +175,7 @@ absl::StatusOr<Rule> SpecRule(const Json& json) {
              "element_rounding", "overflow", "hadamard", "row_scaled", "4over6", "e4m3_max"}));
   QuantizerSpec plain;
   QG_RETURN_IF_ERROR(SetField("format", json["format"], plain));
-  if (plain.format == QuantizerFormat::kNvfp4) plain.element = DType::kF4E2M1x2;
+  if (plain.is_quantized()) plain.element = plain.traits().elements.front();
   Rule rule;
   rule.spec = plain;
   for (const auto& [key, value] : json.items()) {

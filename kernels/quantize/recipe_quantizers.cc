@@ -201,7 +201,7 @@ absl::Status CheckPair(const GemmPair& pair, const RecipeRules& rules) {
   if (a.format != b.format) {
     return refuse(ModeName(a), ModeName(b), "both sides of a GEMM must have one scaling mode");
   }
-  if (a.format == QuantizerFormat::kFp8Block && a.block_dim == 2 && b.block_dim == 2) {
+  if (!a.traits().is_micro && a.block_dim == 2 && b.block_dim == 2) {
     return refuse("128x128 blocks", "128x128 blocks",
                   "2-D by 2-D blocks are refused: one side must have 1x128 blocks");
   }

@@ -138,12 +138,12 @@ __global__ void TransposeNibbles(const uint8_t* from, uint8_t* to, int64_t rows,
   }
 }
 
-__global__ void TransposeReplicated(const uint8_t* from, uint8_t* to, int64_t rows, int64_t tiles) {
-  constexpr int64_t kTile = 16;
-  const int64_t across = rows / kTile;
-  for (int64_t i = FirstIndex(); i < tiles * kTile * across; i += Stride()) {
+__global__ void TransposeReplicated(const uint8_t* from, uint8_t* to, int64_t rows, int64_t tiles,
+                                    int side) {
+  const int64_t across = rows / side;
+  for (int64_t i = FirstIndex(); i < tiles * side * across; i += Stride()) {
     const int64_t column = i / across, tile = i % across;
-    to[i] = from[tile * kTile * tiles + column / kTile];
+    to[i] = from[tile * side * tiles + column / side];
   }
 }
 
@@ -184,10 +184,10 @@ cudaError_t LaunchTransposeNibbles(const uint8_t* from, uint8_t* to, int64_t row
 }
 
 cudaError_t LaunchTransposeReplicated(const uint8_t* from, uint8_t* to, int64_t rows, int64_t tiles,
-                                      cudaStream_t stream) {
+                                      int side, cudaStream_t stream) {
   const int64_t count = tiles * rows;
   if (count == 0) return cudaSuccess;
-  TransposeReplicated<<<BlocksFor(count), kThreads, 0, stream>>>(from, to, rows, tiles);
+  TransposeReplicated<<<BlocksFor(count), kThreads, 0, stream>>>(from, to, rows, tiles, side);
   return cudaGetLastError();
 }
 

@@ -65,9 +65,9 @@ cudaError_t LaunchDelayedState(const DelayedStateJob& job, cudaStream_t stream);
 /// E2M1 codes of rows x columns, two to a byte along columns, to two to a byte along rows.
 cudaError_t LaunchTransposeNibbles(const uint8_t* from, uint8_t* to, int64_t rows, int64_t columns,
                                    cudaStream_t stream);
-/// Scales of 16 x 16 tiles, replicated to each row of a tile [rows][tiles], to those replicated to
-/// each column [16 * tiles][rows / 16].
+/// Scales of side x side tiles, replicated to each row of a tile [rows][tiles], to those replicated
+/// to each column [side * tiles][rows / side].
 cudaError_t LaunchTransposeReplicated(const uint8_t* from, uint8_t* to, int64_t rows, int64_t tiles,
-                                      cudaStream_t stream);
+                                      int side, cudaStream_t stream);
 
 }  // namespace quantgate

@@ -19,9 +19,10 @@ ScaleGrid BlockGrid(const ScaleArray& array) {
   const int64_t outer = is_rowwise ? array.rows : array.columns;
   const int64_t contracted = is_rowwise ? array.columns : array.rows;
   ScaleGrid grid;
-  grid.blocks = DivideUp(contracted, 128);
+  const int64_t length = BlockLength(array.format);
+  grid.blocks = DivideUp(contracted, length);
   if (array.block_dim == 2) {
-    grid.outer = DivideUp(outer, 128);
+    grid.outer = DivideUp(outer, length);
     grid.padded_rows = grid.outer;
     grid.padded_columns = RoundUp(grid.blocks, 4);
     return grid;
@@ -33,7 +34,7 @@ ScaleGrid BlockGrid(const ScaleArray& array) {
   return grid;
 }
 
-/// mxfp8 and nvfp4, whose 2-D scales are replicated to the shapes of 1-D ones.
+/// Of micro formats, whose 2-D scales are replicated to the shapes of 1-D ones.
 ScaleGrid MicroGrid(const ScaleArray& array) {
   const bool is_rowwise = array.usage == Usage::kRowwise;
   const int64_t length = BlockLength(array.format);
@@ -42,7 +43,7 @@ ScaleGrid MicroGrid(const ScaleArray& array) {
   grid.blocks = (is_rowwise ? array.columns : array.rows) / length;
   grid.padded_rows = RoundUp(grid.outer, ScaleGrid::kTileRows);
   grid.padded_columns = RoundUp(grid.blocks, ScaleGrid::kTileBlocks);
-  if (array.format == QuantizerFormat::kMxfp8 && !is_rowwise) {
+  if (!TraitsOf(array.format).turns_columnwise && !is_rowwise) {
     grid.logical_is_transposed = grid.padded_is_transposed = true;
     std::swap(grid.padded_rows, grid.padded_columns);
   }
@@ -54,13 +55,17 @@ absl::Status CheckArray(const ScaleArray& array) {
   if (array.rows < 0 || array.columns < 0) {
     return Refuse("scales", of_dims, "dims must not be negative");
   }
-  const bool is_micro =
-      array.format == QuantizerFormat::kMxfp8 || array.format == QuantizerFormat::kNvfp4;
-  if (!is_micro && array.format != QuantizerFormat::kFp8Block) {
+  const ScalingTraits& traits = TraitsOf(array.format);
+  if (!traits.has_blocks()) {
+    std::string others;
+    for (const ScalingTraits& other : AllQuantizerFormats()) {
+      if (!other.has_blocks()) continue;
+      absl::StrAppend(&others, others.empty() ? "" : ", ", std::string(other.name));
+    }
     return Refuse("scales", "of " + Name(array.format),
-                  "it has no block scales; fp8_block, mxfp8 and nvfp4 have");
+                  absl::StrCat("it has no block scales; ", others, " have"));
   }
-  if (!is_micro) return absl::OkStatus();
+  if (!traits.is_micro) return absl::OkStatus();
   const int64_t length = BlockLength(array.format);
   if (array.rows % length == 0 && array.columns % length == 0) return absl::OkStatus();
   return Refuse(
@@ -81,11 +86,6 @@ void Move(const Tensor& from_scales, Tensor& to_scales, const ScaleGrid& grid, S
 }
 
 }  // namespace
-
-DType BlockScaleDType(QuantizerFormat format) {
-  if (format == QuantizerFormat::kMxfp8) return DType::kF8E8M0;
-  return format == QuantizerFormat::kNvfp4 ? DType::kF8E4M3 : DType::kF32;
-}
 
 std::string_view ScaleLayoutName(ScaleLayout layout) {
   switch (layout) {
@@ -110,21 +110,22 @@ absl::StatusOr<ScaleLayout> ParseScaleLayout(std::string_view name) {
 
 absl::StatusOr<ScaleGrid> ScaleGridOf(const ScaleArray& array) {
   QG_RETURN_IF_ERROR(CheckArray(array));
-  return array.format == QuantizerFormat::kFp8Block ? BlockGrid(array) : MicroGrid(array);
+  return TraitsOf(array.format).is_micro ? MicroGrid(array) : BlockGrid(array);
 }
 
 absl::StatusOr<ScaleArrayType> ScaleArrayTypeOf(const ScaleArray& array, ScaleLayout layout) {
   QG_ASSIGN_OR_RETURN(const ScaleGrid grid, ScaleGridOf(array));
-  if (layout == ScaleLayout::kSwizzled && array.format == QuantizerFormat::kFp8Block) {
-    return Refuse("scale_layout", "swizzled",
-                  "fp8_block has no such layout; its GEMM reads the padded one");
+  if (layout == ScaleLayout::kSwizzled && !TraitsOf(array.format).is_micro) {
+    return Refuse(
+        "scale_layout", "swizzled",
+        absl::StrCat(Name(array.format), " has no such layout; its GEMM reads the padded one"));
   }
   Shape shape = {grid.padded_rows, grid.padded_columns};
   if (layout == ScaleLayout::kLogical) {
     shape = grid.logical_is_transposed ? Shape{grid.blocks, grid.outer}
                                        : Shape{grid.outer, grid.blocks};
   }
-  return ScaleArrayType{BlockScaleDType(array.format), std::move(shape)};
+  return ScaleArrayType{ScaleDType(TraitsOf(array.format).scales), std::move(shape)};
 }
 
 absl::Status CheckScales(const Tensor& scales, const ScaleArray& array, ScaleLayout layout) {

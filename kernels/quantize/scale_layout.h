@@ -14,9 +14,6 @@ namespace quantgate {
 std::string_view ScaleLayoutName(ScaleLayout layout);  ///< "logical", "padded", "swizzled".
 absl::StatusOr<ScaleLayout> ParseScaleLayout(std::string_view name);
 
-/// Of the block scales of a format: f8_e8m0, f8_e4m3 or f32.
-DType BlockScaleDType(QuantizerFormat format);
-
 /// What the scales of one direction are, which their bytes alone do not say.
 struct ScaleArray {
   QuantizerFormat format = QuantizerFormat::kMxfp8;

@@ -67,7 +67,8 @@ SummaryScalars ScalarsOf(const QuantizedTensor& quantized) {
     scalars.amax_columnwise = ScalarOf(quantized.columnwise->amax);
   }
   scalars.scale = ScalarOf(quantized.scale);
-  if (first.format == QuantizerFormat::kFp8Tensor) scalars.scale_inv = ScalarOf(first.scale_inv);
+  if (TraitsOf(first.format).scales == ScaleKind::kTensor)
+    scalars.scale_inv = ScalarOf(first.scale_inv);
   return scalars;
 }
 

@@ -95,16 +95,15 @@ class PlainTile {
         factors_(factors) {}
 
   __device__ void Quantize(ThreadCounts& counts) {
-    if (job_.scales == TileScales::kTensor) {
+    if (job_.scales == ScaleKind::kTensor) {
       if (job_.amax_bits != nullptr) RaiseTensorAmax();
     } else {
       FindAmaxes();
       MakeFactors();
     }
-    const bool is_turned = job_.scales != TileScales::kE8m0;
     if (job_.row_codes != nullptr) Encode(job_.row_codes, false, false, true, counts);
     if (job_.column_codes != nullptr) {
-      Encode(job_.column_codes, true, is_turned, job_.row_codes == nullptr, counts);
+      Encode(job_.column_codes, true, job_.turns_columnwise, job_.row_codes == nullptr, counts);
     }
     Threads::Sync();  // The factors are free for another tile.
   }
@@ -124,7 +123,7 @@ class PlainTile {
   __device__ uint32_t AmaxBitsAt(int row, int column) const {
     const uint32_t magnitude = MagnitudeBits(At(row, column));
     const bool ignores_nan =
-        job_.scales != TileScales::kE8m0 || !PropagatesNan(job_.scale_options.rule);
+        job_.scales != ScaleKind::kE8m0 || !PropagatesNan(job_.scale_options.rule);
     return magnitude > kInfinityBits && ignores_nan ? 0 : magnitude;
   }
 
@@ -179,13 +178,15 @@ class PlainTile {
     const float amax = __uint_as_float(job_.has_tiles ? of_tile : bits);
     void* scales = is_columnwise ? job_.column_scales : job_.row_scales;
     const bool is_inside = i < (is_columnwise ? width_ : height_);
-    if (job_.scales == TileScales::kE8m0) {
+    if (job_.scales == ScaleKind::kE8m0) {
       const uint8_t code = E8m0Scale<Element>(amax, job_.scale_options.rule);
       bits = __float_as_uint(E8m0Multiplier(code));
       if (scales == nullptr || !is_inside) return;
-      const int64_t index = is_columnwise
-                                ? row_begin_ / kSide * job_.columns + column_begin_ + i
-                                : (row_begin_ + i) * (job_.columns / kSide) + column_begin_ / kSide;
+      const int64_t line = (is_columnwise ? column_begin_ : row_begin_) + i;
+      const int64_t block = (is_columnwise ? row_begin_ : column_begin_) / kSide;
+      const int64_t blocks = (is_columnwise ? job_.rows : job_.columns) / kSide;
+      const int64_t index = is_columnwise && !job_.turns_columnwise ? block * job_.columns + line
+                                                                    : line * blocks + block;
       static_cast<uint8_t*>(scales)[index] = code;
       return;
     }
@@ -224,7 +225,7 @@ class PlainTile {
   __device__ uint8_t EncodeAt(int row, int column, bool by_column, bool is_counted,
                               ThreadCounts& counts) const {
     const float value = At(row, column);
-    const float factor = job_.scales == TileScales::kTensor ? *job_.tensor_scale
+    const float factor = job_.scales == ScaleKind::kTensor ? *job_.tensor_scale
                          : by_column ? __uint_as_float(factors_.column[column])
                                      : __uint_as_float(factors_.row[row]);
     const float scaled = value * factor;

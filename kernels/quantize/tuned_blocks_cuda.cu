@@ -288,7 +288,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
 /// fp8_tensor or fp8_block's tiles.
 template <class Element>
 cudaError_t LaunchBlocks(const TileQuantization& job, const TileOrder& order, cudaStream_t stream) {
-  const bool is_tensor = job.scales == TileScales::kTensor;
+  const bool is_tensor = job.scales == ScaleKind::kTensor;
   const auto kernel =
       is_tensor ? &QuantizeBlocks<Element, Mode::kTensor> : &QuantizeBlocks<Element, Mode::kTiles>;
   const cudaError_t error =
@@ -311,7 +311,7 @@ cudaError_t LaunchBlocks(const TileQuantization& job, const TileOrder& order, cu
 /// tile is, it has the fewest edges.
 TileQuantization Reshaped(TileQuantization job) {
   const int64_t count = job.rows * job.columns;
-  if (job.scales == TileScales::kTensor && job.column_codes == nullptr && count % kSide == 0) {
+  if (job.scales == ScaleKind::kTensor && job.column_codes == nullptr && count % kSide == 0) {
     job.rows = count / kSide;
     job.columns = kSide;
   }
@@ -329,7 +329,7 @@ bool TunedBlocksTake(const TileQuantization& job) {
 }
 
 cudaError_t LaunchTunedBlocks(const TileQuantization& job, cudaStream_t stream) {
-  if (job.scales == TileScales::kFp32 && !job.has_tiles) return LaunchTunedLines(job, stream);
+  if (job.scales == ScaleKind::kF32 && !job.has_tiles) return LaunchTunedLines(job, stream);
   const TileQuantization reshaped = Reshaped(job);
   const TileOrder order = TileOrder::Of(reshaped.rows, reshaped.columns);
   if (order.count() == 0) return cudaSuccess;

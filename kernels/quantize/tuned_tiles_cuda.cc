@@ -16,12 +16,16 @@ bool TunedTilesTake(const TileQuantization& job) {
       !IsAligned(job.column_codes) || !IsAligned(job.column_scales)) {
     return false;
   }
-  return job.scales == TileScales::kE8m0 ? TunedMicroTake(job) : TunedBlocksTake(job);
+  const bool is_micro = job.scales == ScaleKind::kE8m0;
+  if (is_micro ? job.block_length != 32 || job.turns_columnwise : !job.turns_columnwise) {
+    return false;
+  }
+  return is_micro ? TunedMicroTake(job) : TunedBlocksTake(job);
 }
 
 cudaError_t LaunchTunedTiles(const TileQuantization& job, cudaStream_t stream) {
-  return job.scales == TileScales::kE8m0 ? LaunchTunedMicro(job, stream)
-                                         : LaunchTunedBlocks(job, stream);
+  return job.scales == ScaleKind::kE8m0 ? LaunchTunedMicro(job, stream)
+                                        : LaunchTunedBlocks(job, stream);
 }
 
 }  // namespace quantgate

@@ -16,7 +16,7 @@ constexpr int64_t kGrainRows = 16;
 
 bool IsIdentity(const QuantizedTensor& quantized) {
   const auto is_identity = [](const std::optional<QuantizedCopy>& copy) {
-    return !copy.has_value() || copy->format == QuantizerFormat::kIdentity;
+    return !copy.has_value() || TraitsOf(copy->format).scales == ScaleKind::kNone;
   };
   return is_identity(quantized.rowwise) && is_identity(quantized.columnwise);
 }
@@ -49,18 +49,17 @@ absl::StatusOr<Tensor> TransposeNibbles(const Tensor& packed, const ExecutionCon
   return turned;
 }
 
-/// The scales of 16x16 tiles, replicated to each row of a tile, to those replicated to each column.
-absl::StatusOr<Tensor> TransposeReplicated(const Tensor& scales) {
-  constexpr int64_t kTile = 16;
+/// The scales of `side` x `side` tiles, replicated to each row of a tile, to those replicated to
+/// each column.
+absl::StatusOr<Tensor> TransposeReplicated(const Tensor& scales, int64_t side) {
   const int64_t rows = scales.rows();
   const int64_t tiles = scales.columns();
-  QG_ASSIGN_OR_RETURN(Tensor turned,
-                      Tensor::Allocate(scales.dtype(), {tiles * kTile, rows / kTile}));
+  QG_ASSIGN_OR_RETURN(Tensor turned, Tensor::Allocate(scales.dtype(), {tiles * side, rows / side}));
   const uint8_t* from = scales.as<uint8_t>();
   uint8_t* to = turned.as<uint8_t>();
-  for (int64_t column = 0; column < tiles * kTile; ++column) {
-    for (int64_t tile = 0; tile < rows / kTile; ++tile) {
-      to[column * (rows / kTile) + tile] = from[tile * kTile * tiles + column / kTile];
+  for (int64_t column = 0; column < tiles * side; ++column) {
+    for (int64_t tile = 0; tile < rows / side; ++tile) {
+      to[column * (rows / side) + tile] = from[tile * side * tiles + column / side];
     }
   }
   return turned;
@@ -76,10 +75,9 @@ absl::Status CheckDerivable(const QuantizedTensor& quantized) {
         absl::StrCat("a hybrid tensor has no columnwise codes, and its rowwise ones (", format,
                      ") are of another quantizer"));
   }
-  const bool has_2d_exception =
-      rowwise.format == QuantizerFormat::kFp8Block || rowwise.format == QuantizerFormat::kNvfp4;
-  if (rowwise.format == QuantizerFormat::kFp8Tensor ||
-      (has_2d_exception && rowwise.block_dim == 2)) {
+  const ScalingTraits& traits = TraitsOf(rowwise.format);
+  const bool has_2d_exception = traits.has_blocks() && traits.turns_columnwise;
+  if (!traits.has_blocks() || (has_2d_exception && rowwise.block_dim == 2)) {
     return absl::OkStatus();
   }
   return RefusePrecondition(
@@ -91,13 +89,16 @@ absl::Status CheckDerivable(const QuantizedTensor& quantized) {
 absl::StatusOr<QuantizedCopy> MakeColumnwise(const QuantizedCopy& rowwise,
                                              const ExecutionContext& context) {
   QuantizedCopy columnwise = rowwise;
-  if (rowwise.format == QuantizerFormat::kNvfp4) {
+  if (rowwise.element == DType::kF4E2M1x2) {
     QG_ASSIGN_OR_RETURN(columnwise.data, TransposeNibbles(rowwise.data, context));
-    QG_ASSIGN_OR_RETURN(columnwise.scale_inv, TransposeReplicated(rowwise.scale_inv));
   } else {
     QG_ASSIGN_OR_RETURN(columnwise.data, Transpose2d(rowwise.data, context));
   }
-  if (rowwise.format == QuantizerFormat::kFp8Block) {
+  const ScalingTraits& traits = TraitsOf(rowwise.format);
+  if (traits.is_micro) {
+    QG_ASSIGN_OR_RETURN(columnwise.scale_inv,
+                        TransposeReplicated(rowwise.scale_inv, traits.block_length));
+  } else if (traits.has_blocks()) {
     QG_ASSIGN_OR_RETURN(columnwise.scale_inv, Transpose2d(rowwise.scale_inv, context));
   }
   // A cancelled loop leaves its output half written.

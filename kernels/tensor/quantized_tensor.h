@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kernels/tensor/quantizer_format.h"
 #include "kernels/tensor/tensor.h"
 
 namespace quantgate {
@@ -13,26 +14,15 @@ namespace quantgate {
 /// Which direction blocks run along: rowwise along the last dim (K), columnwise along the first
 /// (M).
 enum class Usage { kRowwise, kColumnwise };
-std::string_view UsageName(Usage usage);
+constexpr std::string_view UsageName(Usage usage) {
+  return usage == Usage::kRowwise ? "rowwise" : "columnwise";
+}
 
 struct Usages {
   bool rowwise = true;
   bool columnwise = false;
   friend bool operator==(const Usages&, const Usages&) = default;
 };
-
-/// What codes and scales are, whoever chose the scales.
-enum class QuantizerFormat {
-  kIdentity,   ///< Not quantized: high precision, optionally cast.
-  kFp8Tensor,  ///< FP8, one f32 scale per tensor: current and delayed scaling.
-  kFp8Block,   ///< FP8, f32 scales of 128 elements or of 128x128 tiles.
-  kMxfp8,      ///< FP8 (or FP6, FP4), E8M0 scales of 32 elements or of 32x32 tiles.
-  kNvfp4,      ///< FP4 E2M1, E4M3 scales of 16 elements or of 16x16 tiles, under an f32 amax.
-};
-std::string_view QuantizerFormatName(QuantizerFormat format);
-
-/// Elements along a block: 1 for identity and per-tensor FP8, 128, 32, 16.
-int BlockLength(QuantizerFormat format);
 
 /// One direction of a quantized tensor, in the logical layouts of docs/definitions.md section 8: no
 /// padding, no swizzle.

@@ -149,7 +149,7 @@ absl::StatusOr<QuantizedTensor> CheckpointReader::OutlineQuantized(const Json& j
     if (usage == Usage::kRowwise ? !usages.rowwise : !usages.columnwise) continue;
     QG_ASSIGN_OR_RETURN(quantized.copy(usage),
                         OutlineCopy(quantizer.spec(usage), usage, dtype, shape));
-    if (quantizer.spec(usage).format != QuantizerFormat::kFp8Tensor) continue;
+    if (quantizer.spec(usage).traits().scales != ScaleKind::kTensor) continue;
     QG_ASSIGN_OR_RETURN(quantized.scale, OutlineTensor(DType::kF32, {1}));
   }
   return quantized;

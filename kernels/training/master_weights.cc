@@ -27,10 +27,10 @@ absl::Status CheckTwoRules(const MasterFragment& fragment) {
   }
   if (!HasTwoRules(quantizer)) return absl::OkStatus();
   for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
-    const QuantizerFormat format = quantizer.spec(usage).format;
-    if (format == QuantizerFormat::kFp8Tensor || format == QuantizerFormat::kIdentity) continue;
+    const ScalingTraits& traits = quantizer.spec(usage).traits();
+    if (!traits.has_blocks()) continue;
     return RefuseMaster(fragment, usage == Usage::kRowwise ? "rowwise.format" : "columnwise.format",
-                        std::string(QuantizerFormatName(format)),
+                        std::string(traits.name),
                         "of two rules, masters are cast to per-tensor FP8 and identity");
   }
   return absl::OkStatus();
@@ -58,7 +58,7 @@ absl::Status CheckWeight(const MasterFragment& fragment, int rank, int ranks) {
     if (!rule.is_quantized() || (usage == Usage::kColumnwise && !fragment.usages.columnwise)) {
       continue;
     }
-    const Usage layout = rule.format == QuantizerFormat::kMxfp8 ? usage : Usage::kRowwise;
+    const Usage layout = rule.traits().turns_columnwise ? Usage::kRowwise : usage;
     QG_RETURN_IF_ERROR(
         WithinField(fragment.name, CheckFragment({master, begin, fragment.shape}, rule, layout)));
   }
@@ -85,12 +85,12 @@ absl::Status CheckEvenBounds(const MasterFragment& fragment) {
 enum Bucket { kCurrent, kBlock, kMicro, kTwoLevel, kDelayed, kBucketCount };
 
 Bucket BucketOf(const QuantizerSpec& rule) {
-  switch (rule.format) {
-    case QuantizerFormat::kFp8Block:
+  switch (rule.traits().scales) {
+    case ScaleKind::kF32:
       return kBlock;
-    case QuantizerFormat::kMxfp8:
+    case ScaleKind::kE8m0:
       return kMicro;
-    case QuantizerFormat::kNvfp4:
+    case ScaleKind::kTwoLevel:
       return kTwoLevel;
     default:
       return rule.scaling == Scaling::kDelayed ? kDelayed : kCurrent;
@@ -102,7 +102,7 @@ struct Cast {
   const MasterFragment* weight = nullptr;
   size_t index = 0;  ///< Of the weight.
   Usage usage = Usage::kRowwise;
-  /// In which codes lie as they are cast: columnwise codes but mxfp8's are turned later.
+  /// In which codes lie as they are cast: those that lie turned in the end are turned later.
   Usage layout = Usage::kRowwise;
   TensorFragment values;
   FragmentAmaxes amaxes;
@@ -171,14 +171,13 @@ absl::Status MasterCasts::AddCasts(size_t index) {
     const QuantizerSpec& rule = weight.quantizer.spec(usage);
     const bool is_columnwise = usage == Usage::kColumnwise;
     if (!rule.is_quantized() || (is_columnwise && !weight.usages.columnwise)) continue;
-    const bool has_own_codes =
-        rule.format == QuantizerFormat::kMxfp8 || HasTwoRules(weight.quantizer);
+    const bool has_own_codes = !rule.traits().turns_columnwise || HasTwoRules(weight.quantizer);
     if (is_columnwise && !has_own_codes) continue;
     Cast cast;
     cast.weight = &weight;
     cast.index = index;
     cast.usage = usage;
-    if (rule.format == QuantizerFormat::kMxfp8) cast.layout = usage;
+    if (!rule.traits().turns_columnwise) cast.layout = usage;
     cast.values = {values, weight.bounds[context_.group.rank()], weight.shape};
     buckets_[BucketOf(rule)].push_back(std::move(cast));
   }

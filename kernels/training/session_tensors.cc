@@ -31,7 +31,7 @@ void VisitDirections(TensorPlace place, const std::string& name, QuantizedTensor
     std::optional<QuantizedCopy>& copy = quantized.copy(usage);
     if (!copy.has_value()) continue;
     place.usage = usage;
-    const bool has_one_scale = copy->format == QuantizerFormat::kFp8Tensor;
+    const bool has_one_scale = TraitsOf(copy->format).scales == ScaleKind::kTensor;
     const std::string direction(UsageName(usage));
     visit_as(Kind::kCodes, absl::StrCat(name, ".", direction, "_data"), copy->data);
     visit_as(has_one_scale ? Kind::kScale : Kind::kCodes,

@@ -37,15 +37,18 @@ absl::Status CheckNvfp4Rule(const ShardedWeightSpec& spec, const QuantizerSpec& 
 }
 
 absl::Status CheckRule(const ShardedWeightSpec& spec, const QuantizerSpec& rule) {
-  const std::string format(QuantizerFormatName(rule.format));
-  if (rule.format == QuantizerFormat::kNvfp4) QG_RETURN_IF_ERROR(CheckNvfp4Rule(spec, rule));
-  const bool needs_tiles = rule.format == QuantizerFormat::kFp8Block ||
-                           (rule.format == QuantizerFormat::kNvfp4 && spec.usages.columnwise);
+  const ScalingTraits& traits = rule.traits();
+  const std::string format(traits.name);
+  if (traits.scales == ScaleKind::kTwoLevel) QG_RETURN_IF_ERROR(CheckNvfp4Rule(spec, rule));
+  // Columnwise codes are turned rowwise ones, and blocks that are cut short at the edge of a shard
+  // are no blocks of the whole.
+  const bool needs_tiles = traits.has_blocks() && traits.turns_columnwise &&
+                           (!traits.is_micro || spec.usages.columnwise);
   if (needs_tiles && rule.block_dim != 2) {
     return RefuseWeight(spec, "block_dim", absl::StrCat(rule.block_dim),
                         absl::StrCat("sharded weights of ", format, " have tiles (block_dim 2)"));
   }
-  const int64_t length = BlockLength(rule.format);
+  const int64_t length = traits.block_length;
   for (size_t rank = 0; rank + 1 < spec.bounds.size(); ++rank) {
     const int64_t begin = spec.bounds[rank];
     if (begin == spec.bounds[rank + 1] || begin % length == 0) continue;
@@ -93,9 +96,7 @@ bool HasTwoRules(const Quantizer& quantizer) {
 }
 
 bool IsTurnedAfter(const Quantizer& quantizer) {
-  const QuantizerFormat format = quantizer.rowwise.format;
-  return !HasTwoRules(quantizer) && format != QuantizerFormat::kMxfp8 &&
-         format != QuantizerFormat::kIdentity;
+  return !HasTwoRules(quantizer) && quantizer.rowwise.traits().turns_columnwise;
 }
 
 absl::StatusOr<ShardedWeight> ShardedWeight::Create(ShardedWeightSpec spec, int ranks) {

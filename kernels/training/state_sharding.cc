@@ -43,8 +43,7 @@ ShardRule AmaxRule(const QuantizedTensor& quantized, Usage usage, const ShardRul
 }  // namespace
 
 bool IsStoredTransposed(const QuantizedCopy& copy, Usage usage) {
-  return usage == Usage::kColumnwise && copy.format != QuantizerFormat::kIdentity &&
-         copy.format != QuantizerFormat::kMxfp8;
+  return usage == Usage::kColumnwise && TraitsOf(copy.format).turns_columnwise;
 }
 
 std::optional<ShardRule> StateShardRule(const SessionSpec& spec, const TensorPlace& place) {

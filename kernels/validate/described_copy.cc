@@ -27,9 +27,28 @@ absl::Status Doubt(Usage usage, const std::string& what) {
       absl::StrCat(what, "; say format, element, block_dim and e4m3_max (--format-hint)"));
 }
 
-bool IsMicroElement(DType dtype) {
-  return IsFp8(dtype) || dtype == DType::kF4E2M1x2 || dtype == DType::kF6E2M3 ||
-         dtype == DType::kF6E3M2;
+/// The one format with such scales and elements; none where several have them, or no one.
+std::optional<QuantizerFormat> OnlyFormatOf(ScaleKind scales, DType element) {
+  std::optional<QuantizerFormat> only;
+  for (const ScalingTraits& traits : AllQuantizerFormats()) {
+    const bool has_element =
+        std::find(traits.elements.begin(), traits.elements.end(), element) != traits.elements.end();
+    if (traits.scales != scales || !has_element) continue;
+    if (only.has_value()) return std::nullopt;
+    only = traits.format;
+  }
+  return only;
+}
+
+/// What scales of this dtype and shape are; none of a dtype that scales do not have.
+std::optional<ScaleKind> ScaleKindOf(const Tensor& scale) {
+  if (scale.dtype() == DType::kF32) {
+    return scale.shape() == Shape{1} ? ScaleKind::kTensor : ScaleKind::kF32;
+  }
+  for (const ScaleKind scales : {ScaleKind::kE8m0, ScaleKind::kTwoLevel}) {
+    if (scale.dtype() == ScaleDType(scales)) return scales;
+  }
+  return std::nullopt;
 }
 
 /// The format that dtypes and shapes leave no doubt about.
@@ -42,30 +61,29 @@ absl::StatusOr<QuantizerSpec> InferSpec(Usage usage, const QuantizedCopy& outlin
     if (IsHighPrecision(data.dtype())) return spec;  // Identity.
     return RefuseAbsent(PartField(usage, "scale_inv"), "codes need their scales");
   }
-  if (IsFp8(data.dtype()) && scale.dtype() == DType::kF32) {
-    const bool is_one = scale.shape() == Shape{1};
-    spec.format = is_one ? QuantizerFormat::kFp8Tensor : QuantizerFormat::kFp8Block;
+  const std::optional<ScaleKind> scales = ScaleKindOf(scale);
+  if (scales == ScaleKind::kTwoLevel && data.dtype() == DType::kU8) {
+    spec.element = DType::kF4E2M1x2;
+  }
+  const std::optional<QuantizerFormat> format =
+      scales.has_value() ? OnlyFormatOf(*scales, spec.element) : std::nullopt;
+  if (!format.has_value()) {
+    return Doubt(usage, absl::StrCat("codes ", TensorText(data), " with scales ", TensorText(scale),
+                                     " may be of several formats"));
+  }
+  spec.format = *format;
+  if (scales == ScaleKind::kF32) {
     // Tiles have one scale for 128 rows; one row has the same scales either way.
     const bool has_one_per_row = scale.rank() == 2 && scale.shape()[0] == data.rows();
-    spec.block_dim = is_one || has_one_per_row ? 1 : 2;
-    return spec;
+    spec.block_dim = has_one_per_row ? 1 : 2;
   }
-  if (IsMicroElement(data.dtype()) && scale.dtype() == DType::kF8E8M0) {
-    spec.format = QuantizerFormat::kMxfp8;
-    return spec;
-  }
-  const bool may_be_fp4 = data.dtype() == DType::kF4E2M1x2 || data.dtype() == DType::kU8;
-  if (may_be_fp4 && scale.dtype() == DType::kF8E4M3 && !outlines.amax.has_value()) {
-    spec.format = QuantizerFormat::kNvfp4;
-    spec.element = DType::kF4E2M1x2;
+  if (scales == ScaleKind::kTwoLevel) {
+    if (outlines.amax.has_value()) {
+      return Doubt(usage, "nvfp4 codes do not say whether their scales are bound by 448 or by 256");
+    }
     spec.scale_rule = ScaleRule::kSingleLevel;
-    return spec;
   }
-  if (may_be_fp4 && scale.dtype() == DType::kF8E4M3) {
-    return Doubt(usage, "nvfp4 codes do not say whether their scales are bound by 448 or by 256");
-  }
-  return Doubt(usage, absl::StrCat("codes ", TensorText(data), " with scales ", TensorText(scale),
-                                   " may be of several formats"));
+  return spec;
 }
 
 /// U8 codes and scales, which files have for types that they lack, as what they are.
@@ -86,8 +104,7 @@ absl::StatusOr<Shape> SourceShape(const QuantizerSpec& spec, Usage usage, const 
     return Refuse(PartField(usage, "data"), TensorText(data), "the rank is at least 1");
   }
   if (spec.element == DType::kF4E2M1x2) shape.back() *= 2;
-  const bool is_turned =
-      usage == Usage::kColumnwise && spec.is_quantized() && spec.format != QuantizerFormat::kMxfp8;
+  const bool is_turned = usage == Usage::kColumnwise && spec.traits().turns_columnwise;
   if (!is_turned) return shape;
   if (shape.size() != 2) {
     return Refuse(PartField(usage, "data"), TensorText(data),
@@ -176,9 +193,9 @@ absl::StatusOr<DescribedCopy> DescribeCopy(const QuantizedDescription& descripti
     }
     described.shape = told;
   }
-  spec.row_scaled = spec.format == QuantizerFormat::kNvfp4 && copy.amax.has_value() &&
-                    copy.amax.shape() != Shape{1};
-  if (spec.format == QuantizerFormat::kNvfp4 && !copy.amax.has_value()) {
+  const bool has_two_levels = spec.traits().scales == ScaleKind::kTwoLevel;
+  spec.row_scaled = has_two_levels && copy.amax.has_value() && copy.amax.shape() != Shape{1};
+  if (has_two_levels && !copy.amax.has_value()) {
     spec.scale_rule = ScaleRule::kSingleLevel;
   }
   QG_ASSIGN_OR_RETURN(QuantizedCopy expected,
@@ -200,7 +217,7 @@ absl::StatusOr<DescribedCopy> DescribeCopy(const QuantizedDescription& descripti
   QG_RETURN_IF_ERROR(CheckGivenPart("data", usage, copy.data, expected.data));
   QG_RETURN_IF_ERROR(CheckGivenPart("scale_inv", usage, copy.scale_inv, expected.scale_inv));
   // Per-tensor FP8 does not need its amax to dequantize.
-  if (spec.format == QuantizerFormat::kNvfp4) {
+  if (has_two_levels) {
     QG_RETURN_IF_ERROR(CheckGivenPart("amax", usage, copy.amax, expected.amax));
   }
   expected.data = copy.data;

@@ -80,22 +80,12 @@ std::pair<Side, Side> SidesOf(const GemmRecord& gemm) {
   return {std::move(a), std::move(b)};
 }
 
+/// A format whose codes a GEMM reads so.
 QuantizerFormat FormatOf(ScaleMode scaling) {
-  switch (scaling) {
-    case ScaleMode::kNone:
-      return QuantizerFormat::kIdentity;
-    case ScaleMode::kTensor:
-    case ScaleMode::kOuter:
-      return QuantizerFormat::kFp8Tensor;
-    case ScaleMode::k1x128:
-    case ScaleMode::k128x128:
-      return QuantizerFormat::kFp8Block;
-    case ScaleMode::kMx32:
-      return QuantizerFormat::kMxfp8;
-    case ScaleMode::kNv16:
-      break;
+  for (const ScalingTraits& traits : AllQuantizerFormats()) {
+    if (traits.scale_modes[0] == scaling || traits.scale_modes[1] == scaling) return traits.format;
   }
-  return QuantizerFormat::kNvfp4;
+  return QuantizerFormat::kFp8Tensor;  // Outer scales, which no quantizer here makes.
 }
 
 /// The values an operand stands for, in f32: one direction of a tensor in the operand's layout.

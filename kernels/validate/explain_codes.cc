@@ -147,20 +147,19 @@ absl::StatusOr<std::vector<Tensor>> CodesExplainer::LogicalScales(bool transpose
   const Tensor& given = request_.scale_inv;
   if (request_.scale_layout == ScaleLayout::kLogical) return std::vector<Tensor>{given};
   std::vector<Tensor> logical;
-  for (const QuantizerFormat format :
-       {QuantizerFormat::kMxfp8, QuantizerFormat::kNvfp4, QuantizerFormat::kFp8Block}) {
-    const DType dtype = BlockScaleDType(format);
+  for (const ScalingTraits& traits : AllQuantizerFormats()) {
+    if (!traits.has_blocks()) continue;
+    const DType dtype = ScaleDType(traits.scales);
     if (!IsScaleDType(given.dtype(), dtype)) continue;
     QG_ASSIGN_OR_RETURN(const Tensor scales,
                         Tensor::FromBytes(dtype, given.shape(), given.bytes()));
     for (const int block_dim : {1, 2}) {
-      // The columnwise codes of mxfp8 alone are not transposed; tiles' scales are replicated in all
-      // but fp8_block.
-      if (block_dim == 2 && format != QuantizerFormat::kFp8Block) continue;
+      // The scales of a micro format's tiles stand as those of its lines.
+      if (block_dim == 2 && traits.is_micro) continue;
       for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
-        const bool is_transposed = usage == Usage::kColumnwise && format != QuantizerFormat::kMxfp8;
+        const bool is_transposed = usage == Usage::kColumnwise && traits.turns_columnwise;
         if (is_transposed != transposed) continue;
-        const ScaleArray array = {format, block_dim, usage, request_.source.rows(),
+        const ScaleArray array = {traits.format, block_dim, usage, request_.source.rows(),
                                   request_.source.columns()};
         if (!CheckScales(scales, array, request_.scale_layout).ok()) continue;
         QG_ASSIGN_OR_RETURN(Tensor converted, ConvertScales(scales, array, request_.scale_layout,

@@ -146,7 +146,8 @@ absl::StatusOr<DequantizePlan> DequantizePlan::Create(DequantizeRequest request)
   }
   QG_ASSIGN_OR_RETURN(DescribedCopy described,
                       DescribeCopy(request.description, request.usage, std::move(request.parts)));
-  if (described.copy.format == QuantizerFormat::kNvfp4 && request.usage == Usage::kColumnwise) {
+  if (TraitsOf(described.copy.format).scales == ScaleKind::kTwoLevel &&
+      request.usage == Usage::kColumnwise) {
     return StatusOf({.code = absl::StatusCode::kUnimplemented,
                      .field = "usage",
                      .value = "columnwise",

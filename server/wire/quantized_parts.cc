@@ -19,12 +19,10 @@ v1::QuantizedDirection DirectionToProto(const QuantizedCopy& copy) {
 }
 
 absl::StatusOr<QuantizerFormat> FormatFromName(const std::string& name, const std::string& field) {
-  for (const QuantizerFormat format :
-       {QuantizerFormat::kIdentity, QuantizerFormat::kFp8Tensor, QuantizerFormat::kFp8Block,
-        QuantizerFormat::kMxfp8, QuantizerFormat::kNvfp4}) {
-    if (QuantizerFormatName(format) == name) return format;
+  for (const ScalingTraits& traits : AllQuantizerFormats()) {
+    if (traits.name == name) return traits.format;
   }
-  return Refuse(field, Printable(name), "must be identity, fp8_tensor, fp8_block, mxfp8 or nvfp4");
+  return Refuse(field, Printable(name), "must be one of " + QuantizerFormatNames());
 }
 
 /// What was asked or described of one direction: as a quantizer of it has it.
@@ -32,7 +30,7 @@ absl::StatusOr<QuantizerSpec> SpecFromProto(const v1::QuantizedDirection& proto,
                                             const std::string& field) {
   QuantizerSpec spec;
   QG_ASSIGN_OR_RETURN(spec.format, FormatFromName(proto.format(), field + ".format"));
-  if (spec.format == QuantizerFormat::kNvfp4) spec.element = DType::kF4E2M1x2;
+  if (spec.is_quantized()) spec.element = spec.traits().elements.front();
   if (!proto.element().empty() && spec.is_quantized()) {
     const auto element = ParseDType(proto.element());
     if (!element.ok()) {

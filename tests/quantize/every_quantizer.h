@@ -52,7 +52,7 @@ inline void AddMxfp8(std::vector<NamedQuantizer>& all) {
     for (const int block_dim : {1, 2}) {
       QuantizerSpec spec = {
           .format = QuantizerFormat::kMxfp8, .element = element, .block_dim = block_dim};
-      for (const ScaleRule rule : ScaleRulesOf(spec.format)) {
+      for (const ScaleRule rule : TraitsOf(spec.format).rules) {
         spec.scale_rule = rule;
         all.push_back({"", spec});
       }
@@ -67,7 +67,7 @@ inline void AddNvfp4(std::vector<NamedQuantizer>& all) {
   for (const ElementRounding rounding :
        {ElementRounding::kNearestEven, ElementRounding::kNearestAway,
         ElementRounding::kStochastic}) {
-    for (const ScaleRule rule : ScaleRulesOf(base.format)) {
+    for (const ScaleRule rule : TraitsOf(base.format).rules) {
       for (const int block_dim : {1, 2}) {
         QuantizerSpec spec = base;
         spec.element_rounding = rounding;

@@ -33,22 +33,28 @@ TEST(PackedCasts, EveryBinary32ToSixteenBits) {
 
 TEST(PackedMaxima, EveryPair) { EXPECT_EQ(DifferencesOf(&LaunchCompareMaxima), 0); }
 
+/// mxfp8's.
+void MakeMicro(TileQuantization& job, ScaleRule rule) {
+  job.scales = ScaleKind::kE8m0;
+  job.block_length = 32;
+  job.turns_columnwise = false;
+  job.scale_options.rule = rule;
+}
+
 TEST(TunedTiles, TakeTheUsualRulesOfBf16) {
   alignas(16) uint8_t memory[16];
   TileQuantization usual;
   usual.source = usual.row_codes = usual.column_codes = memory;
   usual.rows = usual.columns = 256;
+  usual.turns_columnwise = true;
   EXPECT_TRUE(TunedTilesTake(usual));
   const auto takes = [&](void (*change)(TileQuantization & job)) {
     TileQuantization job = usual;
     change(job);
     return TunedTilesTake(job);
   };
-  EXPECT_TRUE(takes([](TileQuantization& job) { job.scales = TileScales::kFp32; }));
-  EXPECT_TRUE(takes([](TileQuantization& job) {
-    job.scales = TileScales::kE8m0;
-    job.scale_options.rule = ScaleRule::kRoundUp;
-  }));
+  EXPECT_TRUE(takes([](TileQuantization& job) { job.scales = ScaleKind::kF32; }));
+  EXPECT_TRUE(takes([](TileQuantization& job) { MakeMicro(job, ScaleRule::kRoundUp); }));
   EXPECT_TRUE(takes([](TileQuantization& job) { job.rows = 16; }));
   EXPECT_FALSE(takes([](TileQuantization& job) { job.rows = 17; }));
   EXPECT_FALSE(takes([](TileQuantization& job) { job.columns = 129; }));
@@ -56,9 +62,10 @@ TEST(TunedTiles, TakeTheUsualRulesOfBf16) {
   EXPECT_FALSE(takes([](TileQuantization& job) { job.element = kFormatId<E2M3>; }));
   EXPECT_FALSE(takes([](TileQuantization& job) { job.overflow = Overflow::kNan; }));
   EXPECT_FALSE(takes([](TileQuantization& job) { job.rounding = ElementRounding::kNearestAway; }));
+  EXPECT_FALSE(takes([](TileQuantization& job) { MakeMicro(job, ScaleRule::kFloor); }));
   EXPECT_FALSE(takes([](TileQuantization& job) {
-    job.scales = TileScales::kE8m0;
-    job.scale_options.rule = ScaleRule::kFloor;
+    MakeMicro(job, ScaleRule::kRoundUp);
+    job.turns_columnwise = true;
   }));
   EXPECT_FALSE(takes(
       [](TileQuantization& job) { job.source = static_cast<const uint8_t*>(job.source) + 2; }));

@@ -469,11 +469,11 @@ TEST(QuantizeCpu, ColumnwiseNvfp4HasNoValues) {
 TEST(Names, ComeBackFromText) {
   for (const QuantizerFormat format : {QuantizerFormat::kFp8Tensor, QuantizerFormat::kFp8Block,
                                        QuantizerFormat::kMxfp8, QuantizerFormat::kNvfp4}) {
-    for (const ScaleRule rule : ScaleRulesOf(format)) {
+    for (const ScaleRule rule : TraitsOf(format).rules) {
       EXPECT_EQ(*ParseScaleRule(ScaleRuleName(rule)), rule);
     }
   }
-  EXPECT_TRUE(ScaleRulesOf(QuantizerFormat::kIdentity).empty());
+  EXPECT_TRUE(TraitsOf(QuantizerFormat::kIdentity).rules.empty());
   EXPECT_EQ(*ParseElementRounding("stochastic"), ElementRounding::kStochastic);
   EXPECT_EQ(*ParseOverflow("nan"), Overflow::kNan);
   EXPECT_THAT(std::string(ParseScaleRule("up").status().message()),

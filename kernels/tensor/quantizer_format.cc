@@ -1,0 +1,105 @@
+#include "kernels/tensor/quantizer_format.h"
+
+#include <string>
+
+namespace quantgate {
+namespace {
+
+constexpr DType kFp8Elements[] = {DType::kF8E4M3, DType::kF8E5M2};
+constexpr DType kMxElements[] = {DType::kF8E4M3, DType::kF8E5M2, DType::kF6E2M3, DType::kF6E3M2,
+                                 DType::kF4E2M1x2};
+constexpr DType kFp4Elements[] = {DType::kF4E2M1x2};
+
+constexpr ScaleRule kFp8Rules[] = {ScaleRule::kDivide, ScaleRule::kReciprocal};
+constexpr ScaleRule kMxRules[] = {ScaleRule::kRoundUp, ScaleRule::kFloor, ScaleRule::kCeil,
+                                  ScaleRule::kEven, ScaleRule::kNearest};
+constexpr ScaleRule kTwoLevelRules[] = {ScaleRule::kTwoLevel, ScaleRule::kTwoLevelClamped,
+                                        ScaleRule::kSingleLevel};
+
+constexpr ScalingTraits kFormats[] = {
+    {.format = QuantizerFormat::kIdentity,
+     .name = "identity",
+     .scales = ScaleKind::kNone,
+     .block_length = 1,
+     .is_micro = false,
+     .turns_columnwise = false,
+     .scale_modes = {ScaleMode::kNone, ScaleMode::kNone},
+     .elements = {},
+     .rules = {}},
+    {.format = QuantizerFormat::kFp8Tensor,
+     .name = "fp8_tensor",
+     .scales = ScaleKind::kTensor,
+     .block_length = 1,
+     .is_micro = false,
+     .turns_columnwise = true,
+     .scale_modes = {ScaleMode::kTensor, ScaleMode::kTensor},
+     .elements = kFp8Elements,
+     .rules = kFp8Rules},
+    {.format = QuantizerFormat::kFp8Block,
+     .name = "fp8_block",
+     .scales = ScaleKind::kF32,
+     .block_length = 128,
+     .is_micro = false,
+     .turns_columnwise = true,
+     .scale_modes = {ScaleMode::k1x128, ScaleMode::k128x128},
+     .elements = kFp8Elements,
+     .rules = kFp8Rules},
+    {.format = QuantizerFormat::kMxfp8,
+     .name = "mxfp8",
+     .scales = ScaleKind::kE8m0,
+     .block_length = 32,
+     .is_micro = true,
+     .turns_columnwise = false,
+     .scale_modes = {ScaleMode::kMx32, ScaleMode::kMx32},
+     .elements = kMxElements,
+     .rules = kMxRules},
+    {.format = QuantizerFormat::kNvfp4,
+     .name = "nvfp4",
+     .scales = ScaleKind::kTwoLevel,
+     .block_length = 16,
+     .is_micro = true,
+     .turns_columnwise = true,
+     .scale_modes = {ScaleMode::kNv16, ScaleMode::kNv16},
+     .elements = kFp4Elements,
+     .rules = kTwoLevelRules},
+};
+
+constexpr bool IsInOrder() {
+  int index = 0;
+  for (const ScalingTraits& traits : kFormats) {
+    if (static_cast<int>(traits.format) != index++) return false;
+  }
+  return true;
+}
+static_assert(IsInOrder(), "a row for each enumerator, in their order");
+
+}  // namespace
+
+const ScalingTraits& TraitsOf(QuantizerFormat format) { return kFormats[static_cast<int>(format)]; }
+
+std::span<const ScalingTraits> AllQuantizerFormats() { return kFormats; }
+
+std::string QuantizerFormatNames() {
+  std::string names;
+  for (const ScalingTraits& traits : kFormats) {
+    if (!names.empty()) names += ", ";
+    names += traits.name;
+  }
+  return names;
+}
+
+DType ScaleDType(ScaleKind scales) {
+  switch (scales) {
+    case ScaleKind::kE8m0:
+      return DType::kF8E8M0;
+    case ScaleKind::kTwoLevel:
+      return DType::kF8E4M3;
+    case ScaleKind::kNone:
+    case ScaleKind::kTensor:
+    case ScaleKind::kF32:
+      break;
+  }
+  return DType::kF32;
+}
+
+}  // namespace quantgate
