@@ -34,7 +34,9 @@ absl::Status Refused(const absl::Status& like, const Refusal& refusal, const std
 }
 
 std::string TextOf(const Refusal& refusal) {
-  if (refusal.field.empty() && refusal.value.empty()) return refusal.rule;
+  if (refusal.field.empty()) {
+    return absl::StrCat(refusal.value, refusal.value.empty() ? "" : ": ", refusal.rule);
+  }
   return absl::StrCat(refusal.field, refusal.value.empty() ? "" : " is ", refusal.value, ": ",
                       refusal.rule);
 }
@@ -91,8 +93,8 @@ absl::Status AsField(std::string_view field, const absl::Status& status) {
     return Refused(status, *refusal, TextOf(*refusal));
   }
   const std::string old = std::exchange(refusal->field, std::string(field));
-  // Behind the field the text may say more than the parts do; of no field it may be the rule alone.
-  const bool is_behind = text.starts_with(old) && text != refusal->rule;
+  // Behind the field the text may say more than the parts do.
+  const bool is_behind = !old.empty() && text.starts_with(old);
   return Refused(
       status, *refusal,
       is_behind ? absl::StrCat(refusal->field, text.substr(old.size())) : TextOf(*refusal));

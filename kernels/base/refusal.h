@@ -19,7 +19,8 @@ struct Refusal {
   std::string rule;   ///< What has to hold, and why where that is not plain.
 };
 
-/// "FIELD is VALUE: RULE"; of an empty value "FIELD: RULE".
+/// "FIELD is VALUE: RULE"; of an empty value "FIELD: RULE", of no field "VALUE: RULE" until it is
+/// within one.
 absl::Status StatusOf(const Refusal& refusal);
 
 /// INVALID_ARGUMENT "FIELD is VALUE: RULE".

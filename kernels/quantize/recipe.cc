@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/nested_split.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/quantize/recipe_composed.h"
 #include "kernels/quantize/recipe_quantizers.h"
@@ -25,56 +26,53 @@ std::string Joined(const Range& range, std::string_view separator, NameOf name_o
 
 absl::StatusOr<const RecipeTable*> TableOf(std::string_view name) {
   if (const RecipeTable* table = FindRecipeTable(name)) return table;
-  return absl::InvalidArgumentError(absl::StrCat(
-      "recipe: unknown name ", ShownValue(name),
-      "; known: ", Joined(RecipeTables(), ", ", [](const RecipeTable& t) { return t.name; })));
+  return Refuse("name", ShownValue(name),
+                "unknown recipe; known: " +
+                    Joined(RecipeTables(), ", ", [](const RecipeTable& t) { return t.name; }));
 }
 
-absl::Status UnknownKnob(const RecipeTable& table, std::string_view name) {
+absl::Status UnknownKnob(const RecipeTable& table, std::string_view name, std::string_view value) {
   std::vector<std::string_view> owners;
   for (const RecipeTable& other : RecipeTables()) {
     if (FindKnob(other, name) != nullptr) owners.push_back(other.name);
   }
   const auto knob_name = [](const Knob& knob) { return knob.name; };
   const auto same = [](std::string_view owner) { return owner; };
-  return absl::InvalidArgumentError(absl::StrCat(
-      "recipe ", std::string(table.name), ": ",
-      owners.empty()
-          ? absl::StrCat("unknown knob ", ShownValue(name))
-          : absl::StrCat("knob ", ShownValue(name), " belongs to ", Joined(owners, ", ", same),
-                         ", not to ", std::string(table.name)),
-      "; knobs of ", std::string(table.name), ": ", Joined(table.knobs, ", ", knob_name)));
+  const std::string of(table.name);
+  return Refuse(KnobField(name), ShownValue(value),
+                absl::StrCat(owners.empty() ? "unknown knob"
+                                            : absl::StrCat("a knob of ", Joined(owners, ", ", same),
+                                                           ", not of ", of),
+                             "; knobs of ", of, ": ", Joined(table.knobs, ", ", knob_name)));
 }
 
-absl::Status BadValue(const RecipeTable& table, const Knob& knob, std::string_view value) {
+absl::Status BadValue(const Knob& knob, std::string_view value) {
   const bool is_float = knob.kind == KnobKind::kNonNegativeFloat;
-  return absl::InvalidArgumentError(
-      absl::StrCat("recipe ", std::string(table.name), ": knob ", std::string(knob.name),
-                   ": value ", ShownValue(value), " is not one of ", KnobValuesText(knob),
-                   is_float ? " (finite, in the range of fp32)" : "",
-                   knob.reason.empty() ? "" : "; ", std::string(knob.reason)));
+  return Refuse(KnobField(knob.name), ShownValue(value),
+                absl::StrCat("must be one of ", KnobValuesText(knob),
+                             is_float ? " (finite, in the range of fp32)" : "",
+                             knob.reason.empty() ? "" : "; ", std::string(knob.reason)));
 }
 
+/// What is wrong of the whole, knobs that do not go together, is said of the recipe by its name.
 absl::Status BadRecipe(const RecipeTable& table, const absl::Status& status) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("recipe ", std::string(table.name), ": ", status.message()));
+  const std::optional<Refusal> refusal = RefusalOf(status);
+  if (!refusal.has_value() || !refusal->field.empty()) return status;
+  return Refuse("", table.name, refusal->rule);
 }
 
 /// The canonical text of a given value.
-absl::StatusOr<std::string> Canonical(const RecipeTable& table, const Knob& knob,
-                                      std::string_view value) {
+absl::StatusOr<std::string> Canonical(const Knob& knob, std::string_view value) {
   const bool is_json = knob.kind == KnobKind::kRule || knob.kind == KnobKind::kDirection ||
                        knob.kind == KnobKind::kRules;
   if (!is_json) {
     std::optional<std::string> canonical = CanonicalKnobValue(knob, value);
-    if (!canonical) return BadValue(table, knob, value);
+    if (!canonical) return BadValue(knob, value);
     return *std::move(canonical);
   }
   absl::StatusOr<std::string> canonical = CanonicalComposedValue(knob, value);
   if (canonical.ok()) return canonical;
-  return absl::InvalidArgumentError(
-      absl::StrCat("recipe ", std::string(table.name), ": knob ", std::string(knob.name),
-                   ": value ", ShownValue(value), ": ", canonical.status().message()));
+  return WithinField(KnobField(knob.name), canonical.status());
 }
 
 std::string DefaultValue(const Knob& knob, const Recipe::Knobs& resolved) {
@@ -106,8 +104,7 @@ absl::StatusOr<RecipeRules> RulesOf(const RecipeTable& table, const Recipe::Knob
   if (status.ok()) return rules;
   // What is wrong of linear modules is said of the recipe; grouped_linear comes after them.
   if (module == ModuleType::kLinear) return status;
-  return absl::InvalidArgumentError(
-      absl::StrCat(std::string(ModuleTypeName(module)), ": ", status.message()));
+  return Refuse("", "", absl::StrCat(std::string(ModuleTypeName(module)), ": ", status.message()));
 }
 
 std::optional<DType> ActivationDType(const std::string& value) {
@@ -126,17 +123,10 @@ const std::vector<RecipeDescription>& AllRecipes() {
   return all;
 }
 
-absl::Status Recipe::CheckKnob(std::string_view recipe, std::string_view knob,
-                               std::string_view value) {
-  QG_ASSIGN_OR_RETURN(const RecipeTable* table, TableOf(recipe));
-  const Knob* found = FindKnob(*table, knob);
-  return found == nullptr ? UnknownKnob(*table, knob) : Canonical(*table, *found, value).status();
-}
-
 absl::StatusOr<Recipe> Recipe::Create(std::string_view name, const Knobs& knobs) {
   QG_ASSIGN_OR_RETURN(const RecipeTable* table, TableOf(name));
   for (const auto& [key, value] : knobs) {
-    if (FindKnob(*table, key) == nullptr) return UnknownKnob(*table, key);
+    if (FindKnob(*table, key) == nullptr) return UnknownKnob(*table, key, value);
   }
   Recipe recipe;
   recipe.name_ = std::string(name);
@@ -145,7 +135,7 @@ absl::StatusOr<Recipe> Recipe::Create(std::string_view name, const Knobs& knobs)
     const auto given = knobs.find(knob.name);
     std::string value = given == knobs.end() ? DefaultValue(knob, resolved) : given->second;
     if (given != knobs.end()) {
-      QG_ASSIGN_OR_RETURN(value, Canonical(*table, knob, given->second));
+      QG_ASSIGN_OR_RETURN(value, Canonical(knob, given->second));
     }
     resolved.emplace(knob.name, std::move(value));
   }
@@ -177,20 +167,18 @@ absl::StatusOr<Recipe> Recipe::Parse(std::string_view text) {
   if (colon == std::string_view::npos) return Create(name, knobs);
   const std::string_view rest = text.substr(colon + 1);
   if (rest.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("recipe ", ShownValue(text), ": no key=value behind the colon"));
+    return Refuse("", ShownValue(text), "no key=value behind the colon");
   }
   for (const std::string_view item : SplitOutsideJson(rest, ',')) {
     const size_t equals = item.find('=');
     if (equals == std::string_view::npos || equals == 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("recipe ", ShownValue(text), ": ", ShownValue(item),
-                       " is not key=value; write name:key=value,key=value"));
+      return Refuse(
+          "", ShownValue(text),
+          absl::StrCat(ShownValue(item), " is not key=value; write name:key=value,key=value"));
     }
     if (!knobs.emplace(item.substr(0, equals), item.substr(equals + 1)).second) {
-      return absl::InvalidArgumentError(absl::StrCat("recipe ", ShownValue(text), ": knob ",
-                                                     ShownValue(item.substr(0, equals)),
-                                                     " is given twice"));
+      return Refuse(KnobField(item.substr(0, equals)), ShownValue(item.substr(equals + 1)),
+                    "is given twice");
     }
   }
   return Create(name, knobs);

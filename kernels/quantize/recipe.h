@@ -61,9 +61,6 @@ class Recipe {
   /// value, and what is allowed, a knob of another recipe included; and what of the whole makes no
   /// sense, such as a GEMM whose operands do not go together (docs/quantizers.md section 7.2).
   static absl::StatusOr<Recipe> Create(std::string_view name, const Knobs& knobs);
-  /// Whether a recipe has this knob and the knob this value, whatever the others are.
-  static absl::Status CheckKnob(std::string_view recipe, std::string_view knob,
-                                std::string_view value);
   /// "name" or "name:key=value,key=value"; values that are JSON may hold commas.
   static absl::StatusOr<Recipe> Parse(std::string_view text);
 

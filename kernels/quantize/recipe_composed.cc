@@ -5,8 +5,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/quantize/recipe_json.h"
+#include "kernels/quantize/recipe_table.h"
 
 namespace quantgate {
 namespace {
@@ -18,7 +20,8 @@ absl::StatusOr<ColumnwiseSource> ParseSource(const Json& json) {
   for (const auto source : {ColumnwiseSource::kOriginal, ColumnwiseSource::kRowwiseDequantized}) {
     if (json == std::string(ColumnwiseSourceName(source))) return source;
   }
-  return absl::InvalidArgumentError("\"columnwise_source\": original or rowwise_dequantized");
+  return Refuse("columnwise_source", ShownValue(json.dump()),
+                "must be one of original, rowwise_dequantized");
 }
 
 /// What a JSON object says of the two directions of a tensor.
@@ -33,9 +36,7 @@ absl::StatusOr<Directions> ParseDirections(const Json& json) {
   const auto read = [&](const char* key, std::optional<Rule>& rule) -> absl::Status {
     if (!json.contains(key)) return absl::OkStatus();
     absl::StatusOr<Rule> parsed = ParseRule(json[key]);
-    if (!parsed.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat("\"", key, "\": ", parsed.status().message()));
-    }
+    if (!parsed.ok()) return WithinField(key, parsed.status());
     rule = *std::move(parsed);
     directions.canonical[key] = rule->canonical;
     return absl::OkStatus();
@@ -52,8 +53,9 @@ absl::StatusOr<Directions> ParseDirections(const Json& json) {
 absl::StatusOr<Directions> ParseDirectionText(std::string_view text) {
   if (text == "gemm") return Directions{};
   QG_ASSIGN_OR_RETURN(const Json json, ParseJson(text));
-  if (!json.is_object())
-    return absl::InvalidArgumentError("gemm, or an object of rowwise, columnwise");
+  if (!json.is_object()) {
+    return Refuse("", ShownValue(text), "must be gemm, or an object of rowwise, columnwise");
+  }
   QG_RETURN_IF_ERROR(CheckKeys(json, {"rowwise", "columnwise", "columnwise_source"}));
   return ParseDirections(json);
 }
@@ -74,12 +76,11 @@ absl::StatusOr<ModuleType> ParseModuleType(const Json& json) {
   for (const ModuleType module : kModuleTypes) {
     if (json == std::string(ModuleTypeName(module))) return module;
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "\"module_type\": unknown module ", ShownValue(json.dump()), "; linear or grouped_linear"));
+  return Refuse("module_type", ShownValue(json.dump()), "must be one of linear, grouped_linear");
 }
 
 absl::StatusOr<CustomRule> ParseCustomRule(const Json& json) {
-  if (!json.is_object()) return absl::InvalidArgumentError("a rule is an object");
+  if (!json.is_object()) return Refuse("", ShownValue(json.dump()), "a rule is an object");
   QG_RETURN_IF_ERROR(CheckKeys(json, {"module_type", "tensor_type", "quantizer", "rowwise",
                                       "columnwise", "columnwise_source"}));
   CustomRule rule;
@@ -93,9 +94,8 @@ absl::StatusOr<CustomRule> ParseCustomRule(const Json& json) {
     const Json& tensor = json["tensor_type"];
     const auto role = ParseTensorRole(tensor.is_string() ? tensor.get<std::string>() : "");
     if (!role.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat("\"tensor_type\": unknown role ",
-                                                     ShownValue(tensor.dump()),
-                                                     "; input, weight or grad_output"));
+      return Refuse("tensor_type", ShownValue(tensor.dump()),
+                    "must be one of input, weight, grad_output");
     }
     rule.role = *role;
     rule.canonical["tensor_type"] = tensor;
@@ -103,26 +103,27 @@ absl::StatusOr<CustomRule> ParseCustomRule(const Json& json) {
   const bool names_directions = rule.directions.rowwise && rule.directions.columnwise;
   if (json.contains("quantizer") == names_directions ||
       (json.contains("quantizer") && (rule.directions.rowwise || rule.directions.columnwise))) {
-    return absl::InvalidArgumentError(
-        "a rule has either \"quantizer\" or both \"rowwise\" and \"columnwise\"");
+    return Refuse("", ShownValue(json.dump()),
+                  "a rule has either \"quantizer\" or both \"rowwise\" and \"columnwise\"");
   }
   if (names_directions) return rule;
-  QG_ASSIGN_OR_RETURN(const Rule both, ParseRule(json["quantizer"]));
-  rule.directions.rowwise = rule.directions.columnwise = both;
-  rule.canonical["quantizer"] = both.canonical;
+  const absl::StatusOr<Rule> both = ParseRule(json["quantizer"]);
+  if (!both.ok()) return WithinField("quantizer", both.status());
+  rule.directions.rowwise = rule.directions.columnwise = *both;
+  rule.canonical["quantizer"] = both->canonical;
   return rule;
 }
 
 absl::StatusOr<std::vector<CustomRule>> ParseCustomRules(std::string_view text) {
   QG_ASSIGN_OR_RETURN(const Json json, ParseJson(text));
   if (!json.is_array() || json.empty() || json.size() > kRulesMax) {
-    return absl::InvalidArgumentError(absl::StrCat("a list of 1 to ", kRulesMax, " rules"));
+    return Refuse("", ShownValue(text),
+                  absl::StrCat("must be a list of 1 to ", kRulesMax, " rules"));
   }
   std::vector<CustomRule> rules;
   for (size_t i = 0; i < json.size(); ++i) {
     absl::StatusOr<CustomRule> rule = ParseCustomRule(json[i]);
-    if (!rule.ok())
-      return absl::InvalidArgumentError(absl::StrCat("rule ", i, ": ", rule.status().message()));
+    if (!rule.ok()) return WithinField(absl::StrCat("[", i, "]"), rule.status());
     rules.push_back(*std::move(rule));
   }
   return rules;
@@ -170,11 +171,11 @@ absl::StatusOr<RecipeRules> CustomRulesOf(const Recipe::Knobs& knobs, ModuleType
     const auto fits = [&](const CustomRule& rule) { return rule.Fits(role, module); };
     const auto found = std::find_if(list.begin(), list.end(), fits);
     if (found == list.end()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("knob rules: no rule fits ", std::string(TensorRoleName(role)), " of a ",
-                       std::string(ModuleTypeName(module)),
-                       "; end with one without tensor_type and module_type, such as "
-                       "{\"quantizer\": \"bf16\"}"));
+      return Refuse(KnobField("rules"), ShownValue(knobs.find("rules")->second),
+                    absl::StrCat("no rule fits ", std::string(TensorRoleName(role)), " of a ",
+                                 std::string(ModuleTypeName(module)),
+                                 "; end with one without tensor_type and module_type, such as "
+                                 "{\"quantizer\": \"bf16\"}"));
     }
     Quantizer& quantizer = rules.of(role);
     quantizer.rowwise = found->directions.rowwise->For(role, Usage::kRowwise);

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/quantize/recipe_table.h"
 
@@ -18,22 +19,20 @@ constexpr int kDepthMax = 16;
 absl::StatusOr<std::string> KnobText(const std::string& name, const Json& value) {
   if (value.is_string()) return value.get<std::string>();
   if (value.is_boolean() || value.is_number()) return value.dump();
-  return absl::InvalidArgumentError(
-      absl::StrCat("knob ", ShownValue(name), ": a string, a number or a boolean"));
+  return Refuse(KnobField(name), ShownValue(value.dump()),
+                "must be a string, a number or a boolean");
 }
 
 absl::Status CheckComponent(const RecipeTable& table, const Recipe::Knobs& given) {
-  const std::string name(table.name);
-  if (table.is_composed())
-    return absl::InvalidArgumentError(absl::StrCat(name, " does not go into another recipe"));
+  if (table.is_composed()) return Refuse("", table.name, "does not go into another recipe");
   if (table.kind == RecipeKind::kDelayed) {
-    return absl::InvalidArgumentError(
-        "nested delayed scaling is refused: fp8_delayed is a recipe of its own only");
+    return Refuse("", table.name,
+                  "nested delayed scaling is refused: fp8_delayed is a recipe of its own only");
   }
   for (const char* knob : {"backward_override", "activation_dtype"}) {
-    if (given.count(knob) == 0) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, ": knob ", knob, " belongs to the whole recipe"));
+    const auto found = given.find(knob);
+    if (found == given.end()) continue;
+    return Refuse(KnobField(knob), ShownValue(found->second), "belongs to the whole recipe");
   }
   return absl::OkStatus();
 }
@@ -60,11 +59,14 @@ absl::StatusOr<Rule> RecipeRule(const std::string& name, const Recipe::Knobs& kn
 absl::StatusOr<Rule> NamedRule(const Json& json) {
   QG_RETURN_IF_ERROR(CheckKeys(json, {"name", "knobs"}));
   if (!json.contains("name") || !json["name"].is_string()) {
-    return absl::InvalidArgumentError("\"name\": the name of a recipe");
+    return Refuse("name", json.contains("name") ? ShownValue(json["name"].dump()) : "absent",
+                  "must be the name of a recipe");
   }
   Recipe::Knobs knobs;
   if (json.contains("knobs")) {
-    if (!json["knobs"].is_object()) return absl::InvalidArgumentError("\"knobs\": an object");
+    if (!json["knobs"].is_object()) {
+      return Refuse("knobs", ShownValue(json["knobs"].dump()), "must be an object");
+    }
     for (const auto& [knob, value] : json["knobs"].items()) {
       QG_ASSIGN_OR_RETURN(knobs[knob], KnobText(knob, value));
     }
@@ -76,23 +78,21 @@ absl::StatusOr<QuantizerFormat> ParseFormat(const std::string& name) {
   for (const ScalingTraits& traits : AllQuantizerFormats()) {
     if (traits.name == name) return traits.format;
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("format: ", ShownValue(name), " is not one of ", QuantizerFormatNames()));
+  return Refuse("format", ShownValue(name), "must be one of " + QuantizerFormatNames());
 }
 
 absl::StatusOr<FourOverSix> ParseFourOverSix(const std::string& name) {
   for (const FourOverSix mode : {FourOverSix::kNone, FourOverSix::kMae, FourOverSix::kMse}) {
     if (FourOverSixName(mode) == name) return mode;
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("4over6: ", ShownValue(name), " is not one of none, mae, mse"));
+  return Refuse("4over6", ShownValue(name), "must be one of none, mae, mse");
 }
 
 /// Reads one field of a quantizer into its place.
 absl::Status SetField(const std::string& key, const Json& value, QuantizerSpec& spec) {
   const auto wants = [&](bool is_right, const char* what) {
     return is_right ? absl::OkStatus()
-                    : absl::InvalidArgumentError(absl::StrCat("\"", key, "\": ", what));
+                    : Refuse(key, ShownValue(value.dump()), absl::StrCat("must be ", what));
   };
   if (key == "power_2_scale" || key == "hadamard" || key == "row_scaled") {
     QG_RETURN_IF_ERROR(wants(value.is_boolean(), "true or false"));
@@ -118,7 +118,9 @@ absl::Status SetField(const std::string& key, const Json& value, QuantizerSpec& 
   QG_RETURN_IF_ERROR(wants(value.is_string(), "a name"));
   const std::string name = value.get<std::string>();
   if (key == "element") {
-    QG_ASSIGN_OR_RETURN(spec.element, ParseDType(name));
+    absl::StatusOr<DType> element = ParseDType(name);
+    if (!element.ok()) return AsField(key, element.status());
+    spec.element = *element;
   } else if (key == "scale_rule") {
     QG_ASSIGN_OR_RETURN(spec.scale_rule, ParseScaleRule(name));
   } else if (key == "element_rounding") {
@@ -160,12 +162,12 @@ Json CanonicalSpec(const QuantizerSpec& spec, const QuantizerSpec& plain) {
 
 /// Identity has no codes that a rule could be of, whatever its value: its source keeps its dtype
 /// (docs/quantizers.md section 7.1).
-absl::Status CheckOfCodes(QuantizerFormat format, const std::string& key) {
+absl::Status CheckOfCodes(QuantizerFormat format, const std::string& key, const Json& value) {
   const bool is_of_codes =
       key == "element" || key == "overflow" || key == "scale_rule" || key == "element_rounding";
   if (TraitsOf(format).scales != ScaleKind::kNone || !is_of_codes) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("\"", key, "\": not a field of identity, which keeps its source as it is"));
+  return Refuse(key, ShownValue(value.dump()),
+                "not a field of identity, which keeps its source as it is");
 }
 
 /// A quantizer by its fields. Delayed scaling is not among them.
@@ -180,7 +182,7 @@ absl::StatusOr<Rule> SpecRule(const Json& json) {
   rule.spec = plain;
   for (const auto& [key, value] : json.items()) {
     QG_RETURN_IF_ERROR(SetField(key, value, rule.spec));
-    QG_RETURN_IF_ERROR(CheckOfCodes(plain.format, key));
+    QG_RETURN_IF_ERROR(CheckOfCodes(plain.format, key, value));
   }
   // The usual rule and its own name are the same.
   if (rule.spec.scale_rule == ResolveScaleRule(ScaleRule::kUsual, rule.spec.format)) {
@@ -194,8 +196,9 @@ absl::StatusOr<Rule> SpecRule(const Json& json) {
 
 absl::StatusOr<Json> ParseJson(std::string_view text) {
   if (text.size() > kKnobBytesMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(text.size(), " bytes; a knob has at most ", kKnobBytesMax));
+    return Refuse(
+        "", "",
+        absl::StrCat("JSON of ", text.size(), " bytes; a knob has at most ", kKnobBytesMax));
   }
   bool is_deep = false;
   const auto watch = [&](int depth, Json::parse_event_t, Json&) {
@@ -203,15 +206,18 @@ absl::StatusOr<Json> ParseJson(std::string_view text) {
     return true;
   };
   Json json = Json::parse(text, watch, /*allow_exceptions=*/false);
-  if (is_deep) return absl::InvalidArgumentError(absl::StrCat("nested deeper than ", kDepthMax));
-  if (json.is_discarded()) return absl::InvalidArgumentError("not valid JSON");
+  if (is_deep) {
+    return Refuse("", ShownValue(text), absl::StrCat("nested deeper than ", kDepthMax));
+  }
+  if (json.is_discarded()) return Refuse("", ShownValue(text), "not valid JSON");
   return json;
 }
 
 absl::Status CheckKeys(const Json& json, const std::set<std::string>& known) {
   for (const auto& [key, value] : json.items()) {
     if (known.count(key) != 0) continue;
-    return absl::InvalidArgumentError(
+    return Refuse(
+        key, ShownValue(value.dump()),
         absl::StrCat("unknown key ", ShownValue(key), "; known: ", absl::StrJoin(known, ", ")));
   }
   return absl::OkStatus();
@@ -225,9 +231,9 @@ absl::StatusOr<Rule> ParseRule(const Json& json) {
   if (json.is_string()) return RecipeRule(json.get<std::string>(), {});
   if (json.is_object() && json.contains("format")) return SpecRule(json);
   if (json.is_object()) return NamedRule(json);
-  return absl::InvalidArgumentError(
-      "a quantizer is the name of a recipe, {\"name\": ..., \"knobs\": {...}} or {\"format\": "
-      "...}");
+  return Refuse("", ShownValue(json.dump()),
+                "a quantizer is the name of a recipe, {\"name\": ..., \"knobs\": {...}} or "
+                "{\"format\": ...}");
 }
 
 absl::StatusOr<Rule> ParseRuleText(std::string_view text) {

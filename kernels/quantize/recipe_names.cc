@@ -1,5 +1,5 @@
 // The names of roles, module types and overrides.
-#include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/quantize/recipe.h"
 #include "kernels/quantize/recipe_table.h"
 
@@ -21,8 +21,7 @@ absl::StatusOr<TensorRole> ParseTensorRole(std::string_view name) {
   for (const TensorRole role : {TensorRole::kInput, TensorRole::kWeight, TensorRole::kGradOutput}) {
     if (TensorRoleName(role) == name) return role;
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("role: ", ShownValue(name), " is not one of input, weight, grad_output"));
+  return Refuse("role", ShownValue(name), "must be one of input, weight, grad_output");
 }
 
 std::string_view ModuleTypeName(ModuleType module) {
@@ -57,10 +56,9 @@ absl::StatusOr<BackwardOverride> ParseBackwardOverride(std::string_view name) {
   if (name == "none" || name == "default") return BackwardOverride::kNone;
   if (name == "high_precision" || name == "unquant") return BackwardOverride::kHighPrecision;
   if (name == "dequantized" || name == "dequant") return BackwardOverride::kDequantized;
-  return absl::InvalidArgumentError(
-      absl::StrCat("backward_override: ", ShownValue(name),
-                   " is not one of none, high_precision, dequantized (first names: default, "
-                   "unquant, dequant)"));
+  return Refuse("backward_override", ShownValue(name),
+                "must be one of none, high_precision, dequantized (first names: default, unquant, "
+                "dequant)");
 }
 
 }  // namespace quantgate

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 
 namespace quantgate {
@@ -151,14 +152,12 @@ absl::StatusOr<RecipeRules> RulesOfNvfp4(const Recipe::Knobs& knobs) {
   const std::string& scope = Value(knobs, "nvfp4_4over6");
   if (!IsTrue(knobs, "disable_rht")) {
     if (FourOverSixCovers(scope, TensorRole::kInput)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "knob nvfp4_4over6: value \"", scope,
-          "\" needs disable_rht=true: 4over6 does not go with the Hadamard transform"));
+      return Refuse(KnobField("nvfp4_4over6"), ShownValue(scope),
+                    "needs disable_rht=true: 4over6 does not go with the Hadamard transform");
     }
     if (IsTrue(knobs, "row_scaled_activation")) {
-      return absl::InvalidArgumentError(
-          "knob row_scaled_activation: value \"true\" needs disable_rht=true: row scales do not go "
-          "with the Hadamard transform");
+      return Refuse(KnobField("row_scaled_activation"), ShownValue("true"),
+                    "needs disable_rht=true: row scales do not go with the Hadamard transform");
     }
   }
   return Nvfp4Rules(knobs);
@@ -190,9 +189,10 @@ absl::Status CheckPair(const GemmPair& pair, const RecipeRules& rules) {
   const QuantizerSpec& a = rules.of(pair.a).spec(pair.a_usage);
   const QuantizerSpec& b = rules.of(pair.b).spec(pair.b_usage);
   const auto refuse = [&](const std::string& a_is, const std::string& b_is, const char* rule) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        std::string(GemmRoleName(pair.gemm)), " reads ", OperandName(pair.a, pair.a_usage), " (",
-        a_is, ") and ", OperandName(pair.b, pair.b_usage), " (", b_is, "); ", rule));
+    return Refuse("", "",
+                  absl::StrCat(std::string(GemmRoleName(pair.gemm)), " reads ",
+                               OperandName(pair.a, pair.a_usage), " (", a_is, ") and ",
+                               OperandName(pair.b, pair.b_usage), " (", b_is, "); ", rule));
   };
   if (a.is_quantized() != b.is_quantized()) {
     return refuse(ModeName(a), ModeName(b),
@@ -232,11 +232,10 @@ absl::Status CheckRules(const RecipeRules& rules) {
     const std::string name(TensorRoleName(role));
     if (role == TensorRole::kWeight &&
         (quantizer.rowwise.hadamard || quantizer.columnwise.hadamard)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(name, ": hadamard true; weights are never transformed"));
+      return Refuse("", "", absl::StrCat(name, ": hadamard true; weights are never transformed"));
     }
     if (absl::Status status = CheckQuantizer(quantizer); !status.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat(name, ": ", status.message()));
+      return Refuse("", "", absl::StrCat(name, ": ", status.message()));
     }
   }
   for (const GemmPair& pair : kGemmPairs) QG_RETURN_IF_ERROR(CheckPair(pair, rules));

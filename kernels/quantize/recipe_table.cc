@@ -296,4 +296,8 @@ std::string ShownValue(std::string_view value) {
   return absl::StrCat("\"", std::string(value.substr(0, 80)), "\"");
 }
 
+std::string KnobField(std::string_view name) {
+  return absl::StrCat("knobs[", ShownValue(name), "]");
+}
+
 }  // namespace quantgate

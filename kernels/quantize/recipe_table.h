@@ -72,5 +72,7 @@ std::optional<std::string> CanonicalKnobValue(const Knob& knob, std::string_view
 
 /// A value from outside, quoted and cut for a message.
 std::string ShownValue(std::string_view value);
+/// Where a knob stands in a recipe: knobs["fp8_format"].
+std::string KnobField(std::string_view name);
 
 }  // namespace quantgate

@@ -1,13 +1,11 @@
 #include "server/wire/convert_recipe.h"
 
-#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "kernels/base/refusal.h"
 #include "server/build_description.h"
 #include "server/wire/convert_tensor.h"
@@ -25,30 +23,9 @@ RecipesMade& Made() {
 
 absl::StatusOr<Recipe> RecipeFromProto(const v1::Recipe& proto, const std::string& field) {
   if (std::optional<Recipe> made = Made().Find(proto)) return *std::move(made);
-  const auto& all = AllRecipes();
-  const bool is_known = std::any_of(all.begin(), all.end(), [&](const RecipeDescription& recipe) {
-    return recipe.name == proto.name();
-  });
-  if (!is_known) {
-    const auto names = absl::StrJoin(
-        all, ", ",
-        [](std::string* out, const RecipeDescription& recipe) { out->append(recipe.name); });
-    return Refuse(field + ".name", Printable(proto.name()),
-                  absl::StrCat("known recipes are ", names));
-  }
   const Recipe::Knobs knobs(proto.knobs().begin(), proto.knobs().end());
-  for (const auto& [name, value] : knobs) {
-    // One knob at a time, so that the error names the one at fault.
-    if (absl::Status status = Recipe::CheckKnob(proto.name(), name, value); !status.ok()) {
-      return Refuse(absl::StrCat(field, ".knobs[", Printable(name), "]"), Printable(value),
-                    std::string(status.message()));
-    }
-  }
   auto recipe = Recipe::Create(proto.name(), knobs);
-  // What is wrong now is wrong of the whole: knobs that do not go together.
-  if (!recipe.ok()) {
-    return Refuse(field, Printable(proto.name()), std::string(recipe.status().message()));
-  }
+  if (!recipe.ok()) return WithinField(field, recipe.status());
   Made().Add(proto, *recipe);
   return recipe;
 }

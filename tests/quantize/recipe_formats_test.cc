@@ -287,102 +287,107 @@ TEST(Refused, ByName) {
       {"fp8_block:fp8_format=e5m2", kPureE5m2},
       {"mxfp8:fp8_format=e5m2", kPureE5m2},
       {"hybrid:fprop={\"format\":\"fp8_tensor\",\"element\":\"f8_e5m2\"}",
-       "recipe hybrid: fprop reads input rowwise (f8_e5m2) and weight rowwise (f8_e5m2); pure E5M2 "
+       "hybrid: fprop reads input rowwise (f8_e5m2) and weight rowwise (f8_e5m2); pure E5M2 "
        "is refused"},
       {"fp8_delayed:backward_override=dequantized",
-       "knob backward_override: value \"dequantized\" is not one of none; delayed scaling has no "
+       "knobs[\"backward_override\"] is \"dequantized\": must be one of none; delayed scaling has "
+       "no "
        "backward override"},
-      {"fp8_delayed:margin=1.5", "knob margin: value \"1.5\" is not one of integer -100 to 100"},
+      {"fp8_delayed:margin=1.5",
+       "knobs[\"margin\"] is \"1.5\": must be one of integer -100 to 100"},
       {"fp8_delayed:amax_history_len=0", "is not one of integer 1 to 1048576"},
       {"fp8_block:x_block_dim=2",
-       "recipe fp8_block: fprop reads input rowwise (128x128 blocks) and weight rowwise (128x128 "
+       "fp8_block: fprop reads input rowwise (128x128 blocks) and weight rowwise (128x128 "
        "blocks); 2-D by 2-D blocks are refused: one side must have 1x128 blocks"},
-      {"fp8_block:grad_block_dim=2", "recipe fp8_block: dgrad reads grad_output rowwise (128x128"},
+      {"fp8_block:grad_block_dim=2", "fp8_block: dgrad reads grad_output rowwise (128x128"},
       {"fp8_block:w_block_dim=1,x_block_dim=2,grad_block_dim=2",
-       "recipe fp8_block: wgrad reads grad_output columnwise (128x128"},
-      {"fp8_block:x_block_dim=3", "knob x_block_dim: value \"3\" is not one of 1|2"},
+       "fp8_block: wgrad reads grad_output columnwise (128x128"},
+      {"fp8_block:x_block_dim=3", "knobs[\"x_block_dim\"] is \"3\": must be one of 1|2"},
       {"mxfp8:scale_rule=divide",
-       "knob scale_rule: value \"divide\" is not one of round_up|floor|ceil|even|nearest"},
-      {"mxfp8:element_rounding=stochastic", "is not one of nearest_even|nearest_away"},
+       "knobs[\"scale_rule\"] is \"divide\": must be one of round_up|floor|ceil|even|nearest"},
+      {"mxfp8:element_rounding=stochastic", "must be one of nearest_even|nearest_away"},
       {"nvfp4:nvfp4_4over6=all",
-       "recipe nvfp4: knob nvfp4_4over6: value \"all\" needs disable_rht=true: 4over6 does not go "
+       "knobs[\"nvfp4_4over6\"] is \"all\": needs disable_rht=true: 4over6 does not go "
        "with the Hadamard transform"},
       {"nvfp4:nvfp4_4over6=activations", "needs disable_rht=true"},
       {"nvfp4:nvfp4_4over6=weights,element_rounding=stochastic",
-       "recipe nvfp4: weight: quantizer.4over6 is mae: it compares codes rounded to nearest even, "
+       "nvfp4: weight: quantizer.4over6 is mae: it compares codes rounded to nearest even, "
        "and "
        "element_rounding is stochastic"},
       {"nvfp4:row_scaled_activation=true",
-       "recipe nvfp4: knob row_scaled_activation: value \"true\" needs disable_rht=true"},
+       "knobs[\"row_scaled_activation\"] is \"true\": needs disable_rht=true"},
       {"nvfp4:row_scaled_activation=true,disable_rht=true,element_rounding=stochastic",
-       "recipe nvfp4: input: quantizer.row_scaled is true: it does not go with stochastic "
+       "nvfp4: input: quantizer.row_scaled is true: it does not go with stochastic "
        "rounding"},
-      {"nvfp4:nvfp4_4over6_e4m3_max=300", "is not one of 256|448"},
+      {"nvfp4:nvfp4_4over6_e4m3_max=300", "must be one of 256|448"},
       {"hybrid:fprop=fp8_delayed",
-       "recipe hybrid: knob fprop: value \"fp8_delayed\": nested delayed scaling is refused"},
+       "knobs[\"fprop\"] is fp8_delayed: nested delayed scaling is refused"},
       {"custom:rules=[{\"quantizer\":\"fp8_delayed\"}]",
-       "rule 0: nested delayed scaling is refused"},
-      {"hybrid:fprop=hybrid", "hybrid does not go into another recipe"},
-      {"hybrid:fprop=fp9", "knob fprop: value \"fp9\": recipe: unknown name \"fp9\""},
+       "knobs[\"rules\"][0].quantizer is fp8_delayed: nested delayed scaling is refused"},
+      {"hybrid:fprop=hybrid", "knobs[\"fprop\"] is hybrid: does not go into another recipe"},
+      {"hybrid:fprop=fp9", "knobs[\"fprop\"].name is \"fp9\": unknown recipe"},
       {"hybrid:fprop={\"name\":\"mxfp8\",\"knobs\":{\"activation_dtype\":\"bf16\"}}",
-       "mxfp8: knob activation_dtype belongs to the whole recipe"},
+       "knobs[\"fprop\"].knobs[\"activation_dtype\"] is \"bf16\": belongs to the whole recipe"},
       {"hybrid:fprop=mxfp8,weight={\"rowwise\":\"fp8_block\"}",
-       "recipe hybrid: fprop reads input rowwise (mxfp8) and weight rowwise (fp8_block); both "
+       "hybrid: fprop reads input rowwise (mxfp8) and weight rowwise (fp8_block); both "
        "sides of a GEMM must have one scaling mode"},
       {"hybrid:dgrad=mxfp8,weight={\"columnwise\":\"bf16\"}",
-       "recipe hybrid: dgrad reads grad_output rowwise (mxfp8) and weight columnwise (not "
+       "hybrid: dgrad reads grad_output rowwise (mxfp8) and weight columnwise (not "
        "quantized); no GEMM multiplies codes by high precision"},
       {"hybrid:wgrad=nvfp4,input={\"columnwise\":{\"name\":\"nvfp4\",\"knobs\":{\"disable_rht\":"
        "true}}}",
-       "recipe hybrid: wgrad reads grad_output columnwise (Hadamard) and input columnwise (no "
+       "hybrid: wgrad reads grad_output columnwise (Hadamard) and input columnwise (no "
        "Hadamard); a Hadamard transform cancels only where both sides have it"},
       {"hybrid:dgrad=nvfp4,weight={\"columnwise\":{\"format\":\"nvfp4\",\"hadamard\":true}}",
-       "recipe hybrid: weight: hadamard true; weights are never transformed"},
-      {"hybrid:columnwise_source=rowwise", "is not one of original|rowwise_dequantized"},
+       "hybrid: weight: hadamard true; weights are never transformed"},
+      {"hybrid:columnwise_source=rowwise", "must be one of original|rowwise_dequantized"},
       {"hybrid:input={\"diagonal\":\"mxfp8\"}",
        "unknown key \"diagonal\"; known: columnwise, columnwise_source, rowwise"},
-      {"hybrid:input=mxfp8", "knob input: value \"mxfp8\": not valid JSON"},
+      {"hybrid:input=mxfp8", "knobs[\"input\"] is \"mxfp8\": not valid JSON"},
       {"hybrid:fprop={", "not valid JSON"},
-      {"custom:rules=[]", "knob rules: value \"[]\": a list of 1 to 64 rules"},
+      {"custom:rules=[]", "knobs[\"rules\"] is \"[]\": must be a list of 1 to 64 rules"},
       {"custom:rules=[{\"tensor_type\":\"weight\",\"quantizer\":\"mxfp8\"}]",
-       "recipe custom: knob rules: no rule fits input of a linear; end with one without"},
+       "no rule fits input of a linear; end with one without"},
       {"custom:rules=[{\"module_type\":\"linear\",\"quantizer\":\"mxfp8\"}]",
-       "recipe custom: knob rules: no rule fits input of a grouped_linear"},
+       "no rule fits input of a grouped_linear"},
       {"custom:rules=[{\"module_type\":\"grouped_linear\",\"tensor_type\":\"weight\","
        "\"quantizer\":\"nvfp4\"},{\"quantizer\":\"mxfp8\"}]",
-       "recipe custom: grouped_linear: fprop reads input rowwise (mxfp8) and weight rowwise "
+       "custom: grouped_linear: fprop reads input rowwise (mxfp8) and weight rowwise "
        "(nvfp4); both sides of a GEMM must have one scaling mode"},
       {"custom:rules=[{\"tensor_type\":\"bias\",\"quantizer\":\"mxfp8\"}]",
-       "rule 0: \"tensor_type\": unknown role \"\"bias\"\"; input, weight or grad_output"},
+       "knobs[\"rules\"][0].tensor_type is \"\"bias\"\": must be one of input, weight, "
+       "grad_output"},
       {"custom:rules=[{\"module_type\":\"conv\",\"quantizer\":\"mxfp8\"}]",
-       "rule 0: \"module_type\": unknown module \"\"conv\"\"; linear or grouped_linear"},
+       "knobs[\"rules\"][0].module_type is \"\"conv\"\": must be one of linear, grouped_linear"},
       {"custom:rules=[{\"rowwise\":\"mxfp8\"}]",
        "a rule has either \"quantizer\" or both \"rowwise\" and \"columnwise\""},
       {"custom:rules=[{\"quantizer\":{\"format\":\"mxfp8\",\"colour\":1}}]",
        "unknown key \"colour\"; known: 4over6, amax_epsilon, block_dim"},
       {"custom:rules=[{\"quantizer\":{\"format\":\"mxfp8\",\"block_dim\":\"2\"}}]",
-       "\"block_dim\": a small whole number"},
+       "[0].quantizer.block_dim is \"\"2\"\": must be a small whole number"},
       {"custom:rules=[{\"quantizer\":{\"format\":\"fp7\"}}]",
-       "format: \"fp7\" is not one of identity, fp8_tensor, fp8_block, mxfp8, nvfp4"},
+       "[0].quantizer.format is \"fp7\": must be one of identity, fp8_tensor, fp8_block, mxfp8, "
+       "nvfp4"},
       {"custom:rules=[{\"quantizer\":{\"format\":\"mxfp8\",\"power_2_scale\":true}}]",
-       "recipe custom: input: quantizer.power_2_scale is true: not a field of mxfp8"},
+       "custom: input: quantizer.power_2_scale is true: not a field of mxfp8"},
       {"custom:rules=[{\"quantizer\":{\"format\":\"nvfp4\",\"hadamard\":true}}]",
-       "recipe custom: input: quantizer.rowwise.hadamard is true"},
+       "custom: input: quantizer.rowwise.hadamard is true"},
       {"custom:rules=[{\"quantizer\":{\"format\":\"identity\",\"element\":\"f16\"}}]",
-       "knob rules: value"},
+       "knobs[\"rules\"][0].quantizer.element"},
       {"custom:rules=[{\"quantizer\":{\"format\":\"identity\",\"element\":\"f16\"}}]",
-       "rule 0: \"element\": not a field of identity, which keeps its source as it is"},
+       "[0].quantizer.element is \"\"f16\"\": not a field of identity, which keeps its source as "
+       "it is"},
       {"custom:rules=[{\"quantizer\":{\"format\":\"identity\",\"element\":\"u8\"}}]",
-       "\"element\": not a field of identity"},
+       ": not a field of identity"},
       {"custom:rules=[{\"quantizer\":{\"format\":\"identity\",\"element\":\"f8_e4m3\"}}]",
-       "\"element\": not a field of identity"},
+       ": not a field of identity"},
       {"custom:rules=[{\"quantizer\":{\"overflow\":\"saturate\",\"format\":\"identity\"}}]",
-       "\"overflow\": not a field of identity"},
+       "quantizer.overflow is \"\"saturate\"\": not a field of identity"},
       {"hybrid:weight={\"rowwise\":{\"format\":\"identity\",\"scale_rule\":\"divide\"}}",
-       "\"scale_rule\": not a field of identity"},
+       "knobs[\"weight\"].rowwise.scale_rule is \"\"divide\"\": not a field of identity"},
       {"hybrid:fprop={\"format\":\"identity\",\"element_rounding\":\"nearest_away\"}",
-       "\"element_rounding\": not a field of identity"},
-      {"custom:rules=5", "a list of 1 to 64 rules"},
+       "knobs[\"fprop\"].element_rounding is \"\"nearest_away\"\": not a field of identity"},
+      {"custom:rules=5", "must be a list of 1 to 64 rules"},
   };
   for (const Case& one : cases) EXPECT_THAT(MessageOf(one.text), HasSubstr(one.message));
 }
@@ -390,7 +395,7 @@ TEST(Refused, ByName) {
 TEST(Refused, JsonIsBounded) {
   const std::string deep(20 << 10, '[');
   EXPECT_THAT(MessageOf("custom:rules=" + deep),
-              HasSubstr("20480 bytes; a knob has at most 16384"));
+              HasSubstr("JSON of 20480 bytes; a knob has at most 16384"));
   EXPECT_THAT(MessageOf("custom:rules=" + deep.substr(0, 16000)),
               HasSubstr("nested deeper than 16"));
   std::string many = "[";

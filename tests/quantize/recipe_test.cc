@@ -117,38 +117,40 @@ TEST(Recipe, RefusesWithRecipeKnobValueAndChoices) {
   };
   const Case cases[] = {
       {"fp9",
-       "recipe: unknown name \"fp9\"; known: bf16, fp8_delayed, fp8_current, fp8_block, mxfp8, "
+       "name is \"fp9\": unknown recipe; known: bf16, fp8_delayed, fp8_current, fp8_block, mxfp8, "
        "nvfp4, hybrid, custom"},
-      {"", "unknown name \"\""},
+      {"", "name is \"\": unknown recipe"},
       {"bf16:fp8_format=e4m3",
-       "recipe bf16: knob \"fp8_format\" belongs to fp8_delayed, fp8_current, fp8_block, mxfp8, "
-       "not to bf16; knobs of bf16: "
-       "backward_override"},
+       "knobs[\"fp8_format\"] is \"e4m3\": a knob of fp8_delayed, fp8_current, fp8_block, mxfp8, "
+       "not "
+       "of bf16; knobs of bf16: backward_override"},
       {"fp8_current:margin=0",
-       "recipe fp8_current: knob \"margin\" belongs to fp8_delayed, not to fp8_current; knobs of "
+       "knobs[\"margin\"] is \"0\": a knob of fp8_delayed, not of fp8_current; knobs of "
        "fp8_current: backward_override"},
       {"fp8_current:colour=red",
-       "recipe fp8_current: unknown knob \"colour\"; knobs of fp8_current: backward_override"},
+       "knobs[\"colour\"] is \"red\": unknown knob; knobs of fp8_current: backward_override"},
       {"fp8_current:fp8_format=e5m2",
-       "recipe fp8_current: knob fp8_format: value \"e5m2\" is not one of hybrid|e4m3; pure E5M2 "
+       "knobs[\"fp8_format\"] is \"e5m2\": must be one of hybrid|e4m3; pure E5M2 "
        "training is refused: e5m2 is for gradients, with fp8_format=hybrid"},
-      {"fp8_current:power_2_scales=1", "knob power_2_scales: value \"1\" is not one of false|true"},
-      {"fp8_current:power_2_scales_grad=yes", "knob power_2_scales_grad: value \"yes\""},
-      {"fp8_current:amax_epsilon=-1", "knob amax_epsilon: value \"-1\" is not one of float >= 0"},
-      {"fp8_current:amax_epsilon=nan", "value \"nan\" is not one of float >= 0"},
-      {"fp8_current:amax_epsilon=inf", "value \"inf\""},
-      {"fp8_current:amax_epsilon=1e99", "value \"1e99\""},
-      {"fp8_current:amax_epsilon=1x", "value \"1x\""},
-      {"fp8_current:amax_epsilon=", "value \"\""},
+      {"fp8_current:power_2_scales=1",
+       "knobs[\"power_2_scales\"] is \"1\": must be one of false|true"},
+      {"fp8_current:power_2_scales_grad=yes", "knobs[\"power_2_scales_grad\"] is \"yes\""},
+      {"fp8_current:amax_epsilon=-1",
+       "knobs[\"amax_epsilon\"] is \"-1\": must be one of float >= 0"},
+      {"fp8_current:amax_epsilon=nan", "is \"nan\": must be one of float >= 0"},
+      {"fp8_current:amax_epsilon=inf", "is \"inf\""},
+      {"fp8_current:amax_epsilon=1e99", "is \"1e99\""},
+      {"fp8_current:amax_epsilon=1x", "is \"1x\""},
+      {"fp8_current:amax_epsilon=", "is \"\""},
       {"fp8_current:backward_override=off",
-       "value \"off\" is not one of none|high_precision|dequantized"},
+       "is \"off\": must be one of none|high_precision|dequantized"},
       {"bf16:activation_dtype=f8_e4m3",
-       "knob activation_dtype: value \"f8_e4m3\" is not one of input|f32|bf16|f16"},
+       "knobs[\"activation_dtype\"] is \"f8_e4m3\": must be one of input|f32|bf16|f16"},
       {"fp8_current:", "no key=value behind the colon"},
       {"fp8_current:fp8_format", "\"fp8_format\" is not key=value"},
       {"fp8_current:=1", "is not key=value"},
       {"fp8_current:overflow=nan,", "is not key=value"},
-      {"fp8_current:overflow=nan,overflow=nan", "knob \"overflow\" is given twice"},
+      {"fp8_current:overflow=nan,overflow=nan", "knobs[\"overflow\"] is \"nan\": is given twice"},
   };
   for (const Case& c : cases) {
     const auto recipe = Recipe::Parse(c.text);

@@ -37,7 +37,7 @@ TEST(ConvertRecipeTest, WhatIsRefusedIsRefusedAgain) {
     const absl::Status status =
         RecipeFromProto(Named("fp8_current", "power_2_scales", "2"), "recipe").status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_NE(status.message().find("knob power_2_scales: value \"2\""), std::string::npos)
+    EXPECT_NE(status.message().find("recipe.knobs[\"power_2_scales\"] is \"2\""), std::string::npos)
         << status;
   }
 }
