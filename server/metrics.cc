@@ -12,6 +12,8 @@
 #include <mutex>
 #include <utility>
 
+#include "absl/algorithm/container.h"
+#include "absl/strings/ascii.h"
 #include "server/limits.h"
 #include "server/process_statistics.h"
 #include "server/rank_series.h"
@@ -39,9 +41,6 @@ const std::vector<std::string>& CodeNames() {
   return names;
 }
 
-constexpr std::string_view kOperationNames[] = {
-    "quantize", "dequantize", "gemm",     "compare",        "explain",
-    "put",      "generate",   "describe", "check_hardware", "session"};
 constexpr std::string_view kStageNames[] = {"queue",     "fetch",       "quantize", "gemm",
                                             "operation", "communicate", "compare",  "store"};
 constexpr std::string_view kTransportNames[] = {"tcp", "unix", "in_process"};
@@ -120,16 +119,32 @@ LabelAxis LayerAxis() {
   return axis;
 }
 
-LabelAxis OperationAxis() {
-  LabelAxis axis = LayerAxis();
-  axis.values.insert(axis.values.end(), std::begin(kOperationNames), std::end(kOperationNames));
+/// The op of a method's calls: "check_hardware" of CheckHardware.
+std::string OperationOf(const RpcMethod& method) {
+  if (method.service == "quantgate.v1.Sessions") return "session";
+  std::string name;
+  for (const char c : method.method) {
+    if (absl::ascii_isupper(c) && !name.empty()) name += '_';
+    name += absl::ascii_tolower(c);
+  }
+  return name;
+}
+
+LabelAxis CallAxis(std::span<const RpcMethod> methods) {
+  LabelAxis axis{"op", {}};
+  for (const RpcMethod& method : methods) {
+    const std::string operation = OperationOf(method);
+    if (absl::c_linear_search(axis.values, operation)) continue;
+    axis.values.push_back(operation);
+  }
   return axis;
 }
 
-std::string_view NameOf(Operation operation) {
-  const int layer = static_cast<int>(operation) - static_cast<int>(Operation::kLayers);
-  return layer >= 0 ? LayerKindName(static_cast<LayerKind>(layer))
-                    : NameOf(kOperationNames, operation);
+LabelAxis OperationAxis(std::span<const RpcMethod> methods) {
+  LabelAxis axis = LayerAxis();
+  const LabelAxis calls = CallAxis(methods);
+  axis.values.insert(axis.values.end(), calls.values.begin(), calls.values.end());
+  return axis;
 }
 
 /// By what the tensor is, of whichever weight or expert.
@@ -171,6 +186,7 @@ struct Metrics::Families {
   void Refresh();
   void RefreshDevice(const DeviceGauges& device);
 
+  const std::span<const RpcMethod> methods;
   prometheus::Registry registry;
   // By method; handled by method and code.
   NumberedSeries<prometheus::Counter> rpc_started, rpc_handled;
@@ -191,7 +207,7 @@ struct Metrics::Families {
   CounterGrid call_total{
       CounterFamily(registry, "quantgate_run_total", "Variants of runs by how they ended."),
       SeriesStart::kFirstEvent,
-      {OperationAxis(), {"recipe", {"none"}}, {"mode", {"none"}}, OutcomeAxis()}};
+      {CallAxis(methods), {"recipe", {"none"}}, {"mode", {"none"}}, OutcomeAxis()}};
   HistogramGrid run_stage_seconds{
       HistogramFamily(registry, "quantgate_run_stage_seconds", "Time of each stage of a run."),
       SeriesStart::kFirstEvent,
@@ -200,7 +216,7 @@ struct Metrics::Families {
   HistogramGrid run_duration_seconds{
       HistogramFamily(registry, "quantgate_run_duration_seconds", "Time of a run, queue excluded."),
       SeriesStart::kFirstEvent,
-      {OperationAxis(), RecipeAxis("recipe", {"several", "none"})},
+      {OperationAxis(methods), RecipeAxis("recipe", {"several", "none"})},
       kSecondsBuckets};
   GaugeGrid queue_depth{GaugeFamily(registry, "quantgate_queue_depth", "Jobs waiting."),
                         {{"queue", {"runs", "calls"}}}};
@@ -369,7 +385,8 @@ struct Metrics::Families {
 };
 
 Metrics::Families::Families(std::span<const RpcMethod> methods, const BuildLabels& build)
-    : rpc_started(CounterFamily(registry, "grpc_server_started_total", "RPCs started."),
+    : methods(methods),
+      rpc_started(CounterFamily(registry, "grpc_server_started_total", "RPCs started."),
                   SeriesStart::kWithServer, methods.size(), LabelsOf(methods)),
       rpc_handled(CounterFamily(registry, "grpc_server_handled_total", "RPCs ended, by code."),
                   SeriesStart::kFirstEvent, methods.size() * CodeNames().size(),
@@ -498,22 +515,24 @@ void Metrics::CallsUnread(int64_t calls) {
   families_->calls_unread().Increment(static_cast<double>(calls));
 }
 
-Operation OperationOf(LayerKind layer) {
-  return static_cast<Operation>(static_cast<int>(Operation::kLayers) + static_cast<int>(layer));
-}
-
-void Metrics::RunEnded(Operation operation, std::string_view recipe, std::string_view mode,
+void Metrics::RunEnded(LayerKind layer, std::string_view recipe, std::string_view mode,
                        const absl::Status& status) {
-  const std::string_view outcome = OutcomeOf(status);
-  if (recipe.empty()) {
-    families_->call_total(NameOf(operation), "none", "none", outcome).Increment();
-  } else {
-    families_->run_total(NameOf(operation), recipe, mode, outcome).Increment();
-  }
+  families_->run_total(LayerKindName(layer), recipe, mode, OutcomeOf(status)).Increment();
 }
 
-void Metrics::RunTook(Operation operation, std::string_view recipe, absl::Duration duration) {
-  families_->run_duration_seconds(NameOf(operation), recipe.empty() ? "none" : recipe)
+void Metrics::RunTook(LayerKind layer, std::string_view recipe, absl::Duration duration) {
+  families_->run_duration_seconds(LayerKindName(layer), recipe)
+      .Observe(absl::ToDoubleSeconds(duration));
+}
+
+void Metrics::CallEnded(int method, const absl::Status& status) {
+  const std::string operation = OperationOf(families_->methods[static_cast<size_t>(method)]);
+  families_->call_total(operation, "none", "none", OutcomeOf(status)).Increment();
+}
+
+void Metrics::CallTook(int method, std::string_view recipe, absl::Duration duration) {
+  const std::string operation = OperationOf(families_->methods[static_cast<size_t>(method)]);
+  families_->run_duration_seconds(operation, recipe.empty() ? "none" : recipe)
       .Observe(absl::ToDoubleSeconds(duration));
 }
 

@@ -90,21 +90,6 @@ struct GaugeReadings {
   std::vector<DeviceGauges> devices;  ///< CUDA devices only.
 };
 
-/// Operations that count in quantgate_run_*.
-enum class Operation {
-  kQuantize,
-  kDequantize,
-  kGemm,
-  kCompare,
-  kExplain,
-  kPut,
-  kGenerate,
-  kDescribe,
-  kCheckHardware,
-  kSession,
-  kLayers,  ///< This and those behind it: a kind of layer each.
-};
-Operation OperationOf(LayerKind layer);
 enum class PeerTransport { kTcp, kUnix, kInProcess };
 enum class CudaError { kSticky, kOutOfMemory };
 
@@ -124,10 +109,15 @@ class Metrics : public RunStatistics {
   /// Calls that were ended since their clients did not take what was sent.
   void CallsUnread(int64_t calls);
 
-  /// `recipe` is a base name and `mode` a backward override; both empty for operations without.
-  void RunEnded(Operation operation, std::string_view recipe, std::string_view mode,
+  /// A variant of a run: `recipe` is a base name, of RunTook "several" for more than one, and
+  /// `mode` a backward override.
+  void RunEnded(LayerKind layer, std::string_view recipe, std::string_view mode,
                 const absl::Status& status);
-  void RunTook(Operation operation, std::string_view recipe, absl::Duration duration);
+  void RunTook(LayerKind layer, std::string_view recipe, absl::Duration duration);
+  /// A unary call that computes on a device; its op is the method's name, "session" for all of
+  /// Sessions. `recipe` is empty for calls without.
+  void CallEnded(int method, const absl::Status& status);
+  void CallTook(int method, std::string_view recipe, absl::Duration duration);
   void StageTook(Stage stage, absl::Duration duration) override;
   void VariantMeasured(const VariantReport& report, std::string_view reference_recipe) override;
   void StagesTook(std::span<const StageTime> stages) override;

@@ -31,7 +31,7 @@ class EngineService : public RawStreams<v1::Engine::CallbackService> {
   grpc::ServerUnaryReactor* Name(grpc::CallbackServerContext* server_context,                    \
                                  const v1::Name##Request* request, v1::Name##Response* response) \
       override {                                                                                 \
-    return AnswerOnDevice(context_, Rpc("Engine." #Name), Operation::k##Name, server_context,    \
+    return AnswerOnDevice(context_, Rpc("Engine." #Name), server_context,                        \
                           [=, this] { return Prepare##Name(context_, *request, *response); });   \
   }
   QG_ENGINE_CALLS(QG_ANSWER_ON_DEVICE)

@@ -35,9 +35,9 @@ class InfoService : public v1::Info::CallbackService {
   grpc::ServerUnaryReactor* CheckHardware(grpc::CallbackServerContext* server_context,
                                           const v1::CheckHardwareRequest* request,
                                           v1::CheckHardwareResponse* response) override {
-    return AnswerOnDevice(
-        context_, Rpc("Info.CheckHardware"), Operation::kCheckHardware, server_context,
-        [=, this] { return PrepareCheckHardware(context_, *request, *response); });
+    return AnswerOnDevice(context_, Rpc("Info.CheckHardware"), server_context, [=, this] {
+      return PrepareCheckHardware(context_, *request, *response);
+    });
   }
   grpc::ServerUnaryReactor* ListArithmetics(grpc::CallbackServerContext* server_context,
                                             const v1::ListArithmeticsRequest*,

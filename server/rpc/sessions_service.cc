@@ -60,9 +60,9 @@ class SessionsService : public v1::Sessions::CallbackService {
                                      absl::StatusOr<DeviceWork> (*prepare)(CallContext&,
                                                                            const Request&,
                                                                            Response&)) {
-    return AnswerOnDevice(
-        context_, rpc, Operation::kSession, server_context,
-        [this, &request, &response, prepare] { return prepare(context_, request, response); });
+    return AnswerOnDevice(context_, rpc, server_context, [this, &request, &response, prepare] {
+      return prepare(context_, request, response);
+    });
   }
 
   ServiceContext& context_;

@@ -15,22 +15,22 @@ class TensorsService : public v1::Tensors::CallbackService {
   grpc::ServerUnaryReactor* Put(grpc::CallbackServerContext* server_context,
                                 const v1::PutTensorRequest* request,
                                 v1::TensorRecord* response) override {
-    return AnswerOnDevice(context_, Rpc("Tensors.Put"), Operation::kPut, server_context,
+    return AnswerOnDevice(context_, Rpc("Tensors.Put"), server_context,
                           [=, this] { return PreparePutTensor(context_, *request, *response); });
   }
   grpc::ServerUnaryReactor* Generate(grpc::CallbackServerContext* server_context,
                                      const v1::GenerateTensorRequest* request,
                                      v1::TensorRecord* response) override {
-    return AnswerOnDevice(
-        context_, Rpc("Tensors.Generate"), Operation::kGenerate, server_context,
-        [=, this] { return PrepareGenerateTensor(context_, *request, *response); });
+    return AnswerOnDevice(context_, Rpc("Tensors.Generate"), server_context, [=, this] {
+      return PrepareGenerateTensor(context_, *request, *response);
+    });
   }
   grpc::ServerUnaryReactor* Describe(grpc::CallbackServerContext* server_context,
                                      const v1::DescribeTensorRequest* request,
                                      v1::TensorRecord* response) override {
-    return AnswerOnDevice(
-        context_, Rpc("Tensors.Describe"), Operation::kDescribe, server_context,
-        [=, this] { return PrepareDescribeTensor(context_, *request, *response); });
+    return AnswerOnDevice(context_, Rpc("Tensors.Describe"), server_context, [=, this] {
+      return PrepareDescribeTensor(context_, *request, *response);
+    });
   }
   grpc::ServerUnaryReactor* List(grpc::CallbackServerContext* server_context,
                                  const v1::ListTensorsRequest* request,

@@ -14,11 +14,12 @@ namespace {
 class UnaryCall : public grpc::ServerUnaryReactor {
  public:
   UnaryCall(ServiceContext& context, Rpc rpc, grpc::CallbackServerContext* server_context)
-      : call_(context, rpc, server_context) {
+      : method_(rpc.index()), call_(context, rpc, server_context) {
     call_.MessageReceived();
   }
 
   Call& call() { return call_; }
+  int method() const { return method_; }  ///< In AllRpcMethods.
 
   void Answer(const absl::Status& status) {
     if (status.ok()) call_.MessageSent();
@@ -33,17 +34,18 @@ class UnaryCall : public grpc::ServerUnaryReactor {
   }
   void OnDone() override { delete this; }
 
+  const int method_;
   Call call_;
 };
 
-void RunOnDevice(UnaryCall* unary, Operation operation, DeviceWork work) {
+void RunOnDevice(UnaryCall* unary, DeviceWork work) {
   ServiceContext& context = unary->call().context();
   auto shared = std::make_shared<DeviceWork>(std::move(work));
   const absl::Time enqueued = SteadyNow();
   Device& device = shared->device != nullptr ? *shared->device : LeastLoaded(context.devices);
   const auto submitted = Served(device).call_queue.Submit(
       unary->call().cancellation(),
-      [unary, operation, shared, &context, &device, enqueued](absl::Status admission) {
+      [unary, shared, &context, &device, enqueued](absl::Status admission) {
         const absl::Time start = SteadyNow();
         context.metrics.StageTook(Stage::kQueue, start - enqueued);
         absl::Status status = std::move(admission);
@@ -54,12 +56,12 @@ void RunOnDevice(UnaryCall* unary, Operation operation, DeviceWork work) {
         // What the work holds, such as a session's place, is given back before the answer.
         shared->run = nullptr;
         status = context.watch.Checked(device, std::move(status));
-        context.metrics.RunEnded(operation, "", "", status);
-        context.metrics.RunTook(operation, shared->recipe, SteadyNow() - start);
+        context.metrics.CallEnded(unary->method(), status);
+        context.metrics.CallTook(unary->method(), shared->recipe, SteadyNow() - start);
         unary->Answer(status);
       });
   if (submitted.ok()) return;
-  context.metrics.RunEnded(operation, "", "", submitted.status());
+  context.metrics.CallEnded(unary->method(), submitted.status());
   unary->Answer(submitted.status());
 }
 
@@ -88,19 +90,18 @@ grpc::ServerUnaryReactor* AnswerOnExecutor(ServiceContext& context, Rpc rpc, Adm
 }
 
 grpc::ServerUnaryReactor* AnswerOnDevice(
-    ServiceContext& context, Rpc rpc, Operation operation,
-    grpc::CallbackServerContext* server_context,
+    ServiceContext& context, Rpc rpc, grpc::CallbackServerContext* server_context,
     absl::AnyInvocable<absl::StatusOr<DeviceWork>() &&> prepare) {
   auto* unary = new UnaryCall(context, rpc, server_context);
-  context.executor.Run([unary, operation, prepare = std::move(prepare)]() mutable {
+  context.executor.Run([unary, prepare = std::move(prepare)]() mutable {
     const absl::Status admitted = unary->call().Admit(Admission::kUnlessDraining);
     if (!admitted.ok()) return unary->Answer(admitted);
     absl::StatusOr<DeviceWork> work = GuardMemory([&] { return std::move(prepare)(); });
     if (!work.ok()) {
-      unary->call().context().metrics.RunEnded(operation, "", "", work.status());
+      unary->call().context().metrics.CallEnded(unary->method(), work.status());
       return unary->Answer(work.status());
     }
-    RunOnDevice(unary, operation, *std::move(work));
+    RunOnDevice(unary, *std::move(work));
   });
   return unary;
 }

@@ -24,8 +24,7 @@ grpc::ServerUnaryReactor* AnswerOnExecutor(ServiceContext& context, Rpc rpc, Adm
 
 /// Checks on the executor, then waits for the device.
 grpc::ServerUnaryReactor* AnswerOnDevice(
-    ServiceContext& context, Rpc rpc, Operation operation,
-    grpc::CallbackServerContext* server_context,
+    ServiceContext& context, Rpc rpc, grpc::CallbackServerContext* server_context,
     absl::AnyInvocable<absl::StatusOr<DeviceWork>() &&> prepare);
 
 }  // namespace quantgate

@@ -89,13 +89,13 @@ void RunJob::CountEnd(const absl::Status& status, absl::Time start) {
     context_.metrics.StageTook(Stage::kStore, execution_.store_time() + events_->storing_time());
   }
   const LayerRun& run = execution_.run();
-  const Operation operation = OperationOf(run.layer.kind);
+  const LayerKind layer = run.layer.kind;
   for (const Variant& variant : run.variants) {
-    context_.metrics.RunEnded(operation, variant.recipe.name(),
+    context_.metrics.RunEnded(layer, variant.recipe.name(),
                               BackwardOverrideName(variant.recipe.backward_override()), status);
   }
   const bool is_one = run.variants.size() == 1;
-  context_.metrics.RunTook(operation, is_one ? run.variants[0].recipe.name() : "several",
+  context_.metrics.RunTook(layer, is_one ? run.variants[0].recipe.name() : "several",
                            SteadyNow() - start);
 }
 
