@@ -314,8 +314,8 @@ struct PreparedRun {
 absl::StatusOr<PreparedRun> PrepareRun(CallContext& context, const v1::RunSpec& spec) {
   QG_ASSIGN_OR_RETURN(LayerRun run, LayerRunFromProto(spec, context.tensor_bytes_max));
   run.stream_outputs = true;
-  QG_RETURN_IF_ERROR(context.loader.Resolve(run.tensors()));
-  run.request = KeptRequest(spec, run);
+  QG_RETURN_IF_ERROR(context.loader.Resolve(run.references()));
+  run.kept = KeptRequest(spec, run);
   QG_ASSIGN_OR_RETURN(Plan outline, OutlineLayerRun(run));
   QG_ASSIGN_OR_RETURN(Device * device, DeviceForRun(run, context.devices));
   return PreparedRun{std::move(run), std::move(outline), device};

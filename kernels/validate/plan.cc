@@ -222,36 +222,43 @@ absl::StatusOr<Plan> Plan::Create(LayerRunRequest request) {
   return Plan(std::move(request), std::move(layers));
 }
 
-absl::StatusOr<Plan> Plan::WithTensors(TensorLoader load) const {
-  LayerRunRequest request = request_;
-  const auto fill = [&](const std::string& name, Tensor& tensor) -> absl::Status {
-    if (!tensor.has_value()) return absl::OkStatus();
-    const Tensor outline = tensor;
-    QG_ASSIGN_OR_RETURN(tensor, load(name, outline));
-    if (tensor.dtype() == outline.dtype() && tensor.shape() == outline.shape()) {
-      return absl::OkStatus();
-    }
-    return absl::InternalError(absl::StrCat(name, " was planned as ", TensorText(outline),
-                                            " and is ", TensorText(tensor)));
-  };
+absl::Status VisitTensors(
+    LayerRunRequest& request,
+    absl::FunctionRef<absl::Status(const std::string& name, Tensor& tensor)> visit) {
   LayerRequest& step = request.step;
-  QG_RETURN_IF_ERROR(fill("x", step.x));
-  QG_RETURN_IF_ERROR(fill("grad_output", step.grad_output));
-  const auto fill_all = [&](const char* field, std::map<std::string, Tensor>& tensors) {
+  QG_RETURN_IF_ERROR(visit("x", step.x));
+  QG_RETURN_IF_ERROR(visit("grad_output", step.grad_output));
+  const auto visit_all = [&](const char* field, std::map<std::string, Tensor>& tensors) {
     for (auto& [name, tensor] : tensors) {
-      QG_RETURN_IF_ERROR(fill(absl::StrCat(field, "[", name, "]"), tensor));
+      QG_RETURN_IF_ERROR(visit(absl::StrCat(field, "[", name, "]"), tensor));
     }
     return absl::OkStatus();
   };
-  QG_RETURN_IF_ERROR(fill_all("parameters", step.parameters));
-  QG_RETURN_IF_ERROR(fill_all("main_grads", step.main_grads));
-  QG_RETURN_IF_ERROR(fill_all("subjects", request.subjects));
-  if (step.delayed.empty()) return Plan(std::move(request), layers_);
+  QG_RETURN_IF_ERROR(visit_all("parameters", step.parameters));
+  QG_RETURN_IF_ERROR(visit_all("main_grads", step.main_grads));
+  QG_RETURN_IF_ERROR(visit_all("subjects", request.subjects));
   for (auto& [name, state] : step.delayed) {
-    QG_RETURN_IF_ERROR(fill(absl::StrCat("delayed_state[", name, ".scale]"), state.scale));
+    QG_RETURN_IF_ERROR(visit(absl::StrCat("delayed_state[", name, ".scale]"), state.scale));
     QG_RETURN_IF_ERROR(
-        fill(absl::StrCat("delayed_state[", name, ".amax_history]"), state.amax_history));
+        visit(absl::StrCat("delayed_state[", name, ".amax_history]"), state.amax_history));
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Plan> Plan::WithTensors(TensorLoader load) const {
+  LayerRunRequest request = request_;
+  QG_RETURN_IF_ERROR(
+      VisitTensors(request, [&](const std::string& name, Tensor& tensor) -> absl::Status {
+        if (!tensor.has_value()) return absl::OkStatus();
+        const Tensor outline = tensor;
+        QG_ASSIGN_OR_RETURN(tensor, load(name, outline));
+        if (tensor.dtype() == outline.dtype() && tensor.shape() == outline.shape()) {
+          return absl::OkStatus();
+        }
+        return absl::InternalError(absl::StrCat(name, " was planned as ", TensorText(outline),
+                                                " and is ", TensorText(tensor)));
+      }));
+  if (request.step.delayed.empty()) return Plan(std::move(request), layers_);
   return Create(std::move(request));
 }
 

@@ -51,6 +51,13 @@ struct LayerRunRequest {
   bool error_budget = false;  ///< Measure VariantReport::error_budgets.
 };
 
+/// Every tensor of a request, absent ones too, by its name: "x", "grad_output",
+/// "parameters[weight]", "main_grads[weight]", "subjects[y]", "delayed_state[input.scale]". The
+/// first error of `visit` ends it.
+absl::Status VisitTensors(
+    LayerRunRequest& request,
+    absl::FunctionRef<absl::Status(const std::string& name, Tensor& tensor)> visit);
+
 /// What an output is, without whose: "dw" of "fc1.dw" and of "dw.0".
 std::string_view OutputWord(std::string_view output);
 /// Whether an output is a bias's gradient, which no bound is derived for.
@@ -66,8 +73,8 @@ class Plan {
   const LayerRunRequest& request() const { return request_; }
   /// What a variant does on one rank.
   const LayerPlanPointer& layer(int variant) const { return layers_[static_cast<size_t>(variant)]; }
-  /// The name of a tensor of the request, "x", "parameters[weight]", "subjects[y]",
-  /// "delayed_state[input.scale]", and what the plan was made of, which may lack its bytes.
+  /// The name of a tensor of the request, as VisitTensors has it, and what the plan was made of,
+  /// which may lack its bytes.
   using TensorLoader =
       absl::FunctionRef<absl::StatusOr<Tensor>(const std::string& name, const Tensor& outline)>;
   /// This plan with a tensor in place of each that its request has. What `load` refuses, INTERNAL

@@ -65,7 +65,7 @@ void LeaveOutHeatMaps(v1::VariantReport& report) {
 
 absl::StatusOr<Device*> DeviceForRun(const LayerRun& run, const Devices& devices) {
   std::vector<Arithmetic> arithmetics;
-  for (const Variant& variant : run.variants) arithmetics.push_back(variant.arithmetic);
+  for (const Variant& variant : run.request.variants) arithmetics.push_back(variant.arithmetic);
   absl::StatusOr<Device*> device = LeastLoadedWith(devices, arithmetics);
   if (device.ok()) return device;
   return WithinField("spec.variants", device.status());
@@ -73,10 +73,9 @@ absl::StatusOr<Device*> DeviceForRun(const LayerRun& run, const Devices& devices
 
 absl::StatusOr<Plan> LoadLayerRun(const LayerRun& run, const Plan& outline, TensorLoader& loader,
                                   Device& device, const Cancellation* cancellation) {
-  const std::map<std::string, const TensorReference*> references = run.TensorsByName();
   return outline.WithTensors([&](const std::string& name, const Tensor&) -> absl::StatusOr<Tensor> {
     if (cancellation != nullptr) QG_RETURN_IF_ERROR(cancellation->Check());
-    const TensorReference& reference = *references.at(name);
+    const TensorReference& reference = run.tensors.at(name);
     // Their values are checked, in host memory.
     return absl::StartsWith(name, "delayed_state[")
                ? loader.LoadToHost(reference, device, cancellation)
@@ -153,8 +152,9 @@ absl::StatusOr<v1::RunReport> RunExecution::ExecutePlan(const Plan& plan,
   QG_ASSIGN_OR_RETURN(
       result_, RunPlan(plan, *device_.engine, cancellation_.get(),
                        RunObserver{on_progress, on_variant, on_output, on_measured}, &ranks));
-  *report.mutable_request() = run_.request;
-  if (run_.reference.has_value()) report.set_reference(*run_.reference);
+  *report.mutable_request() = run_.kept;
+  const std::optional<int>& reference = run_.request.reference;
+  if (reference.has_value()) report.set_reference(*reference);
   QG_RETURN_IF_ERROR(DescribeInputs(report));
   *report.mutable_environment() = std::move(environment_);
   for (const PairSummary& pair : result_.pairs) *report.add_pairs() = PairSummaryToProto(pair);
@@ -163,14 +163,15 @@ absl::StatusOr<v1::RunReport> RunExecution::ExecutePlan(const Plan& plan,
 }
 
 absl::Status RunExecution::DescribeInputs(v1::RunReport& report) {
-  const std::map<std::string, const TensorReference*> references = run_.TensorsByName();
   for (const auto& [name, fingerprint] : result_.inputs) {
     v1::InputTensor& proto = *report.add_inputs();
     proto.set_name(name);
     *proto.mutable_fingerprint() = FingerprintToProto(fingerprint);
-    QG_RETURN_IF_ERROR(DescribeSource(*references.at(name), proto));
+    QG_RETURN_IF_ERROR(DescribeSource(run_.tensors.at(name), proto));
   }
-  for (const auto& [name, subject] : run_.subjects) QG_RETURN_IF_ERROR(KeepBytes(subject));
+  for (const auto& [name, subject] : run_.request.subjects) {
+    QG_RETURN_IF_ERROR(KeepBytes(run_.tensors.at(absl::StrCat("subjects[", name, "]"))));
+  }
   return absl::OkStatus();
 }
 
@@ -233,8 +234,9 @@ absl::Status RunExecution::PublishOutput(int index, const OutputReport& report) 
 }
 
 absl::Status RunExecution::BeginVariant(const VariantReport& report) {
-  const std::string reference =
-      run_.reference.has_value() ? run_.variants[*run_.reference].recipe.name() : "";
+  const std::string reference = run_.request.reference.has_value()
+                                    ? run_.request.variants[*run_.request.reference].recipe.name()
+                                    : "";
   context_.statistics.VariantMeasured(report, reference);
   context_.statistics.StagesTook(report.stages);
   const DeviceDescription device = device_.description.Get();
@@ -266,7 +268,7 @@ absl::Status RunExecution::PublishVariant(int index, const VariantReport& report
   }
   outputs_.clear();
   LeaveOutHeatMaps(proto);
-  const bool is_last = ++variants_published_ == run_.variants.size();
+  const bool is_last = ++variants_published_ == run_.request.variants.size();
   if (is_last && run_.stream_outputs && proto.ByteSizeLong() <= kLastVariantBytesMax) {
     last_variant_ = std::move(*event.mutable_variant());
   } else {

@@ -88,8 +88,8 @@ void RunJob::CountEnd(const absl::Status& status, absl::Time start) {
   if (status.ok()) {
     context_.metrics.StageTook(Stage::kStore, execution_.store_time() + events_->storing_time());
   }
-  const LayerRun& run = execution_.run();
-  const LayerKind layer = run.layer.kind;
+  const LayerRunRequest& run = execution_.run().request;
+  const LayerKind layer = run.step.layer.kind;
   for (const Variant& variant : run.variants) {
     context_.metrics.RunEnded(layer, variant.recipe.name(),
                               BackwardOverrideName(variant.recipe.backward_override()), status);

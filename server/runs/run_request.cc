@@ -1,6 +1,6 @@
 #include "server/runs/run_request.h"
 
-#include <map>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "server/wire/convert_tensor.h"
@@ -15,22 +15,25 @@ void SetDigest(const TensorReference& reference, v1::TensorSource& source) {
   *stored.mutable_type() = TensorTypeToProto(*reference.type);
 }
 
-void SetDigests(const std::map<std::string, TensorReference>& references,
-                google::protobuf::Map<std::string, v1::TensorSource>& sources) {
-  for (const auto& [name, reference] : references) SetDigest(reference, sources[name]);
-}
-
 }  // namespace
 
 v1::RunSpec KeptRequest(const v1::RunSpec& spec, const LayerRun& run) {
   v1::RunSpec kept = spec;
   v1::LayerStep& step = *kept.mutable_step();
-  if (step.has_x()) SetDigest(run.x, *step.mutable_x());
-  if (step.has_grad_output()) SetDigest(run.grad_output, *step.mutable_grad_output());
-  SetDigests(run.parameters, *step.mutable_parameters());
-  SetDigests(run.main_grads, *step.mutable_main_grads());
-  SetDigests(run.delayed_state, *step.mutable_delayed_state());
-  SetDigests(run.subjects, *kept.mutable_subjects());
+  const auto set = [&](const std::string& name, v1::TensorSource& source) {
+    const auto found = run.tensors.find(name);
+    if (found != run.tensors.end()) SetDigest(found->second, source);
+  };
+  const auto set_all = [&](const char* field,
+                           google::protobuf::Map<std::string, v1::TensorSource>& sources) {
+    for (auto& [name, source] : sources) set(absl::StrCat(field, "[", name, "]"), source);
+  };
+  if (step.has_x()) set("x", *step.mutable_x());
+  if (step.has_grad_output()) set("grad_output", *step.mutable_grad_output());
+  set_all("parameters", *step.mutable_parameters());
+  set_all("main_grads", *step.mutable_main_grads());
+  set_all("delayed_state", *step.mutable_delayed_state());
+  set_all("subjects", *kept.mutable_subjects());
   return kept;
 }
 

@@ -2,13 +2,19 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <tuple>
 #include <utility>
+#include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "server/wire/convert_recipe.h"
@@ -286,31 +292,65 @@ absl::StatusOr<std::map<std::string, TensorReference>> NamedTensorsFromProto(
 
 namespace {
 
+/// What a tensor of delayed_state is a part of: "fc1.input" of "fc1.input.scale" and of
+/// "fc1.input.amax_history". None of other names.
+std::optional<std::string> DelayedStateOf(absl::string_view name) {
+  if (!absl::ConsumeSuffix(&name, ".scale") && !absl::ConsumeSuffix(&name, ".amax_history")) {
+    return std::nullopt;
+  }
+  const std::vector<absl::string_view> words = absl::StrSplit(name, '.');
+  const bool has_role = std::any_of(words.begin(), words.end(), [](absl::string_view word) {
+    return word == "input" || word == "weight" || word == "grad_output";
+  });
+  return has_role ? std::optional<std::string>(name) : std::nullopt;
+}
+
+/// The tensors of one map of the request; `place` gives each its place there, still absent.
+absl::Status AddTensors(const ProtoTensors& proto, const std::string& path,
+                        const std::string& field, int64_t tensor_bytes_max, LayerRun& run,
+                        absl::FunctionRef<void(const std::string& name)> place) {
+  QG_ASSIGN_OR_RETURN(auto references,
+                      NamedTensorsFromProto(proto, path + field, tensor_bytes_max));
+  for (auto& [name, reference] : references) {
+    place(name);
+    run.tensors.emplace(absl::StrCat(field, "[", name, "]"), std::move(reference));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status StepFromProto(const v1::LayerStep& proto, int64_t tensor_bytes_max, LayerRun& run) {
-  QG_ASSIGN_OR_RETURN(run.layer, LayerFromProto(proto.layer(), "spec.step.layer"));
-  QG_ASSIGN_OR_RETURN(run.x, TensorReferenceFromProto(proto.x(), "spec.step.x", tensor_bytes_max));
-  QG_RETURN_IF_ERROR(RequireTensor(run.x));
+  LayerRequest& step = run.request.step;
+  QG_ASSIGN_OR_RETURN(step.layer, LayerFromProto(proto.layer(), "spec.step.layer"));
+  TensorReference& x = run.tensors["x"];
+  QG_ASSIGN_OR_RETURN(x, TensorReferenceFromProto(proto.x(), "spec.step.x", tensor_bytes_max));
+  QG_RETURN_IF_ERROR(RequireTensor(x));
   QG_ASSIGN_OR_RETURN(
-      run.grad_output,
+      TensorReference grad_output,
       TensorReferenceFromProto(proto.grad_output(), "spec.step.grad_output", tensor_bytes_max));
-  const auto set = [&](std::map<std::string, TensorReference>& references,
-                       const ProtoTensors& tensors, const char* field) -> absl::Status {
-    QG_ASSIGN_OR_RETURN(references, NamedTensorsFromProto(tensors, field, tensor_bytes_max));
-    return absl::OkStatus();
+  if (grad_output.has_value()) run.tensors.emplace("grad_output", std::move(grad_output));
+  const auto add = [&](const ProtoTensors& tensors, const char* field,
+                       absl::FunctionRef<void(const std::string&)> place) {
+    return AddTensors(tensors, "spec.step.", field, tensor_bytes_max, run, place);
   };
-  QG_RETURN_IF_ERROR(set(run.parameters, proto.parameters(), "spec.step.parameters"));
-  QG_RETURN_IF_ERROR(set(run.main_grads, proto.main_grads(), "spec.step.main_grads"));
-  QG_RETURN_IF_ERROR(set(run.delayed_state, proto.delayed_state(), "spec.step.delayed_state"));
-  for (const auto& [name, reference] : run.delayed_state) {
-    if (IsDelayedStateName(name)) continue;
-    return Refuse(reference.field, "given",
+  QG_RETURN_IF_ERROR(add(proto.parameters(), "parameters",
+                         [&](const std::string& name) { step.parameters[name]; }));
+  QG_RETURN_IF_ERROR(add(proto.main_grads(), "main_grads",
+                         [&](const std::string& name) { step.main_grads[name]; }));
+  std::set<std::string> states;
+  for (const auto& [name, source] : proto.delayed_state()) states.insert(name);
+  for (const std::string& name : states) {
+    if (DelayedStateOf(name).has_value()) continue;
+    return Refuse(absl::StrCat("spec.step.delayed_state[", Printable(name), "]"), "given",
                   "names are input, weight or grad_output, with the prefix or index "
                   "of their weight, and .scale or .amax_history");
   }
-  run.calibrate = proto.calibrate();
+  QG_RETURN_IF_ERROR(add(proto.delayed_state(), "delayed_state",
+                         [&](const std::string& name) { step.delayed[*DelayedStateOf(name)]; }));
+  step.calibrate = proto.calibrate();
+  // Without a word from the client, every gradient that has an operand.
   if (proto.has_requires_grad()) {
     const v1::RequiresGrad& grad = proto.requires_grad();
-    run.requires_grad = RequiresGrad{grad.x(), grad.weight(), grad.bias(), grad.norm()};
+    step.requires_grad = RequiresGrad{grad.x(), grad.weight(), grad.bias(), grad.norm()};
   }
   return absl::OkStatus();
 }
@@ -319,6 +359,7 @@ absl::Status StepFromProto(const v1::LayerStep& proto, int64_t tensor_bytes_max,
 
 absl::StatusOr<LayerRun> LayerRunFromProto(const v1::RunSpec& proto, int64_t tensor_bytes_max) {
   LayerRun run;
+  LayerRunRequest& asked = run.request;
   if (!proto.has_step()) {
     return RefuseAbsent("spec.step", "a run has a step: its layer and tensors");
   }
@@ -331,20 +372,20 @@ absl::StatusOr<LayerRun> LayerRunFromProto(const v1::RunSpec& proto, int64_t ten
   for (int i = 0; i < proto.variants_size(); ++i) {
     QG_ASSIGN_OR_RETURN(Variant variant, VariantFromProto(proto.variants(i),
                                                           absl::StrCat("spec.variants[", i, "]")));
-    run.variants.push_back(std::move(variant));
+    asked.variants.push_back(std::move(variant));
   }
-  run.seed = proto.seed();
-  run.tensor_bytes_max = tensor_bytes_max;
-  if (proto.has_reference()) run.reference = proto.reference();
+  asked.step.seed = proto.seed();
+  asked.step.value_bytes_max = tensor_bytes_max;
+  if (proto.has_reference()) asked.reference = proto.reference();
   switch (proto.requirement()) {
     case v1::REQUIREMENT_UNSPECIFIED:
-      run.requirement = Requirement::kNone;
+      asked.requirement = Requirement::kNone;
       break;
     case v1::REQUIREMENT_BITWISE:
-      run.requirement = Requirement::kBitwise;
+      asked.requirement = Requirement::kBitwise;
       break;
     case v1::REQUIREMENT_BOUND:
-      run.requirement = Requirement::kBound;
+      asked.requirement = Requirement::kBound;
       break;
     default:
       return Refuse("spec.requirement", absl::StrCat(proto.requirement()),
@@ -352,14 +393,14 @@ absl::StatusOr<LayerRun> LayerRunFromProto(const v1::RunSpec& proto, int64_t ten
                     "REQUIREMENT_BITWISE and REQUIREMENT_BOUND");
   }
   run.keep_outputs = proto.keep_outputs();
-  run.error_budget = proto.error_budget();
+  asked.error_budget = proto.error_budget();
   // Bounded before anything is looked up; Plan::Create has the rule for the names.
   if (proto.subjects_size() > kSubjectsMax) {
     return Refuse("spec.subjects", absl::StrCat(proto.subjects_size(), " tensors"),
                   absl::StrCat("a run takes at most ", kSubjectsMax));
   }
-  QG_ASSIGN_OR_RETURN(run.subjects,
-                      NamedTensorsFromProto(proto.subjects(), "spec.subjects", tensor_bytes_max));
+  QG_RETURN_IF_ERROR(AddTensors(proto.subjects(), "spec.", "subjects", tensor_bytes_max, run,
+                                [&](const std::string& name) { asked.subjects[name]; }));
   return run;
 }
 

@@ -28,18 +28,20 @@ Variant MakeVariant(const char* recipe, BackwardOverride mode, const char* arith
 
 LayerRun MakeRun() {
   LayerRun run;
-  run.x = GeneratedReference("spec.step.x", 1, {32, 64});
-  run.parameters["weight"] = GeneratedReference("spec.step.parameters[\"weight\"]", 2, {16, 64});
-  run.variants = {MakeVariant("bf16", BackwardOverride::kNone, "sm90")};
+  run.tensors["x"] = GeneratedReference("spec.step.x", 1, {32, 64});
+  run.request.step.parameters["weight"];
+  run.tensors["parameters[weight]"] =
+      GeneratedReference("spec.step.parameters[\"weight\"]", 2, {16, 64});
+  run.request.variants = {MakeVariant("bf16", BackwardOverride::kNone, "sm90")};
   return run;
 }
 
 TEST(KeptRequestTest, BytesAreNamedByTheirDigest) {
   LayerRun run = MakeRun();
-  run.x.kind = TensorReference::Kind::kStored;
-  run.x.digest = {Sha256Of({}), 4096};
-  run.parameters["weight"].kind = TensorReference::Kind::kInline;
-  run.parameters["weight"].digest = {Sha256Of({}), 2048};
+  run.tensors["x"].kind = TensorReference::Kind::kStored;
+  run.tensors["x"].digest = {Sha256Of({}), 4096};
+  run.tensors["parameters[weight]"].kind = TensorReference::Kind::kInline;
+  run.tensors["parameters[weight]"].digest = {Sha256Of({}), 2048};
   v1::RunSpec spec;
   spec.set_seed(7);
   spec.mutable_step()->mutable_x()->mutable_stored();  // Of a type that the tensor store knows.
@@ -47,7 +49,7 @@ TEST(KeptRequestTest, BytesAreNamedByTheirDigest) {
   weight.mutable_inline_()->set_data(std::string(2048, 'x'));
   v1::TensorSource& subject = (*spec.mutable_subjects())["y"];
   subject.mutable_generate()->set_seed(5);
-  run.subjects["y"] = GeneratedReference("spec.subjects[\"y\"]", 5, {32, 16});
+  run.tensors["subjects[y]"] = GeneratedReference("spec.subjects[\"y\"]", 5, {32, 16});
   const v1::RunSpec kept = KeptRequest(spec, run);
   v1::RunSpec expected = spec;
   for (v1::TensorSource* source : {expected.mutable_step()->mutable_x(),
@@ -74,14 +76,15 @@ TEST(KeptRequestTest, BytesAreNamedByTheirDigest) {
 TEST(OutlineLayerRunTest, ChecksShapesWithoutMemory) {
   LayerRun run = MakeRun();
   // 2^46 bytes, which nobody has.
-  run.x = GeneratedReference("spec.step.x", 1, {int64_t{1} << 39, 64});
+  run.tensors["x"] = GeneratedReference("spec.step.x", 1, {int64_t{1} << 39, 64});
   EXPECT_TRUE(OutlineLayerRun(run).ok());
-  run.parameters["weight"] = GeneratedReference("spec.step.parameters[\"weight\"]", 2, {16, 32});
+  run.tensors["parameters[weight]"] =
+      GeneratedReference("spec.step.parameters[\"weight\"]", 2, {16, 32});
   const absl::Status status = OutlineLayerRun(run).status();
   EXPECT_TRUE(absl::IsInvalidArgument(status));
   EXPECT_EQ(error::DetailOf(status).field, "spec.step.x");
   run = MakeRun();
-  run.reference = 4;
+  run.request.reference = 4;
   EXPECT_EQ(error::DetailOf(OutlineLayerRun(run).status()).field, "spec.reference");
 }
 
