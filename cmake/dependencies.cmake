@@ -16,10 +16,11 @@ quantgate_find(absl libabsl-dev CONFIG)
 set(Protobuf_USE_STATIC_LIBS ON)
 quantgate_find(Protobuf "libprotobuf-dev protobuf-compiler")
 quantgate_find(gRPC libgrpc++-dev CONFIG)
-# gRPC, Protocol Buffers and Abseil are linked statically where the distribution has archives beside the shared
-# libraries: half of the time that a command takes to start goes into the symbols of those sixty libraries.
+# gRPC and Protocol Buffers are linked statically where the distribution has archives beside the shared libraries: a
+# quarter of the time that a command takes to start goes into their symbols. Abseil stays shared, since the engine of a
+# GPU is a library that is loaded when it is needed, and both must have the same one.
 get_property(quantgate_imported DIRECTORY PROPERTY IMPORTED_TARGETS)
-list(FILTER quantgate_imported INCLUDE REGEX "^(absl|gRPC|re2|c-ares)::")
+list(FILTER quantgate_imported INCLUDE REGEX "^(gRPC|re2|c-ares)::")
 foreach(target IN LISTS quantgate_imported)
   get_target_property(quantgate_location ${target} IMPORTED_LOCATION_NONE)
   string(REGEX REPLACE "\\.so[0-9.]*$" ".a" quantgate_archive "${quantgate_location}")
