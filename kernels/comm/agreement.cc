@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/process_group.h"
 
@@ -42,7 +43,7 @@ absl::Status Difference(const std::string& what, const std::pair<int, std::strin
 absl::Status ProcessGroup::CheckAgreement(const std::string& what, const Tensor& value) {
   const auto check = [&]() -> absl::Status {
     if (!value.has_value()) {
-      return absl::InvalidArgumentError(absl::StrCat(what, ": there is no value to agree on"));
+      return RefuseAbsent(what, "there is no value to agree on");
     }
     QG_ASSIGN_OR_RETURN(const Tensor on_host, engine_.ToHost(value, environment_.cancellation));
     CallSignature signature{.kind = CallKind::kCheckAgreement, .detail = what};

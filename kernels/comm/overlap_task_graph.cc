@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 
 namespace quantgate {
 
@@ -35,15 +36,14 @@ OverlapQueue OverlapTask::queue() const {
 absl::StatusOr<int> TaskGraph::Add(OverlapTask task) {
   const int index = static_cast<int>(tasks_.size());
   if (task.rank < 0 || task.rank >= ranks_ || task.peer < -1 || task.peer >= ranks_) {
-    return absl::InvalidArgumentError(absl::StrCat("task ", task.name, ": rank ", task.rank,
-                                                   " and peer ", task.peer, ": there are ", ranks_,
-                                                   " ranks"));
+    return Refuse(absl::StrCat("task ", task.name),
+                  absl::StrCat("of rank ", task.rank, " and peer ", task.peer),
+                  absl::StrCat("there are ", ranks_, " ranks"));
   }
   for (const int earlier : task.after) {
     if (earlier >= 0 && earlier < index) continue;
-    return absl::InvalidArgumentError(absl::StrCat("task ", task.name, " comes after task ",
-                                                   earlier, ": it must be one of the ", index,
-                                                   " tasks before it"));
+    return Refuse(absl::StrCat("task ", task.name), absl::StrCat("after task ", earlier),
+                  absl::StrCat("it must come after some of the ", index, " tasks before it"));
   }
   tasks_.push_back(std::move(task));
   return index;

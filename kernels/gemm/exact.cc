@@ -233,7 +233,7 @@ absl::StatusOr<GemmResult> ExactGemm(const GemmDesc& given, const ExecutionConte
   QG_ASSIGN_OR_RETURN(const GemmShape shape, CheckGemm(desc));
   ScopedIeeeEnvironment ieee;
   GemmResult result;
-  result.arithmetic = "exact";
+  result.arithmetic = desc.arithmetic;
   QG_ASSIGN_OR_RETURN(result.d, OutputOf(desc, shape, Tensor::Allocate));
   std::deque<ExactRounding> roundings;
   roundings.emplace_back(result.d);

@@ -81,7 +81,7 @@ absl::StatusOr<StartedExactGemm> StartExact(ExactCudaPath path, CudaDevice& devi
   desc.arithmetic = Arithmetic{ArithmeticFamily::kExact};
   QG_ASSIGN_OR_RETURN(const GemmShape shape, CheckGemm(desc));
   GemmResult result;
-  result.arithmetic = "exact";
+  result.arithmetic = desc.arithmetic;
   QG_ASSIGN_OR_RETURN(result.d, OutputOf(desc, shape, [&](DType dtype, Shape dims) {
                         return device.Allocate(dtype, std::move(dims));
                       }));

@@ -30,7 +30,7 @@ absl::StatusOr<GemmResult> GemmCpu(const GemmDesc& desc, const ExecutionContext&
 
   const ScopedIeeeEnvironment ieee;
   GemmResult result;
-  result.arithmetic = arithmetic.ToString();
+  result.arithmetic = arithmetic;
   QG_ASSIGN_OR_RETURN(result.d, OutputOf(desc, shape, Tensor::Allocate));
   const Epilogue epilogue(desc, shape, result.d);
   std::atomic<uint32_t> amax_bits{0};

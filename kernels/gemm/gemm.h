@@ -71,8 +71,8 @@ struct GemmResult {
   Tensor d;     ///< [m][n] of out_dtype.
   Tensor f32;   ///< f32 [m][n], with also_f32: the value of d, rounded once to f32 instead.
   Tensor amax;  ///< f32 [1], FP8 outputs only: max |value| in fp32 before d_scale, NaN if any is.
-  std::string arithmetic;  ///< What ran, fully resolved: "sm90:fast", "sm90:split", "sm90", "exact"
-                           ///< (bf16 and the like have no accumulation mode).
+  /// What ran, fully resolved; bf16 and the like have no accumulation mode.
+  Arithmetic arithmetic;
   std::string note;  ///< For exact: bits needed and available, and outputs that took the wide path
                      ///< (of f32 where there is one).
 };

@@ -533,7 +533,7 @@ absl::StatusOr<GemmResult> CublasLt::Gemm(const GemmDesc& desc, const Cancellati
   Arithmetic ran;
   ran.family = ArithmeticFamily::kCublasLt;
   ran.accumulation = ResolvedFor(desc).accumulation;
-  result.arithmetic = ran.ToString();
+  result.arithmetic = ran;
   QG_ASSIGN_OR_RETURN(result.d, OutputOf(desc, shape, [&](DType dtype, Shape dims) {
                         return device_.Allocate(dtype, std::move(dims));
                       }));
@@ -564,7 +564,7 @@ absl::StatusOr<GemmResult> CublasLt::Gemm(const GemmDesc& desc, const Cancellati
                                      choice.description.ToString()));
   }
   ran.split_k = std::max(1, choice.description.split_k);
-  result.arithmetic = ran.ToString();
+  result.arithmetic = ran;
   result.note = choice.description.ToString();
   return result;
 }

@@ -103,7 +103,7 @@ absl::StatusOr<GemmResult> GemmCudaBy(CudaPath path, CudaDevice& device, const G
   QG_RETURN_IF_ERROR(CheckScaleValues(device, desc));
 
   GemmResult result;
-  result.arithmetic = arithmetic.ToString();
+  result.arithmetic = arithmetic;
   QG_ASSIGN_OR_RETURN(result.d, OutputOf(desc, shape, [&](DType dtype, Shape dims) {
                         return device.Allocate(dtype, std::move(dims));
                       }));

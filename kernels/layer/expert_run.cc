@@ -10,19 +10,10 @@
 #include "kernels/comm/row_blocks.h"
 #include "kernels/layer/delayed_reduction.h"
 #include "kernels/layer/layer_request.h"
+#include "kernels/layer/tensor_name.h"
 
 namespace quantgate {
 namespace {
-
-/// A name up to its last dot, and the expert's number behind it; -1: there is none.
-std::pair<std::string, int64_t> SplitName(const std::string& name) {
-  const size_t dot = name.rfind('.');
-  int64_t expert = -1;
-  if (dot == std::string::npos || !absl::SimpleAtoi(name.substr(dot + 1), &expert)) {
-    return {name, -1};
-  }
-  return {name.substr(0, dot + 1), expert};
-}
 
 /// What of a map by parameter or state is of experts [begin, end), by the names that they have
 /// among themselves.
@@ -31,8 +22,10 @@ std::map<std::string, Value> OfExperts(const std::map<std::string, Value>& all, 
                                        int64_t end) {
   std::map<std::string, Value> some;
   for (const auto& [name, value] : all) {
-    const auto [stem, expert] = SplitName(name);
-    if (expert >= begin && expert < end) some[absl::StrCat(stem, expert - begin)] = value;
+    TensorName of_rank = TensorName::Parse(name);
+    if (of_rank.expert < begin || of_rank.expert >= end) continue;
+    of_rank.expert -= begin;
+    some[of_rank.Text()] = value;
   }
   return some;
 }
@@ -242,13 +235,13 @@ absl::StatusOr<ExpertRouting> RoutingOf(const ExpertDivision& division,
   return routing;
 }
 
-int64_t ExpertOf(const std::string& name) { return SplitName(name).second; }
-
 std::string WithExpertOfWhole(const std::string& name, int64_t first) {
   const size_t dot = name.rfind('.');
   const size_t end = std::min(name.find(' ', dot == std::string::npos ? 0 : dot), name.size());
-  const auto [stem, expert] = SplitName(name.substr(0, end));
-  return expert < 0 ? name : absl::StrCat(stem, first + expert, name.substr(end));
+  TensorName whole = TensorName::Parse(name.substr(0, end));
+  if (whole.expert < 0) return name;
+  whole.expert += first;
+  return whole.Text() + name.substr(end);
 }
 
 LayerRequest ExpertsOfRank(const LayerRequest& whole, const ExpertDivision& division, int rank,

@@ -38,9 +38,6 @@ std::vector<int64_t> PlacesOf(const std::vector<std::vector<int64_t>>& parts);
 absl::StatusOr<ExpertRouting> RoutingOf(const ExpertDivision& division,
                                         const std::vector<int64_t>& tokens);
 
-/// The number that a name ends with, of an expert's parameter, state or gradient: 1 of "dw.1"; -1:
-/// none.
-int64_t ExpertOf(const std::string& name);
 /// "dw.1", "weight.1 workspace" of a rank whose first expert is `first`, as the whole layer calls
 /// it; a name without an expert's number as it is.
 std::string WithExpertOfWhole(const std::string& name, int64_t first);

@@ -25,14 +25,14 @@ absl::StatusOr<NamedOperand> OverrideOperand(StepRecorder& recorder, const Linea
     QG_ASSIGN_OR_RETURN(
         Tensor matrix,
         dequantized.Reinterpret(dequantized.dtype(), {dequantized.rows(), dequantized.columns()}));
-    return NamedOperand{PlainOperand(matrix), absl::StrCat(name, " dequantized"), name};
+    return NamedOperand{PlainOperand(matrix), {name, OperandOrigin::Content::kDequantized}};
   }
   // Under `dequantized` without codes, what was saved has the activation dtype: no cast.
   QG_ASSIGN_OR_RETURN(
       Tensor cast, recorder.Cast(unit.names.Stage(absl::StrCat("cast saved ", base)), kept.original,
                                  flow.activation_dtype));
   QG_ASSIGN_OR_RETURN(Tensor matrix, cast.Reinterpret(cast.dtype(), {cast.rows(), cast.columns()}));
-  return NamedOperand{PlainOperand(matrix), name, name};
+  return NamedOperand{PlainOperand(matrix), {name}};
 }
 
 /// dw of no rows: zeros, or nothing added to the main gradient, whose bits stay.

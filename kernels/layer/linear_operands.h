@@ -8,11 +8,10 @@
 
 namespace quantgate {
 
-/// One side of a GEMM and what the report calls it.
+/// One side of a GEMM and where it comes from.
 struct NamedOperand {
   GemmOperand operand;
-  std::string source;  ///< GemmRecord::a_source.
-  std::string tensor;  ///< GemmRecord::a_tensor.
+  OperandOrigin origin;
 };
 
 GemmOperand PlainOperand(const Tensor& tensor);

@@ -58,11 +58,14 @@ GemmLayout WgradLayout(const Quantizer& x) {
 
 NamedOperand DirectionOf(const std::string& name, const KeptOperand& operand, Usage usage) {
   const std::optional<QuantizedCopy>& copy = operand.codes.copy(usage);
-  if (!copy.has_value()) return {PlainOperand(operand.original), name, name};
+  using Content = OperandOrigin::Content;
+  if (!copy.has_value()) return {PlainOperand(operand.original), {name}};
   if (TraitsOf(copy->format).scales == ScaleKind::kNone) {
-    return {PlainOperand(copy->data), absl::StrCat(name, " dequantized"), name};
+    return {PlainOperand(copy->data), {name, Content::kDequantized}};
   }
-  return {OperandOf(*copy), absl::StrCat(name, " quantized ", std::string(UsageName(usage))), name};
+  const bool is_rowwise = usage == Usage::kRowwise;
+  return {OperandOf(*copy),
+          {name, is_rowwise ? Content::kRowwiseCodes : Content::kColumnwiseCodes}};
 }
 
 GemmRecord LinearGemmRecord(GemmRole role, const Recipe& recipe, const Arithmetic& arithmetic,
@@ -76,10 +79,8 @@ GemmRecord LinearGemmRecord(GemmRole role, const Recipe& recipe, const Arithmeti
   record.desc.b = b.operand;
   record.desc.arithmetic = arithmetic;
   record.desc.use_split_accumulator = UsesSplit(recipe, role, a.operand);
-  record.a_source = a.source;
-  record.b_source = b.source;
-  record.a_tensor = a.tensor;
-  record.b_tensor = b.tensor;
+  record.a = a.origin;
+  record.b = b.origin;
   return record;
 }
 

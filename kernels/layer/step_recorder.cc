@@ -3,7 +3,24 @@
 #include <algorithm>
 #include <iterator>
 
+#include "absl/strings/str_cat.h"
+
 namespace quantgate {
+
+std::string OperandOrigin::Text() const {
+  switch (content) {
+    case Content::kAsGiven:
+      break;
+    case Content::kRowwiseCodes:
+      return absl::StrCat(tensor, " quantized rowwise");
+    case Content::kColumnwiseCodes:
+      return absl::StrCat(tensor, " quantized columnwise");
+    case Content::kDequantized:
+      return absl::StrCat(tensor, " dequantized");
+  }
+  return tensor;
+}
+
 namespace {
 
 QuantizedTensor WithoutCodes(QuantizedTensor quantized) {
@@ -15,13 +32,11 @@ QuantizedTensor WithoutCodes(QuantizedTensor quantized) {
 
 /// A desc that left the slices of K or the choice of hardware to the engine, with what it chose: a
 /// bound is of what ran.
-absl::Status SetWhatRan(const GemmResult& result, GemmDesc& desc) {
+void SetWhatRan(const GemmResult& result, GemmDesc& desc) {
   const bool left_open =
       desc.arithmetic.any_split_k || desc.arithmetic.family == ArithmeticFamily::kAuto;
-  if (!left_open) return absl::OkStatus();
-  QG_ASSIGN_OR_RETURN(const Arithmetic ran, Arithmetic::Parse(result.arithmetic));
-  if (ran.family == ArithmeticFamily::kCublasLt) desc.arithmetic = ran;
-  return absl::OkStatus();
+  const bool is_hardware = result.arithmetic.family == ArithmeticFamily::kCublasLt;
+  if (left_open && is_hardware) desc.arithmetic = result.arithmetic;
 }
 
 /// 128-bit sum.
@@ -84,7 +99,7 @@ absl::StatusOr<Tensor> StepRecorder::Gemm(const std::string& stage, GemmRecord r
 }
 
 absl::Status StepRecorder::RecordGemm(GemmRecord record, StageTimeline timeline) {
-  QG_RETURN_IF_ERROR(SetWhatRan(record.result, record.desc));
+  SetWhatRan(record.result, record.desc);
   records_.gemms.push_back(std::move(record));
   if (!timeline.timeline.tasks.empty()) records_.timelines.push_back(std::move(timeline));
   return absl::OkStatus();

@@ -20,20 +20,25 @@
 
 namespace quantgate {
 
+/// What an operand of a GEMM is made of.
+struct OperandOrigin {
+  enum class Content { kAsGiven, kRowwiseCodes, kColumnwiseCodes, kDequantized };
+  std::string tensor;  ///< Given, an output or an intermediate of that name.
+  Content content = Content::kAsGiven;
+  /// "x quantized rowwise", "grad_output", "weight dequantized".
+  std::string Text() const;
+  friend bool operator==(const OperandOrigin&, const OperandOrigin&) = default;
+};
+
 /// A GEMM that the layer did, with its operands, so that it can be done again under another
 /// arithmetic.
 struct GemmRecord {
   GemmRole role = GemmRole::kFprop;
   std::string output;  ///< "y", "dx", "dw", "main_grad", "fc1.y", ...
   GemmDesc desc;
-  std::string a_source;  ///< What operand a was: "x quantized rowwise", "grad_output", "weight
-                         ///< dequantized".
-  std::string b_source;
+  OperandOrigin a, b;
   GemmResult result;  ///< d is 2-D; the output of the same name has the caller's shape.
   int pieces = 1;     ///< GEMMs that gave it, where communication ran beside them.
-  /// The tensors that the operands are of: given, an output or an intermediate of that name.
-  std::string a_tensor;
-  std::string b_tensor;
 };
 
 /// One operand kept between forward and backward; equal fingerprints show that nobody wrote to it.

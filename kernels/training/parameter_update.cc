@@ -2,13 +2,13 @@
 
 #include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
 #include "kernels/engine/zeros.h"
 #include "kernels/layer/delayed_reduction.h"
 #include "kernels/layer/expert_faults.h"
 #include "kernels/layer/linear_parallel.h"
+#include "kernels/layer/tensor_name.h"
 #include "kernels/training/session_faults.h"
 
 namespace quantgate {
@@ -19,13 +19,6 @@ Quantizer RoundedStochastically(Quantizer quantizer) {
   quantizer.rowwise.element_rounding = ElementRounding::kStochastic;
   quantizer.columnwise.element_rounding = ElementRounding::kStochastic;
   return quantizer;
-}
-
-/// An expert's weight, but for the first.
-bool IsLaterExpert(const std::string& parameter) {
-  const size_t dot = parameter.rfind('.');
-  return dot != std::string::npos && dot + 1 < parameter.size() && parameter[dot + 1] != '0' &&
-         absl::ascii_isdigit(static_cast<unsigned char>(parameter[dot + 1]));
 }
 
 }  // namespace
@@ -249,8 +242,8 @@ absl::Status ParameterUpdate::Quantize(const std::string& name, const Tensor& ma
   const bool forgets_experts =
       faults_.Has(kFaultLaterExpertsLeftStale) ||
       (faults_.Has(kFaultRestoredExpertsStale) && layer.state.seeded_memory != nullptr);
-  const bool is_left_stale =
-      faults_.Has(kFaultColumnwiseLeftStale) || (forgets_experts && IsLaterExpert(name));
+  const bool is_left_stale = faults_.Has(kFaultColumnwiseLeftStale) ||
+                             (forgets_experts && TensorName::Parse(name).expert > 0);
   if (is_left_stale && before.columnwise.has_value()) {
     parameter.quantized.columnwise = before.columnwise;
   }

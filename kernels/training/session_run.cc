@@ -56,8 +56,8 @@ absl::Status ForgetInfinities(Engine& engine, const Cancellation* cancellation,
 void VisitNames(StepRecords& records, absl::FunctionRef<void(std::string& name)> visit) {
   for (GemmRecord& gemm : records.gemms) {
     visit(gemm.output);
-    visit(gemm.a_tensor);
-    visit(gemm.b_tensor);
+    visit(gemm.a.tensor);
+    visit(gemm.b.tensor);
   }
   for (SavedOperand& saved : records.saved) visit(saved.name);
   for (QuantizationRecord& quantization : records.quantizations) visit(quantization.tensor);

@@ -1,22 +1,12 @@
 #include <set>
 #include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
+#include "kernels/layer/tensor_name.h"
 #include "kernels/training/session_state.h"
 
 namespace quantgate {
 namespace {
-
-/// The words of a parameter's name and which of them says what it is: the last that is no index.
-std::pair<std::vector<std::string>, size_t> WordsOf(const std::string& parameter) {
-  std::vector<std::string> words = absl::StrSplit(parameter, '.');
-  size_t last = words.size() - 1;
-  if (last > 0 && !words[last].empty() && absl::ascii_isdigit(words[last][0])) --last;
-  return {std::move(words), last};
-}
 
 /// `place` has layer and parameter.
 void VisitDirections(TensorPlace place, const std::string& name, QuantizedTensor& quantized,
@@ -100,21 +90,19 @@ void VisitLayer(const std::string& prefix, SessionLayerState& layer, TensorVisit
 }  // namespace
 
 bool IsWeight(const std::string& parameter) {
-  const auto [words, last] = WordsOf(parameter);
-  return words[last] == "weight";
+  return TensorName::Parse(parameter).word == "weight";
 }
 
 std::string WithLastWord(const std::string& parameter, const std::string& word) {
-  auto [words, last] = WordsOf(parameter);
-  words[last] = word;
-  return absl::StrJoin(words, ".");
+  TensorName name = TensorName::Parse(parameter);
+  name.word = word;
+  return name.Text();
 }
 
 std::string GradientOf(const std::string& parameter) {
-  const auto [words, last] = WordsOf(parameter);
-  if (words[last] == "weight") return WithLastWord(parameter, "dw");
-  if (words[last] == "bias") return WithLastWord(parameter, "db");
-  return WithLastWord(parameter, "d" + words[last]);
+  const std::string word = TensorName::Parse(parameter).word;
+  const bool is_short = word == "weight" || word == "bias";
+  return WithLastWord(parameter, "d" + (is_short ? word.substr(0, 1) : word));
 }
 
 void VisitQuantized(const std::string& name, QuantizedTensor& quantized, TensorVisitor visit) {

@@ -65,7 +65,7 @@ class CutGemm {
 
  private:
   static std::string TextOf(const GemmResult& result) {
-    return absl::StrCat(result.arithmetic, " (", result.note, ")");
+    return absl::StrCat(result.arithmetic.ToString(), " (", result.note, ")");
   }
   std::string CountText() const {
     return absl::StrCat(" in ", differing_, " of ", elements_, " elements over all ranks");

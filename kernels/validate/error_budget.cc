@@ -4,7 +4,6 @@
 #include <cmath>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/layer/layer_program.h"
@@ -44,7 +43,7 @@ Tensor GivenBias(const LayerRequest& request, const GemmRecord& gemm) {
   });
   for (const LayerProgram& program : programs) {
     for (const ProgramOperation& operation : program.operations) {
-      if (operation.weight == gemm.b_tensor) return FindGiven(request, operation.bias);
+      if (operation.weight == gemm.b.tensor) return FindGiven(request, operation.bias);
     }
   }
   return Tensor();
@@ -53,7 +52,7 @@ Tensor GivenBias(const LayerRequest& request, const GemmRecord& gemm) {
 std::pair<Side, Side> SidesOf(const GemmRecord& gemm) {
   const bool is_fprop = gemm.role == GemmRole::kFprop;
   Side a{is_fprop ? TensorRole::kInput : TensorRole::kGradOutput,
-         gemm.a_tensor,
+         gemm.a.tensor,
          &gemm.desc.a,
          gemm.desc.layout != GemmLayout::kNT,
          gemm.role == GemmRole::kWgrad ? Usage::kColumnwise : Usage::kRowwise,
@@ -62,15 +61,15 @@ std::pair<Side, Side> SidesOf(const GemmRecord& gemm) {
          {}};
   const bool is_wgrad = gemm.role == GemmRole::kWgrad;
   Side b{is_wgrad ? TensorRole::kInput : TensorRole::kWeight,
-         gemm.b_tensor,
+         gemm.b.tensor,
          &gemm.desc.b,
          gemm.desc.layout == GemmLayout::kTN,
          is_fprop ? Usage::kRowwise : Usage::kColumnwise,
          false,
          false,
          {}};
-  for (auto [side, source] : {std::pair(&a, &gemm.a_source), std::pair(&b, &gemm.b_source)}) {
-    const bool is_dequantized = absl::StrContains(*source, "dequantized");
+  for (auto [side, origin] : {std::pair(&a, &gemm.a), std::pair(&b, &gemm.b)}) {
+    const bool is_dequantized = origin->content == OperandOrigin::Content::kDequantized;
     side->is_quantized = is_dequantized || side->operand->scaling != ScaleMode::kNone;
     if (is_dequantized) side->usage = Usage::kRowwise;
     // Copies stored for TN GEMMs have the contracted dim last, which columnwise is the first one.

@@ -17,7 +17,7 @@ namespace quantgate {
 namespace {
 
 std::string ArithmeticText(const OutputSource& source) {
-  if (source.gemm != nullptr) return source.gemm->result.arithmetic;
+  if (source.gemm != nullptr) return source.gemm->result.arithmetic.ToString();
   if (source.summed.has_value()) return "pairwise fp32 sum";
   if (!source.operations.empty()) return "fp32 operations";
   if (source.quantized.has_value()) return "none: quantized";

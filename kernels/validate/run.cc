@@ -87,14 +87,6 @@ std::vector<NamedTensor> InputsOf(const LayerRequest& request) {
 
 std::string UnquantizedStep(const std::string& of) { return absl::StrCat("unquantized: ", of); }
 
-bool IsHardware(const std::string& arithmetic) {
-  const std::string name = arithmetic.substr(0, arithmetic.find(':'));
-  const auto& all = AllArithmetics();
-  return std::any_of(all.begin(), all.end(), [&](const ArithmeticDescription& description) {
-    return description.name == name && description.is_hardware;
-  });
-}
-
 }  // namespace
 
 VariantReport::GemmLine GemmLineOf(const GemmRecord& gemm) {
@@ -102,10 +94,10 @@ VariantReport::GemmLine GemmLineOf(const GemmRecord& gemm) {
   line.role = GemmRoleName(gemm.role);
   line.output = gemm.output;
   line.text = GemmText(gemm.desc);
-  line.a_source = gemm.a_source;
-  line.b_source = gemm.b_source;
-  line.arithmetic = gemm.result.arithmetic;
-  line.is_hardware = IsHardware(gemm.result.arithmetic);
+  line.a_source = gemm.a.Text();
+  line.b_source = gemm.b.Text();
+  line.arithmetic = gemm.result.arithmetic.ToString();
+  line.is_hardware = gemm.result.arithmetic.family == ArithmeticFamily::kCublasLt;
   if (line.is_hardware) line.algorithm = gemm.result.note;
   return line;
 }

@@ -33,7 +33,7 @@ class AlgorithmComparison {
                    v1::AlgorithmResult& proto) {
     proto.set_index(algorithm.index);
     proto.set_description(algorithm.ToString());
-    proto.set_arithmetic(result.arithmetic);
+    proto.set_arithmetic(result.arithmetic.ToString());
     QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
                         engine_.FingerprintOf(result.d, &cancellation_));
     *proto.mutable_fingerprint() = FingerprintToProto(fingerprint);

@@ -22,7 +22,7 @@ absl::Status Gemm(CallContext& context, Device& device, const GemmWork& work,
   QG_ASSIGN_OR_RETURN(const TimedGemm ran, RunTimedGemm(*device.engine, desc, cancellation));
   const GemmResult& result = ran.result;
   response.set_seconds(ran.seconds);
-  response.set_arithmetic(result.arithmetic);
+  response.set_arithmetic(result.arithmetic.ToString());
   response.set_note(result.note);
   response.set_text(GemmText(desc));
   const DeviceDescription description = device.description.Get();

@@ -39,16 +39,15 @@ ScenarioRun::ScenarioRun(CallContext& context, const v1::RunScenariosRequest& re
 
 absl::StatusOr<std::unique_ptr<ScenarioRun>> ScenarioRun::Create(
     CallContext& context, const v1::RunScenariosRequest& request) {
-  QG_RETURN_IF_ERROR(WithinField("", FindScenarios(BuiltInScenarios(), NamesOf(request)).status()));
+  QG_RETURN_IF_ERROR(FindScenarios(BuiltInScenarios(), NamesOf(request)).status());
   QG_ASSIGN_OR_RETURN(const CollectiveBackend backend,
                       ParsedName(ParseCollectiveBackend, request.parallel_backend(),
                                  "parallel_backend", CollectiveBackend::kLocal));
   QG_ASSIGN_OR_RETURN(Device * device, DeviceOf(context.devices, request.device()));
-  absl::StatusOr<std::unique_ptr<RankPlaces>> places =
-      RankPlaces::Create(backend, *device->engine, context.ranks.communicators);
-  if (!places.ok()) return WithinField("", places.status());
+  QG_ASSIGN_OR_RETURN(std::unique_ptr<RankPlaces> places,
+                      RankPlaces::Create(backend, *device->engine, context.ranks.communicators));
   return std::unique_ptr<ScenarioRun>(
-      new ScenarioRun(context, request, *device, *std::move(places)));
+      new ScenarioRun(context, request, *device, std::move(places)));
 }
 
 absl::StatusOr<v1::ScenarioEvent> ScenarioRun::Run(

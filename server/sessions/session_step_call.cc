@@ -232,9 +232,8 @@ absl::StatusOr<DeviceWork> PrepareSessionStep(CallContext& context,
   QG_ASSIGN_OR_RETURN(SessionUse use, context.sessions.Use(request.session_id()));
   QG_ASSIGN_OR_RETURN(const SessionRecord record, context.sessions.Find(request.session_id()));
   Device* const device = &use->device;
-  std::string recipe = record.recipe.substr(0, record.recipe.find(':'));
   return DeviceWork{
-      std::move(recipe),
+      record.recipe.name(),
       [call =
            std::make_shared<StepCall>(context, std::move(use), request, std::move(step), response)](
           Device&, const Cancellation& cancellation) { return call->Run(cancellation); },

@@ -85,7 +85,7 @@ absl::StatusOr<SessionRecord> SessionStore::Open(SessionPlace place, Device& dev
   entry.record.id = NewSessionId();
   entry.record.number = ++last_number_;
   entry.record.device = device.id;
-  entry.record.recipe = training->recipe().CanonicalText();
+  entry.record.recipe = training->recipe();
   entry.record.bytes = bytes;
   entry.record.step = training->step_count();
   entry.record.lease = lease;
@@ -158,7 +158,7 @@ absl::Status SessionStore::StepEnded(const SessionUse& use, int64_t response_byt
   }
   usage_.bytes += more;
   record.bytes = bytes;
-  record.recipe = use->training->recipe().CanonicalText();
+  record.recipe = use->training->recipe();
   record.step = use->training->step_count();
   record.microbatches = use->training->microbatches();
   return absl::OkStatus();

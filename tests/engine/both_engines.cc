@@ -31,8 +31,7 @@ std::string OperandDifference(const std::string& name, const GemmOperand& subjec
 std::string GemmDifference(const GemmRecord& subject, const GemmRecord& reference) {
   const std::string name = "gemm " + reference.output;
   if (subject.role != reference.role || subject.output != reference.output ||
-      subject.a_source != reference.a_source || subject.b_source != reference.b_source ||
-      subject.a_tensor != reference.a_tensor || subject.b_tensor != reference.b_tensor) {
+      subject.a != reference.a || subject.b != reference.b) {
     return name + ": what it is of";
   }
   std::string difference = OperandDifference(name + " a", subject.desc.a, reference.desc.a);

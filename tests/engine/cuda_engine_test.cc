@@ -83,7 +83,8 @@ TEST(CudaEngineTest, CublasLtHasTheBitsOfItsModel) {
     ASSERT_TRUE(hardware.ok() && model.ok()) << hardware.status() << model.status();
     EXPECT_EQ(DifferenceOf(*hardware, *model), "") << recipe;
     for (const GemmRecord& gemm : hardware->gemms) {
-      EXPECT_EQ(gemm.result.arithmetic.rfind("cublaslt", 0), 0u) << gemm.result.arithmetic;
+      EXPECT_EQ(gemm.result.arithmetic.family, ArithmeticFamily::kCublasLt)
+          << gemm.result.arithmetic.ToString();
       EXPECT_NE(gemm.result.note.find("id="), std::string::npos) << gemm.result.note;
     }
   }
@@ -93,7 +94,7 @@ TEST(CudaEngineTest, AutoIsTheHardwareWhereItCan) {
   const LayerRequest request = MakeRequest(Distribution::kNormal, DType::kBF16, {64, 128, 256});
   const auto arithmetic_of = [&](const char* recipe) {
     const auto result = RunLayer(Cuda(), request, Recipe::Parse(recipe).value(), {}, nullptr);
-    return result.ok() ? result->gemms[0].result.arithmetic : result.status().ToString();
+    return result.ok() ? result->gemms[0].result.arithmetic.ToString() : result.status().ToString();
   };
   EXPECT_EQ(arithmetic_of("fp8_current"), "cublaslt:fast");
   EXPECT_EQ(arithmetic_of("bf16"), "cublaslt");

@@ -80,7 +80,7 @@ class PretendHardware : public ForwardingEngine {
     Arithmetic ran{ArithmeticFamily::kCublasLt};
     ran.accumulation = ResolvedFor(hardware).accumulation;
     ran.split_k = model.arithmetic.split_k;
-    result.arithmetic = ran.ToString();
+    result.arithmetic = ran;
     result.note = algorithm.ToString();
     if (algorithm.index == spoilt_algorithm) {
       FlipLowestBit(result.d, spoilt_element);

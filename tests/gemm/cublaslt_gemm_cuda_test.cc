@@ -236,7 +236,7 @@ TEST_F(CublasLtGemmTest, FewOutputsUnderALongKAreLeftWholeToo) {
   GemmDesc host = *DescOf(one);
   const absl::StatusOr<GemmResult> result = Run(OnDevice(host));
   ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(result->arithmetic, "cublaslt:split");
+  EXPECT_EQ(result->arithmetic.ToString(), "cublaslt:split");
   EXPECT_THAT(result->note, HasSubstr(" splitk=1 reduction=0 "));
   host.arithmetic = host.arithmetic.Model();
   EXPECT_EQ(Difference(result->d, GemmCpu(host, {})->d), "");
@@ -253,7 +253,7 @@ TEST_F(CublasLtGemmTest, AnEmptyMGivesAnEmptyTensor) {
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->d.shape(), (Shape{0, 32}));
   EXPECT_EQ(*result->amax.as<uint32_t>(), 0u);
-  EXPECT_EQ(result->arithmetic, "cublaslt:fast");
+  EXPECT_EQ(result->arithmetic.ToString(), "cublaslt:fast");
   EXPECT_TRUE(AlgorithmsOf(desc).empty());
 }
 
@@ -302,14 +302,14 @@ TEST_F(CublasLtGemmTest, SlicesAreThoseAskedForOrNamed) {
   one.shape = {64, 64, 8192};
   one.out = DType::kF32;
   GemmDesc desc = OnDevice(*DescOf(one));
-  EXPECT_EQ(Run(desc)->arithmetic, "cublaslt");
+  EXPECT_EQ(Run(desc)->arithmetic.ToString(), "cublaslt");
   for (const CublasLtAlgorithm& algorithm : AlgorithmsOf(desc)) {
     EXPECT_LE(algorithm.split_k, 1) << algorithm.ToString();
   }
   desc.arithmetic.split_k = 4;
   const absl::StatusOr<GemmResult> four = Run(desc);
   ASSERT_TRUE(four.ok()) << four.status();
-  EXPECT_EQ(four->arithmetic, "cublaslt:splitk=4");
+  EXPECT_EQ(four->arithmetic.ToString(), "cublaslt:splitk=4");
   EXPECT_THAT(four->note, HasSubstr(" splitk=4 reduction=2 "));
   desc.arithmetic.split_k = 1;
   desc.arithmetic.any_split_k = true;

@@ -314,7 +314,7 @@ TEST(ExactTest, NoteSaysWhatWasNeeded) {
   desc.a.data.as<uint8_t>()[0] = 0x01;
   GemmResult result = RunExact(desc);
   EXPECT_EQ(result.note, "fp64 exact: needs 53 of 53 bits");
-  EXPECT_EQ(result.arithmetic, "exact");
+  EXPECT_EQ(result.arithmetic.ToString(), "exact");
   // 171195 * 448^2 + 2^-18, rounded to f32: the 25-bit integer 171195 * 49 is odd, so the 2^-18
   // decides.
   EXPECT_EQ(*result.d.as<float>(), 171195.0f * 448 * 448);

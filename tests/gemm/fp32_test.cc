@@ -56,7 +56,7 @@ void ExpectSequentialFma(DType a, DType b, GemmShape shape, GemmLayout layout,
       context.threads = threads;
       const auto result = GemmCpu(desc, context);
       ASSERT_TRUE(result.ok()) << result.status();
-      EXPECT_EQ(result->arithmetic, "fp32");
+      EXPECT_EQ(result->arithmetic.ToString(), "fp32");
       for (size_t i = 0; i < expected.size(); ++i) {
         ASSERT_EQ(result->d.as<uint32_t>()[i], expected[i])
             << GemmText(desc) << " " << IsaName(isa) << " threads=" << threads << " at "

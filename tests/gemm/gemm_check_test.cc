@@ -223,17 +223,17 @@ TEST(CheckGemmTest, RefusesSplitKOfTf32WhichNoRulePredicts) {
 
 TEST(GemmCpuTest, SaysWhichArithmeticRan) {
   GemmDesc desc = GoodDesc();
-  EXPECT_EQ(GemmCpu(desc, {})->arithmetic, "sm90:fast");
+  EXPECT_EQ(GemmCpu(desc, {})->arithmetic.ToString(), "sm90:fast");
   desc.use_split_accumulator = true;
-  EXPECT_EQ(GemmCpu(desc, {})->arithmetic, "sm90:split");
+  EXPECT_EQ(GemmCpu(desc, {})->arithmetic.ToString(), "sm90:split");
   desc.arithmetic = Arithmetic::Parse("sm90:fast,splitk=2").value();
-  EXPECT_EQ(GemmCpu(desc, {})->arithmetic, "sm90:fast,splitk=2");
+  EXPECT_EQ(GemmCpu(desc, {})->arithmetic.ToString(), "sm90:fast,splitk=2");
   desc = HighPrecisionDesc(DType::kBF16);
   desc.arithmetic = Arithmetic::Parse("auto").value();
   desc.use_split_accumulator = true;  // Means nothing for bf16.
-  EXPECT_EQ(GemmCpu(desc, {})->arithmetic, "sm90");
+  EXPECT_EQ(GemmCpu(desc, {})->arithmetic.ToString(), "sm90");
   desc.arithmetic = Arithmetic::Parse("exact").value();
-  EXPECT_EQ(GemmCpu(desc, {})->arithmetic, "exact");
+  EXPECT_EQ(GemmCpu(desc, {})->arithmetic.ToString(), "exact");
 }
 
 TEST(GemmCpuTest, StopsWhenCancelled) {

@@ -176,7 +176,7 @@ TEST(LinearBits, SplitAccumulatorsFollowTheRecipePerGemm) {
   const auto ran = [&](const std::string& recipe) {
     std::string text;
     for (const GemmRecord& gemm : RunStep(request, recipe).gemms) {
-      absl::StrAppend(&text, gemm.output, "=", gemm.result.arithmetic, " ");
+      absl::StrAppend(&text, gemm.output, "=", gemm.result.arithmetic.ToString(), " ");
     }
     return text;
   };

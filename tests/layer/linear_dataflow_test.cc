@@ -62,7 +62,7 @@ std::string GemmsText(const LayerResult& result) {
     const char* layout = gemm.desc.layout == GemmLayout::kTN   ? "tn"
                          : gemm.desc.layout == GemmLayout::kNN ? "nn"
                                                                : "nt";
-    absl::StrAppend(text, gemm.output, " = ", layout, " ", gemm.a_source, ", ", gemm.b_source);
+    absl::StrAppend(text, gemm.output, " = ", layout, " ", gemm.a.Text(), ", ", gemm.b.Text());
   });
 }
 

@@ -60,10 +60,10 @@ TEST(LinearHardwareTest, WhatAutoChoseIsRecorded) {
   const LayerResult result = RunStep(engine, "mxfp8:backward_override=high_precision", "auto");
   ASSERT_EQ(result.gemms.size(), 3u);
   EXPECT_EQ(result.gemms[0].desc.arithmetic.ToString(), "auto");
-  EXPECT_EQ(result.gemms[0].result.arithmetic, "sm100");
+  EXPECT_EQ(result.gemms[0].result.arithmetic.ToString(), "sm100");
   for (const size_t i : {1, 2}) {
     EXPECT_EQ(result.gemms[i].desc.arithmetic.ToString(), "cublaslt");
-    EXPECT_EQ(result.gemms[i].result.arithmetic, "cublaslt");
+    EXPECT_EQ(result.gemms[i].result.arithmetic.ToString(), "cublaslt");
   }
   for (const GemmRecord& record : result.gemms) {
     const auto check = BoundOf(engine, record);

@@ -25,7 +25,7 @@ void ExpectSameRecords(const LayerResult& subject, const LayerResult& reference)
   for (size_t i = 0; i < subject.gemms.size(); ++i) {
     const GemmRecord& one = subject.gemms[i];
     const GemmRecord& other = reference.gemms[i];
-    EXPECT_EQ(one.a_source, other.a_source);
+    EXPECT_EQ(one.a, other.a);
     EXPECT_EQ(one.result.arithmetic, other.result.arithmetic);
     EXPECT_EQ(GemmText(one.desc), GemmText(other.desc));
     ASSERT_EQ(one.desc.a.scale_inv.has_value(), other.desc.a.scale_inv.has_value());
