@@ -1,26 +1,31 @@
-// The commands of `quantgate`, one file each. Every Add... hangs a subcommand under `app`; when the
-// user picks it, `chosen` becomes what it does.
+// The commands of `quantgate`, one file each, in the order in which help lists them.
 #pragma once
 
 #include "client/cli/invocation.h"
 
 namespace quantgate {
 
-void AddQuantizeCommand(CLI::App& app, Command& chosen);
-void AddDequantizeCommand(CLI::App& app, Command& chosen);
-void AddGemmCommand(CLI::App& app, Command& chosen);
-void AddExplainCommand(CLI::App& app, Command& chosen);
-void AddRunCommand(CLI::App& app, Command& chosen);
-void AddCompareCommand(CLI::App& app, Command& chosen);
-void AddVerifyCommand(CLI::App& app, Command& chosen);
-void AddDiffCommand(CLI::App& app, Command& chosen);
-void AddTensorCommand(CLI::App& app, Command& chosen);
-void AddSessionCommand(CLI::App& app, Command& chosen);
-void AddScenarioCommand(CLI::App& app, Command& chosen);
-void AddInfoCommand(CLI::App& app, Command& chosen);
-void AddDoctorCommand(CLI::App& app, Command& chosen);
-void AddBenchCommand(CLI::App& app, Command& chosen);
-/// `root` is the whole command tree, which the script is made from.
-void AddCompletionCommand(CLI::App& root, Command& chosen);
+#define QG_COMMANDS(COMMAND) \
+  COMMAND(Run)               \
+  COMMAND(Compare)           \
+  COMMAND(Verify)            \
+  COMMAND(Diff)              \
+  COMMAND(Quantize)          \
+  COMMAND(Dequantize)        \
+  COMMAND(Gemm)              \
+  COMMAND(Explain)           \
+  COMMAND(Tensor)            \
+  COMMAND(Session)           \
+  COMMAND(Scenario)          \
+  COMMAND(Info)              \
+  COMMAND(Doctor)            \
+  COMMAND(Bench)             \
+  COMMAND(Completion)
+
+/// AddRunCommand and so on hang a subcommand under `app`, the root of the whole command tree; when
+/// the user picks it, `chosen` becomes what it does.
+#define QG_DECLARE_COMMAND(Name) void Add##Name##Command(CLI::App& app, Command& chosen);
+QG_COMMANDS(QG_DECLARE_COMMAND)
+#undef QG_DECLARE_COMMAND
 
 }  // namespace quantgate

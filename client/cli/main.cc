@@ -80,21 +80,9 @@ int Main(int argc, char** argv) {
   GlobalOptions options;
   AddGlobalOptions(app, options);
   Command chosen;
-  AddRunCommand(app, chosen);
-  AddCompareCommand(app, chosen);
-  AddVerifyCommand(app, chosen);
-  AddDiffCommand(app, chosen);
-  AddQuantizeCommand(app, chosen);
-  AddDequantizeCommand(app, chosen);
-  AddGemmCommand(app, chosen);
-  AddExplainCommand(app, chosen);
-  AddTensorCommand(app, chosen);
-  AddSessionCommand(app, chosen);
-  AddScenarioCommand(app, chosen);
-  AddInfoCommand(app, chosen);
-  AddDoctorCommand(app, chosen);
-  AddBenchCommand(app, chosen);
-  AddCompletionCommand(app, chosen);
+#define QG_ADD_COMMAND(Name) Add##Name##Command(app, chosen);
+  QG_COMMANDS(QG_ADD_COMMAND)
+#undef QG_ADD_COMMAND
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
