@@ -60,7 +60,7 @@ absl::StatusOr<Tensor> WgradGemm(StepRecorder& recorder, const LinearWgrad& wgra
     desc.in_place = true;
   }
   const LinearNames& names = unit.names;
-  NamedOperand a{PlainOperand(wgrad.grad_output.original), names.grad_output, names.grad_output};
+  NamedOperand a{PlainOperand(wgrad.grad_output.original), {names.grad_output}};
   NamedOperand b;
   if (flow.backward_override == BackwardOverride::kNone) {
     if (flow.quantizes_wgrad) {
@@ -230,7 +230,7 @@ absl::StatusOr<Tensor> BackwardPass::Dgrad() {
   GemmDesc desc;
   desc.out_dtype = flow_.activation_dtype;
   desc.layout = GemmLayout::kNN;
-  NamedOperand a{PlainOperand(grad_output_.original), names_.grad_output, names_.grad_output};
+  NamedOperand a{PlainOperand(grad_output_.original), {names_.grad_output}};
   NamedOperand b;
   if (flow_.backward_override == BackwardOverride::kNone) {
     if (flow_.quantizes_dgrad) {
