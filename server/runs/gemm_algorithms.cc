@@ -45,7 +45,7 @@ class AlgorithmComparison {
     QG_ASSIGN_OR_RETURN(const GemmResult* model, ModelResult(algorithm));
     if (model == nullptr) return absl::OkStatus();
     QG_ASSIGN_OR_RETURN(difference, Compare(result, *model));
-    proto.set_model(model->arithmetic);
+    proto.set_model(model->arithmetic.ToString());
     proto.set_equal_to_model(difference.equal);
     proto.set_model_mismatch_count(difference.mismatch_count);
     if (difference.first) *proto.mutable_first_model_difference() = *difference.first;

@@ -39,7 +39,7 @@ absl::Status DescribeSession(CallContext& context, const std::string& id,
   response = SessionRecordToProto(record, context.sessions.Now());
   v1::SessionSpec spec;
   if (!spec.ParseFromString(spec_text)) return error::Internal("a session's spec is damaged");
-  *response.mutable_spec() = SessionSpecToProto(std::move(spec), record.recipe);
+  *response.mutable_spec() = SessionSpecToProto(std::move(spec), *record.recipe);
   return absl::OkStatus();
 }
 

@@ -233,7 +233,7 @@ absl::StatusOr<DeviceWork> PrepareSessionStep(CallContext& context,
   QG_ASSIGN_OR_RETURN(const SessionRecord record, context.sessions.Find(request.session_id()));
   Device* const device = &use->device;
   return DeviceWork{
-      record.recipe.name(),
+      record.recipe->name(),
       [call =
            std::make_shared<StepCall>(context, std::move(use), request, std::move(step), response)](
           Device&, const Cancellation& cancellation) { return call->Run(cancellation); },

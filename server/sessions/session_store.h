@@ -36,7 +36,7 @@ struct SessionRecord {
   int64_t number = 0;  ///< In order of opening.
   SessionPhase phase = SessionPhase::kOpen;
   std::string device;
-  Recipe recipe;  ///< As last changed.
+  std::optional<Recipe> recipe;  ///< As last changed.
   int64_t step = 0;
   int64_t bytes = 0;
   std::vector<std::string> microbatches;
