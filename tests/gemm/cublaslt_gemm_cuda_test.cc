@@ -170,7 +170,7 @@ TEST_F(CublasLtGemmTest, EveryModelledAlgorithmGivesTheBitsOfTheCpuOnEveryPatter
           EXPECT_EQ(Difference(result->amax, model->second.amax), "");
         }
         // What is said to have run is what the model took.
-        const Arithmetic said = Arithmetic::Parse(result->arithmetic).value();
+        const Arithmetic said = result->arithmetic;
         EXPECT_EQ(said.family, ArithmeticFamily::kCublasLt);
         EXPECT_EQ(said.split_k, slices);
         EXPECT_EQ(said.accumulation, ResolvedFor(host).accumulation);

@@ -39,7 +39,9 @@ std::string Refusal(const GemmDesc& desc) {
 }
 
 TEST(ScaledGemmTest, AutoTakesTheArchitectureThatHasTheOperands) {
-  const auto resolved = [](const GemmDesc& desc) { return GemmCpu(desc, {})->arithmetic; };
+  const auto resolved = [](const GemmDesc& desc) {
+    return GemmCpu(desc, {})->arithmetic.ToString();
+  };
   EXPECT_EQ(resolved(MakeDesc(kBF16, kNone, kNone)), "sm90");
   EXPECT_EQ(resolved(MakeDesc(kF8E4M3, kNone, kNone)), "sm90:fast");
   EXPECT_EQ(resolved(MakeDesc(kF8E4M3, k1x128, k128x128)), "sm90:split");
