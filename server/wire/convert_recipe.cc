@@ -33,8 +33,9 @@ absl::StatusOr<Recipe> RecipeFromProto(const v1::Recipe& proto, const std::strin
     const auto names = absl::StrJoin(
         all, ", ",
         [](std::string* out, const RecipeDescription& recipe) { out->append(recipe.name); });
-    return Refuse(field + ".name", Printable(proto.name()),
-                  absl::StrCat("known recipes are ", names));
+    const std::string rule = absl::StrCat("known recipes are ", names);
+    return proto.name().empty() ? RefuseAbsent(field + ".name", rule)
+                                : Refuse(field + ".name", Printable(proto.name()), rule);
   }
   const Recipe::Knobs knobs(proto.knobs().begin(), proto.knobs().end());
   for (const auto& [name, value] : knobs) {
