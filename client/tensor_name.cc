@@ -125,9 +125,10 @@ absl::StatusOr<Tensor> LoadEntry(const TensorName& name) {
     absl::StatusOr<Tensor> found = ReadSafetensorsTensor(name.path, name.entry);
     const size_t at = name.entry.rfind('@');
     if (!absl::IsNotFound(found.status()) || at == std::string::npos) return found;
-    return absl::NotFoundError(
-        absl::StrCat(std::string(found.status().message()), "; nor is it to be reinterpreted: ",
-                     std::string(ParseDType(name.entry.substr(at + 1)).status().message())));
+    const std::string type = name.entry.substr(at + 1);
+    return absl::NotFoundError(absl::StrCat(std::string(found.status().message()), " (and \"", type,
+                                            "\" is no dtype to reinterpret as: ",
+                                            std::string(ParseDType(type).status().message()), ")"));
   }
   QG_ASSIGN_OR_RETURN(const TensorFile file, ReadSafetensors(name.path));
   if (file.tensors.size() == 1) return file.tensors[0].tensor;

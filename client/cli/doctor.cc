@@ -312,15 +312,16 @@ void CheckHardware(Invocation& invocation, const DoctorOptions& options,
 }
 
 absl::StatusOr<int> Doctor(Invocation& invocation, const DoctorOptions& options) {
-  if (options.gpu) invocation.PreferDevice("cuda");
+  const bool is_local = invocation.options().server.empty();
+  // A server is asked for what it has.
+  if (options.gpu && is_local) invocation.PreferDevice("cuda");
   const bool wants_gpu = invocation.options().device != "cpu";
   std::vector<Finding> findings = {CheckFloatEnvironment(), CheckIsa(), CheckBits()};
   bool bits_are_right = true;
   for (const Finding& finding : findings) bits_are_right &= finding.health != Health::kBad;
   absl::Status failure;
-  const absl::Status gpu = wants_gpu && invocation.options().server.empty()
-                               ? FindGpu(invocation.options().device)
-                               : absl::OkStatus();
+  const absl::Status gpu =
+      wants_gpu && is_local ? FindGpu(invocation.options().device) : absl::OkStatus();
   if (gpu.ok()) {
     CheckServer(invocation, options.gpu, findings, failure);
   } else {

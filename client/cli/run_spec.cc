@@ -89,8 +89,10 @@ absl::StatusOr<std::vector<Parameter>> ParametersOf(const LayerOptions& options,
 /// That options which are given once for each expert are given so often. What --param or a spec
 /// says of experts is for the server to check.
 absl::Status CheckExperts(const LayerOptions& options, const v1::Layer& layer) {
-  if (layer.kind() != kGroupedLinear || !options.parameters.empty()) return absl::OkStatus();
   const auto experts = static_cast<size_t>(layer.m_splits_size());
+  if (layer.kind() != kGroupedLinear || experts == 0 || !options.parameters.empty()) {
+    return absl::OkStatus();
+  }
   const std::pair<const char*, size_t> per_expert[] = {{"--weight", options.weights.size()},
                                                        {"--bias", options.biases.size()}};
   for (const auto& [option, count] : per_expert) {

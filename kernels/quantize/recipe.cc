@@ -142,7 +142,7 @@ absl::StatusOr<RecipeRules> RulesOf(const RecipeTable& table, const Recipe::Knob
       absl::StrCat(std::string(ModuleTypeName(module)), ": ", status.message()));
 }
 
-std::string_view NameOf(std::string_view text) { return text.substr(0, text.find(':')); }
+std::string_view NameIn(std::string_view text) { return text.substr(0, text.find(':')); }
 
 /// What is given behind the name.
 absl::StatusOr<Recipe::Knobs> KnobsOf(std::string_view text) {
@@ -238,12 +238,12 @@ absl::StatusOr<Recipe> Recipe::Make(std::string_view name, const Knobs& knobs, b
 
 absl::StatusOr<Recipe> Recipe::Parse(std::string_view text) {
   QG_ASSIGN_OR_RETURN(const Knobs knobs, KnobsOf(text));
-  return Make(NameOf(text), knobs, /*is_stored=*/false);
+  return Make(NameIn(text), knobs, /*is_stored=*/false);
 }
 
 absl::StatusOr<Recipe> Recipe::ParseStored(std::string_view text) {
   QG_ASSIGN_OR_RETURN(const Knobs knobs, KnobsOf(text));
-  return Make(NameOf(text), knobs, /*is_stored=*/true);
+  return Make(NameIn(text), knobs, /*is_stored=*/true);
 }
 
 std::string Recipe::CanonicalText() const {

@@ -256,6 +256,13 @@ TEST_F(FirstUseTest, StochasticRoundingSaysItsSeed) {
   const ProcessResult run =
       Quantgate(Run({"--recipe", "nvfp4", "--grad-output", "gen:normal,shape=16x16"}));
   EXPECT_THAT(run.out, HasSubstr("Stochastic rounding by seed 0."));
+  // 0 replaces what a spec says, as any other seed does.
+  WriteFile(Path("spec.json"), R"({"seed": 7, "variants": [{"recipe": {"name": "nvfp4"}}]})");
+  for (const char* seed : {"0", "3"}) {
+    const auto replaced = QuantgateJson(Run(
+        {"--spec", Path("spec.json"), "--grad-output", "gen:normal,shape=16x16", "--seed", seed}));
+    EXPECT_EQ(std::to_string(replaced["run"]["request"]["seed"].get<int>()), seed);
+  }
 }
 
 TEST_F(FirstUseTest, DoctorSaysThatThereIsNoGpu) {
