@@ -182,14 +182,13 @@ absl::Status FindGpu(const std::string& device) {
   return is_one ? MakeCudaEngine(ordinal).status() : CountCudaDevices().status();
 }
 
-/// Why this process has no such device, and what to do.
-Finding NoGpu(const absl::Status& status) {
-  return {"GPU", Health::kBad,
-          absl::StrCat(ErrorText(status),
-                       absl::IsUnimplemented(status)
-                           ? "; build it where the CUDA Toolkit 13 is (cmake --preset cuda)"
-                           : "; run it where nvidia-smi lists a device",
-                       ", or ask a server that has a GPU (--server HOST:PORT)")};
+/// Why there is no such device, and what to do.
+std::string NoGpuText(const absl::Status& status) {
+  return absl::StrCat(ErrorText(status),
+                      absl::IsUnimplemented(status)
+                          ? "; build it where the CUDA Toolkit 13 is (cmake --preset cuda)"
+                          : "; run it where nvidia-smi lists a device",
+                      ", or ask a server that has a GPU (--server HOST:PORT)");
 }
 
 /// The local store, without its lock and without making it.
@@ -300,6 +299,11 @@ void CheckHardware(Invocation& invocation, const DoctorOptions& options,
     request.set_full(options.full);
     request.set_again(options.again);
     const absl::StatusOr<v1::CheckHardwareResponse> check = (*connection)->CheckHardware(request);
+    if (!check.ok() && device.empty()) {
+      failure.Update(check.status());
+      findings.push_back({"hardware", Health::kBad, NoGpuText(check.status())});
+      return;
+    }
     if (!check.ok()) return fail(check.status());
     findings.push_back(
         {"hardware", check->drifted() ? Health::kBad : Health::kGood,
@@ -326,7 +330,7 @@ absl::StatusOr<int> Doctor(Invocation& invocation, const DoctorOptions& options)
     CheckServer(invocation, options.gpu, findings, failure);
   } else {
     findings.push_back(CheckStore(failure));
-    findings.push_back(NoGpu(gpu));
+    findings.push_back({"GPU", Health::kBad, NoGpuText(gpu)});
     failure.Update(gpu);
   }
   std::vector<std::string> lines;

@@ -173,6 +173,7 @@ constexpr FieldOption kFieldOptions[] = {
     {kStepCommand, "offload.microbatch", "--microbatch", kDefaultMicrobatch},
     {kStepCommand, "reload.microbatch", "--microbatch", kDefaultMicrobatch},
     {kStepCommand, "optimize.learning_rate", "--learning-rate"},
+    {kStepCommand, "optimize.layers[*].learning_rate", "--learning-rate: layer *"},
     {kStepCommand, "change_recipe.recipe.name", "--recipe"},
     {kStepCommand, "change_recipe.recipe", "--recipe"},
     {kStepCommand, "change_recipe", "--recipe"},

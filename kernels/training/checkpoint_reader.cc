@@ -349,7 +349,11 @@ absl::Status CheckpointReader::CheckRanks() const {
 
 absl::StatusOr<SessionState> CheckpointReader::Read() {
   const auto version = file_.metadata.find(kCheckpointVersionKey);
-  if (version == file_.metadata.end() || version->second != kCheckpointVersion) {
+  if (version == file_.metadata.end()) {
+    return Malformed(absl::StrCat("no checkpoint of a session: its metadata has no \"",
+                                  kCheckpointVersionKey, "\""));
+  }
+  if (version->second != kCheckpointVersion) {
     return Malformed(absl::StrCat("metadata \"", kCheckpointVersionKey, "\" must be \"",
                                   kCheckpointVersion, "\""));
   }
