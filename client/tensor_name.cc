@@ -125,9 +125,10 @@ absl::StatusOr<Tensor> LoadEntry(const TensorName& name) {
     absl::StatusOr<Tensor> found = ReadSafetensorsTensor(name.path, name.entry);
     const size_t at = name.entry.rfind('@');
     if (!absl::IsNotFound(found.status()) || at == std::string::npos) return found;
-    return absl::NotFoundError(absl::StrCat(std::string(found.status().message()), " (and \"",
-                                            name.entry.substr(at + 1),
-                                            "\" is no dtype to reinterpret as)"));
+    const std::string type = name.entry.substr(at + 1);
+    return absl::NotFoundError(absl::StrCat(std::string(found.status().message()), " (and \"", type,
+                                            "\" is no dtype to reinterpret as: ",
+                                            std::string(ParseDType(type).status().message()), ")"));
   }
   QG_ASSIGN_OR_RETURN(const TensorFile file, ReadSafetensors(name.path));
   if (file.tensors.size() == 1) return file.tensors[0].tensor;
@@ -184,6 +185,14 @@ absl::StatusOr<TensorName> ParseTensorName(std::string_view field, const std::st
     name.kind = TensorName::Kind::kNpy;
     return name;
   }
+  if (const size_t at = rest.rfind('@'); at != std::string::npos) {
+    const std::string_view file = std::string_view(rest).substr(0, at);
+    if (absl::EndsWith(absl::string_view(file.data(), file.size()), kSafetensorsSuffix) ||
+        absl::EndsWith(absl::string_view(file.data(), file.size()), ".npy")) {
+      return OfField(absl::StrCat(std::string(field), ": \"", text, "\""),
+                     ParseDType(rest.substr(at + 1)).status());
+    }
+  }
   return Refuse(field, text, absl::StrCat("no tensor; write ", kForms));
 }
 
@@ -204,7 +213,7 @@ namespace {
 absl::StatusOr<Tensor> LoadAsNamed(const TensorName& name) {
   Tensor tensor;
   if (name.kind == TensorName::Kind::kNpy) {
-    QG_ASSIGN_OR_RETURN(tensor, ReadNpy(name.path));
+    QG_ASSIGN_OR_RETURN(tensor, ReadNpy(name.path, name.reinterpreted));
   } else {
     QG_ASSIGN_OR_RETURN(tensor, LoadEntry(name));
   }
@@ -229,6 +238,14 @@ absl::Status OfField(std::string_view field, const absl::Status& status) {
 }
 
 absl::StatusOr<TensorFile> ReadTensorFile(std::string_view field, const std::string& path) {
+  const absl::StatusOr<TensorName> name = ParseTensorName(field, path);
+  const bool is_tensor = name.ok() && (name->kind != TensorName::Kind::kSafetensors ||
+                                       !name->entry.empty() || name->reinterpreted);
+  if (is_tensor) {
+    return Refuse(field, path,
+                  "this names one tensor, and a whole FILE.safetensors is read here, by the names "
+                  "of its tensors");
+  }
   absl::StatusOr<TensorFile> file = ReadSafetensors(path);
   if (file.ok()) return file;
   return OfField(field, file.status());

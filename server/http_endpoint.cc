@@ -213,7 +213,8 @@ absl::StatusOr<int> BoundSocket(const HostAddress& address, const std::string& t
   }
   const std::string why = std::strerror(errno);
   if (socket >= 0) ::close(socket);
-  return absl::UnavailableError(absl::StrCat("metrics: cannot listen on ", text, ": ", why));
+  return absl::UnavailableError(
+      absl::StrCat("--metrics-listen: cannot listen on ", text, ": ", why));
 }
 
 absl::Status MicroHttpEndpoint::Listen(const std::string& text) {
@@ -228,7 +229,7 @@ absl::Status MicroHttpEndpoint::Listen(const std::string& text) {
                              kHttpConnectionBytes, MHD_OPTION_NOTIFY_COMPLETED, &OnCompleted, this,
                              MHD_OPTION_NOTIFY_CONNECTION, &OnConnection, this, MHD_OPTION_END);
   if (daemon_ == nullptr) {
-    return absl::UnavailableError(absl::StrCat("metrics: cannot serve HTTP on ", text));
+    return absl::UnavailableError(absl::StrCat("--metrics-listen: cannot serve HTTP on ", text));
   }
   loop_ = std::thread([this] { Serve(); });
   return absl::OkStatus();

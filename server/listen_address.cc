@@ -50,9 +50,8 @@ absl::Status CheckListenAddress(const std::string& address) {
         absl::StrCat("cannot listen on ", address, ": another process does"));
   }
   if (HasPort(address)) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("listen: \"", address,
-                   "\" is no address; write host:port, the port from 0 to 65535, or unix:/path"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "\"", address, "\" is no address; write host:port, the port from 0 to 65535, or unix:/path"));
 }
 
 absl::Status CheckReach(const std::string& address, bool insecure) {
@@ -63,9 +62,10 @@ absl::Status CheckReach(const std::string& address, bool insecure) {
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(
-      absl::StrCat("listen: ", address,
+      absl::StrCat(address,
                    " can be reached from other machines, and there is neither encryption nor "
-                   "authentication; listen on 127.0.0.1 or unix:/path, or pass --insecure"));
+                   "authentication; listen on 127.0.0.1 (gRPC also on unix:/path), or pass "
+                   "--insecure"));
 }
 
 }  // namespace quantgate

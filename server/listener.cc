@@ -136,7 +136,7 @@ absl::StatusOr<int> Listener::BindHost(const std::string& address) {
     host = host.substr(1, host.size() - 2);
   } else if (absl::StrContains(host, ':')) {
     return absl::InvalidArgumentError(
-        absl::StrCat("listen: \"", address, "\": an IPv6 address stands in brackets"));
+        absl::StrCat("--listen: \"", address, "\": an IPv6 address stands in brackets"));
   }
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;

@@ -494,16 +494,22 @@ void RunningServer::Hurry() {
   calls_.CancelAll();
 }
 
+absl::Status OfOption(const char* option, const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat(option, ": ", status.message()));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options) {
   // Before anything is made.
   for (const std::string& address : options.listen) {
-    QG_RETURN_IF_ERROR(CheckListenAddress(address));
-    QG_RETURN_IF_ERROR(CheckReach(address, options.insecure));
+    QG_RETURN_IF_ERROR(OfOption("--listen", CheckListenAddress(address)));
+    QG_RETURN_IF_ERROR(OfOption("--listen", CheckReach(address, options.insecure)));
   }
   if (!options.metrics_listen.empty()) {
-    QG_RETURN_IF_ERROR(CheckReach(options.metrics_listen, options.insecure));
+    QG_RETURN_IF_ERROR(
+        OfOption("--metrics-listen", CheckReach(options.metrics_listen, options.insecure)));
   }
   // Protobuf would write a line for every malformed message that a client sends.
   google::protobuf::SetLogHandler(nullptr);

@@ -11,7 +11,9 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "client/cli/commands.h"
 #include "client/cli/exit_code.h"
@@ -19,6 +21,7 @@
 #include "client/in_process.h"
 #include "client/status.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/engine/cuda_module.h"
 #include "kernels/engine/engine.h"
 #include "server/report/device_text.h"
 #include "server/report/number_text.h"
@@ -37,7 +40,8 @@ constexpr char kDoctorExamples[] = R"(Examples:
   quantgate doctor --gpu                       cuBLASLt against its models, a few seconds
   quantgate doctor --gpu --full --server gpu-host:7470
 
-Exits 0 when all is well, 1 when a bit is wrong, 4 when the server or its store cannot be used.)";
+Exits 0 when all is well, 1 when a bit is wrong, 4 when the server, its store or a GPU that was
+asked for cannot be used.)";
 
 enum class Health { kGood, kNote, kBad };
 
@@ -171,6 +175,22 @@ Finding CheckGpu(const v1::Environment* environment) {
   return {"GPU", Health::kNote, absl::StrCat(text, "; the CPU engine gives the bits of an H200")};
 }
 
+/// Whether this process has the device.
+absl::Status FindGpu(const std::string& device) {
+  int ordinal = 0;
+  const bool is_one = absl::SimpleAtoi(absl::StripPrefix(device, "cuda:"), &ordinal);
+  return is_one ? MakeCudaEngine(ordinal).status() : CountCudaDevices().status();
+}
+
+/// Why there is no such device, and what to do.
+std::string NoGpuText(const absl::Status& status) {
+  return absl::StrCat(ErrorText(status),
+                      absl::IsUnimplemented(status)
+                          ? "; build it where the CUDA Toolkit 13 is (cmake --preset cuda)"
+                          : "; run it where nvidia-smi lists a device",
+                      ", or ask a server that has a GPU (--server HOST:PORT)");
+}
+
 /// The local store, without its lock and without making it.
 Finding CheckStore(absl::Status& failure) {
   const absl::StatusOr<std::string> directory = DefaultStoreDirectory();
@@ -279,6 +299,11 @@ void CheckHardware(Invocation& invocation, const DoctorOptions& options,
     request.set_full(options.full);
     request.set_again(options.again);
     const absl::StatusOr<v1::CheckHardwareResponse> check = (*connection)->CheckHardware(request);
+    if (!check.ok() && device.empty()) {
+      failure.Update(check.status());
+      findings.push_back({"hardware", Health::kBad, NoGpuText(check.status())});
+      return;
+    }
     if (!check.ok()) return fail(check.status());
     findings.push_back(
         {"hardware", check->drifted() ? Health::kBad : Health::kGood,
@@ -291,12 +316,23 @@ void CheckHardware(Invocation& invocation, const DoctorOptions& options,
 }
 
 absl::StatusOr<int> Doctor(Invocation& invocation, const DoctorOptions& options) {
-  if (options.gpu) invocation.PreferDevice("cuda");
+  const bool is_local = invocation.options().server.empty();
+  // A server is asked for what it has.
+  if (options.gpu && is_local) invocation.PreferDevice("cuda");
+  const bool wants_gpu = invocation.options().device != "cpu";
   std::vector<Finding> findings = {CheckFloatEnvironment(), CheckIsa(), CheckBits()};
   bool bits_are_right = true;
   for (const Finding& finding : findings) bits_are_right &= finding.health != Health::kBad;
   absl::Status failure;
-  CheckServer(invocation, options.gpu, findings, failure);
+  const absl::Status gpu =
+      wants_gpu && is_local ? FindGpu(invocation.options().device) : absl::OkStatus();
+  if (gpu.ok()) {
+    CheckServer(invocation, options.gpu, findings, failure);
+  } else {
+    findings.push_back(CheckStore(failure));
+    findings.push_back({"GPU", Health::kBad, NoGpuText(gpu)});
+    failure.Update(gpu);
+  }
   std::vector<std::string> lines;
   if (options.gpu && failure.ok()) CheckHardware(invocation, options, findings, lines, failure);
   for (const Finding& finding : findings) {

@@ -1,12 +1,44 @@
 #include "client/cli/gemm_options.h"
 
+#include "absl/strings/str_cat.h"
 #include "client/cli/layer_command.h"
+#include "client/cli/quantized_metadata.h"
+#include "client/tensor_name.h"
 #include "kernels/base/status_macros.h"
 
 namespace quantgate {
 namespace {
 
-absl::Status SetOperand(const std::string& option, const OperandOptions& options,
+/// What the file of an operand's scales says of them. A GEMM takes logical ones, and of nvfp4 under
+/// the tensor scale that alpha has, or that amax and the bound of the block scales make.
+absl::Status HeedMetadata(const std::string& option, const OperandOptions& options, bool has_alpha,
+                          v1::GemmOperandSpec& operand) {
+  const std::string field = option + "-scale-inv";
+  QG_ASSIGN_OR_RETURN(const TensorName name, ParseTensorName(field, options.scale_inv));
+  if (name.kind != TensorName::Kind::kSafetensors) return absl::OkStatus();
+  QG_ASSIGN_OR_RETURN(const TensorFile file, ReadTensorFile(field, name.path));
+  QG_ASSIGN_OR_RETURN(const v1::QuantizedDescription description, DescriptionOf(file.metadata));
+  const std::string& layout = description.scale_layout();
+  if (!layout.empty() && layout != "logical") {
+    return absl::InvalidArgumentError(absl::StrCat(
+        field, ": \"", options.scale_inv, "\": its file says that scales are ", layout,
+        "; a GEMM takes logical ones, as quantize without --scale-layout writes them"));
+  }
+  const bool is_columnwise = name.entry == "columnwise_scale_inv";
+  const v1::QuantizedDirection& direction =
+      is_columnwise ? description.columnwise() : description.rowwise();
+  if (direction.format() != "nvfp4") return absl::OkStatus();
+  if (operand.e4m3_max() == 0) operand.set_e4m3_max(direction.e4m3_max());
+  const char* const amax = is_columnwise ? "amax_columnwise" : "amax_rowwise";
+  if (options.amax.empty() && !has_alpha && file.Find(amax).ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(option, "-amax: absent; the scales are under that of ", name.path, ":", amax,
+                     ": give it, or --alpha with the tensor scales in it"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SetOperand(const std::string& option, const OperandOptions& options, bool has_alpha,
                         TensorSources& sources, v1::GemmOperandSpec& operand) {
   QG_ASSIGN_OR_RETURN(*operand.mutable_tensor(), sources.Resolve(option, options.tensor));
   if (!options.scale_inv.empty()) {
@@ -18,7 +50,8 @@ absl::Status SetOperand(const std::string& option, const OperandOptions& options
   }
   operand.set_scaling(options.scaling);
   operand.set_e4m3_max(options.e4m3_max);
-  return absl::OkStatus();
+  if (options.scale_inv.empty()) return absl::OkStatus();
+  return HeedMetadata(option, options, has_alpha, operand);
 }
 
 void AddOperand(CLI::App& command, const std::string& option, OperandOptions& options,
@@ -35,7 +68,9 @@ void AddOperand(CLI::App& command, const std::string& option, OperandOptions& op
   command.add_option(option + "-amax", options.amax, "nv16: what the tensor scale is made from")
       ->type_name("TENSOR");
   command
-      .add_option(option + "-e4m3-max", options.e4m3_max, "nv16: 448 (default), 256 under 4over6")
+      .add_option(
+          option + "-e4m3-max", options.e4m3_max,
+          "nv16: 448, or 256 under 4over6; default: what the file of the scales says, or 448")
       ->type_name("N");
 }
 
@@ -56,8 +91,9 @@ void AddGemmOptions(CLI::App& command, GemmOptions& options, bool are_operands_r
 absl::StatusOr<v1::GemmRequest> MakeGemmRequest(const GemmOptions& options,
                                                 TensorSources& sources) {
   v1::GemmRequest request;
-  QG_RETURN_IF_ERROR(SetOperand("--a", options.a, sources, *request.mutable_a()));
-  QG_RETURN_IF_ERROR(SetOperand("--b", options.b, sources, *request.mutable_b()));
+  const bool has_alpha = options.alpha.has_value();
+  QG_RETURN_IF_ERROR(SetOperand("--a", options.a, has_alpha, sources, *request.mutable_a()));
+  QG_RETURN_IF_ERROR(SetOperand("--b", options.b, has_alpha, sources, *request.mutable_b()));
   if (!options.c.empty()) {
     QG_ASSIGN_OR_RETURN(*request.mutable_c(), sources.Resolve("--c", options.c));
   }

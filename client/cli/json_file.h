@@ -1,6 +1,8 @@
 // JSON files that commands read.
 #pragma once
 
+#include <google/protobuf/message.h>
+
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
@@ -10,5 +12,9 @@ namespace quantgate {
 
 /// The object in a file that was given as `argument`: NOT_FOUND or INVALID_ARGUMENT naming both.
 absl::StatusOr<nlohmann::json> ReadJsonObject(const std::string& argument, const std::string& path);
+
+/// Reads JSON into `message`. INVALID_ARGUMENT says where in the JSON something is wrong, and of a
+/// field that is not there which ones are.
+absl::Status ParseJsonMessage(const std::string& text, google::protobuf::Message& message);
 
 }  // namespace quantgate

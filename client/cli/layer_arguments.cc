@@ -2,7 +2,6 @@
 
 #include <google/protobuf/io/tokenizer.h>
 #include <google/protobuf/text_format.h>
-#include <google/protobuf/util/json_util.h>
 
 #include <cerrno>
 #include <cstring>
@@ -15,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "client/cli/json_file.h"
 #include "kernels/base/status_macros.h"
 
 namespace quantgate {
@@ -177,9 +177,10 @@ absl::Status ParseSpec(const char* option, const std::string& name, const std::s
                        bool is_json, google::protobuf::Message& spec) {
   const std::string& kind = spec.GetDescriptor()->name();
   if (is_json) {
-    const auto status = google::protobuf::util::JsonStringToMessage(text, &spec);
-    if (status.ok()) return absl::OkStatus();
-    return RefuseOption(option, name, absl::StrCat("no ", kind, " as JSON: ", status.ToString()));
+    const absl::Status status = ParseJsonMessage(text, spec);
+    if (status.ok()) return status;
+    return RefuseOption(option, name,
+                        absl::StrCat("no ", kind, " as JSON: ", std::string(status.message())));
   }
   google::protobuf::TextFormat::Parser parser;
   FirstError error;

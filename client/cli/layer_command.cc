@@ -4,9 +4,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "client/cli/layer_arguments.h"
 #include "client/cli/output.h"
 #include "client/cli/run_spec.h"
+#include "client/cli/shell_text.h"
 #include "client/execute.h"
 #include "kernels/base/status_macros.h"
 #include "server/report/element_types.h"
@@ -99,8 +102,14 @@ absl::StatusOr<ReportDocument> ExecuteLayer(Invocation& invocation, const LayerC
   if (repeated.has_value()) QG_RETURN_IF_ERROR(CheckSameInputs(*repeated, document.run));
   document.kind = kind;
   document.command = invocation.CommandLine();
-  // The run is gone with this process; what was typed is not.
-  if (invocation.options().server.empty()) document.run.set_reproduce(document.command);
+  if (const std::string& server = invocation.options().server; server.empty()) {
+    // The run is gone with this process; what was typed is not.
+    document.run.set_reproduce(document.command);
+  } else if (absl::string_view command = document.run.reproduce();
+             absl::ConsumePrefix(&command, "quantgate ")) {
+    document.run.set_reproduce(
+        absl::StrCat("quantgate --server ", ShellQuoted(server), " ", command));
+  }
   document.has_run = true;
   document.verdict = document.run.verdict();
   const int count = document.run.variants_size();

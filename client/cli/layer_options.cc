@@ -274,7 +274,8 @@ void AddVariantListOptions(CLI::App& command, LayerOptions& options) {
   command
       .add_option(
           "--recipe", options.recipes,
-          "Recipes: repeat the option, or join by commas; all: every recipe that needs no knobs. A "
+          "Recipes: repeat the option, or join by commas; all: every recipe that needs no knobs, "
+          "under those of the modes that it has. A "
           "comma before KNOB=VALUE goes on "
           "with the same recipe: bf16,fp8_current:power_2_scales=true,fp8_format=e4m3 are two")
       ->allow_extra_args(false)
@@ -298,14 +299,16 @@ void AddVariantListOptions(CLI::App& command, LayerOptions& options) {
       ->group(kVariants);
 }
 
-void AddSeedOption(CLI::App& command, uint64_t& seed, const char* group) {
+void AddSeedOption(CLI::App& command, std::optional<uint64_t>& seed, const char* group) {
   const auto take = [&seed](const std::string& text) {
     const bool is_decimal = text.find_first_not_of("0123456789") == std::string::npos;
-    if (is_decimal && absl::SimpleAtoi(text, &seed)) return;
+    if (is_decimal && absl::SimpleAtoi(text, &seed.emplace())) return;
     throw CLI::ValidationError(
         "--seed", absl::StrCat("\"", text, "\" is no integer from 0 to 2^64-1, in decimals"));
   };
-  command.add_option_function<std::string>("--seed", take, "For recipes that round stochastically")
+  command
+      .add_option_function<std::string>("--seed", take,
+                                        "For recipes that round stochastically; 0 unless given")
       ->type_name("N")
       ->group(group);
 }
@@ -418,21 +421,32 @@ absl::StatusOr<std::vector<v1::Variant>> WithParallelTwins(const LayerOptions& o
   return twins;
 }
 
+namespace {
+
+/// The items of an option that is a list; each makes variants of its own. Of an absent list one
+/// empty item: the server's default.
+absl::StatusOr<std::vector<std::string>> VariantItems(const char* option,
+                                                      const std::vector<std::string>& values) {
+  if (values.empty() || (values.size() == 1 && values[0].empty())) {
+    return std::vector<std::string>{""};
+  }
+  QG_ASSIGN_OR_RETURN(std::vector<std::string> items, SplitItems(option, values));
+  for (auto item = items.begin(); item != items.end(); ++item) {
+    if (std::find(items.begin(), item, *item) == item) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(option, ": \"", *item, "\" is given twice; variants must differ"));
+  }
+  return items;
+}
+
+}  // namespace
+
 absl::StatusOr<std::vector<v1::Variant>> VariantsOf(const LayerOptions& options,
                                                     const v1::ListRecipesResponse* listed) {
-  QG_ASSIGN_OR_RETURN(const auto recipes, SplitItems("--recipe", options.recipes));
-  // An absent list is one empty item: the server's default.
-  const auto items =
-      [](std::string_view option,
-         const std::vector<std::string>& values) -> absl::StatusOr<std::vector<std::string>> {
-    if (values.empty() || (values.size() == 1 && values[0].empty())) {
-      return std::vector<std::string>{""};
-    }
-    return SplitItems(option, values);
-  };
+  QG_ASSIGN_OR_RETURN(const auto recipes, VariantItems("--recipe", options.recipes));
   QG_ASSIGN_OR_RETURN(const auto overrides,
-                      items("--backward-override", options.backward_overrides));
-  QG_ASSIGN_OR_RETURN(const auto arithmetics, items("--arithmetic", options.arithmetics));
+                      VariantItems("--backward-override", options.backward_overrides));
+  QG_ASSIGN_OR_RETURN(const auto arithmetics, VariantItems("--arithmetic", options.arithmetics));
   std::vector<v1::Variant> variants;
   const auto add = [&](const v1::Recipe& recipe, const std::string& backward_override) {
     for (const std::string& arithmetic : arithmetics) {

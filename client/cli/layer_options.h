@@ -2,6 +2,7 @@
 // it under.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,7 +29,7 @@ struct LayerOptions {
   std::vector<std::string> delayed_state;  ///< FILE.safetensors, or NAME=TENSOR each.
   bool calibrate = false;
   bool error_budget = false;
-  uint64_t seed = 0;
+  std::optional<uint64_t> seed;
   std::vector<std::string> recipes;
   std::vector<std::string> backward_overrides;
   std::vector<std::string> arithmetics;
@@ -60,7 +61,7 @@ void AddSessionParallelOptions(CLI::App& command, LayerOptions& options);
 void AddAmaxGroupOption(CLI::App& command, std::vector<std::string>& groups,
                         const std::string& what);
 /// --seed N: decimal, from 0 to 2^64 - 1. CLI11 itself would wrap -1 around and read 010 as 8.
-void AddSeedOption(CLI::App& command, uint64_t& seed, const char* group = "Options");
+void AddSeedOption(CLI::App& command, std::optional<uint64_t>& seed, const char* group = "Options");
 /// The layer and its tensors.
 void AddLayerOptions(CLI::App& command, LayerOptions& options);
 

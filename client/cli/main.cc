@@ -58,6 +58,13 @@ int Refuse(const CLI::App& app, const CLI::ParseError& error) {
   // What is misspelt says more than what is then missing.
   const std::vector<std::string> unknown = app.remaining(/*recurse=*/true);
   const bool has_unknown = !unknown.empty() && error.get_name() == "RequiredError";
+  constexpr std::string_view kTooOften = ": At Most 1 required but received ";
+  const std::string what = error.what();
+  if (const size_t at = what.find(kTooOften); at != std::string::npos) {
+    std::cerr << what.substr(0, at) << ": given " << what.substr(at + kTooOften.size())
+              << " times; it takes one value\n";
+    return kExitUsage;
+  }
   app.exit(has_unknown ? CLI::ExtrasError("quantgate", unknown) : error);
   std::string suggestion = SuggestWords(app, unknown);
   if (suggestion.empty()) suggestion = SuggestValue(error.what());

@@ -19,12 +19,15 @@ struct FieldOption {
   /// where a message begins, one with a '_' anywhere: sentences have no such words.
   std::string_view field;
   std::string_view option;  ///< '*': that again.
+  /// In place of `option` where that was not typed, and the field has its default.
+  std::string_view untyped = {};
 };
 
 constexpr char kLayerCommands[] = "run compare verify";
 constexpr char kGemmCommands[] = "gemm explain";
 constexpr char kTraceCommand[] = "session-run";
 constexpr char kStepCommand[] = "session-step";
+constexpr char kDefaultMicrobatch[] = "the default --microbatch";
 
 constexpr FieldOption kFieldOptions[] = {
     {kLayerCommands, "spec.step.x", "--input"},
@@ -47,6 +50,7 @@ constexpr FieldOption kFieldOptions[] = {
     {kLayerCommands, "spec.step.delayed_state", "--delayed-state"},
     {kLayerCommands, "spec.step.requires_grad", "--requires-grad"},
     {kLayerCommands, "spec.step.calibrate", "--calibrate"},
+    {kLayerCommands, "spec.step.backward_override", "--backward-override"},
     {kLayerCommands, "spec.step.layer.kind", "--layer"},
     {kLayerCommands, "spec.step.layer.norm", "--norm"},
     {kLayerCommands, "spec.step.layer.activation", "--activation"},
@@ -150,23 +154,26 @@ constexpr FieldOption kFieldOptions[] = {
     {"session-step session-get session-checkpoint session-close", "session_id", "ID"},
     {kStepCommand, "forward.x", "--x"},
     {kStepCommand, "forward.layers[*].x", "--x: layer *"},
-    {kStepCommand, "optimize.gradients", "KIND"},
-    {kStepCommand, "optimize.optimizer", "KIND"},
-    {kStepCommand, "wgrad.gradients", "KIND"},
-    {kStepCommand, "forward.microbatch", "--microbatch"},
+    {kStepCommand, "optimize.gradients is none", "optimize: no gradient"},
+    {kStepCommand, "optimize.gradients is deferred", "optimize: gradients are deferred"},
+    {kStepCommand, "optimize.optimizer is none", "optimize: no optimizer"},
+    {kStepCommand, "wgrad.gradients is not deferred", "wgrad: nothing is deferred"},
+    {kStepCommand, "defer_wgrad", "--defer-wgrad"},
+    {kStepCommand, "forward.microbatch", "--microbatch", kDefaultMicrobatch},
     {kStepCommand, "forward.is_first", "--is-first"},
     {kStepCommand, "forward.calibrate", "--calibrate"},
     {kStepCommand, "forward.defer_wgrad", "--defer-wgrad"},
     {kStepCommand, "forward.requires_grad", "--requires-grad"},
     {kStepCommand, "forward.amax_groups", "--amax-group"},
     {kStepCommand, "forward.amax_groups[*]", "--amax-group *"},
-    {kStepCommand, "forward.evaluate", "KIND"},
-    {kStepCommand, "forward.recompute", "KIND"},
-    {kStepCommand, "backward.microbatch", "--microbatch"},
+    {kStepCommand, "forward.evaluate is true", "KIND is evaluate"},
+    {kStepCommand, "forward.recompute is true", "KIND is recompute"},
+    {kStepCommand, "backward.microbatch", "--microbatch", kDefaultMicrobatch},
     {kStepCommand, "backward.grad_output", "--grad-output"},
-    {kStepCommand, "offload.microbatch", "--microbatch"},
-    {kStepCommand, "reload.microbatch", "--microbatch"},
+    {kStepCommand, "offload.microbatch", "--microbatch", kDefaultMicrobatch},
+    {kStepCommand, "reload.microbatch", "--microbatch", kDefaultMicrobatch},
     {kStepCommand, "optimize.learning_rate", "--learning-rate"},
+    {kStepCommand, "optimize.layers[*].learning_rate", "--learning-rate: layer *"},
     {kStepCommand, "change_recipe.recipe.name", "--recipe"},
     {kStepCommand, "change_recipe.recipe", "--recipe"},
     {kStepCommand, "change_recipe", "--recipe"},
@@ -289,7 +296,8 @@ FoundOption Renaming::Find(std::string_view text, bool is_at_start) const {
     if (is_word && !FollowsField(text.substr(match->length))) continue;
     const bool is_typed = IsTyped(one.option.substr(0, one.option.find_first_of(" :")));
     if (match->length == found.length && (found.is_typed || !is_typed)) continue;
-    found = {std::string(one.option), match->length, is_typed};
+    const bool is_default = !is_typed && !one.untyped.empty();
+    found = {std::string(is_default ? one.untyped : one.option), match->length, is_typed};
     if (const size_t star = found.text.find('*'); star != std::string::npos) {
       found.text.replace(star, 1, std::string(match->key));
     }

@@ -35,7 +35,7 @@ struct QuantizeOptions {
   std::string tensor, recipe, role, output, scale, amax_history;
   std::string usage = "rowwise";
   std::string scale_layout = "logical";
-  uint64_t seed = 0;
+  std::optional<uint64_t> seed;
 };
 
 absl::Status SetUsage(const std::string& usage, v1::QuantizeRequest& request) {
@@ -81,6 +81,10 @@ void PrintQuantization(Invocation& invocation, const v1::QuantizeResponse& respo
   const v1::QuantizationCounts& counts = record.counts();
   const std::string scalars = ScalarsText(record);
   invocation.out() << "\n" << scalars << (scalars.empty() ? "" : "\n");
+  if (record.has_seed()) {
+    invocation.out() << "stochastic rounding: seed " << record.seed() << ", call id "
+                     << record.call_id() << "\n";
+  }
   TextTable classes(
       {"elements", "normal", "zero", "subnormal", "to zero", "saturated", "inf", "nan"});
   classes.AddRow({"", Count(counts.normal()), Count(counts.zero()), Count(counts.subnormal()),
@@ -94,7 +98,7 @@ absl::StatusOr<int> Quantize(Invocation& invocation, const QuantizeOptions& opti
   QG_ASSIGN_OR_RETURN(*request.mutable_recipe(), ParseRecipeArgument(options.recipe));
   QG_RETURN_IF_ERROR(SetUsage(options.usage, request));
   request.set_role(options.role);
-  request.set_seed(options.seed);
+  request.set_seed(options.seed.value_or(0));
   request.set_scale_layout(options.scale_layout);
   QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
   TensorSources sources(*connection, Placement::kInlineWhenSmall, UploadProgressOf(invocation));
@@ -116,6 +120,10 @@ absl::StatusOr<int> Quantize(Invocation& invocation, const QuantizeOptions& opti
     metadata["quantgate.role"] = options.role;
     metadata["quantgate.quantizer"] = response.record().quantizer();
     metadata["quantgate.source_dtype"] = response.source_dtype();
+    if (response.record().has_seed()) {
+      metadata["quantgate.seed"] = absl::StrCat(response.record().seed());
+      metadata["quantgate.call_id"] = absl::StrCat(response.record().call_id());
+    }
     QG_RETURN_IF_ERROR(FetchAndWrite(*connection,
                                      {response.tensors().begin(), response.tensors().end()},
                                      options.output, metadata)

@@ -86,6 +86,25 @@ absl::StatusOr<std::vector<Parameter>> ParametersOf(const LayerOptions& options,
   return parameters;
 }
 
+/// That options which are given once for each expert are given so often. What --param or a spec
+/// says of experts is for the server to check.
+absl::Status CheckExperts(const LayerOptions& options, const v1::Layer& layer) {
+  const auto experts = static_cast<size_t>(layer.m_splits_size());
+  if (layer.kind() != kGroupedLinear || experts == 0 || !options.parameters.empty()) {
+    return absl::OkStatus();
+  }
+  const std::pair<const char*, size_t> per_expert[] = {{"--weight", options.weights.size()},
+                                                       {"--bias", options.biases.size()}};
+  for (const auto& [option, count] : per_expert) {
+    if (count == 0 || count == experts) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--m-splits: \"", absl::StrJoin(layer.m_splits(), ","), "\" is of ", experts,
+                     experts == 1 ? " expert" : " experts", ", and ", option, " is given ", count,
+                     count == 1 ? " time" : " times", "; give it once for each expert"));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::vector<Parameter>> MainGradsOf(const LayerOptions& options,
                                                    const std::string& layer) {
   std::vector<Parameter> main_grads;
@@ -273,6 +292,7 @@ absl::Status CheckSameInputs(const v1::RunReport& first, const v1::RunReport& ag
 absl::Status CheckLayerOptions(const LayerOptions& options, v1::RunSpec spec) {
   QG_RETURN_IF_ERROR(SetLayer(options, *spec.mutable_step()->mutable_layer()));
   const std::string& layer = spec.step().layer().kind();
+  QG_RETURN_IF_ERROR(CheckExperts(options, spec.step().layer()));
   QG_RETURN_IF_ERROR(ParametersOf(options, layer).status());
   QG_RETURN_IF_ERROR(MainGradsOf(options, layer).status());
   if (!options.requires_grad.empty()) {
@@ -301,7 +321,7 @@ absl::StatusOr<v1::RunSpec> BuildRunSpec(Connection& connection, const LayerOpti
   v1::LayerStep& step = *spec.mutable_step();
   QG_RETURN_IF_ERROR(SetLayer(options, *step.mutable_layer()));
   QG_RETURN_IF_ERROR(CheckLayerName(connection, step.layer().kind()));
-  if (options.seed != 0) spec.set_seed(options.seed);
+  if (options.seed.has_value()) spec.set_seed(*options.seed);
   if (options.error_budget) spec.set_error_budget(true);
   if (options.calibrate) step.set_calibrate(true);
   if (!options.requires_grad.empty()) {

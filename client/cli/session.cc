@@ -1,5 +1,4 @@
 // quantgate session: training sessions that a server holds.
-#include <google/protobuf/util/json_util.h>
 #include <CLI/CLI.hpp>
 
 #include <map>
@@ -75,10 +74,7 @@ absl::Status ReadSpec(const std::string& path, v1::SessionSpec& spec,
     }
     json.erase("parameters");
   }
-  const auto status = google::protobuf::util::JsonStringToMessage(json.dump(), &spec);
-  if (status.ok()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("SPEC: ", path, ": ", std::string(status.message())));
+  return OfField(absl::StrCat("SPEC: ", path), ParseJsonMessage(json.dump(), spec));
 }
 
 void PrintSessionTable(Invocation& invocation, const std::vector<v1::Session>& sessions) {

@@ -116,6 +116,9 @@ absl::Status SetStep(const SessionStepOptions& options, TensorSources& sources,
     }
   }
   if (kind == "recipe") {
+    if (options.recipe.empty()) {
+      return absl::InvalidArgumentError("--recipe: none; a step of kind recipe needs it");
+    }
     QG_ASSIGN_OR_RETURN(*request.mutable_change_recipe()->mutable_recipe(),
                         ParseRecipeArgument(options.recipe));
   }

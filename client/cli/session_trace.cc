@@ -185,7 +185,8 @@ absl::Status TracePlayer::Open() {
   *request.mutable_spec() = trace_.spec();
   request.set_lease_seconds(lease_seconds_);
   for (const auto& [name, tensor] : trace_.parameters()) {
-    QG_ASSIGN_OR_RETURN((*request.mutable_parameters())[name], Source(name, tensor));
+    QG_ASSIGN_OR_RETURN((*request.mutable_parameters())[name],
+                        Source(absl::StrCat("SPEC: parameters[", name, "]"), tensor));
   }
   for (size_t i = 0; i < variants_.size(); ++i) {
     *request.mutable_spec() = trace_.spec();
@@ -308,12 +309,15 @@ absl::Status TracePlayer::Play(const ProtoStep& step, int round) {
   report_.steps.push_back({round, std::string(KindOf(step)->name()), MicrobatchOf(step)});
   v1::SessionStepRequest request;
   if (!step.has_restart()) request = RequestOf(step);
+  // Every round plays the same steps.
+  const int index = static_cast<int>(report_.steps.size() - 1) % trace_.steps_size();
+  const std::string at = absl::StrCat("SPEC: steps[", index, "].");
   if (!step.x().empty()) {
-    QG_ASSIGN_OR_RETURN(*request.mutable_forward()->mutable_x(), Source("x", step.x()));
+    QG_ASSIGN_OR_RETURN(*request.mutable_forward()->mutable_x(), Source(at + "x", step.x()));
   }
   if (!step.grad_output().empty()) {
     QG_ASSIGN_OR_RETURN(*request.mutable_backward()->mutable_grad_output(),
-                        Source("grad_output", step.grad_output()));
+                        Source(at + "grad_output", step.grad_output()));
   }
   std::vector<Tensors> outputs;
   for (int i = 0; i < static_cast<int>(sessions_.size()); ++i) {

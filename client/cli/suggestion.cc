@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cctype>
+#include <iterator>
 #include <numeric>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -14,6 +16,16 @@ namespace quantgate {
 namespace {
 
 constexpr int kDistanceMax = 3;
+
+/// Kinds of steps as files and the API have them, in the words of `session step`.
+constexpr std::pair<std::string_view, std::string_view> kStepsElsewhere[] = {
+    {"forward", "train"}, {"change_recipe", "recipe"}, {"eval", "evaluate"}};
+
+/// Values that other commands have as options of their own.
+constexpr std::pair<std::string_view, std::string_view> kValuesAsOptions[] = {
+    {"--json", "--format json"}, {"--jsonl", "--format jsonl"}, {"--cuda", "--device cuda"},
+    {"--gpu", "--device cuda"},  {"--cpu", "--device cpu"},
+};
 
 std::string Question(const std::string& word) {
   return word.empty() ? "" : absl::StrCat("did you mean ", word, "?");
@@ -110,7 +122,12 @@ std::string SuggestWords(const CLI::App& root, const std::vector<std::string>& u
     const bool is_option = absl::StartsWith(word, "-");
     std::vector<std::string> words;
     AddWords(command, is_option, words);
-    const std::string question = Question(Nearest(word.substr(0, word.find('=')), words));
+    const auto* const known = std::find_if(std::begin(kValuesAsOptions), std::end(kValuesAsOptions),
+                                           [&](const auto& value) { return value.first == word; });
+    const std::string meant = known != std::end(kValuesAsOptions)
+                                  ? std::string(known->second)
+                                  : Nearest(word.substr(0, word.find('=')), words);
+    const std::string question = Question(meant);
     if (!question.empty()) absl::StrAppend(&lines, question, "\n");
   }
   return lines;
@@ -119,7 +136,12 @@ std::string SuggestWords(const CLI::App& root, const std::vector<std::string>& u
 std::string SuggestValue(const std::string& message) {
   if (const size_t rest = message.find(" not in {"); rest != std::string::npos) {
     const size_t begin = message.rfind(' ', rest - 1) + 1;
-    return Question(Nearest(message.substr(begin, rest - begin), NamesIn(message.substr(rest))));
+    const std::string word = message.substr(begin, rest - begin);
+    const std::vector<std::string> known = NamesIn(message.substr(rest));
+    for (const auto& [other, step] : kStepsElsewhere) {
+      if (other == word && absl::c_linear_search(known, step)) return Question(std::string(step));
+    }
+    return Question(Nearest(word, known));
   }
   const std::vector<QuotedWord> words = QuotedWords(message);
   std::string unquoted = message;

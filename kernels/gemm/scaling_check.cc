@@ -124,8 +124,10 @@ absl::Status CheckSide(const Side& side) {
 
 absl::Status CheckPair(ScaleMode a, ScaleMode b) {
   if ((a == ScaleMode::kOuter) != (b == ScaleMode::kOuter)) {
-    return Refuse("b.scaling", b == ScaleMode::kOuter ? "outer" : "not outer",
-                  "outer-vector scales are given for both operands or for none");
+    return Refuse("b.scaling", NameOfMode(b),
+                  absl::StrCat("outer-vector scales are given for both operands or for none, and "
+                               "a.scaling is ",
+                               NameOfMode(a)));
   }
   if (a == ScaleMode::k128x128 && b == ScaleMode::k128x128) {
     return Refuse("b.scaling", "128x128",

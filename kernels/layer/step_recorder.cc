@@ -56,6 +56,12 @@ absl::StatusOr<std::vector<StageTime>> TimesOf(std::span<const TimedStage> stage
   return times;
 }
 
+void SetRule(const Quantizer& quantizer, const QuantizeArguments& arguments,
+             QuantizationRecord& record) {
+  record.quantizer = QuantizerText(quantizer);
+  if (quantizer.rounds_stochastically()) record.draw = {arguments.seed, arguments.call_id};
+}
+
 StepRecorder::StepRecorder(Engine& engine, const Arithmetic& arithmetic,
                            const Cancellation* cancellation, StageObserver on_stage)
     : engine_(engine), arithmetic_(arithmetic), cancellation_(cancellation), on_stage_(on_stage) {}
@@ -80,7 +86,7 @@ absl::StatusOr<QuantizedTensor> StepRecorder::Quantize(const std::string& stage,
   QuantizationRecord record;
   record.role = role;
   record.usages = usages;
-  record.quantizer = QuantizerText(quantizer);
+  SetRule(quantizer, arguments, record);
   record.tensor = tensor;
   record.amax_group = std::move(amax_group);
   records_.quantizations.push_back(std::move(record));

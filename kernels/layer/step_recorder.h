@@ -4,6 +4,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -59,7 +60,17 @@ struct QuantizationRecord : QuantizationSummary {
   /// Whose largest amax it was quantized with, or under delayed scaling is noted where a step named
   /// a group: "tensor (ranks 0, 1)", "none". Empty: this rank's own, or by default.
   std::string amax_group = {};
+  /// Of stochastic rounding: what its random bytes follow from (docs/quantizers.md section 6.5).
+  struct Draw {
+    uint64_t seed = 0;
+    uint32_t call_id = 0;
+  };
+  std::optional<Draw> draw = {};
 };
+
+/// The rule, and what it draws with these arguments.
+void SetRule(const Quantizer& quantizer, const QuantizeArguments& arguments,
+             QuantizationRecord& record);
 
 /// What a stage spends its time on, for whoever adds times up.
 enum class StageKind {

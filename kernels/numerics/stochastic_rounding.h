@@ -16,15 +16,19 @@ QG_HOST_DEVICE constexpr float E2m1Step(float a) {
   return a >= 4.0f ? 2.0f : a >= 2.0f ? 1.0f : 0.5f;
 }
 
+/// t of docs/quantizers.md section 1.4: |value| and the random part of a step. Not below a NaN.
+QG_HOST_DEVICE constexpr float AddRandomPart(float value, uint8_t random) {
+  const float a = std::bit_cast<float>(std::bit_cast<uint32_t>(value) & 0x7FFFFFFF);
+  // random / 256 * step is exact, so that this addition is the one rounding.
+  return a + static_cast<float>(random) * 0x1p-8f * E2m1Step(a);
+}
+
 /// The E2M1 code of `value` rounded up in magnitude where the random byte is large enough.
 QG_HOST_DEVICE constexpr uint8_t EncodeE2m1Stochastic(float value, uint8_t random) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
-  const uint32_t magnitude = bits & 0x7FFFFFFF;
-  if (magnitude > 0x7F800000) return E2M1::kCanonicalNan;
+  if ((bits & 0x7FFFFFFF) > 0x7F800000) return E2M1::kCanonicalNan;
   const uint8_t sign = bits >> 31 ? FormatConstants<E2M1>::kSignMask : 0;
-  const float a = std::bit_cast<float>(magnitude);
-  // random / 256 * step is exact, so that this addition is the one rounding.
-  const float t = a + static_cast<float>(random) * 0x1p-8f * E2m1Step(a);
+  const float t = AddRandomPart(value, random);
   if (t >= 6.0f) return FormatConstants<E2M1>::kMaxFinite | sign;
   // Below 6 the conversion to an integer is the floor.
   const float step = E2m1Step(t);

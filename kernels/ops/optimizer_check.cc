@@ -15,6 +15,12 @@ absl::Status CheckFinite(float value, std::string_view field) {
   return Refuse(field, absl::StrCat(value), "must be finite");
 }
 
+absl::Status CheckLearningRate(float value) {
+  QG_RETURN_IF_ERROR(CheckFinite(value, "learning_rate"));
+  if (value >= 0) return absl::OkStatus();
+  return Refuse("learning_rate", absl::StrCat(value), "must be at least 0");
+}
+
 absl::Status CheckBelowOne(float value, std::string_view field) {
   if (value >= 0 && value < 1) return absl::OkStatus();
   return Refuse(field, absl::StrCat(value), "must be at least 0 and below 1");
@@ -35,7 +41,7 @@ absl::Status CheckMasterAndGradient(const Tensor& master, const Tensor& gradient
 
 absl::Status CheckAdam(const AdamDesc& desc) {
   const AdamOptions& options = desc.options;
-  QG_RETURN_IF_ERROR(CheckFinite(options.learning_rate, "learning_rate"));
+  QG_RETURN_IF_ERROR(CheckLearningRate(options.learning_rate));
   QG_RETURN_IF_ERROR(CheckBelowOne(options.beta1, "beta1"));
   QG_RETURN_IF_ERROR(CheckBelowOne(options.beta2, "beta2"));
   QG_RETURN_IF_ERROR(CheckFinite(options.epsilon, "epsilon"));
@@ -53,7 +59,7 @@ absl::Status CheckAdam(const AdamDesc& desc) {
 
 absl::Status CheckSgd(const SgdDesc& desc) {
   const SgdOptions& options = desc.options;
-  QG_RETURN_IF_ERROR(CheckFinite(options.learning_rate, "learning_rate"));
+  QG_RETURN_IF_ERROR(CheckLearningRate(options.learning_rate));
   QG_RETURN_IF_ERROR(CheckFinite(options.momentum, "momentum"));
   QG_RETURN_IF_ERROR(CheckFinite(options.weight_decay, "weight_decay"));
   if (options.nesterov && options.momentum == 0) {

@@ -9,7 +9,7 @@
 
 namespace quantgate {
 
-/// `scaled` is what was cast to `code`.
+/// `scaled` is what was cast to `code`; stochastically, AddRandomPart of it.
 template <class F>
 constexpr void CountElement(FloatClass source, float scaled, uint8_t code, ElementRounding rounding,
                             QuantizationCounts& counts) {

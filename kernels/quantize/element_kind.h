@@ -12,24 +12,25 @@
 namespace quantgate {
 
 /// Smallest fp32 magnitude that rounds beyond the largest finite code: to nearest even above the
-/// midpoint, or at it when that code is odd; away from zero at it; stochastically (E2M1) whatever
-/// lies above the largest value.
+/// midpoint, or at it when that code is odd; away from zero at it; stochastically (E2M1), of
+/// AddRandomPart, at what would be the next code.
 template <class F>
 QG_HOST_DEVICE constexpr uint32_t FirstBeyondBits(
     ElementRounding rounding = ElementRounding::kNearestEven) {
   constexpr uint32_t kMax = std::bit_cast<uint32_t>(MaxFinite<F>());
   constexpr uint32_t kHalfUlp = 1u << (22 - F::kMantissaBits);
-  if (rounding == ElementRounding::kStochastic) return kMax + 1;
+  if (rounding == ElementRounding::kStochastic) return kMax + 2 * kHalfUlp;
   if (rounding == ElementRounding::kNearestAway) return kMax + kHalfUlp;
   return kMax + kHalfUlp + (FormatConstants<F>::kMaxFinite % 2 == 0 ? 1 : 0);
 }
 static_assert(FirstBeyondBits<E5M2>() == std::bit_cast<uint32_t>(61440.0f));
 static_assert(FirstBeyondBits<E2M1>() == std::bit_cast<uint32_t>(7.0f));
+static_assert(FirstBeyondBits<E2M1>(ElementRounding::kStochastic) == std::bit_cast<uint32_t>(8.0f));
 
 /// In the order of QuantizationCounts.
 enum class ElementKind { kNormal, kZero, kSubnormal, kFlushedToZero, kSaturated, kInfinite, kNan };
 
-/// `scaled` is what was cast to `code`.
+/// `scaled` is what was cast to `code`; stochastically, AddRandomPart of it.
 template <class F>
 QG_HOST_DEVICE constexpr ElementKind KindOfElement(FloatClass source, float scaled, uint8_t code,
                                                    ElementRounding rounding) {

@@ -32,14 +32,15 @@ inline Floats NvScales(Floats amax, float encode_sixth, float decode, Ints* code
 constexpr int kCodeShift = 22;
 constexpr int kCodeFlip = 4;
 
-/// EncodeE2m1Stochastic of values that are not NaN. `random` holds random * 2^kRandomShift.
+/// EncodeE2m1Stochastic of values that are not NaN, and the bits of AddRandomPart, where that is
+/// below 8. `random` holds random * 2^kRandomShift.
 template <int kRandomShift>
-Ints EncodeStochasticLanes(Floats value, Ints random) {
+Ints EncodeStochasticLanes(Floats value, Ints random, Ints& t) {
   const Ints magnitude = And(BitsOf(value), AllInts(0x7FFFFFFF));
   // The power of two of a, at least 1, is twice the step; a 256th of that for a unit of `random`.
   const Ints power = Max(And(magnitude, AllInts(0x7F800000)), BitsOf(All(1.0f)));
   const Floats unit = FloatsOf(Minus(power, AllInts((9 + kRandomShift) << 23)));
-  const Ints t = BitsOf(FusedTimesPlus(Convert(random), unit, FloatsOf(magnitude)));
+  t = BitsOf(FusedTimesPlus(Convert(random), unit, FloatsOf(magnitude)));
   const Ints half = BitsOf(All(0.5f));
   const Ints bounded = Min(Max(t, BitsOf(All(0.75f))), BitsOf(All(6.0f)));
   const Ints code = IfLess(t, half, half, bounded);
@@ -53,9 +54,11 @@ inline Ints EncodeNearestLanes(Floats value) {
   return Select(AllInts(8 << kCodeShift), ShiftRight<31 - 25>(BitsOf(value)), flipped);
 }
 
+/// Elements that are `rounded` beyond kNvBeyond are saturated.
 template <bool kStochastic, int kRandomShift>
-Ints EncodeNv(Floats scaled, Ints random) {
-  if constexpr (kStochastic) return EncodeStochasticLanes<kRandomShift>(scaled, random);
+Ints EncodeNv(Floats scaled, Ints random, Ints& rounded) {
+  if constexpr (kStochastic) return EncodeStochasticLanes<kRandomShift>(scaled, random, rounded);
+  rounded = And(BitsOf(scaled), AllInts(0x7FFFFFFF));
   return EncodeNearestLanes(scaled);
 }
 
@@ -66,8 +69,10 @@ inline Ints CodeOf(Ints encoded) {
 }
 
 template <bool kStochastic>
-constexpr int kNvBeyond = static_cast<int>(FirstBeyondBits<E2M1>(
-    kStochastic ? ElementRounding::kStochastic : ElementRounding::kNearestEven));
+constexpr int kNvBeyond =
+    static_cast<int>(FirstBeyondBits<E2M1>(kStochastic ? ElementRounding::kStochastic
+                                                       : ElementRounding::kNearestEven)) -
+    1;
 
 // ---- rowwise: 16 blocks
 
@@ -143,7 +148,7 @@ inline const uint8_t* RandomOf(const NvRow& row, int block) {
 template <class Source, bool kStochastic>
 void EncodeNvRow(const Nvfp4RowJob& job, const NvRow& row, TileTally& tally) {
   const auto* source = static_cast<const typename Source::Storage*>(job.source);
-  const Ints mask = AllInts(0x7FFFFFFF), beyond = AllInts(kNvBeyond<kStochastic> - 1);
+  const Ints beyond = AllInts(kNvBeyond<kStochastic>);
   ByteTally bytes;
   Ints saturated = AllInts(0);
   for (int block = 0; block < kNvSide; block += 4) {
@@ -152,10 +157,10 @@ void EncodeNvRow(const Nvfp4RowJob& job, const NvRow& row, TileTally& tally) {
       const int b = block + j / kNvVectors, i = j % kNvVectors * kLanes;
       const Floats scaled =
           Times(LoadSource<Source>(source + b * kNvSide + i), All(row.factors[b]));
-      saturated = AddIfLess(saturated, beyond, And(BitsOf(scaled), mask));
-      Ints random = AllInts(0);
+      Ints random = AllInts(0), rounded;
       if constexpr (kStochastic) random = LoadBytes(RandomOf(row, b) + i);
-      codes[j] = ShiftRight<kCodeShift>(EncodeNv<kStochastic, 0>(scaled, random));
+      codes[j] = ShiftRight<kCodeShift>(EncodeNv<kStochastic, 0>(scaled, random, rounded));
+      saturated = AddIfLess(saturated, beyond, rounded);
     }
     const Line line = MaskAndFlip(PackLine(codes), 0xF, kCodeFlip);
     TallyLine(line, 7, 2, bytes);
@@ -207,12 +212,12 @@ void FindNvTileAmaxes(const void* source, int64_t stride, uint32_t* amaxes) {
 
 /// What codes of kLanes columns are, by element: for the copy that is counted.
 template <bool kStochastic>
-void TallyNv(Floats value, Floats scaled, Ints code, TileTally& tally) {
+void TallyNv(Floats value, Ints rounded, Ints code, TileTally& tally) {
   const Ints mask = AllInts(0x7FFFFFFF), magnitude = And(code, AllInts(7));
   tally.source_zero += CountEqual(And(BitsOf(value), mask), AllInts(0));
   tally.code_zero += CountEqual(magnitude, AllInts(0));
   tally.code_below_normal += CountLess(magnitude, AllInts(2));
-  tally.saturated += CountLess(AllInts(kNvBeyond<kStochastic> - 1), And(BitsOf(scaled), mask));
+  tally.saturated += CountLess(AllInts(kNvBeyond<kStochastic>), rounded);
 }
 
 /// Shifts a nibble from kCodeShift to kTo.
@@ -236,10 +241,11 @@ void EncodeNvColumnRow(const Floats* v, Floats factors, const Ints* words, Ints*
   if constexpr (kRow < kNvSide) {
     const Floats scaled = Times(v[kRow], factors);
     constexpr int kByte = kRow % 4, kNibble = 4 * (kRow % 8);
-    Ints random = AllInts(0);
+    constexpr int kRandomShift = kByte == 3 ? 0 : 8 * kByte;
+    Ints random = AllInts(0), rounded;
     if constexpr (kStochastic) random = RandomByte<kByte>(words[kRow / 4]);
-    const Ints encoded = EncodeNv < kStochastic, kByte == 3 ? 0 : 8 * kByte > (scaled, random);
-    if constexpr (kCounts) TallyNv<kStochastic>(v[kRow], scaled, CodeOf(encoded), tally);
+    const Ints encoded = EncodeNv<kStochastic, kRandomShift>(scaled, random, rounded);
+    if constexpr (kCounts) TallyNv<kStochastic>(v[kRow], rounded, CodeOf(encoded), tally);
     packed[kRow / 8] = MaskedOr(MoveNibble<kNibble>(encoded),
                                 AllInts(static_cast<int>(0xFu << kNibble)), packed[kRow / 8]);
     EncodeNvColumnRow<kStochastic, kCounts, kRow + 1>(v, factors, words, packed, tally);

@@ -44,11 +44,13 @@ __device__ uint64_t EncodeBlock(const Nvfp4Parameters& p, const LineBlock<Source
   uint64_t codes = 0;
   for (int i = 0; i < kLength; ++i) {
     const float scaled = scale.Scaled(block.Value(i));
-    const uint8_t code = is_stochastic ? EncodeE2m1Stochastic(scaled, StochasticByte(random, i))
-                                       : EncodeFloat<E2M1>(scaled, p.rounding);
+    const uint8_t byte = StochasticByte(random, i);
+    const uint8_t code =
+        is_stochastic ? EncodeE2m1Stochastic(scaled, byte) : EncodeFloat<E2M1>(scaled, p.rounding);
+    const float rounded = is_stochastic ? AddRandomPart(scaled, byte) : scaled;
     codes |= uint64_t{code} << (4 * i);
     const FloatClass source = Unpack<Source>(block.elements[i]).kind;
-    const auto kind = static_cast<int>(KindOfElement<E2M1>(source, scaled, code, p.rounding));
+    const auto kind = static_cast<int>(KindOfElement<E2M1>(source, rounded, code, p.rounding));
     for (int k = 0; k < kKinds; ++k) kinds[k] += kind == k;
   }
   return codes;

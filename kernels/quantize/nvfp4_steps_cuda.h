@@ -92,26 +92,6 @@ __device__ uint32_t EitherOf(uint32_t a, uint32_t b) {
   return either;
 }
 
-/// Adds 1.0 (fp16) to each half of `sum` where |values| >= bounds, all of them read as fp16: of
-/// magnitudes below kNanF16 the bits are ordered alike in all formats.
-inline constexpr uint32_t kNanF16 = 0x7C00;
-__device__ inline uint32_t CountAtLeast(uint32_t values, uint32_t bounds, uint32_t sum) {
-  uint32_t magnitudes, ones;
-  asm("abs.f16x2 %0, %1;" : "=r"(magnitudes) : "r"(values));
-  asm("set.ge.f16x2.f16x2 %0, %1, %2;" : "=r"(ones) : "r"(magnitudes), "r"(bounds));
-  asm("add.rn.f16x2 %0, %0, %1;" : "+r"(sum) : "r"(ones));
-  return sum;
-}
-
-/// What CountAtLeast has counted.
-__device__ inline int CountOfF16(uint32_t sum) {
-  float low, high;
-  asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}"
-      : "=f"(low), "=f"(high)
-      : "r"(sum));
-  return static_cast<int>(low + high);
-}
-
 /// Adds 1.0 (bf16) to each half of `sum` where a value is a zero; up to 256 are exact.
 __device__ inline uint32_t CountZeros(uint32_t values, uint32_t sum) {
   uint32_t ones;
@@ -202,10 +182,9 @@ __device__ inline uint32_t NearestSum(float eighth) {
 
 // ---- eight elements
 
-/// Counts over codes, eight nibbles wide, and over pairs of elements.
+/// Counts over codes, eight nibbles wide, up to 15 additions: not 0; 2 and more; 8.
 struct CodeCounts {
-  uint32_t nonzero = 0, normal = 0;  ///< Of codes: not 0; 2 and more. Up to 15 additions.
-  uint32_t saturated = 0;            ///< Of CountAtLeast.
+  uint32_t nonzero = 0, normal = 0, saturated = 0;
 };
 
 /// The bytes `even` and `odd` (elements 0, 2, 4, 6 and 1, 3, 5, 7 from the lowest) hold a code up
@@ -214,8 +193,10 @@ template <bool kCounts>
 __device__ uint32_t CombineCodes(uint32_t even, uint32_t odd, CodeCounts& counts) {
   constexpr uint32_t kHigh = 0xF0F0F0F0, kOnes = 0x11111111;
   uint32_t codes = Select<kHigh>(odd << 4, even);
-  codes -= codes >> 3 & kOnes;  // 8 becomes 7.
+  const uint32_t saturated = codes >> 3 & kOnes;
+  codes -= saturated;  // 8 becomes 7.
   if constexpr (kCounts) {
+    counts.saturated += saturated;
     const uint32_t normal = EitherOf<kOnes>(codes >> 1, codes >> 2);
     counts.normal += normal;
     counts.nonzero += Select<kOnes>(codes, 0) | normal;

@@ -103,15 +103,6 @@ __device__ uint32_t NumberBits(uint32_t magnitude) {
 
 // ---- tables
 
-/// The smallest bf16 magnitude that is counted as saturated: whose product with `factor` rounds to
-/// `beyond` or more. Not below 2^-126, as no factor is above 2^128.
-__device__ uint32_t FirstSaturated(float factor, float beyond) {
-  uint32_t bits = __float_as_uint(beyond / factor) >> 16;
-  bits = min(max(bits, 3u), steps::kInfinityBF16) - 2;
-  while (bits < steps::kInfinityBF16 && __uint_as_float(bits << 16) * factor < beyond) ++bits;
-  return bits;
-}
-
 /// The factors are kept as eighths, which for smaller ones would not be exact.
 constexpr float kSmallestEncode = 0x1p-100f;
 
@@ -119,30 +110,17 @@ constexpr float kSmallestEncode = 0x1p-100f;
 struct Amaxes {
   float* amax[2];  ///< Null: the direction is not wanted.
   bool finds[2];   ///< Written, from Nvfp4Tables::amax_bits; read otherwise.
-  float beyond;    ///< From here on a scaled element is saturated.
 };
-
-__device__ uint2 MakeEntry(float amax, float beyond, int code) {
-  const auto tensor = MakeNvfp4TensorScale(amax, 448, ScaleRule::kTwoLevel);
-  if (code == kNvfp4TableCodes - 1) {
-    const bool is_exact = tensor.encode >= kSmallestEncode;
-    return make_uint2(__float_as_uint(tensor.encode_sixth), is_exact ? steps::kNanF16 : 0);
-  }
-  const float decoded = DecodeFloat<E4M3>(static_cast<uint8_t>(code));
-  const float factor = BoundedReciprocal(decoded * tensor.decode);
-  const uint32_t bound = min(FirstSaturated(factor, beyond), steps::kNanF16);
-  return make_uint2(__float_as_uint(factor * 0.125f), bound * 0x10001);
-}
 
 /// By a whole block of threads: half of them for each direction.
 __device__ void FillTables(const Amaxes& amaxes, Nvfp4Tables* tables) {
   static_assert(kThreads == 2 * kNvfp4TableCodes);
   if (threadIdx.x < 32) tables->transform[threadIdx.x] = steps::MakeTransform(threadIdx.x);
   const int direction = threadIdx.x / kNvfp4TableCodes, code = threadIdx.x % kNvfp4TableCodes;
-  uint2& entry = tables->codes[direction][code];
   float* amax = amaxes.amax[direction];
   if (amax == nullptr) {
-    entry = make_uint2(0, 0);  // Copied, not used.
+    tables->factors[direction][code] = 0;  // Copied, not used.
+    if (code == 0) tables->facts[direction] = make_uint2(0, 0);
     return;
   }
   float value;
@@ -152,7 +130,15 @@ __device__ void FillTables(const Amaxes& amaxes, Nvfp4Tables* tables) {
   } else {
     value = *amax;
   }
-  entry = MakeEntry(value, amaxes.beyond, code);
+  const auto tensor = MakeNvfp4TensorScale(value, 448, ScaleRule::kTwoLevel);
+  if (code == kNvfp4TableCodes - 1) {
+    const bool is_exact = tensor.encode >= kSmallestEncode;
+    tables->facts[direction] =
+        make_uint2(__float_as_uint(tensor.encode_sixth), is_exact ? steps::kInfinityBF16 : 0);
+  }
+  const float decoded = DecodeFloat<E4M3>(static_cast<uint8_t>(code));
+  const float factor = BoundedReciprocal(decoded * tensor.decode);
+  tables->factors[direction][code] = __float_as_uint(factor * 0.125f);
 }
 
 __global__ void __launch_bounds__(kThreads) FillGiven(const Amaxes amaxes, Nvfp4Tables* tables) {
@@ -252,10 +238,8 @@ cudaError_t Start(const Nvfp4TileParameters& p, const Amaxes& amaxes, cudaStream
 
 cudaError_t LaunchNvfp4Survey(const Nvfp4TileParameters& p, cudaStream_t stream) {
   const bool has_rowwise = p.rowwise.codes != nullptr, transforms = p.columnwise.hadamard;
-  const uint32_t beyond = FirstBeyondBits<E2M1>(p.rowwise.rounding);
   const Amaxes amaxes = {{p.rowwise.amax, p.columnwise.amax},
-                         {p.finds_rowwise, p.finds_columnwise},
-                         std::bit_cast<float>(beyond)};
+                         {p.finds_rowwise, p.finds_columnwise}};
   if (!p.finds_rowwise && !p.finds_columnwise && p.counts == nullptr) {
     FillGiven<<<1, kThreads, 0, stream>>>(amaxes, p.tables);
     return cudaGetLastError();

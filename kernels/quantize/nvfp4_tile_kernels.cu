@@ -33,8 +33,9 @@ struct WarpScratch {
 struct Shared {
   uint4 source[kSide][kRowChunks];  ///< Chunk c of row r at Place(r, c).
   WarpScratch warps[kWarps];
-  uint2 tables[2][kNvfp4TableCodes];  ///< As Nvfp4Tables.
-  uint4 transform[32];
+  uint4 transform[32];  ///< This and the next two as Nvfp4Tables.
+  uint2 facts[2];
+  uint32_t factors[2][kNvfp4TableCodes];
   int kinds[kKinds];
   uint64_t rows_there;  ///< An mbarrier: all warps have their rows.
 };
@@ -156,8 +157,8 @@ struct BlockPlace {
   }
 };
 
-/// A block with elements that are not finite or nearly not, or whose factors the table does not
-/// have. `amax_bits` is fp32. Adds to `kinds`, where that is not null.
+/// A block with elements that are not finite, or whose factors the table does not have. `amax_bits`
+/// is fp32. Adds to `kinds`, where that is not null.
 __device__ __noinline__ BlockCodes EncodeSpecial(const Nvfp4Parameters& p, BlockPlace place,
                                                  uint32_t amax_bits, int64_t line, int64_t block,
                                                  int* kinds) {
@@ -193,31 +194,24 @@ struct Encoder {
   const Nvfp4Parameters& parameters;
   const steps::RoundKeys& keys;
   int* kinds;  ///< Of the thread block.
-  Address table;
+  Address factors;       ///< Of the table.
   uint32_t line, block;  ///< The next block in the whole tensor.
-  uint2 facts;           ///< The last entry of the table.
+  uint2 facts;           ///< As Nvfp4Tables.
   steps::CodeCounts counts = {};
   int blocks = 0;  ///< That `counts` is of.
 
-  __device__ uint2 Entry(uint32_t scale) const {
-    uint2 entry;
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
-                 : "=r"(entry.x), "=r"(entry.y)
-                 : "r"(table + scale * static_cast<uint32_t>(sizeof(entry))));
-    return entry;
+  __device__ float FactorEighth(uint32_t scale) const {
+    float factor;
+    asm volatile("ld.shared.f32 %0, [%1];"
+                 : "=f"(factor)
+                 : "r"(factors + scale * static_cast<uint32_t>(sizeof(factor))));
+    return factor;
   }
 };
 
 template <bool kStochastic, bool kCounts>
-__device__ uint2 EncodeFinite(Encoder& encoder, const uint32_t (&words)[8], uint2 entry) {
-  const float factor = __uint_as_float(entry.x);
+__device__ uint2 EncodeFinite(Encoder& encoder, const uint32_t (&words)[8], float factor) {
   steps::CodeCounts& counts = encoder.counts;
-  if constexpr (kCounts) {
-#pragma unroll
-    for (const uint32_t word : words) {
-      counts.saturated = steps::CountAtLeast(word, entry.y, counts.saturated);
-    }
-  }
   if constexpr (kStochastic) {
     const StochasticStream& stream = encoder.parameters.stream;
     const PhiloxCounter random =
@@ -253,7 +247,7 @@ __device__ BlockCodes Encode(Encoder& encoder, BlockPlace place) {
   const uint32_t scale =
       steps::EncodeE4M3(__uint_as_float(amax) * __uint_as_float(encoder.facts.x));
   if constexpr (kCounts) ++encoder.blocks;
-  return {EncodeFinite<kStochastic, kCounts>(encoder, words, encoder.Entry(scale)), scale};
+  return {EncodeFinite<kStochastic, kCounts>(encoder, words, encoder.FactorEighth(scale)), scale};
 }
 
 // ---- a warp's share: 16 lines of 8 blocks
@@ -276,13 +270,13 @@ struct Share {
 };
 
 __device__ Encoder MakeEncoder(const TileJob& job, const Nvfp4Parameters& p, const Share& share,
-                               const uint2* table, Shared& shared) {
+                               int direction, Shared& shared) {
   const int lane = threadIdx.x % 32;
-  Encoder encoder = {p, job.keys, shared.kinds, AddressOf(table)};
+  Encoder encoder = {p, job.keys, shared.kinds, AddressOf(shared.factors[direction])};
   encoder.line = share.line + static_cast<uint32_t>(p.line_offset) + lane % 16;
   encoder.block = share.block + static_cast<uint32_t>(p.block_offset) + lane / 16 * kRounds;
   asm volatile("" : "+r"(encoder.line), "+r"(encoder.block));
-  encoder.facts = encoder.Entry(kNvfp4TableCodes - 1);
+  encoder.facts = shared.facts[direction];
   return encoder;
 }
 
@@ -437,7 +431,7 @@ __device__ int SumOfNibbles(uint32_t nibbles) {
 __device__ void AddCounts(const Encoder& encoder, Shared& shared) {
   const int nonzero = SumOfNibbles(encoder.counts.nonzero);
   const int normal = SumOfNibbles(encoder.counts.normal);
-  const int saturated = steps::CountOfF16(encoder.counts.saturated);
+  const int saturated = SumOfNibbles(encoder.counts.saturated);
   // Of a warp none is above 32 * 4 * 16.
   const uint32_t small =
       static_cast<uint32_t>(encoder.blocks * kLength - nonzero) | (nonzero - normal) << 16;
@@ -463,7 +457,8 @@ __device__ void AddCounts(const Encoder& encoder, Shared& shared) {
 /// Waits for the first pass, and copies its tables.
 __device__ void CopyTables(const Nvfp4Tables& tables, Shared& shared) {
   asm volatile("griddepcontrol.wait;" ::: "memory");
-  (&shared.tables[0][0])[threadIdx.x] = (&tables.codes[0][0])[threadIdx.x];
+  (&shared.factors[0][0])[threadIdx.x] = (&tables.factors[0][0])[threadIdx.x];
+  if (threadIdx.x < 2) shared.facts[threadIdx.x] = tables.facts[threadIdx.x];
   if (threadIdx.x < 32) shared.transform[threadIdx.x] = tables.transform[threadIdx.x];
   if (threadIdx.x < kKinds) shared.kinds[threadIdx.x] = 0;
   if (threadIdx.x == 0) {
@@ -489,7 +484,7 @@ __global__ void __launch_bounds__(kThreads, 4) QuantizeTiles(const __grid_consta
   if (kDirections != Directions::kColumnwise && first < tile.rows) {
     const Share share = {tile.row + first, tile.column / 16, tile.columns >> 4,
                          static_cast<uint32_t>(p.rowwise.columns) / 16};
-    Encoder encoder = MakeEncoder(job, p.rowwise, share, shared.tables[0], shared);
+    Encoder encoder = MakeEncoder(job, p.rowwise, share, 0, shared);
     QuantizeRows<kStochastic, kKind == Blocks::kTiles, true>(encoder, share, shared);
     AddCounts(encoder, shared);
   }
@@ -498,7 +493,7 @@ __global__ void __launch_bounds__(kThreads, 4) QuantizeTiles(const __grid_consta
     constexpr bool kCounts = kDirections == Directions::kColumnwise;
     const Share share = {tile.column + first, tile.row / 16, tile.rows >> 4,
                          static_cast<uint32_t>(p.rowwise.rows) / 16};
-    Encoder encoder = MakeEncoder(job, p.columnwise, share, shared.tables[1], shared);
+    Encoder encoder = MakeEncoder(job, p.columnwise, share, 1, shared);
     const steps::TileTransform transform(&shared.transform[lane]);
     QuantizeColumns<kStochastic, kKind, kCounts>(encoder, share, transform, shared);
     if constexpr (kCounts) AddCounts(encoder, shared);

@@ -12,11 +12,12 @@ struct Nvfp4Tables {
   uint32_t amax_bits[2];  ///< Found so far, by direction.
   uint32_t blocks_done;   ///< Of the first pass.
   uint32_t padding;
-  /// By direction, for every code of a block scale: an eighth of the factor that multiplies
-  /// elements, as bits of fp32, and the bound from which on they are saturated, as bits of bf16,
-  /// twice. In place of the code of NaN: encode_sixth, and the bits of bf16 from which on the amax
-  /// of a block leaves it to scalar functions.
-  uint2 codes[2][kNvfp4TableCodes];
+  /// By direction: encode_sixth, as bits of fp32, and the bits of bf16 from which on the amax of a
+  /// block leaves it to scalar functions.
+  uint2 facts[2];
+  /// By direction, for every code of a block scale but that of NaN: an eighth of the factor that
+  /// multiplies elements, as bits of fp32.
+  uint32_t factors[2][kNvfp4TableCodes];
   uint4 transform[32];  ///< By lane: the Hadamard transform as operand B.
 };
 

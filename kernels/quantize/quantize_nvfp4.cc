@@ -30,10 +30,11 @@ void EncodeStochastic(const Nvfp4Direction& direction, const Elements& elements,
                        static_cast<uint64_t>(block.begin / kLength + direction.block_offset));
     for (int i = 0; i < kLength; ++i) {
       const float scaled = scale.Scaled(elements.Value(line, block.begin + i));
-      const uint8_t code = EncodeE2m1Stochastic(scaled, StochasticByte(bits, i));
+      const uint8_t random = StochasticByte(bits, i);
+      const uint8_t code = EncodeE2m1Stochastic(scaled, random);
       elements.Write(line, block.begin + i, code);
-      CountElement<E2M1>(elements.ClassOf(line, block.begin + i), scaled, code,
-                         ElementRounding::kStochastic, counts);
+      CountElement<E2M1>(elements.ClassOf(line, block.begin + i), AddRandomPart(scaled, random),
+                         code, ElementRounding::kStochastic, counts);
     }
   }
 }

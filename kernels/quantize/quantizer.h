@@ -75,6 +75,11 @@ struct Quantizer {
   const QuantizerSpec& spec(Usage usage) const {
     return usage == Usage::kRowwise ? rowwise : columnwise;
   }
+  /// Some direction draws random numbers.
+  bool rounds_stochastically() const {
+    return rowwise.element_rounding == ElementRounding::kStochastic ||
+           columnwise.element_rounding == ElementRounding::kStochastic;
+  }
   friend bool operator==(const Quantizer&, const Quantizer&) = default;
 };
 

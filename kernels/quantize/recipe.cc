@@ -32,18 +32,21 @@ absl::StatusOr<const RecipeTable*> TableOf(std::string_view name) {
 }
 
 absl::Status UnknownKnob(const RecipeTable& table, std::string_view name, std::string_view value) {
-  std::vector<std::string_view> owners;
+  std::vector<std::string_view> owners, own;
   for (const RecipeTable& other : RecipeTables()) {
-    if (FindKnob(other, name) != nullptr) owners.push_back(other.name);
+    const Knob* knob = FindKnob(other, name);
+    if (knob != nullptr && !knob->is_void) owners.push_back(other.name);
   }
-  const auto knob_name = [](const Knob& knob) { return knob.name; };
-  const auto same = [](std::string_view owner) { return owner; };
+  for (const Knob& knob : table.knobs) {
+    if (!knob.is_void) own.push_back(knob.name);
+  }
+  const auto same = [](std::string_view name) { return name; };
   const std::string of(table.name);
   return Refuse(KnobField(name), ShownValue(value),
                 absl::StrCat(owners.empty() ? "unknown knob"
                                             : absl::StrCat("a knob of ", Joined(owners, ", ", same),
                                                            ", not of ", of),
-                             "; knobs of ", of, ": ", Joined(table.knobs, ", ", knob_name)));
+                             "; knobs of ", of, ": ", Joined(own, ", ", same)));
 }
 
 absl::Status BadValue(const Knob& knob, std::string_view value) {
@@ -62,7 +65,7 @@ absl::Status BadRecipe(const RecipeTable& table, const absl::Status& status) {
 }
 
 /// The canonical text of a given value.
-absl::StatusOr<std::string> Canonical(const Knob& knob, std::string_view value) {
+absl::StatusOr<std::string> CanonicalValue(const Knob& knob, std::string_view value) {
   const bool is_json = knob.kind == KnobKind::kRule || knob.kind == KnobKind::kDirection ||
                        knob.kind == KnobKind::kRules;
   if (!is_json) {
@@ -75,9 +78,36 @@ absl::StatusOr<std::string> Canonical(const Knob& knob, std::string_view value) 
   return WithinField(KnobField(knob.name), canonical.status());
 }
 
+/// The same of a knob that has an effect, or the default of one that has none.
+absl::StatusOr<std::string> Canonical(const RecipeTable& table, const Knob& knob,
+                                      std::string_view value, bool is_stored) {
+  if (!knob.is_void) return CanonicalValue(knob, value);
+  const std::string_view only = knob.choices.front();
+  if (value != only && !is_stored) return UnknownKnob(table, knob.name, value);
+  return std::string(only);
+}
+
 std::string DefaultValue(const Knob& knob, const Recipe::Knobs& resolved) {
   return knob.inherits.empty() ? std::string(knob.choices.front())
                                : resolved.find(knob.inherits)->second;
+}
+
+/// Holds knobs that need another to it; stored ones become their defaults.
+absl::Status SettleNeeds(const RecipeTable& table, bool is_stored, Recipe::Knobs& resolved) {
+  for (const Knob& knob : table.knobs) {
+    if (knob.needs.empty()) continue;
+    const std::string& needed = resolved.find(knob.needs)->second;
+    std::string& value = resolved.find(knob.name)->second;
+    const std::string_view only = knob.choices.front();
+    if (value == only || needed != FindKnob(table, knob.needs)->choices.front()) continue;
+    if (!is_stored) {
+      return Refuse(KnobField(knob.name), ShownValue(value),
+                    absl::StrCat("has no effect while ", std::string(knob.needs), " is ", needed,
+                                 "; give that too"));
+    }
+    value = std::string(only);
+  }
+  return absl::OkStatus();
 }
 
 RecipeDescription Describe(const RecipeTable& table) {
@@ -86,6 +116,7 @@ RecipeDescription Describe(const RecipeTable& table) {
   description.summary = std::string(table.summary);
   description.is_composed = table.is_composed();
   for (const Knob& knob : table.knobs) {
+    if (knob.is_void) continue;
     description.knobs.push_back(
         {.name = std::string(knob.name),
          .values = KnobValuesText(knob),
@@ -107,6 +138,32 @@ absl::StatusOr<RecipeRules> RulesOf(const RecipeTable& table, const Recipe::Knob
   return Refuse("", "", absl::StrCat(std::string(ModuleTypeName(module)), ": ", status.message()));
 }
 
+std::string_view NameIn(std::string_view text) { return text.substr(0, text.find(':')); }
+
+/// What is given behind the name.
+absl::StatusOr<Recipe::Knobs> KnobsOf(std::string_view text) {
+  const size_t colon = text.find(':');
+  Recipe::Knobs knobs;
+  if (colon == std::string_view::npos) return knobs;
+  const std::string_view rest = text.substr(colon + 1);
+  if (rest.empty()) {
+    return Refuse("", ShownValue(text), "no key=value behind the colon");
+  }
+  for (const std::string_view item : SplitOutsideJson(rest, ',')) {
+    const size_t equals = item.find('=');
+    if (equals == std::string_view::npos || equals == 0) {
+      return Refuse(
+          "", ShownValue(text),
+          absl::StrCat(ShownValue(item), " is not key=value; write name:key=value,key=value"));
+    }
+    if (!knobs.emplace(item.substr(0, equals), item.substr(equals + 1)).second) {
+      return Refuse(KnobField(item.substr(0, equals)), ShownValue(item.substr(equals + 1)),
+                    "is given twice");
+    }
+  }
+  return knobs;
+}
+
 std::optional<DType> ActivationDType(const std::string& value) {
   if (value == "input") return std::nullopt;
   return *ParseDType(value);
@@ -124,6 +181,10 @@ const std::vector<RecipeDescription>& AllRecipes() {
 }
 
 absl::StatusOr<Recipe> Recipe::Create(std::string_view name, const Knobs& knobs) {
+  return Make(name, knobs, /*is_stored=*/false);
+}
+
+absl::StatusOr<Recipe> Recipe::Make(std::string_view name, const Knobs& knobs, bool is_stored) {
   QG_ASSIGN_OR_RETURN(const RecipeTable* table, TableOf(name));
   for (const auto& [key, value] : knobs) {
     if (FindKnob(*table, key) == nullptr) return UnknownKnob(*table, key, value);
@@ -135,10 +196,11 @@ absl::StatusOr<Recipe> Recipe::Create(std::string_view name, const Knobs& knobs)
     const auto given = knobs.find(knob.name);
     std::string value = given == knobs.end() ? DefaultValue(knob, resolved) : given->second;
     if (given != knobs.end()) {
-      QG_ASSIGN_OR_RETURN(value, Canonical(knob, given->second));
+      QG_ASSIGN_OR_RETURN(value, Canonical(*table, knob, given->second, is_stored));
     }
     resolved.emplace(knob.name, std::move(value));
   }
+  QG_RETURN_IF_ERROR(SettleNeeds(*table, is_stored, resolved));
   QG_ASSIGN_OR_RETURN(recipe.backward_override_,
                       ParseBackwardOverride(resolved.at("backward_override")));
   recipe.activation_dtype_ = ActivationDType(resolved.at("activation_dtype"));
@@ -161,27 +223,13 @@ absl::StatusOr<Recipe> Recipe::Create(std::string_view name, const Knobs& knobs)
 }
 
 absl::StatusOr<Recipe> Recipe::Parse(std::string_view text) {
-  const size_t colon = text.find(':');
-  const std::string_view name = text.substr(0, colon);
-  Knobs knobs;
-  if (colon == std::string_view::npos) return Create(name, knobs);
-  const std::string_view rest = text.substr(colon + 1);
-  if (rest.empty()) {
-    return Refuse("", ShownValue(text), "no key=value behind the colon");
-  }
-  for (const std::string_view item : SplitOutsideJson(rest, ',')) {
-    const size_t equals = item.find('=');
-    if (equals == std::string_view::npos || equals == 0) {
-      return Refuse(
-          "", ShownValue(text),
-          absl::StrCat(ShownValue(item), " is not key=value; write name:key=value,key=value"));
-    }
-    if (!knobs.emplace(item.substr(0, equals), item.substr(equals + 1)).second) {
-      return Refuse(KnobField(item.substr(0, equals)), ShownValue(item.substr(equals + 1)),
-                    "is given twice");
-    }
-  }
-  return Create(name, knobs);
+  QG_ASSIGN_OR_RETURN(const Knobs knobs, KnobsOf(text));
+  return Make(NameIn(text), knobs, /*is_stored=*/false);
+}
+
+absl::StatusOr<Recipe> Recipe::ParseStored(std::string_view text) {
+  QG_ASSIGN_OR_RETURN(const Knobs knobs, KnobsOf(text));
+  return Make(NameIn(text), knobs, /*is_stored=*/true);
 }
 
 std::string Recipe::CanonicalText() const {
@@ -223,9 +271,7 @@ bool Recipe::is_delayed() const {
 }
 
 bool Recipe::RoundsStochastically(TensorRole role) const {
-  const Quantizer& quantizer = QuantizerFor(role);
-  return quantizer.rowwise.element_rounding == ElementRounding::kStochastic ||
-         quantizer.columnwise.element_rounding == ElementRounding::kStochastic;
+  return QuantizerFor(role).rounds_stochastically();
 }
 
 Recipe Recipe::WithBackwardOverride(BackwardOverride override_mode) const {

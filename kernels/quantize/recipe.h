@@ -63,6 +63,9 @@ class Recipe {
   static absl::StatusOr<Recipe> Create(std::string_view name, const Knobs& knobs);
   /// "name" or "name:key=value,key=value"; values that are JSON may hold commas.
   static absl::StatusOr<Recipe> Parse(std::string_view text);
+  /// A CanonicalText of any version. Values without effect, which 0.1.0 accepted, are their
+  /// defaults.
+  static absl::StatusOr<Recipe> ParseStored(std::string_view text);
 
   const std::string& name() const { return name_; }
   /// Every knob, resolved.
@@ -100,6 +103,7 @@ class Recipe {
 
  private:
   Recipe() = default;
+  static absl::StatusOr<Recipe> Make(std::string_view name, const Knobs& knobs, bool is_stored);
   std::string name_;
   std::shared_ptr<const Knobs> knobs_;  ///< Shared by copies: every step of training makes some.
   BackwardOverride backward_override_ = BackwardOverride::kNone;

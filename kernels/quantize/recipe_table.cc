@@ -29,10 +29,8 @@ Knob BackwardOverrideKnob() {
 }
 
 Knob ActivationKnob() {
-  Knob knob = Choice("activation_dtype", {"input", "f32", "bf16", "f16"},
-                     "dtype of activations and high-precision GEMMs; input: the dtype of x");
-  knob.synonyms = {{"float32", "f32"}, {"bfloat16", "bf16"}, {"float16", "f16"}};
-  return knob;
+  return Choice("activation_dtype", {"input", "f32", "bf16", "f16"},
+                "dtype of activations and high-precision GEMMs; input: the dtype of x");
 }
 
 /// Where CommonKnobs puts scale_rule.
@@ -55,6 +53,15 @@ std::vector<Knob> CommonKnobs(Choices scale_rules, std::string_view scale_summar
 std::vector<Knob> Fp32ScaleKnobs() {
   return CommonKnobs({"divide", "reciprocal"},
                      "fp32 scale: max / amax, or by the rounded reciprocal of max");
+}
+
+/// Without codes there is nothing that the rules of codes could be of.
+std::vector<Knob> Bf16Knobs() {
+  std::vector<Knob> knobs = Fp32ScaleKnobs();
+  for (Knob& knob : knobs) {
+    knob.is_void = knob.name != "backward_override" && knob.name != "activation_dtype";
+  }
+  return knobs;
 }
 
 Knob Fp8FormatKnob(Choices choices) {
@@ -166,8 +173,10 @@ RecipeTable Nvfp4() {
                          "blocks whose largest code is 4 where that errs less than 6"));
   knobs.push_back(Choice("nvfp4_4over6_e4m3_max", {"256", "448"},
                          "largest block scale under 4over6; 448 without"));
+  knobs.back().needs = "nvfp4_4over6";
   knobs.push_back(
       Choice("nvfp4_4over6_err_mode", {"mae", "mse"}, "the error that 4over6 compares"));
+  knobs.back().needs = "nvfp4_4over6";
   return {RecipeKind::kBase, "nvfp4", "FP4 with E4M3 scales of 1x16 blocks and a tensor scale",
           std::move(knobs)};
 }
@@ -207,7 +216,7 @@ RecipeTable Custom() {
 const std::vector<RecipeTable>& RecipeTables() {
   static const auto& tables = *new std::vector<RecipeTable>{
       {RecipeKind::kBase, "bf16", "no quantization: GEMMs in the activation dtype (f32: tf32)",
-       Fp32ScaleKnobs()},
+       Bf16Knobs()},
       Fp8Delayed(),
       Fp8Current(),
       Fp8Block(),
@@ -286,8 +295,10 @@ std::optional<std::string> CanonicalKnobValue(const Knob& knob, std::string_view
   for (const auto& [accepted, canonical] : knob.synonyms) {
     if (accepted == value) return std::string(canonical);
   }
+  // Dtypes have other names too.
+  const absl::StatusOr<DType> dtype = ParseDType(value);
   for (const std::string_view choice : knob.choices) {
-    if (choice == value) return std::string(choice);
+    if (choice == value || (dtype.ok() && choice == DTypeName(*dtype))) return std::string(choice);
   }
   return std::nullopt;
 }

@@ -35,6 +35,11 @@ struct Knob {
   std::string_view reason = {};  ///< Why other values are refused, where that is worth saying.
   int64_t minimum = 0;           ///< kInteger.
   int64_t maximum = 0;
+  /// The recipe is the same whatever the value, which must be the default: a part of canonical
+  /// texts and digests since 0.1.0, and in no listing.
+  bool is_void = false;
+  /// The knob without which, at its default, this one means nothing and must be at its own.
+  std::string_view needs = {};
 };
 
 /// What kinds of recipes differ in.

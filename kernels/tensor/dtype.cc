@@ -56,6 +56,24 @@ const std::vector<DTypeRow>& Rows() {
   return rows;
 }
 
+/// "did you mean f8_e4m3 or f8_e5m2? " of a name that several element types have in common.
+std::string MeantText(std::string_view name) {
+  std::string_view bits = name;
+  for (const std::string_view prefix : {"float", "fp"}) {
+    if (!bits.starts_with(prefix)) continue;
+    bits.remove_prefix(prefix.size());
+    break;
+  }
+  std::vector<std::string> meant;
+  for (const DTypeTraits& traits : AllDTypes()) {
+    if (bits.size() == 1 && bits.size() < name.size() && IsElementFormat(traits.dtype) &&
+        traits.name.starts_with(absl::StrCat("f", std::string(bits), "_"))) {
+      meant.push_back(std::string(traits.name));
+    }
+  }
+  return meant.empty() ? "" : absl::StrCat("did you mean ", absl::StrJoin(meant, " or "), "? ");
+}
+
 absl::Status UnknownName(std::string_view name, std::string_view DTypeTraits::*field) {
   // Several dtypes may have one name in safetensors.
   std::vector<std::string> known;
@@ -63,8 +81,9 @@ absl::Status UnknownName(std::string_view name, std::string_view DTypeTraits::*f
     const std::string other(traits.*field);
     if (std::find(known.begin(), known.end(), other) == known.end()) known.push_back(other);
   }
-  return Refuse("dtype", absl::StrCat("\"", std::string(name), "\""),
-                "unknown name; known: " + absl::StrJoin(known, ", "));
+  return Refuse(
+      "dtype", absl::StrCat("\"", std::string(name), "\""),
+      absl::StrCat("unknown name; ", MeantText(name), "known: ", absl::StrJoin(known, ", ")));
 }
 
 absl::StatusOr<DType> ParseBy(std::string_view name, std::string_view DTypeTraits::*field) {
@@ -103,12 +122,16 @@ std::string ElementFormatNames() {
 }
 
 absl::StatusOr<DType> ParseDType(std::string_view name) {
+  constexpr std::string_view kTorch = "torch.";
+  // Behind the module's name stand the names of its own alone, none of them ours.
+  const std::string_view given = name;
+  if (name.starts_with(kTorch)) name.remove_prefix(kTorch.size());
   for (const DTypeRow& row : Rows()) {
     if (std::find(row.aliases.begin(), row.aliases.end(), name) != row.aliases.end()) {
       return row.traits.dtype;
     }
   }
-  return ParseBy(name, &DTypeTraits::name);
+  return given == name ? ParseBy(name, &DTypeTraits::name) : UnknownName(given, &DTypeTraits::name);
 }
 
 absl::StatusOr<DType> ParseSafetensorsDType(std::string_view name) {

@@ -29,8 +29,31 @@ constexpr DescrName kDescrs[] = {
     {"|V2", DType::kBF16}, {"bfloat16", DType::kBF16}, {"|u1", DType::kU8},  {"<u1", DType::kU8},
     {"<i2", DType::kI16},  {"<i4", DType::kI32},       {"<i8", DType::kI64},
 };
+// Of ml_dtypes' types of one byte numpy keeps the name of this one alone, and reads it no more.
+constexpr std::string_view kE5m2Descr = "<f1";
 
-absl::StatusOr<DType> DTypeOfDescr(std::string_view descr) {
+/// Elements of one byte without a type: np.save writes all others of ml_dtypes so.
+absl::StatusOr<DType> DTypeOfUntyped(std::string_view descr, std::optional<DType> meant) {
+  const std::string is_untyped =
+      absl::StrCat("descr '", std::string(descr), "' is bytes whose type np.save left out");
+  if (!meant.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(is_untyped,
+                     "; say which it is: append @f8_e4m3 (float8_e4m3fn), @f8_e5m2, @f8_e8m0, "
+                     "@f6_e2m3 or @f6_e3m2"));
+  }
+  if (*meant == DType::kF4E2M1x2) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(is_untyped,
+                     "; ml_dtypes' float4_e2m1fn has one code a byte and f4_e2m1x2 two: pack them, "
+                     "the even index in the low nibble, and save them as uint8"));
+  }
+  return DType::kU8;
+}
+
+absl::StatusOr<DType> DTypeOfDescr(std::string_view descr, std::optional<DType> meant) {
+  if (descr == kE5m2Descr) return DType::kF8E5M2;
+  if (descr == "<V1" || descr == "|V1") return DTypeOfUntyped(descr, meant);
   std::string known;
   for (const DescrName& entry : kDescrs) {
     if (entry.descr == descr) return entry.dtype;
@@ -175,12 +198,13 @@ absl::StatusOr<NpyLayout> FindHeader(const Buffer& buffer) {
   return NpyLayout{text.substr(prefix, length), prefix + length};
 }
 
-absl::StatusOr<Tensor> ParseNpy(const std::shared_ptr<Buffer>& buffer) {
+absl::StatusOr<Tensor> ParseNpy(const std::shared_ptr<Buffer>& buffer, std::optional<DType> meant) {
   QG_ASSIGN_OR_RETURN(const NpyLayout layout, FindHeader(*buffer));
   QG_ASSIGN_OR_RETURN(const NpyHeader header, DictReader(layout.header).Read());
-  QG_ASSIGN_OR_RETURN(const DType dtype, DTypeOfDescr(header.descr));
+  QG_ASSIGN_OR_RETURN(const DType dtype, DTypeOfDescr(header.descr, meant));
   if (*header.fortran_order) {
-    return absl::InvalidArgumentError("fortran_order is True; only C order is read");
+    return absl::InvalidArgumentError(
+        "fortran_order is True; only C order is read: np.save(..., np.ascontiguousarray(x))");
   }
   QG_ASSIGN_OR_RETURN(const int64_t count, CheckedElementCount(*header.shape, dtype, "shape"));
   const size_t expected = static_cast<size_t>(count) * DTypeBytes(dtype);
@@ -195,9 +219,9 @@ absl::StatusOr<Tensor> ParseNpy(const std::shared_ptr<Buffer>& buffer) {
 
 }  // namespace
 
-absl::StatusOr<Tensor> ReadNpy(const std::string& path) {
+absl::StatusOr<Tensor> ReadNpy(const std::string& path, std::optional<DType> meant) {
   QG_ASSIGN_OR_RETURN(const std::shared_ptr<Buffer> buffer, MapFile(path));
-  auto tensor = ParseNpy(buffer);
+  auto tensor = ParseNpy(buffer, meant);
   if (tensor.ok()) return tensor;
   return absl::Status(tensor.status().code(), absl::StrCat(path, ": ", tensor.status().message()));
 }

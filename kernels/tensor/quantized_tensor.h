@@ -59,7 +59,7 @@ struct QuantizationCounts {
   int64_t zero = 0;             ///< Zero in the source.
   int64_t subnormal = 0;        ///< Non-zero codes below the smallest normal of the element format.
   int64_t flushed_to_zero = 0;  ///< Non-zero in the source, zero code.
-  int64_t saturated = 0;        ///< Finite in the source, beyond the largest finite code.
+  int64_t saturated = 0;        ///< Finite in the source, rounded beyond the largest finite code.
   int64_t infinite = 0;         ///< Infinite in the source.
   int64_t nan = 0;              ///< NaN in the source.
 };

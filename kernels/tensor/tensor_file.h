@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,9 +48,10 @@ absl::StatusOr<TensorFile> ParseSafetensors(std::shared_ptr<Buffer> buffer,
 absl::Status WriteSafetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
                               const std::map<std::string, std::string>& metadata);
 
-/// A version 1.0 to 3.0 .npy file, C order, little-endian f2, f4, f8, i2, i4, i8, u1 (and V2 read
-/// as bf16 when `descr` is 'bfloat16' or '<V2'). INVALID_ARGUMENT for all else.
-absl::StatusOr<Tensor> ReadNpy(const std::string& path);
+/// A version 1.0 to 3.0 .npy file, C order, little-endian f2, f4, f8, i2, i4, i8, u1, V2 as bf16
+/// and f1 as f8_e5m2, as ml_dtypes' are written. V1, as the others of one byte are, is u8 where the
+/// caller knows what is `meant` and reinterprets it. INVALID_ARGUMENT for all else.
+absl::StatusOr<Tensor> ReadNpy(const std::string& path, std::optional<DType> meant = {});
 absl::Status WriteNpy(const std::string& path, const Tensor& tensor);
 
 }  // namespace quantgate

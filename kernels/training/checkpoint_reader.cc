@@ -349,7 +349,11 @@ absl::Status CheckpointReader::CheckRanks() const {
 
 absl::StatusOr<SessionState> CheckpointReader::Read() {
   const auto version = file_.metadata.find(kCheckpointVersionKey);
-  if (version == file_.metadata.end() || version->second != kCheckpointVersion) {
+  if (version == file_.metadata.end()) {
+    return Malformed(absl::StrCat("no checkpoint of a session: its metadata has no \"",
+                                  kCheckpointVersionKey, "\""));
+  }
+  if (version->second != kCheckpointVersion) {
     return Malformed(absl::StrCat("metadata \"", kCheckpointVersionKey, "\" must be \"",
                                   kCheckpointVersion, "\""));
   }
@@ -358,7 +362,7 @@ absl::StatusOr<SessionState> CheckpointReader::Read() {
   QG_RETURN_IF_ERROR(CheckSameSpec(spec, SessionSpecJson(spec_)));
   const auto recipe = file_.metadata.find(kCheckpointRecipeKey);
   if (recipe == file_.metadata.end()) return Malformed("metadata \"recipe\" is absent");
-  absl::StatusOr<Recipe> written = Recipe::Parse(recipe->second);
+  absl::StatusOr<Recipe> written = Recipe::ParseStored(recipe->second);
   if (!written.ok()) {
     return Malformed(absl::StrCat("metadata \"recipe\": ", written.status().message(),
                                   "; a session of that recipe makes no step, and none goes on"));

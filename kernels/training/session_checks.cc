@@ -210,9 +210,26 @@ absl::Status CheckSessionSpec(const SessionSpec& spec) {
   return CheckOptimizer(spec.optimizer);
 }
 
+namespace {
+
+absl::Status CheckNothingAbsent(const SessionLayer& layer, const SessionLayerState& state) {
+  for (const LayerParameter& parameter : ParametersOf(layer.spec)) {
+    if (parameter.is_optional || state.state.parameters.count(parameter.name) != 0) continue;
+    return InLayer(layer, RefuseAbsent(absl::StrCat("parameters[", parameter.name, "]"),
+                                       absl::StrCat("a ", std::string(layer.spec.traits().name),
+                                                    " layer needs it")));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::Status CheckSessionShapes(const SessionSpec& spec, const SessionState& state,
                                 std::shared_ptr<const ParallelStep> parallel) {
-  // Nothing says what the layers take: their forward will.
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    QG_RETURN_IF_ERROR(CheckNothingAbsent(spec.layers[i], state.layers[i]));
+  }
+  // Where nothing says what the layers take their forward will.
   QG_ASSIGN_OR_RETURN(std::optional<int64_t> columns, ColumnsOfSession(spec, state));
   for (size_t i = 0; columns.has_value() && i < spec.layers.size(); ++i) {
     QG_ASSIGN_OR_RETURN(LayerRequest request, RequestOf(spec.layers[i], state.layers[i], parallel));

@@ -12,7 +12,7 @@
 namespace quantgate {
 namespace {
 
-absl::Status CheckMicrobatch(const SessionState& state, const ForwardStep& step) {
+absl::Status CheckForward(const SessionState& state, const ForwardStep& step) {
   QG_RETURN_IF_ERROR(CheckSessionName("microbatch", step.microbatch));
   if (state.in_flight.count(step.microbatch) != 0) {
     return RefusePrecondition("microbatch", step.microbatch,
@@ -27,6 +27,11 @@ absl::Status CheckMicrobatch(const SessionState& state, const ForwardStep& step)
   }
   if (!step.train && step.recompute) {
     return Refuse("recompute", "true", "it is of training, and train is false");
+  }
+  if (step.calibrate && !state.recipe.is_delayed()) {
+    return Refuse("calibrate", "true",
+                  absl::StrCat("the recipe is ", state.recipe.ShortText(),
+                               ", not fp8_delayed: there is no scale to learn"));
   }
   return absl::OkStatus();
 }
@@ -166,7 +171,7 @@ absl::Status Forwarding::UpdateScales(std::vector<LayerState>& layers) {
 }
 
 absl::StatusOr<SessionStepResult> Forwarding::Run() {
-  QG_RETURN_IF_ERROR(CheckMicrobatch(next_, step_));
+  QG_RETURN_IF_ERROR(CheckForward(next_, step_));
   if (session_.rank == nullptr) QG_RETURN_IF_ERROR(CheckNoAmaxGroups(step_));
   auto flight = std::make_shared<InFlight>();
   flight->recipe_number = next_.recipe_number;

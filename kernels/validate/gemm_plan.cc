@@ -34,6 +34,13 @@ struct GemmSide {
     const int64_t blocks = (DimOf(true) + 127) / 128;
     return scale_inv.shape() == (k_contiguous ? Shape{rows, blocks} : Shape{blocks, rows});
   }
+  /// [], [1], [1][1], as `amax / max` of arrays leaves it.
+  bool IsOneNumber() const { return scale_inv.rank() <= 2 && scale_inv.element_count() == 1; }
+  /// [rows][1], or [1][rows] beside data that has its rows there.
+  bool IsLine() const {
+    const int64_t rows = DimOf(false);
+    return scale_inv.shape() == (k_contiguous ? Shape{rows, 1} : Shape{1, rows});
+  }
 };
 
 /// Of u8 that nothing says to be FP4 codes: files and tools without an FP8 type have its codes so.
@@ -48,11 +55,16 @@ absl::StatusOr<ScaleMode> InferScaling(const GemmSide& side) {
   if (scale.dtype() == DType::kF8E8M0) return ScaleMode::kMx32;
   if (scale.dtype() == DType::kF8E4M3) return ScaleMode::kNv16;
   if (side.data.dtype() == DType::kU8) return BytesNeedType(side);
+  // What could be of blocks is; blocks are whole.
+  const bool fits_blocks =
+      side.DimOf(true) % 128 == 0 && (side.FitsBlocks(1) || side.FitsBlocks(128));
+  const bool is_squeezed = !fits_blocks && (side.IsOneNumber() || side.IsLine());
   const std::pair<ScaleMode, bool> candidates[] = {
-      {ScaleMode::kTensor, scale.shape() == Shape{1}},
-      {ScaleMode::kOuter, scale.shape() == Shape{side.DimOf(false)}},
-      {ScaleMode::k1x128, side.FitsBlocks(1)},
-      {ScaleMode::k128x128, side.FitsBlocks(128)},
+      {ScaleMode::kTensor, scale.shape() == Shape{1} || (is_squeezed && side.IsOneNumber())},
+      {ScaleMode::kOuter,
+       scale.shape() == Shape{side.DimOf(false)} || (is_squeezed && !side.IsOneNumber())},
+      {ScaleMode::k1x128, !is_squeezed && side.FitsBlocks(1)},
+      {ScaleMode::k128x128, !is_squeezed && side.FitsBlocks(128)},
   };
   std::vector<std::string> fitting;
   ScaleMode mode = ScaleMode::kNone;
@@ -88,6 +100,16 @@ absl::Status Retype(ScaleMode mode, GemmSide& side) {
   return absl::OkStatus();
 }
 
+/// Scales of a tensor and of rows in the shapes that reductions with kept dims give, as [1] and
+/// [rows].
+absl::Status Squeeze(ScaleMode mode, GemmSide& side) {
+  Tensor& scale = side.scale_inv;
+  const bool is_tensor = mode == ScaleMode::kTensor && side.IsOneNumber();
+  const bool is_outer = mode == ScaleMode::kOuter && side.IsLine();
+  if (!scale.has_value() || (!is_tensor && !is_outer)) return absl::OkStatus();
+  return ReadAs(scale.dtype(), {scale.element_count()}, scale);
+}
+
 /// An operand [..., K] as [M][K], as layers take x.
 absl::Status Flatten(GemmSide& side) {
   if (!side.k_contiguous || side.data.rank() < 3) return absl::OkStatus();
@@ -111,6 +133,7 @@ absl::StatusOr<GemmOperand> OperandFrom(GemmOperandRequest request, const std::s
     QG_ASSIGN_OR_RETURN(operand.scaling, InferScaling(side));
   }
   QG_RETURN_IF_ERROR(Retype(operand.scaling, side));
+  QG_RETURN_IF_ERROR(Squeeze(operand.scaling, side));
   if (side.data.dtype() == DType::kU8) return BytesNeedType(side);
   if (request.e4m3_max.has_value()) {
     if (operand.scaling != ScaleMode::kNv16) {

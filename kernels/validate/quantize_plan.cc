@@ -125,7 +125,7 @@ absl::StatusOr<QuantizeResult> QuantizePlan::Run(Engine& engine,
   // Padding is no scale: the record is made before there is any.
   result.record.role = request_.role;
   result.record.usages = request_.usages;
-  result.record.quantizer = QuantizerText(quantizer);
+  SetRule(quantizer, arguments, result.record);
   QG_ASSIGN_OR_RETURN(const std::vector<QuantizationSummary> summaries,
                       engine.Summarize({&result.quantized, 1}));
   static_cast<QuantizationSummary&>(result.record) = summaries[0];

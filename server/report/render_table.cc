@@ -201,6 +201,7 @@ void PrintQuantizations(const v1::VariantReport& variant, bool uses_colour, std:
   if (variant.quantizations().empty()) return;
   TextTable table(
       {"quantized", "<usage", "amax", "scale", "saturated", "subnormal", "to zero", "nan", "inf"});
+  const v1::QuantizationRecord* drawn = nullptr;  // All by one seed.
   for (const v1::QuantizationRecord& record : variant.quantizations()) {
     const v1::QuantizationCounts& counts = record.counts();
     const std::string usage = record.rowwise() && record.columnwise() ? "both"
@@ -211,8 +212,10 @@ void PrintQuantizations(const v1::VariantReport& variant, bool uses_colour, std:
                   record.has_scale() ? ShortReal(record.scale()) : "-", Count(counts.saturated()),
                   Count(counts.subnormal()), Count(counts.flushed_to_zero()), Count(counts.nan()),
                   Count(counts.infinite())});
+    if (record.has_seed()) drawn = &record;
   }
   table.Print(out, uses_colour);
+  if (drawn != nullptr) out << "Stochastic rounding by seed " << drawn->seed() << ".\n";
   out << "\n";
 }
 

@@ -223,7 +223,8 @@ std::vector<ScaleDrift> DriftsOf(const TraceReport& report) {
 }
 
 void PrintTrace(const TraceReport& report, bool uses_colour, std::ostream& out) {
-  out << report.steps.size() << " steps of each variant:\n";
+  out << report.steps.size() << (report.steps.size() == 1 ? " step" : " steps")
+      << " of each variant:\n";
   for (size_t i = 0; i < report.variants.size(); ++i) {
     out << i << "  " << report.variants[i] << "\n";
   }

@@ -2,8 +2,10 @@
 #include <algorithm>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/validate/quantize_plan.h"
@@ -36,8 +38,12 @@ absl::StatusOr<SlotReferences> DequantizeReferences(const v1::DequantizeRequest&
     const bool is_part = std::any_of(kQuantizedParts.begin(), kQuantizedParts.end(),
                                      [&](const QuantizedPart& part) { return part.name == name; });
     if (!is_part) {
-      return Refuse(absl::StrCat("tensors[", Printable(name), "]"), "given",
-                    "not a name that Quantize gives");
+      std::vector<std::string> names;
+      for (const QuantizedPart& part : kQuantizedParts) names.emplace_back(part.name);
+      return Refuse(
+          absl::StrCat("tensors[", Printable(name), "]"), "given",
+          absl::StrCat("not a name that Quantize gives; those are ", absl::StrJoin(names, ", "),
+                       ", ", kScalePart, " and ", kAmaxHistoryPart));
     }
     QG_RETURN_IF_ERROR(
         AddReference(absl::StrCat("tensors[\"", name, "\"]"), source, bytes_max, references));

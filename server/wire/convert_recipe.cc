@@ -25,6 +25,9 @@ absl::StatusOr<Recipe> RecipeFromProto(const v1::Recipe& proto, const std::strin
   if (std::optional<Recipe> made = Made().Find(proto)) return *std::move(made);
   const Recipe::Knobs knobs(proto.knobs().begin(), proto.knobs().end());
   auto recipe = Recipe::Create(proto.name(), knobs);
+  if (proto.name().empty()) {
+    return RefuseAbsent(field + ".name", RefusalOf(recipe.status())->rule);
+  }
   if (!recipe.ok()) return WithinField(field, recipe.status());
   Made().Add(proto, *recipe);
   return recipe;

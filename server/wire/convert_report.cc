@@ -196,6 +196,10 @@ v1::QuantizationRecord QuantizationRecordToProto(const QuantizationRecord& recor
   proto.set_quantizer(record.quantizer);
   proto.set_tensor(record.tensor);
   proto.set_amax_group(record.amax_group);
+  if (record.draw.has_value()) {
+    proto.set_seed(record.draw->seed);
+    proto.set_call_id(record.draw->call_id);
+  }
   if (record.amax.has_value()) proto.set_amax(*record.amax);
   if (record.scale.has_value()) proto.set_scale(*record.scale);
   if (record.scale_inv.has_value()) proto.set_scale_inv(*record.scale_inv);

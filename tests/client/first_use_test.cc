@@ -2,6 +2,8 @@
 // line, names of other libraries, slips of the fingers.
 #include <gmock/gmock.h>
 
+#include <nlohmann/json.hpp>
+
 #include "tests/client/command_fixture.h"
 
 namespace quantgate {
@@ -76,6 +78,24 @@ TEST_F(FirstUseTest, RefusalsNameTheOptionThatWasTyped) {
       {{"quantize", fc1, "--recipe", "fp8_current", "--role", "input", "--seed", "1"}, "--seed is"},
       {{"diff", "gen:gauss,shape=4", "gen:normal,shape=4"}, "A: distribution"},
       {{"tensor", "gen", "gauss,shape=4"}, "TENSOR: distribution"},
+      {Run({"--recipe", "bf16", "--backward-override", "none,none"}),
+       "--backward-override: \"none\" is given twice"},
+      {Run({"--recipe", "fp8_delayed", "--backward-override", "dequantized"}),
+       "--backward-override is dequantized: delayed scaling has no backward override"},
+      {Run({"--recipe", "bf16", "--layer", "grouped_linear", "--m-splits", "8,8"}),
+       "--m-splits: \"8,8\" is of 2 experts, and --weight is given 1 time; give it once for each"},
+      {Run({"--recipe", "bf16", "--layer", "grouped_linear", "--m-splits", "8,8", "--weight",
+            "gen:normal,shape=16x32", "--bias", "gen:normal,shape=16"}),
+       "--m-splits: \"8,8\" is of 2 experts, and --bias is given 1 time"},
+      {Run({"--recipe", "bf16:overflow=nan"}),
+       "not to bf16; knobs of bf16: backward_override, activation_dtype"},
+      {{"dequantize", fc1}, "this names one tensor, and a whole FILE.safetensors is read here"},
+      {Arguments{"verify", "--subject", Path("y.npy")} + LayerArguments() +
+           Arguments{"--recipe", "bf16"},
+       "--subject: \"" + Path("y.npy") + "\": this names one tensor"},
+      {Run({"--recipe", "bf16", "--recipe", "mxfp8"}), "--recipe: given 2 times; it takes one"},
+      {{"tensor", "stat", Path("x.npy@fp8")}, "did you mean f8_e4m3 or f8_e5m2?"},
+      {{"tensor", "gen", "normal,shape=4,dtype=float8"}, "did you mean f8_e4m3 or f8_e5m2?"},
   });
 }
 
@@ -94,6 +114,10 @@ TEST_F(FirstUseTest, SlipsOfTheFingersAreTold) {
   ExpectRefused({
       {{"compair"}, "did you mean compare?"},
       {{"tensor", "gte"}, "did you mean get?"},
+      {Run({"--recipe", "bf16", "--json"}), "did you mean --format json?"},
+      {Run({"--recipe", "bf16", "--cuda"}), "did you mean --device cuda?"},
+      {{"session", "step", "ID", "forward"}, "did you mean train?"},
+      {{"session", "step", "ID", "change_recipe"}, "did you mean recipe?"},
       {{"run", "--imput", fc1}, "did you mean --input?"},
       {Run({"--recipe", "bf16", "--backwards-override", "none"}),
        "did you mean --backward-override?"},
@@ -142,9 +166,9 @@ TEST_F(FirstUseTest, NamesOfOtherLibrariesAreAccepted) {
   ASSERT_EQ(Quantgate({"tensor", "gen", "normal,shape=8x32,dtype=f16", "-o", as_here}).exit_code,
             0);
   EXPECT_EQ(ReadFile(as_torch), ReadFile(as_here));
-  const std::string bytes = "gen:normal,shape=8x32,dtype=float8_e4m3fn";
+  const std::string bytes = "gen:normal,shape=8x32,dtype=torch.float8_e4m3fn";
   const ProcessResult gemm =
-      Quantgate({"gemm", "--a", bytes, "--b", bytes, "--out-dtype", "bfloat16"});
+      Quantgate({"gemm", "--a", bytes, "--b", bytes, "--out-dtype", "torch.bfloat16"});
   EXPECT_EQ(gemm.exit_code, 0) << gemm.err;
   EXPECT_THAT(gemm.out, HasSubstr("d  bf16[8x8]"));
   const auto quantize = [&](const std::string& rule) {
@@ -177,6 +201,76 @@ TEST_F(FirstUseTest, BytesThatMayBeCodesAreAskedForTheirType) {
       {{"gemm", "--a", file + ":codes", "--b", file + ":bytes"}, "--b is u8[16x32]"},
   });
   EXPECT_EQ(Quantgate({"diff", file + ":bytes@f8_e4m3", file + ":codes"}).exit_code, 0);
+}
+
+/// As np.save writes an array of ml_dtypes' float8_e4m3fn: the type is lost.
+TEST_F(FirstUseTest, ArraysWhoseTypeNumpyLostAreAskedForIt) {
+  std::string header = "{'descr': '<V1', 'fortran_order': False, 'shape': (16, 32), }";
+  header.resize(117, ' ');
+  const std::string file = Path("codes.npy");
+  WriteFile(file, std::string("\x93NUMPY\x01\x00\x76\x00", 10) + header + "\n" +
+                      std::string(16 * 32, '\x38'));
+  ExpectRefused({{{"tensor", "stat", file}, "append @f8_e4m3 (float8_e4m3fn)"},
+                 {{"tensor", "stat", file + "@f4_e2m1x2"}, "has one code a byte"}});
+  const ProcessResult stat = Quantgate({"tensor", "stat", file + "@f8_e4m3"});
+  EXPECT_EQ(stat.exit_code, 0) << stat.err;
+  EXPECT_THAT(stat.out, HasSubstr("f8_e4m3[16x32]"));
+}
+
+/// `amax(axis=1, keepdims=True)` and a number of no dims give scales of [M][1] and [].
+TEST_F(FirstUseTest, ScalesWithKeptDimsAreRead) {
+  const std::string codes = "gen:normal,shape=64x256,dtype=f8_e4m3";
+  const auto gemm = [&](const char* scale) {
+    const std::string scales = std::string("gen:uniform,seed=5,dtype=f32,shape=") + scale;
+    return Quantgate({"gemm", "--a", codes, "--b", codes, "--a-scale-inv", scales, "--b-scale-inv",
+                      scales, "--format", "json"});
+  };
+  for (const auto& [kept, plain] :
+       {std::pair("64x1", "64"), std::pair("1x1", "1"), std::pair("scalar", "1")}) {
+    const ProcessResult result = gemm(kept);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    const auto json = nlohmann::json::parse(result.out),
+               same = nlohmann::json::parse(gemm(plain).out);
+    EXPECT_EQ(json["d"]["fingerprint"], same["d"]["fingerprint"]) << kept;
+  }
+}
+
+TEST_F(FirstUseTest, StochasticRoundingSaysItsSeed) {
+  EXPECT_THAT(Quantgate({"quantize", "--help"}).out, HasSubstr("0 unless given"));
+  const std::string file = Path("codes.safetensors");
+  const auto quantize = [&](const Arguments& more) {
+    return Quantgate(Arguments{"quantize", "gen:normal,shape=32x32", "--recipe", "nvfp4"} + more);
+  };
+  const Arguments gradient = {"--role", "grad_output"};
+  EXPECT_THAT(quantize(gradient).out, HasSubstr("stochastic rounding: seed 0, call id 2\n"));
+  EXPECT_THAT(quantize(gradient + Arguments{"--seed", "7"}).out, HasSubstr("seed 7, call id 2\n"));
+  EXPECT_THAT(quantize({"--role", "input"}).out, Not(HasSubstr("seed")));
+  const auto json = QuantgateJson({"quantize", "gen:normal,shape=32x32", "--recipe", "nvfp4",
+                                   "--role", "grad_output", "-o", file});
+  EXPECT_EQ(json["record"]["seed"], 0);
+  EXPECT_EQ(json["record"]["call_id"], 2);
+  const auto written = ReadSafetensors(file);
+  ASSERT_TRUE(written.ok()) << written.status();
+  EXPECT_EQ(written->metadata.at("quantgate.seed"), "0");
+  EXPECT_EQ(written->metadata.at("quantgate.call_id"), "2");
+  const ProcessResult run =
+      Quantgate(Run({"--recipe", "nvfp4", "--grad-output", "gen:normal,shape=16x16"}));
+  EXPECT_THAT(run.out, HasSubstr("Stochastic rounding by seed 0."));
+  // 0 replaces what a spec says, as any other seed does.
+  WriteFile(Path("spec.json"), R"({"seed": 7, "variants": [{"recipe": {"name": "nvfp4"}}]})");
+  for (const char* seed : {"0", "3"}) {
+    const auto replaced = QuantgateJson(Run(
+        {"--spec", Path("spec.json"), "--grad-output", "gen:normal,shape=16x16", "--seed", seed}));
+    EXPECT_EQ(std::to_string(replaced["run"]["request"]["seed"].get<int>()), seed);
+  }
+}
+
+TEST_F(FirstUseTest, DoctorSaysThatThereIsNoGpu) {
+  const ProcessResult result = Quantgate({"--device", "cuda:99", "doctor", "--gpu"});
+  EXPECT_EQ(result.exit_code, 4);
+  EXPECT_THAT(result.out, ::testing::ContainsRegex("GPU +FAILED +[A-Z_]+: .*"
+                                                   "or ask a server that has a GPU"));
+  EXPECT_THAT(result.out, ::testing::ContainsRegex("store +ok"));
 }
 
 /// A file with `scale_inv` of [2][3][K / 32] in place of [6][K / 32], as other libraries have it.

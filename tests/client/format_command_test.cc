@@ -130,6 +130,12 @@ TEST_F(FormatCommandTest, ScalesComeInThreeLayouts) {
       EXPECT_EQ(scales.size(), logical.size());
       EXPECT_EQ(scales == logical, layout == "padded" && recipe != "fp8_block") << layout;
       EXPECT_TRUE(std::is_permutation(scales.begin(), scales.end(), logical.begin()));
+      // A GEMM would take them for logical ones, whose shape they may have.
+      const ProcessResult gemm =
+          Quantgate({"gemm", "--a", path + ":rowwise_data", "--a-scale-inv",
+                     path + ":rowwise_scale_inv", "--b", path + ":rowwise_data"});
+      EXPECT_EQ(gemm.exit_code, 2);
+      EXPECT_THAT(gemm.err, HasSubstr("its file says that scales are " + layout));
     }
   }
   for (const auto& [recipe, message] :
@@ -156,7 +162,9 @@ TEST_F(FormatCommandTest, ABoundThatNothingSaysIsAskedFor) {
 }
 
 TEST_F(FormatCommandTest, GemmOfExportedFilesIsTheLayersForwardPass) {
-  for (const std::string recipe : {"fp8_block", "mxfp8", "nvfp4"}) {
+  // Under 4over6 block scales end at 256, which the files say.
+  for (const std::string recipe :
+       {"fp8_block", "mxfp8", "nvfp4", "nvfp4:disable_rht=true,nvfp4_4over6=all"}) {
     SCOPED_TRACE(recipe);
     Quantize(Sample("fc1.x"), "input", recipe, Path("x.safetensors"));
     Quantize(Sample("fc1.weight"), "weight", recipe, Path("w.safetensors"));
@@ -165,11 +173,17 @@ TEST_F(FormatCommandTest, GemmOfExportedFilesIsTheLayersForwardPass) {
       const std::string file = Path(side == "a" ? "x.safetensors" : "w.safetensors");
       arguments = arguments + Arguments{"--" + side, file + ":rowwise_data",
                                         "--" + side + "-scale-inv", file + ":rowwise_scale_inv"};
-      if (recipe != "nvfp4") continue;
+      if (!recipe.starts_with("nvfp4")) continue;
       arguments = arguments + Arguments{"--" + side + "-amax", file + ":amax_rowwise"};
     }
     ProcessResult result = Quantgate(arguments + Arguments{"-o", Path("d.safetensors")});
     ASSERT_EQ(result.exit_code, 0) << result.err;
+    if (recipe == "nvfp4") {
+      arguments.resize(arguments.size() - 2);
+      EXPECT_THAT(Quantgate(arguments).err,
+                  HasSubstr("--b-amax: absent; the scales are under that of " +
+                            Path("w.safetensors") + ":amax_rowwise"));
+    }
     result = Quantgate(Arguments{"run"} + LayerArguments() +
                        Arguments{"--recipe", recipe, "-o", Path("y.safetensors")});
     ASSERT_EQ(result.exit_code, 0) << result.err;

@@ -291,7 +291,8 @@ TEST_F(LayerCommandTest, TheReproduceLineReproduces) {
       if (where == Where::kInProcess) {
         EXPECT_EQ(line, first["command"]);
       } else {
-        EXPECT_EQ(line, "quantgate run --spec run:" + first["run"]["run_id"].get<std::string>());
+        EXPECT_EQ(line, "quantgate --server " + ServerAddress() +
+                            " run --spec run:" + first["run"]["run_id"].get<std::string>());
       }
       std::istringstream words(line);
       Arguments arguments;

@@ -345,8 +345,8 @@ TEST_F(OptionRefusalTest, OfSessions) {
   expect({"step", id, "backward"}, {{"--microbatch", "m"}},
          {{"--grad-output", kBadTensors}, {"--microbatch", {"other"}, {"--grad-output", x}}});
   expect({"step", id, "offload"}, {}, {{"--microbatch", {"other"}}});
-  ExpectRefused({"session", "step", id, "wgrad"}, "KIND", Where::kServer);
-  ExpectRefused({"session", "step", id, "optimize"}, "KIND", Where::kServer);
+  ExpectRefused({"session", "step", id, "wgrad"}, "wgrad: nothing is deferred", Where::kServer);
+  ExpectRefused({"session", "step", id, "optimize"}, "optimize: no gradient", Where::kServer);
   ExpectRefused({"session", "step", id, "nope"}, "KIND", Where::kServer);
   ExpectCovered({"session", "step"});
   for (const char* command : {"get", "close"}) {

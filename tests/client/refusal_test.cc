@@ -181,14 +181,19 @@ TEST_F(RefusalTest, TheServerRefusesAlike) {
 
 TEST_F(RefusalTest, QuantgatedRefusesAddressesAndSizes) {
   const std::vector<Case> cases = {
-      {{"--listen", "127.0.0.1:65536"}, 2, "listen: \"127.0.0.1:65536\" is no address"},
-      {{"--listen", "localhost"}, 2, "listen: \"localhost\" is no address"},
+      {{"--listen", "127.0.0.1:65536"}, 2, "--listen: \"127.0.0.1:65536\" is no address"},
+      {{"--listen", "localhost"}, 2, "--listen: \"localhost\" is no address"},
+      {{"--listen", "127.0.0.1:0", "--metrics-listen", "localhost"},
+       2,
+       "--metrics-listen: \"localhost\" is no address"},
+      {{"--listen", "127.0.0.1:0", "--metrics-listen", "0.0.0.0:0"},
+       2,
+       "--metrics-listen: 0.0.0.0:0 can be reached from other machines"},
       {{"--blob-bytes-max", "-1"}, 2, "--blob-bytes-max: \"-1\" is no size"},
       {{"--tensor-bytes-max", "0"}, 2, "--tensor-bytes-max: 0 bytes; must be from 1"},
       {{"--store-bytes-max", "9223372036854775808"}, 2, "--store-bytes-max: 9223372036854775808"},
   };
-  const Arguments quantgated = {QUANTGATED_PROGRAM, "--metrics-listen", "", "--data-dir",
-                                Path("refused")};
+  const Arguments quantgated = {QUANTGATED_PROGRAM, "--data-dir", Path("refused")};
   for (const Case& one : cases) {
     const ProcessResult result = RunProcess(quantgated + one.arguments);
     EXPECT_EQ(result.exit_code, one.exit_code) << result.err;

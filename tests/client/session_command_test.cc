@@ -62,6 +62,53 @@ TEST_F(SessionCommandTest, TrainsAndGoesOnFromACheckpoint) {
   EXPECT_THAT(late.err, HasSubstr("the session is closed"));
 }
 
+TEST_F(SessionCommandTest, RefusalsOfStepsSayWhatWasTyped) {
+  const std::string id = Id({"session", "open", Path("mlp.json")});
+  const std::string x = "gen:normal,seed=2,shape=32x32,dtype=bf16";
+  const std::pair<std::vector<std::string>, const char*> cases[] = {
+      {{"optimize"}, "optimize: no gradient since the last update: a backward comes first"},
+      {{"wgrad"}, "wgrad: nothing is deferred: a backward of a forward with --defer-wgrad comes"},
+      {{"offload"}, "the default --microbatch is 0: no forward of it is in flight"},
+      {{"offload", "--microbatch", "a"}, "--microbatch is a: no forward of it is in flight"},
+      {{"train", "--x", x, "--calibrate"}, "--calibrate is true: the recipe is fp8_current, not"},
+      {{"recipe"}, "--recipe: none; a step of kind recipe needs it"},
+  };
+  for (const auto& [arguments, words] : cases) {
+    const ProcessResult result =
+        Quantgate(std::vector<std::string>{"session", "step", id} + arguments, Where::kServer);
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_THAT(result.err, HasSubstr(words));
+  }
+}
+
+TEST_F(SessionCommandTest, RefusalsOfFilesSayWhere) {
+  const std::pair<const char*, const char*> specs[] = {
+      {R"({"adam": {"lr": 1}})", "adam: \"lr\" is no field; those are learning_rate, beta1"},
+      {R"({"layer": []})", "\"layer\" is no field; those are layers, "},
+      {R"({"recipe": "mxfp8"})", "(recipe): invalid value \"mxfp8\" where an object stands"},
+  };
+  for (const auto& [spec, words] : specs) {
+    std::ofstream(Path("bad.json")) << spec;
+    const ProcessResult result = Quantgate({"session", "open", Path("bad.json")}, Where::kServer);
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_THAT(result.err, HasSubstr(words));
+  }
+  const std::pair<const char*, const char*> traces[] = {
+      {R"({"steps": [{"train": {}}]})", "steps[0]: \"train\" is no field; those are forward, "},
+      {R"({"spec": {"layers": [{"name": "fc", "layer": {"kind": "linear"}}]},
+           "parameters": {"fc.weight": "gen:normal,shape=32x32"},
+           "steps": [{"forward": {}, "x": "missing.npy"}]})",
+       "SPEC: steps[0].x: missing.npy: "},
+  };
+  for (const auto& [trace, words] : traces) {
+    std::ofstream(Path("bad.json")) << trace;
+    const ProcessResult result =
+        Quantgate({"session", "run", Path("bad.json"), "--recipe", "mxfp8"});
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_THAT(result.err, HasSubstr(words));
+  }
+}
+
 TEST_F(SessionCommandTest, RefusesOptionsThatNothingReads) {
   const std::pair<std::vector<std::string>, const char*> cases[] = {
       {{"step", "ID", "optimize", "--x", "x.npy"},

@@ -142,7 +142,7 @@ TEST(CheckGemmTest, RefusesBadScales) {
   desc = GoodDesc();
   desc.a.scaling = ScaleMode::kOuter;
   desc.a.scale_inv = Zeros(DType::kF32, {4});
-  EXPECT_THAT(Refusal(desc), HasSubstr("b.scaling is not outer"));
+  EXPECT_THAT(Refusal(desc), HasSubstr("b.scaling is tensor: outer-vector scales"));
   desc.b.scaling = ScaleMode::kOuter;
   desc.b.scale_inv = Zeros(DType::kF32, {4});
   EXPECT_THAT(Refusal(desc), HasSubstr("must be f32[6]"));

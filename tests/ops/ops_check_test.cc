@@ -146,6 +146,7 @@ TEST(OpsCheck, Adam) {
       {{[](Desc& d) { d.options.beta1 = 1; }, {"beta1", "1", "below 1"}},
        {[](Desc& d) { d.options.beta2 = -0.5f; }, {"beta2", "-0.5"}},
        {[](Desc& d) { d.options.learning_rate = std::nanf(""); }, {"learning_rate", "finite"}},
+       {[](Desc& d) { d.options.learning_rate = -1; }, {"learning_rate is -1", "at least 0"}},
        {[](Desc& d) { d.options.epsilon = -1; }, {"epsilon", "at least 0"}},
        {[](Desc& d) { d.step = 0; }, {"step", "0", "at least 1"}},
        {[](Desc& d) { d.master = Blank(DType::kBF16, {4}); }, {"master", "bf16", "must be f32"}},

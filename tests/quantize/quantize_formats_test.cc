@@ -4,8 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 
+#include "absl/strings/str_cat.h"
+#include "kernels/numerics/stochastic_rounding.h"
 #include "kernels/quantize/quantizer.h"
 #include "kernels/tensor/convert.h"
 #include "kernels/tensor/generate.h"
@@ -297,6 +300,52 @@ TEST(Delayed, GivenScaleAndRecordedAmax) {
   const uint8_t codes[] = {0x50, 0xDC, 0x48, 0x7E};  // 8, -24, 4, 800 saturated.
   EXPECT_EQ(std::memcmp(q.rowwise->data.data(), codes, 4), 0);
   EXPECT_EQ(q.counts.saturated, 1);
+}
+
+/// Under a block scale of 1 (6.375 / 6 lies at the tie between 1 and 1.125) no element is rounded
+/// beyond 6 to nearest; stochastically those are whose random part reaches 8, the value that would
+/// come next: docs/quantizers.md section 1.4.
+TEST(Counts, SaturatedIsWhatWouldRoundBeyondTheLargest) {
+  constexpr int64_t kSide = 256;
+  const float values[16] = {6.375f, -6.375f, 6.25f, 6.125f, 6, 5.5f,   -4.5f, 3,
+                            2.5f,   1,       0.5f,  0.125f, 0, 6.375f, 6.25f, -6.125f};
+  const StochasticStream streams[] = {{.seed = 11, .call_id = 3, .usage = 0},
+                                      {.seed = 11, .call_id = 3, .usage = 1}};
+  QuantizerSpec spec = {.format = QuantizerFormat::kNvfp4, .element = DType::kF4E2M1x2};
+  QuantizeArguments arguments = {.seed = 11, .call_id = 3};
+  arguments.group_amax_rowwise = *Tensor::FromScalar(2688.0f);
+  arguments.group_amax_columnwise = *Tensor::FromScalar(2688.0f);
+  for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+    SCOPED_TRACE(UsageName(usage));
+    const bool is_rowwise = usage == Usage::kRowwise;
+    Tensor x = *Tensor::Allocate(DType::kF32, {kSide, kSide});
+    int64_t expected = 0;
+    for (int64_t line = 0; line < kSide; ++line) {
+      for (int64_t i = 0; i < kSide; ++i) {
+        const float value = values[i % 16];
+        x.as<float>()[is_rowwise ? line * kSide + i : i * kSide + line] = value;
+        const PhiloxCounter bits =
+            StochasticBits(streams[is_rowwise ? 0 : 1], static_cast<uint64_t>(line),
+                           static_cast<uint64_t>(i / 16));
+        const int random = StochasticByte(bits, static_cast<int>(i % 16));
+        expected += std::fabs(value) >= 4 && std::fabs(value) + random / 128.0 >= 8;
+      }
+    }
+    ASSERT_GT(expected, 0);
+    const Usages usages = {is_rowwise, !is_rowwise};
+    for (const DType dtype : kSources) {
+      const Tensor source = *CastTensor(x, dtype, {});
+      for (const Isa isa : RunnableIsas()) {
+        SCOPED_TRACE(absl::StrCat(std::string(DTypeName(dtype)), " ", std::string(IsaName(isa))));
+        spec.element_rounding = ElementRounding::kStochastic;
+        const ExecutionContext context = {.isa = isa};
+        EXPECT_EQ(QuantizeCpu(source, spec, usages, arguments, context)->counts.saturated,
+                  expected);
+        spec.element_rounding = ElementRounding::kNearestEven;
+        EXPECT_EQ(QuantizeCpu(source, spec, usages, arguments, context)->counts.saturated, 0);
+      }
+    }
+  }
 }
 
 // ---- refusals

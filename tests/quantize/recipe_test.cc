@@ -5,6 +5,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <tuple>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
 namespace quantgate {
 namespace {
 
@@ -88,6 +93,14 @@ TEST(Recipe, KnobsOfAllRecipes) {
   }
 }
 
+TEST(Recipe, ActivationDTypesHaveTheNamesOfOtherLibraries) {
+  for (const char* name : {"bf16", "bfloat16", "torch.bfloat16", "BF16"}) {
+    EXPECT_EQ(Parsed(std::string("mxfp8:activation_dtype=") + name).activation_dtype(),
+              DType::kBF16);
+  }
+  EXPECT_FALSE(Recipe::Parse("mxfp8:activation_dtype=float64").ok());
+}
+
 TEST(Recipe, TextsRoundTrip) {
   const Recipe recipe =
       Parsed("fp8_current:power_2_scales=true,backward_override=unquant,amax_epsilon=0.10");
@@ -122,8 +135,20 @@ TEST(Recipe, RefusesWithRecipeKnobValueAndChoices) {
       {"", "name is \"\": unknown recipe"},
       {"bf16:fp8_format=e4m3",
        "knobs[\"fp8_format\"] is \"e4m3\": a knob of fp8_delayed, fp8_current, fp8_block, mxfp8, "
-       "not "
-       "of bf16; knobs of bf16: backward_override"},
+       "not of bf16; knobs of bf16: backward_override"},
+      {"bf16:overflow=nan",
+       "knobs[\"overflow\"] is \"nan\": a knob of fp8_delayed, fp8_current, fp8_block, mxfp8, "
+       "nvfp4, "
+       "not of bf16; knobs of bf16: backward_override, activation_dtype"},
+      {"bf16:scale_rule=reciprocal", "not of bf16; knobs of bf16: backward_override"},
+      {"bf16:element_rounding=nope", "not of bf16; knobs of bf16: backward_override"},
+      {"hybrid:fprop={\"name\": \"bf16\", \"knobs\": {\"overflow\": \"nan\"}}",
+       "not of bf16; knobs of bf16: backward_override"},
+      {"nvfp4:nvfp4_4over6_err_mode=mse",
+       "knobs[\"nvfp4_4over6_err_mode\"] is \"mse\": has no effect while nvfp4_4over6 is none; "
+       "give "
+       "that too"},
+      {"nvfp4:nvfp4_4over6_e4m3_max=448", "has no effect while nvfp4_4over6 is none"},
       {"fp8_current:margin=0",
        "knobs[\"margin\"] is \"0\": a knob of fp8_delayed, not of fp8_current; knobs of "
        "fp8_current: backward_override"},
@@ -159,10 +184,78 @@ TEST(Recipe, RefusesWithRecipeKnobValueAndChoices) {
   }
 }
 
+bool DoTheSame(const Recipe& a, const Recipe& b) {
+  const auto delayed = [](const Recipe& recipe) {
+    const DelayedScalingOptions& d = recipe.delayed_scaling();
+    return std::tuple(d.margin, d.amax_history_len, d.algorithm, d.update, d.reduce_amax);
+  };
+  for (const TensorRole role : kRoles) {
+    if (a.QuantizerFor(role) != b.QuantizerFor(role)) return false;
+  }
+  for (const GemmRole gemm : {GemmRole::kFprop, GemmRole::kDgrad, GemmRole::kWgrad}) {
+    if (a.UsesSplitAccumulator(gemm) != b.UsesSplitAccumulator(gemm)) return false;
+  }
+  return a.backward_override() == b.backward_override() &&
+         a.activation_dtype() == b.activation_dtype() && delayed(a) == delayed(b);
+}
+
+/// The knobs that hybrid and custom have beyond the common ones are JSON, tested with them.
+TEST(AllRecipes, EveryListedKnobHasAnEffect) {
+  // What else has to be given, first of all nothing.
+  const std::pair<std::string_view, std::string_view> others[] = {
+      {"", ""},
+      {"fp8_block", "w_block_dim=1,"},
+      {"nvfp4", "disable_rht=true,"},
+      {"nvfp4", "disable_rht=true,nvfp4_4over6=all,"}};
+  int tried = 0;
+  for (const RecipeDescription& description : AllRecipes()) {
+    if (description.is_composed) continue;
+    for (const KnobDescription& knob : description.knobs) {
+      std::vector<std::string> values = absl::StrSplit(knob.values, '|');
+      if (knob.values == "float >= 0") values = {"0.5"};
+      if (knob.values.starts_with("integer")) values = {"7"};
+      for (const std::string& value : values) {
+        if (value == Parsed(description.name).knobs().at(knob.name)) continue;
+        bool has_effect = false;
+        for (const auto& [recipe, given] : others) {
+          if (!recipe.empty() && recipe != description.name) continue;
+          const std::string text = absl::StrCat(description.name, ":", std::string(given));
+          const Recipe without = Parsed(text.substr(0, text.size() - 1));
+          const auto with = Recipe::Parse(absl::StrCat(text, knob.name, "=", value));
+          has_effect |= with.ok() && !DoTheSame(*with, without);
+        }
+        EXPECT_TRUE(has_effect) << description.name << ":" << knob.name << "=" << value;
+        ++tried;
+      }
+    }
+  }
+  EXPECT_GT(tried, 30);
+}
+
+/// What 0.1.0 wrote, and the digests that its reports hold.
+TEST(AllRecipes, StoredTextsAreRead) {
+  const std::string text =
+      "bf16:activation_dtype=input,backward_override=none,element_rounding=nearest_even,"
+      "overflow=saturate,scale_rule=divide";
+  EXPECT_EQ(Parsed("bf16").CanonicalText(), text);
+  EXPECT_EQ(Parsed(text).CanonicalText(), text);
+  for (const std::string_view stored :
+       {"bf16:overflow=nan", "bf16:scale_rule=reciprocal,element_rounding=nearest_away"}) {
+    const auto recipe = Recipe::ParseStored(stored);
+    ASSERT_TRUE(recipe.ok()) << recipe.status();
+    EXPECT_EQ(recipe->CanonicalText(), text);
+  }
+  const auto nvfp4 =
+      Recipe::ParseStored("nvfp4:nvfp4_4over6_e4m3_max=448,nvfp4_4over6_err_mode=mse");
+  ASSERT_TRUE(nvfp4.ok()) << nvfp4.status();
+  EXPECT_EQ(nvfp4->CanonicalText(), Parsed("nvfp4").CanonicalText());
+  EXPECT_FALSE(Recipe::ParseStored("bf16:colour=red").ok());
+  EXPECT_FALSE(Recipe::ParseStored("mxfp8:overflow=nope").ok());
+}
+
 TEST(AllRecipes, DefaultsAreWhatCreateUses) {
   for (const RecipeDescription& description : AllRecipes()) {
     const Recipe recipe = Parsed(description.name);
-    EXPECT_EQ(recipe.knobs().size(), description.knobs.size());
     for (const KnobDescription& knob : description.knobs) {
       EXPECT_FALSE(knob.summary.empty());
       // A default that names another knob is that one's value: power_2_scales_input.

@@ -84,7 +84,7 @@ TEST_F(BadInputTest, Gemm) {
   // One row of one block: a scale that may be of rows of 128 or of tiles.
   refuse(
       [](auto& r) {
-        *r.mutable_a()->mutable_tensor() = Generated("normal", 1, "f8_e4m3", {1, 32});
+        *r.mutable_a()->mutable_tensor() = Generated("normal", 1, "f8_e4m3", {1, 128});
         *r.mutable_a()->mutable_scale_inv() = Generated("uniform", 3, "f32", {1, 1});
       },
       {kInvalid, "a.scaling", "", "1x128 and 128x128; say which"});

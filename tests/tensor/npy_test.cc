@@ -75,6 +75,22 @@ TEST(ReadNpy, LaterVersionsAndTightSpacing) {
 }
 
 // Whoever opens a pipe waits for its writer, which an interrupt does not end.
+// What numpy 2.4.6 writes of arrays of ml_dtypes 0.6.0.
+TEST(ReadNpy, Float8OfMlDtypes) {
+  const ScratchFile e5m2("e5m2.npy", Npy(Header("<f1", "(2, 2)"), 4));
+  EXPECT_EQ(TensorText(*ReadNpy(e5m2.path())), "f8_e5m2[2x2]");
+  for (const char* descr : {"<V1", "|V1"}) {
+    const ScratchFile file("v1.npy", Npy(Header(descr, "(2, 2)"), 4));
+    const absl::Status unsaid = ReadNpy(file.path()).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(unsaid));
+    EXPECT_THAT(std::string(unsaid.message()), HasSubstr("append @f8_e4m3"));
+    EXPECT_EQ(TensorText(*ReadNpy(file.path(), DType::kF8E4M3)), "u8[2x2]");
+    // A byte of theirs has one code, of ours two.
+    EXPECT_THAT(std::string(ReadNpy(file.path(), DType::kF4E2M1x2).status().message()),
+                HasSubstr("one code a byte"));
+  }
+}
+
 TEST(ReadNpy, APipeIsNoFile) {
   const ScratchFile pipe("pipe.npy");
   ASSERT_EQ(::mkfifo(pipe.path().c_str(), 0600), 0);

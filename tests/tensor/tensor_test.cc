@@ -27,7 +27,10 @@ TEST(DTypes, NamesRoundTrip) {
   const auto unknown = ParseDType("fp8");
   EXPECT_EQ(unknown.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(unknown.status().message()), HasSubstr("\"fp8\""));
-  EXPECT_THAT(std::string(unknown.status().message()), HasSubstr("f8_e4m3"));
+  EXPECT_THAT(std::string(unknown.status().message()),
+              HasSubstr("did you mean f8_e4m3 or f8_e5m2?"));
+  EXPECT_THAT(std::string(ParseDType("float6").status().message()),
+              HasSubstr("did you mean f6_e2m3 or f6_e3m2?"));
 }
 
 // The names of torch.dtype, ml_dtypes, the OCP specifications and safetensors, as those write them.
@@ -51,7 +54,11 @@ TEST(DTypes, OtherLibrariesNamesOfTheSameTypes) {
                                                             {"uint8", DType::kU8},
                                                             {"int32", DType::kI32},
                                                             {"BF16", DType::kBF16},
-                                                            {"F8_E4M3", DType::kF8E4M3}};
+                                                            {"F8_E4M3", DType::kF8E4M3},
+                                                            {"torch.bfloat16", DType::kBF16},
+                                                            {"torch.float8_e4m3fn", DType::kF8E4M3},
+                                                            {"torch.half", DType::kF16},
+                                                            {"torch.uint8", DType::kU8}};
   for (const auto& [name, dtype] : names) {
     const auto parsed = ParseDType(name);
     ASSERT_TRUE(parsed.ok()) << name;
@@ -81,6 +88,9 @@ TEST(DTypes, NamesOfOtherTypesAreRefused) {
                            "bool",
                            "complex64",
                            "Float32",
+                           "torch.",
+                           "torch.f8_e4m3",
+                           "torch.float8_e4m3fnuz",
                            ""}) {
     EXPECT_FALSE(ParseDType(name).ok()) << name;
   }

@@ -185,6 +185,8 @@ TEST_F(SessionRestore, TakesOtherKnobsOfItsRecipeAsAChange) {
 TEST_F(SessionRestore, RefusesFilesThatLie) {
   const TensorFile good = file_;
   file_.metadata.erase("quantgate.session");
+  ExpectMalformed("no checkpoint of a session: its metadata has no \"quantgate.session\"");
+  file_.metadata["quantgate.session"] = "2";
   ExpectMalformed("metadata \"quantgate.session\" must be \"1\"");
   file_ = good;
   file_.metadata.erase("state");

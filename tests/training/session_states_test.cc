@@ -47,6 +47,8 @@ TEST_F(SessionStates, OpenRefusesWhatNoForwardTakes) {
   EXPECT_THAT(Open(spec, 64, 64).status().ToString(), HasSubstr("sm90"));
   spec.arithmetic = *Arithmetic::Parse("sm100");
   EXPECT_TRUE(Open(spec, 64, 64).ok());
+  EXPECT_THAT(OpenSession(*engine_, spec, {}, nullptr, nullptr).status().ToString(),
+              HasSubstr("layers[fc1].parameters[weight] is absent: a linear layer needs it"));
   spec = LinearLayers("fp8_current", {ParallelMode::kNone});
   spec.recipe = RecipeUnder("fp8_delayed", BackwardOverride::kDequantized);
   EXPECT_THAT(Open(spec, 64, 64).status().ToString(), HasSubstr("no backward override"));
