@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "kernels/base/status_macros.h"
-#include "kernels/comm/comm_faults.h"
 #include "kernels/layer/expert_faults.h"
 #include "kernels/layer/layer_faults.h"
 #include "kernels/training/session_faults.h"
 #include "kernels/training/shard_faults.h"
+#include "kernels/validate/scenarios/comm_faults.h"
 #include "kernels/validate/scenarios/experts_by_hand.h"
 #include "kernels/validate/scenarios/scenario_groups.h"
 

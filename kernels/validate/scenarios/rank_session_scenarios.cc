@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "kernels/base/status_macros.h"
-#include "kernels/comm/comm_faults.h"
 #include "kernels/training/session_faults.h"
 #include "kernels/training/shard_faults.h"
+#include "kernels/validate/scenarios/comm_faults.h"
 #include "kernels/validate/scenarios/expected_copy.h"
 #include "kernels/validate/scenarios/rank_session_subject.h"
 #include "kernels/validate/scenarios/scenario_groups.h"

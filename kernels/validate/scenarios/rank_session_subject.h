@@ -12,6 +12,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/rank_setting.h"
 #include "kernels/training/training_session.h"
+#include "kernels/validate/scenarios/faulty_transport.h"
 #include "kernels/validate/scenarios/network_by_hand.h"
 #include "kernels/validate/scenarios/scenario_context.h"
 
@@ -28,6 +29,7 @@ class RankSession {
   explicit RankSession(ScenarioContext& context) : context_(context) {
     setting_.faults = context.faults();
     setting_.communicators = context.communicators();
+    setting_.make_transport = TransportWith(context.faults(), context.communicators());
   }
 
   /// Parameters on the host.

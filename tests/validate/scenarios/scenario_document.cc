@@ -61,13 +61,17 @@ void AddScenarios(std::string& text) {
   }
 }
 
+std::string PlaceOf(const Fault& fault) {
+  if (fault.alter_engine) return "around the engine";
+  return fault.is_around_communication ? "around communication" : "in the code";
+}
+
 void AddFaults(std::string& text) {
   absl::StrAppend(&text, "\n## 2. Faults\n\n| fault | what the code with the bug does | class | ",
                   "seeded |\n|---|---|---|---|\n");
   for (const Fault& fault : AllFaults()) {
     absl::StrAppend(&text, "| ", Code(fault.name), " | ", fault.description, " | ",
-                    NumberText(fault.bug_class), " | ",
-                    fault.alter_engine ? "around the engine" : "in the code", " |\n");
+                    NumberText(fault.bug_class), " | ", PlaceOf(fault), " |\n");
   }
 }
 
