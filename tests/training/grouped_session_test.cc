@@ -38,19 +38,13 @@ TEST_P(GroupedSums, HaveTheBitsOfOneRankWhereTheyAreExact) {
   SessionSpec spec = ExpertLayers(GetParam());
   spec.layers.erase(spec.layers.begin() + 1);
   spec.main_grads = true;  // In fp32, which no sum of this test leaves.
-  for (const ParallelSpec& parallel : {Ranks(2), Ranks(4, 1, true), Ranks(2, 2), Ranks(2, 2, true),
-                                       Ranks(4, 2, true), Ranks(2, 4)}) {
-    SCOPED_TRACE(parallel.Label());
-    const auto one = OpenRanks(*engine_, spec, ExactExperts());
-    const auto ranks = OpenRanks(*engine_, Divided(spec, parallel), ExactExperts());
-    ASSERT_TRUE(one != nullptr && ranks != nullptr);
-    ExpectSameFiles(*one, *ranks);
-    PassExactly(*one, *ranks);
-    EXPECT_EQ(ranks->Checkpoint(nullptr)->metadata.count("ranks"),
-              parallel.data_parallel > 1 ? 1u : 0u);
-    ExpectSameStep(*one, *ranks, [](Session& each) { return each.Optimize({}, nullptr); });
-    ExpectSameParameters(*one, *ranks, ExactExperts());
-    ExpectSameFiles(*one, *ranks);
+  for (const WeightStorage weights : ExactStorages(spec.recipe)) {
+    spec.weights = weights;
+    for (const ParallelSpec& parallel : {Ranks(2), Ranks(4, 1, true), Ranks(2, 2),
+                                         Ranks(2, 2, true), Ranks(4, 2, true), Ranks(2, 4)}) {
+      SCOPED_TRACE(parallel.Label() + " " + std::string(WeightStorageName(weights)));
+      ExpectExactlyAsOne(*engine_, spec, Divided(spec, parallel), ExactExperts());
+    }
   }
 }
 

@@ -136,12 +136,17 @@ absl::Status CheckExpertAmaxes(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(const auto weights, MakeExperts(context, kDividedColumns));
   for (const WeightStorage storage : StoragesByHand(context.recipe())) {
     const SessionSpec whole = ExpertSpec(context.recipe(), storage, RowsOfTwoCopies());
-    for (const Kind kind : {Kind::kData, Kind::kWorld}) {
-      context.SetStep(static_cast<int64_t>(kind));
-      SessionSpec spec = OnExpertRanks(whole, 2, 2);
-      spec.parallel->amax_groups = {{TensorRole::kInput, {kind}},
-                                    {TensorRole::kWeight, {kind}},
-                                    {TensorRole::kGradOutput, {kind}}};
+    const std::pair<int, AmaxGroup> divisions[] = {{1, {Kind::kData}},
+                                                   {2, {Kind::kData}},
+                                                   {2, {Kind::kWorld}},
+                                                   {2, {Kind::kRanks, {{0, 2}, {1, 3}}}},
+                                                   {4, {Kind::kWorld}}};
+    for (const auto& [ranks, group] : divisions) {
+      context.SetStep(ranks);
+      SessionSpec spec = OnExpertRanks(whole, ranks, 2);
+      spec.parallel->amax_groups = {{TensorRole::kInput, group},
+                                    {TensorRole::kWeight, group},
+                                    {TensorRole::kGradOutput, group}};
       QG_RETURN_IF_ERROR(TrainUnderSharedAmaxes<CopiesByHand>(context, spec, weights));
     }
     for (const ParallelMode mode : kParallelModes) {
@@ -150,6 +155,7 @@ absl::Status CheckExpertAmaxes(ScenarioContext& context) {
       spec.layers[0].spec.parallel_mode = mode;
       spec.parallel.emplace();
       spec.parallel->tensor_parallel = spec.parallel->data_parallel = 2;
+      spec.parallel->sequence_parallel = mode == ParallelMode::kColumn;
       spec.parallel->amax_groups = {{TensorRole::kInput, {Kind::kData}},
                                     {TensorRole::kWeight, {Kind::kTensor}},
                                     {TensorRole::kGradOutput, {Kind::kData}}};
@@ -217,9 +223,10 @@ ScenarioGroup ExpertSessionScenarios() {
                     "them, whichever rank and copy has them, and no other expert's.",
        .criterion =
            "y, dx and dw of every expert bit-equal to copies of a linear layer by hand that "
-           "quantize their rows under the maximum over both copies' by plain loops; over ranks "
-           "with the same experts, over all, and where ranks divide every expert's weight; an "
-           "expert without rows; weights quantized and not.",
+           "quantize their rows under the maximum over both copies' by plain loops; on 1, 2 and "
+           "4 ranks over those with the same experts, over all and over listed ones, and where "
+           "ranks divide every expert's weight; an expert without rows; weights quantized and "
+           "not.",
        .faults = {kFaultExpertAmaxPlace, kFaultAmaxNotReduced, kFaultRankZeroAmax},
        .recipes = {"fp8_current", "nvfp4:disable_stochastic_rounding=true"},
        .run = &CheckExpertAmaxes});
