@@ -15,6 +15,7 @@ class SeededFaults {
  public:
   SeededFaults() = default;
   bool Has(const std::string& name) const { return names_.count(name) != 0; }
+  bool empty() const { return names_.empty(); }
 
  private:
   friend class FaultSeeder;

@@ -48,9 +48,10 @@ absl::Status ProcessGroup::CheckAgreement(const std::string& what, const Tensor&
     QG_ASSIGN_OR_RETURN(const Tensor on_host, engine_.ToHost(value, environment_.cancellation));
     CallSignature signature{.kind = CallKind::kCheckAgreement, .detail = what};
     Delay(environment_.noise, members()[place_], calls_++, NoisePoint::kBeforePosting);
-    QG_ASSIGN_OR_RETURN(const Postings postings,
-                        environment_.rendezvous.Meet(description_.id, place_,
-                                                     {std::move(signature), {{on_host}, nullptr}}));
+    QG_ASSIGN_OR_RETURN(
+        const Postings postings,
+        environment_.transport.Meet(environment_.rendezvous, description_.id, place_,
+                                    {std::move(signature), {{on_host}, nullptr}}));
     const Tensor& first = postings->front().contribution.tensors.front();
     for (int member = 1; member < size(); ++member) {
       const Tensor& other = (*postings)[member].contribution.tensors.front();

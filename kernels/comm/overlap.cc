@@ -7,7 +7,6 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/comm/comm_faults.h"
 #include "kernels/comm/overlap_member.h"
 #include "kernels/comm/overlap_operands.h"
 #include "kernels/gemm/gemm_tensors.h"
@@ -60,8 +59,15 @@ absl::Status CheckOverlapRows(const std::vector<int64_t>& rows, int ranks, int64
       absl::StrCat("must be one count for each of ", ranks, " ranks, ", all, " together"));
 }
 
-/// `drops_tail`: the fault that takes splits that do not divide the columns.
-absl::Status CheckReduceScatter(const ReduceScatterGemmCall& call, int ranks, bool drops_tail) {
+}  // namespace
+
+absl::Status CheckOverlapProfile(const ReductionProfile& profile) {
+  if (profile.kind != ReductionKind::kNccl) return absl::OkStatus();
+  return Refuse("profile", ReductionProfileName(profile),
+                "parts that arrive beside a GEMM are summed in an order of their own");
+}
+
+absl::Status CheckReduceScatterGemm(const ReduceScatterGemmCall& call, int ranks) {
   QG_ASSIGN_OR_RETURN(const GemmShape shape, CheckGemm(call.gemm));
   QG_RETURN_IF_ERROR(CheckCutGemm(call.gemm));
   if (call.gemm.bias.has_value()) {
@@ -82,7 +88,7 @@ absl::Status CheckReduceScatter(const ReduceScatterGemmCall& call, int ranks, bo
     case OverlapMethod::kPipeline: {
       if (call.splits < 1) return Refuse("splits", absl::StrCat(call.splits), "must be at least 1");
       const int64_t multiple = OverlapMultipleOf(call.gemm.b) * call.splits;
-      if (shape.n % multiple != 0 && !drops_tail) {
+      if (shape.n % multiple != 0) {
         return Refuse("splits", absl::StrCat(call.splits),
                       absl::StrCat("it must divide the ", shape.n, " columns of the output",
                                    multiple == call.splits ? "" : " in multiples of 128"));
@@ -95,6 +101,8 @@ absl::Status CheckReduceScatter(const ReduceScatterGemmCall& call, int ranks, bo
                     "a GEMM and its reduce-scatter take ring_exchange, pipeline or none");
   }
 }
+
+namespace {
 
 /// An error is every member's: the others wait.
 template <typename Result>
@@ -118,19 +126,10 @@ GemmResult Summary(const std::vector<GemmResult>& gemms) {
   return whole;
 }
 
-/// The blocks of columns side by side. Columns that no split has, which the fault lets through, are
-/// zero.
-absl::StatusOr<Tensor> JoinColumns(const OverlapMember& member, int64_t n) {
-  std::vector<Tensor> blocks = member.sums;
-  const Tensor& first = blocks.front();
-  if (first.columns() == n) return first;
-  const int64_t missing = n - first.columns() * static_cast<int64_t>(blocks.size());
-  if (missing > 0) {
-    QG_ASSIGN_OR_RETURN(Tensor zeros, Tensor::Allocate(first.dtype(), {first.shape()[0], missing}));
-    std::fill_n(zeros.data(), zeros.byte_size(), std::byte{0});
-    blocks.push_back(std::move(zeros));
-  }
-  return member.engine().ConcatenateColumns(blocks, member.cancellation);
+/// The blocks of columns side by side.
+absl::StatusOr<Tensor> JoinColumns(const OverlapMember& member) {
+  if (member.sums.size() == 1) return member.sums.front();
+  return member.engine().ConcatenateColumns(member.sums, member.cancellation);
 }
 
 /// What an engine did one after the other, with its times where they are kept.
@@ -164,16 +163,6 @@ class Section {
 };
 
 }  // namespace
-
-absl::Status CheckOverlapProfile(const ReductionProfile& profile) {
-  if (profile.kind != ReductionKind::kNccl) return absl::OkStatus();
-  return Refuse("profile", ReductionProfileName(profile),
-                "parts that arrive beside a GEMM are summed in an order of their own");
-}
-
-absl::Status CheckReduceScatterGemm(const ReduceScatterGemmCall& call, int ranks) {
-  return CheckReduceScatter(call, ranks, /*drops_tail=*/false);
-}
 
 absl::StatusOr<std::unique_ptr<Overlap>> Overlap::Create(ProcessGroup& group,
                                                          OverlapBuffers& buffers,
@@ -268,7 +257,6 @@ absl::StatusOr<GatheredGemm> Overlap::TryAllGatherGemm(const AllGatherGemmCall& 
   cut.aggregate = call.aggregate;
   cut.pieces = call.pieces;
   cut.row_multiple = OverlapMultipleOf(call.gemm.a);
-  cut.faults = group_.faults();
   const std::string what =
       absl::StrCat("ring_exchange all-gather gemm ", ShapeTextOf(member->shard), " pieces ",
                    call.pieces, call.aggregate ? " aggregate" : "");
@@ -278,7 +266,6 @@ absl::StatusOr<GatheredGemm> Overlap::TryAllGatherGemm(const AllGatherGemmCall& 
   result.gemm.d = member->d;
   QG_ASSIGN_OR_RETURN(result.gathered, member->buffer->Finish());
   result.local = member->shard;
-  if (group_.faults().Has(kFaultSlotKept)) result.local = member->own_slots;
   return result;
 }
 
@@ -329,8 +316,7 @@ absl::StatusOr<ScatteredGemm> Overlap::ReduceScatterGemm(const ReduceScatterGemm
 }
 
 absl::StatusOr<ScatteredGemm> Overlap::TryReduceScatterGemm(const ReduceScatterGemmCall& call) {
-  QG_RETURN_IF_ERROR(
-      CheckReduceScatter(call, group_.size(), group_.faults().Has(kFaultPipelineTail)));
+  QG_RETURN_IF_ERROR(CheckReduceScatterGemm(call, group_.size()));
   if (call.method == OverlapMethod::kNone) return MultiplyThenReduce(call);
   const bool is_pipeline = call.method == OverlapMethod::kPipeline;
   QG_ASSIGN_OR_RETURN(std::shared_ptr<OverlapMember> member, NewMember(call.name, call.gemm));
@@ -341,7 +327,6 @@ absl::StatusOr<ScatteredGemm> Overlap::TryReduceScatterGemm(const ReduceScatterG
   cut.row_multiple = OverlapMultipleOf(call.gemm.a);
   cut.rows = call.rows;
   cut.profile = call.profile;
-  cut.faults = group_.faults();
   const std::string what = absl::StrCat(
       std::string(OverlapMethodName(call.method)), " gemm reduce-scatter ",
       std::string(DTypeName(call.gemm.out_dtype)), "[", shape.m, "x", shape.n, "] rows ",
@@ -356,7 +341,7 @@ absl::StatusOr<ScatteredGemm> Overlap::TryReduceScatterGemm(const ReduceScatterG
   result.partials = member->partials;
   result.y = member->y;
   if (!result.y.has_value()) {
-    QG_ASSIGN_OR_RETURN(result.y, JoinColumns(*member, shape.n));
+    QG_ASSIGN_OR_RETURN(result.y, JoinColumns(*member));
   }
   QG_ASSIGN_OR_RETURN(BufferView used, member->buffer->Finish());
   QG_RETURN_IF_ERROR(used.Release());
@@ -387,11 +372,9 @@ absl::StatusOr<GatheredGemm> Overlap::TryBulkAllGather(const BulkAllGatherCall& 
     QG_ASSIGN_OR_RETURN(member->shard.emplace_back(),
                         group_.engine().ToDevice(tensor, member->cancellation));
   }
-  OverlapCut cut;
-  cut.faults = group_.faults();
   GatheredGemm result;
   QG_ASSIGN_OR_RETURN(result.timeline,
-                      RunTogether(absl::StrCat("bulk all-gather ", ShapeTextOf(member->shard)), cut,
+                      RunTogether(absl::StrCat("bulk all-gather ", ShapeTextOf(member->shard)), {},
                                   member, BuildBulkAllGather));
   result.gemm = member->gemms.front();
   QG_ASSIGN_OR_RETURN(result.gathered, member->buffer->Finish());
@@ -417,7 +400,6 @@ absl::StatusOr<ScatteredGemm> Overlap::TryBulkReduceScatter(const BulkReduceScat
   OverlapCut cut;
   cut.rows = call.rows;
   cut.profile = call.profile;
-  cut.faults = group_.faults();
   const std::string what =
       absl::StrCat("bulk reduce-scatter ", TensorText(call.partial), " rows ",
                    absl::StrJoin(call.rows, ", "), " (", ReductionProfileName(call.profile), ")");
@@ -425,11 +407,6 @@ absl::StatusOr<ScatteredGemm> Overlap::TryBulkReduceScatter(const BulkReduceScat
   QG_ASSIGN_OR_RETURN(result.timeline, RunTogether(what, cut, member, BuildBulkReduceScatter));
   result.gemm = member->gemms.front();
   result.y = member->sums.front();
-  if (group_.faults().Has(kFaultGradientInBuffer)) {
-    const Tensor& slot = member->received.front().front();
-    QG_RETURN_IF_ERROR(group_.engine().Copy(result.y, slot, 0));
-    result.y = slot;
-  }
   QG_ASSIGN_OR_RETURN(BufferView used, member->buffer->Finish());
   QG_RETURN_IF_ERROR(used.Release());
   return result;

@@ -106,6 +106,7 @@ absl::Status CheckReduceScatterGemm(const ReduceScatterGemmCall& call, int ranks
 
 class Overlap {
  public:
+  virtual ~Overlap() = default;
   /// Opens the queues of the group's engine. Engine and group outlive it. `buffers`: of this rank,
   /// shared by all its layers.
   static absl::StatusOr<std::unique_ptr<Overlap>> Create(ProcessGroup& group,
@@ -114,19 +115,22 @@ class Overlap {
 
   /// INVALID_ARGUMENT naming field, value and rule for what cannot be cut; otherwise as the group's
   /// collectives. An error poisons the group.
-  absl::StatusOr<GatheredGemm> AllGatherGemm(const AllGatherGemmCall& call);
-  absl::StatusOr<ScatteredGemm> ReduceScatterGemm(const ReduceScatterGemmCall& call);
-  absl::StatusOr<GatheredGemm> BulkAllGather(const BulkAllGatherCall& call);
-  absl::StatusOr<ScatteredGemm> BulkReduceScatter(const BulkReduceScatterCall& call);
+  virtual absl::StatusOr<GatheredGemm> AllGatherGemm(const AllGatherGemmCall& call);
+  virtual absl::StatusOr<ScatteredGemm> ReduceScatterGemm(const ReduceScatterGemmCall& call);
+  virtual absl::StatusOr<GatheredGemm> BulkAllGather(const BulkAllGatherCall& call);
+  virtual absl::StatusOr<ScatteredGemm> BulkReduceScatter(const BulkReduceScatterCall& call);
 
   ProcessGroup& group() const { return group_; }
+
+ protected:
+  /// Without queues of its own, for who hands calls on.
+  Overlap(ProcessGroup& group, OverlapBuffers& buffers, OverlapOptions options)
+      : group_(group), buffers_(buffers), options_(options) {}
 
  private:
   using Build = absl::StatusOr<TaskGraph> (*)(
       const std::vector<std::shared_ptr<OverlapMember>>& members, const OverlapCut& cut);
 
-  Overlap(ProcessGroup& group, OverlapBuffers& buffers, OverlapOptions options)
-      : group_(group), buffers_(buffers), options_(options) {}
   absl::StatusOr<std::shared_ptr<OverlapMember>> NewMember(const OverlapName& name,
                                                            const GemmDesc& gemm);
   absl::StatusOr<OverlapTimeline> RunTogether(const std::string& what, const OverlapCut& cut,

@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/comm/comm_faults.h"
 #include "kernels/comm/overlap_member.h"
 #include "kernels/comm/overlap_operands.h"
 
@@ -28,8 +27,7 @@ absl::StatusOr<std::vector<RowMap>> MapsOf(const OverlapMembers& members, const 
 
 /// Takes the buffers of all members for what they gather.
 absl::Status FillBuffers(const OverlapMembers& members, const std::vector<RowMap>& maps) {
-  for (size_t rank = 0; rank < members.size(); ++rank) {
-    const auto& member = members[rank];
+  for (const auto& member : members) {
     std::vector<BufferPart> parts;
     for (size_t i = 0; i < maps.size(); ++i) {
       Shape shape = member->shard[i].shape();
@@ -37,11 +35,6 @@ absl::Status FillBuffers(const OverlapMembers& members, const std::vector<RowMap
       parts.push_back({member->shard[i].dtype(), std::move(shape)});
     }
     QG_ASSIGN_OR_RETURN(member->gathered, member->buffer->Fill(member->owner, parts));
-    for (size_t i = 0; i < maps.size(); ++i) {
-      const RowInterval& own = maps[i].shard(static_cast<int>(rank));
-      QG_ASSIGN_OR_RETURN(member->own_slots.emplace_back(),
-                          member->gathered[i].RowRange(own.begin, own.count));
-    }
     QG_RETURN_IF_ERROR(member->buffer->Start());
   }
   return absl::OkStatus();
@@ -69,7 +62,7 @@ class GatherTasks {
     std::vector<Move> moves;
     for (size_t part = first; part < last; ++part) {
       const RowInterval& rows = maps_[part].piece(owner, piece);
-      QG_ASSIGN_OR_RETURN(Tensor source, SourceOf(rank, from, owner, part, rows));
+      QG_ASSIGN_OR_RETURN(Tensor source, SourceOf(from, owner, part, rows));
       const Tensor& to = members_[rank]->gathered[part];
       moves.push_back({std::move(source), to, rows.begin * RowBytes(to)});
     }
@@ -121,12 +114,7 @@ class GatherTasks {
   };
 
   /// The owner's own tensor where it is the one that is read.
-  absl::StatusOr<Tensor> SourceOf(int rank, int from, int owner, size_t part,
-                                  const RowInterval& rows) const {
-    if (part > 0 && cut_.faults.Has(kFaultScalesLeftBehind)) {
-      return members_[rank]->shard[part].RowRange(rows.begin - maps_[part].shard(owner).begin,
-                                                  rows.count);
-    }
+  absl::StatusOr<Tensor> SourceOf(int from, int owner, size_t part, const RowInterval& rows) const {
     if (from != owner) return members_[from]->gathered[part].RowRange(rows.begin, rows.count);
     return members_[from]->shard[part].RowRange(rows.begin - maps_[part].shard(owner).begin,
                                                 rows.count);
@@ -168,21 +156,14 @@ class Ring {
 
  private:
   absl::Status AddPiece(int rank, int step, int piece) {
-    std::vector<int> before, copies;
-    // Of the schedules that a missing wait permits, the one that shows it.
-    const bool is_awaited = !cut_.faults.Has(kFaultCopyNotAwaited);
-    if (!is_awaited) {
-      QG_ASSIGN_OR_RETURN(before, MultiplyStep(rank, step, piece, {}));
-    }
+    std::vector<int> copies;
     for (const RingShard& shard : steps_[rank][step]) {
-      QG_RETURN_IF_ERROR(AddCopy(rank, shard, piece, before, copies));
+      QG_RETURN_IF_ERROR(AddCopy(rank, shard, piece, copies));
     }
-    if (!is_awaited) return absl::OkStatus();
-    return MultiplyStep(rank, step, piece, std::move(copies)).status();
+    return MultiplyStep(rank, step, piece, std::move(copies));
   }
 
-  absl::Status AddCopy(int rank, const RingShard& shard, int piece, std::vector<int> after,
-                       std::vector<int>& copies) {
+  absl::Status AddCopy(int rank, const RingShard& shard, int piece, std::vector<int>& copies) {
     if (shard.owner == rank) {
       // A pair is multiplied as one, so its own half has to be in its place too.
       if (!cut_.aggregate) return absl::OkStatus();
@@ -190,6 +171,7 @@ class Ring {
                           tasks_.KeepOwn(rank, piece, 0, members_[0]->operand_parts));
       return absl::OkStatus();
     }
+    std::vector<int> after;
     if (shard.from != shard.owner) {
       after.push_back(arrived_[shard.from * size_ + shard.owner][piece]);
     }
@@ -203,16 +185,14 @@ class Ring {
     return absl::OkStatus();
   }
 
-  /// The task, if there is anything to do.
-  absl::StatusOr<std::vector<int>> MultiplyStep(int rank, int step, int piece,
-                                                std::vector<int> after) {
+  absl::Status MultiplyStep(int rank, int step, int piece, std::vector<int> after) {
     const RowMap& map = tasks_.operand_map();
     const RingStep& shards = steps_[rank][step];
     const bool is_own = !cut_.aggregate && step == 0;
     RowInterval rows = map.piece(shards.front().owner, piece);
     rows.count = map.piece(shards.back().owner, piece).end() - rows.begin;
     // Nothing to do, but for one GEMM at least, which says what arithmetic it is.
-    if (rows.count == 0 && (step > 0 || piece > 0)) return std::vector<int>();
+    if (rows.count == 0 && (step > 0 || piece > 0)) return absl::OkStatus();
     const OverlapMember& member = *members_[rank];
     std::vector<Tensor> parts = RowParts(member.gemm.a);
     RowInterval read = rows;
@@ -224,20 +204,9 @@ class Ring {
     QG_ASSIGN_OR_RETURN(parts, RowsOfParts(parts, read));
     std::string name = absl::StrCat("gemm ", RowsName(shards.front().owner, piece, cut_.pieces));
     if (shards.size() > 1) absl::StrAppend(&name, " and ", shards.back().owner);
-    QG_ASSIGN_OR_RETURN(
-        const int task,
-        tasks_.Multiply(std::move(name), rank, WithRowParts(member.gemm.a, parts),
-                        OutputRows(rank, shards.front().owner, rows), std::move(after)));
-    return std::vector<int>{task};
-  }
-
-  /// Where a chunk's product goes: its own rows. The fault takes the chunks to come in the order
-  /// r, r + 1, ...
-  RowInterval OutputRows(int rank, int owner, const RowInterval& rows) const {
-    if (!cut_.faults.Has(kFaultChunkOrder)) return rows;
-    const int other = (2 * rank - owner + 2 * size_) % size_;
-    const RowMap& map = tasks_.operand_map();
-    return {rows.begin - map.shard(owner).begin + map.shard(other).begin, rows.count};
+    return tasks_
+        .Multiply(std::move(name), rank, WithRowParts(member.gemm.a, parts), rows, std::move(after))
+        .status();
   }
 
   GatherTasks& tasks_;

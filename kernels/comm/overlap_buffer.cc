@@ -4,7 +4,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/comm/comm_faults.h"
 
 namespace quantgate {
 namespace {
@@ -42,7 +41,7 @@ std::string_view BufferStateName(BufferState state) {
 absl::StatusOr<std::vector<Tensor>> BufferView::Read() const {
   if (buffer_ == nullptr) return tensors_;
   const std::lock_guard<std::mutex> lock(buffer_->mutex_);
-  if (!buffer_->faults_.Has(kFaultStaleViewRead)) QG_RETURN_IF_ERROR(buffer_->CheckView(*this));
+  QG_RETURN_IF_ERROR(buffer_->CheckView(*this));
   return buffer_->parts_;
 }
 
@@ -90,17 +89,13 @@ absl::Status OverlapBuffer::Move(BufferState from, BufferState to) {
 }
 
 absl::StatusOr<std::vector<Tensor>> OverlapBuffer::Fill(const std::string& owner,
-                                                        std::vector<BufferPart> parts) {
+                                                        const std::vector<BufferPart>& parts) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (state_ != BufferState::kFree) {
     return absl::FailedPreconditionError(
         absl::StrCat("overlap buffer ", name_, ": ", owner, " cannot fill it: it is ",
                      std::string(BufferStateName(state_)), " under epoch ", epoch_, ", filled by ",
                      owner_, ", which has not released it"));
-  }
-  if (faults_.Has(kFaultBufferPrecisionKept) && !parts.empty()) {
-    if (!seeded_precision_.has_value()) seeded_precision_ = parts[0].dtype;
-    parts[0].dtype = *seeded_precision_;
   }
   int64_t bytes = 0;
   for (const BufferPart& part : parts) {
@@ -144,10 +139,9 @@ BufferState OverlapBuffer::state() const {
 std::shared_ptr<OverlapBuffer> OverlapBuffers::Of(const std::string& name,
                                                   const std::string& mode) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const std::string& key = faults_.Has(kFaultBufferPrecisionKept) ? name : mode;
-  std::shared_ptr<OverlapBuffer>& buffer = buffers_[{name, key}];
+  std::shared_ptr<OverlapBuffer>& buffer = buffers_[{name, mode}];
   if (buffer == nullptr) {
-    buffer = std::make_shared<OverlapBuffer>(absl::StrCat(name, " (", mode, ")"), engine_, faults_);
+    buffer = std::make_shared<OverlapBuffer>(absl::StrCat(name, " (", mode, ")"), engine_);
   }
   return buffer;
 }

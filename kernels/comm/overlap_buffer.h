@@ -14,7 +14,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -22,7 +21,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/base/seeded_fault.h"
 #include "kernels/engine/engine.h"
 
 namespace quantgate {
@@ -67,12 +65,12 @@ struct BufferPart {
 
 class OverlapBuffer : public std::enable_shared_from_this<OverlapBuffer> {
  public:
-  OverlapBuffer(std::string name, Engine& engine, SeededFaults faults)
-      : name_(std::move(name)), engine_(engine), faults_(std::move(faults)) {}
+  OverlapBuffer(std::string name, Engine& engine) : name_(std::move(name)), engine_(engine) {}
 
   /// FREE to FILLED: memory for `parts`, the same as the last time where it suffices, under a new
   /// epoch. FAILED_PRECONDITION naming the buffer, both owners and the epoch where it is not FREE.
-  absl::StatusOr<std::vector<Tensor>> Fill(const std::string& owner, std::vector<BufferPart> parts);
+  absl::StatusOr<std::vector<Tensor>> Fill(const std::string& owner,
+                                           const std::vector<BufferPart>& parts);
   absl::Status Start();                 ///< FILLED to IN_FLIGHT.
   absl::StatusOr<BufferView> Finish();  ///< IN_FLIGHT to READABLE.
 
@@ -86,28 +84,24 @@ class OverlapBuffer : public std::enable_shared_from_this<OverlapBuffer> {
 
   const std::string name_;
   Engine& engine_;
-  const SeededFaults faults_;
   mutable std::mutex mutex_;
   BufferState state_ = BufferState::kFree;
   std::string owner_;
   uint64_t epoch_ = 0;
-  std::optional<DType> seeded_precision_;  ///< Of its first filling, for the seeded bug.
-  Tensor memory_;                          ///< u8, as large as the largest filling so far.
+  Tensor memory_;  ///< u8, as large as the largest filling so far.
   std::vector<Tensor> parts_;
 };
 
 /// The buffers of one rank, by name ("fc1_fprop") and quantization mode ("fp8_tensor").
 class OverlapBuffers {
  public:
-  OverlapBuffers(Engine& engine, SeededFaults faults)
-      : engine_(engine), faults_(std::move(faults)) {}
+  explicit OverlapBuffers(Engine& engine) : engine_(engine) {}
 
   /// The one buffer of that name and mode, made when first asked for.
   std::shared_ptr<OverlapBuffer> Of(const std::string& name, const std::string& mode);
 
  private:
   Engine& engine_;
-  const SeededFaults faults_;
   std::mutex mutex_;
   std::map<std::pair<std::string, std::string>, std::shared_ptr<OverlapBuffer>> buffers_;
 };

@@ -12,7 +12,6 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "kernels/base/seeded_fault.h"
 #include "kernels/comm/overlap_buffer.h"
 #include "kernels/comm/overlap_runner.h"
 #include "kernels/comm/overlap_schedule.h"
@@ -52,9 +51,8 @@ struct OverlapMember {
   BeforeCopies before_copies;  ///< Or none.
 
   // Made when all have met.
-  std::vector<Tensor> gathered;   ///< `shard` of all ranks, end to end: views of the buffer.
-  std::vector<Tensor> own_slots;  ///< This rank's rows of `gathered`.
-  Tensor d;                       ///< Of the GEMM that consumes what is gathered.
+  std::vector<Tensor> gathered;  ///< `shard` of all ranks, end to end: views of the buffer.
+  Tensor d;                      ///< Of the GEMM that consumes what is gathered.
   /// What is summed: one, or one for each split of the columns. Not in the buffer.
   std::vector<Tensor> partials;
   Tensor y;  ///< The sum, where its pieces are rows.
@@ -80,7 +78,6 @@ struct OverlapCut {
   int64_t row_multiple = 1;
   std::vector<int64_t> rows;  ///< Of each owner of a reduce-scatter.
   ReductionProfile profile;
-  SeededFaults faults;
 };
 
 /// A task that multiplies and leaves its result with the member. A member's GEMMs take turns on its

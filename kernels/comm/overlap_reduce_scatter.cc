@@ -7,7 +7,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/comm/comm_faults.h"
 #include "kernels/comm/overlap_member.h"
 #include "kernels/comm/overlap_operands.h"
 
@@ -84,10 +83,7 @@ class ReduceTasks {
 
   /// The sum of an owner's rows over all ranks.
   absl::Status Sum(int owner, int block, int piece, std::vector<int> after) {
-    QG_ASSIGN_OR_RETURN(ReductionOrder order, OrderOf(cut_.profile, owner, size()));
-    if (cut_.faults.Has(kFaultSumOrderReversed)) {
-      std::reverse(order.ranks.begin() + 1, order.ranks.end());
-    }
+    QG_ASSIGN_OR_RETURN(const ReductionOrder order, OrderOf(cut_.profile, owner, size()));
     const RowInterval rows = RowsOf(owner, piece);
     OverlapMember* const member = members_[owner].get();
     std::vector<Tensor> parts;

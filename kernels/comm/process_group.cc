@@ -7,7 +7,6 @@
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/steady_time.h"
-#include "kernels/comm/comm_faults.h"
 #include "kernels/comm/row_blocks.h"
 
 namespace quantgate {
@@ -56,29 +55,27 @@ Shape JoinedShape(const AgreedCall& call) {
 }  // namespace
 
 ProcessGroup::ProcessGroup(const GroupEnvironment& environment, GroupDescription description,
-                           int place, Engine& engine, ProcessGroup* world)
+                           int place, Engine& engine)
     : environment_(environment),
       description_(std::move(description)),
       place_(place),
-      engine_(engine),
-      world_(world == nullptr ? this : world) {}
+      engine_(engine) {}
 
-absl::StatusOr<ProcessGroup::Postings> ProcessGroup::Meet(CallSignature signature,
-                                                          std::vector<Tensor> tensors) {
+absl::StatusOr<Postings> ProcessGroup::Meet(CallSignature signature, std::vector<Tensor> tensors) {
   QG_ASSIGN_OR_RETURN(Contribution contribution,
                       environment_.transport.Contribute(engine_, std::move(tensors)));
   return Meet({std::move(signature), std::move(contribution)});
 }
 
-absl::StatusOr<ProcessGroup::Postings> ProcessGroup::Meet(Posting posting) {
-  if (faults().Has(kFaultCallsNotCompared)) posting.signature = {};
+absl::StatusOr<Postings> ProcessGroup::Meet(Posting posting) {
   const uint64_t call = calls_++;
   const int rank = members()[place_];
   Delay(environment_.noise, rank, call, NoisePoint::kBeforePosting);
   const CallKind kind = posting.signature.kind;
   const int64_t bytes = ContributedBytes(posting.contribution);
   const absl::Time begin = SteadyNow();
-  auto postings = environment_.rendezvous.Meet(description_.id, place_, std::move(posting));
+  auto postings = environment_.transport.Meet(environment_.rendezvous, description_.id, place_,
+                                              std::move(posting));
   if (environment_.statistics != nullptr && postings.ok()) {
     environment_.statistics->Called(environment_.backend, kind, place_ == 0, bytes,
                                     SteadyNow() - begin);
@@ -110,17 +107,8 @@ absl::StatusOr<std::vector<Tensor>> ProcessGroup::PoisoningParts(
   return result;
 }
 
-bool ProcessGroup::Skips(const Tensor& tensor) const {
-  return faults().Has(kFaultEmptyRankSkips) && tensor.element_count() == 0;
-}
-
 absl::StatusOr<Tensor> ProcessGroup::Joined(const AgreedCall& call) {
   if (size() == 1) return call.tensor(0);
-  if (faults().Has(kFaultChunkOrder)) {
-    QG_ASSIGN_OR_RETURN(std::vector<Tensor> parts, environment_.transport.AllGatherParts(call));
-    std::reverse(parts.begin(), parts.end());
-    return engine_.ConcatenateRows(parts, call.cancellation);
-  }
   QG_ASSIGN_OR_RETURN(Tensor whole, engine_.Allocate(call.tensor(0).dtype(), JoinedShape(call)));
   QG_RETURN_IF_ERROR(environment_.transport.AllGather(call, whole));
   return whole;
@@ -129,22 +117,16 @@ absl::StatusOr<Tensor> ProcessGroup::Joined(const AgreedCall& call) {
 absl::StatusOr<Tensor> ProcessGroup::AllGather(const Tensor& local) {
   return Poisoning([&]() -> absl::StatusOr<Tensor> {
     QG_RETURN_IF_ERROR(CheckHasRows("all_gather.tensor", local));
-    if (Skips(local)) return local;
     CallSignature signature = SignatureOf(CallKind::kAllGather, local);
     signature.rows_are_free = true;
-    const absl::StatusOr<Postings> postings = Meet(std::move(signature), {local});
-    if (absl::IsDeadlineExceeded(postings.status()) && faults().Has(kFaultDeadlinePasses)) {
-      return local;
-    }
-    QG_RETURN_IF_ERROR(postings.status());
-    return Joined(Agreed(**postings));
+    QG_ASSIGN_OR_RETURN(const Postings postings, Meet(std::move(signature), {local}));
+    return Joined(Agreed(*postings));
   });
 }
 
 absl::StatusOr<std::vector<Tensor>> ProcessGroup::AllGatherParts(const Tensor& local) {
   return PoisoningParts([&]() -> absl::StatusOr<std::vector<Tensor>> {
     QG_RETURN_IF_ERROR(CheckHasRows("all_gather_parts.tensor", local));
-    if (Skips(local)) return std::vector<Tensor>(size(), local);
     CallSignature signature = SignatureOf(CallKind::kAllGatherParts, local);
     signature.rows_are_free = true;
     QG_ASSIGN_OR_RETURN(const Postings postings, Meet(std::move(signature), {local}));
@@ -179,24 +161,9 @@ absl::StatusOr<std::vector<Tensor>> ProcessGroup::AllToAll(std::span<const Tenso
   });
 }
 
-absl::StatusOr<std::vector<Tensor>> ProcessGroup::BlocksOfOwners(
-    const Tensor& partial, std::span<const int64_t> rows) const {
-  QG_ASSIGN_OR_RETURN(std::vector<Tensor> blocks, RowBlocks(partial, rows, faults()));
-  if (faults().Has(kFaultReduceScatterOwner)) {
-    std::rotate(blocks.begin(), blocks.begin() + 1, blocks.end());
-  }
-  return blocks;
-}
-
-absl::StatusOr<Tensor> ProcessGroup::OrderedSumOf(const AgreedCall& call,
-                                                  std::span<const Tensor> parts,
+absl::StatusOr<Tensor> ProcessGroup::OrderedSumOf(std::span<const Tensor> parts,
                                                   const ReductionProfile& profile) {
-  QG_ASSIGN_OR_RETURN(ReductionOrder order, OrderOf(profile, place_, size()));
-  if (faults().Has(kFaultElementAccumulation)) order.accumulation = SumAccumulation::kElement;
-  if (faults().Has(kFaultArrivalOrder)) {
-    std::sort(order.ranks.begin(), order.ranks.end(),
-              [&](int a, int b) { return call.postings[a].arrival < call.postings[b].arrival; });
-  }
+  QG_ASSIGN_OR_RETURN(const ReductionOrder order, OrderOf(profile, place_, size()));
   std::vector<Tensor> ordered;
   for (const int member : order.ranks) ordered.push_back(parts[member]);
   return engine_.OrderedSum(ordered, order.accumulation, parts[0].dtype(),
@@ -209,7 +176,7 @@ absl::StatusOr<Tensor> ProcessGroup::SumOfBlock(const AgreedCall& call,
     return environment_.transport.LibraryReduceScatter(call);
   }
   QG_ASSIGN_OR_RETURN(const std::vector<Tensor> parts, environment_.transport.AllToAll(call));
-  return OrderedSumOf(call, parts, profile);
+  return OrderedSumOf(parts, profile);
 }
 
 absl::StatusOr<Tensor> ProcessGroup::ReduceScatter(const Tensor& partial,
@@ -224,7 +191,7 @@ absl::StatusOr<Tensor> ProcessGroup::ReduceScatter(const Tensor& partial,
     CallSignature signature = SignatureOf(CallKind::kReduceScatter, partial);
     signature.rows.assign(rows.begin(), rows.end());
     signature.detail = ReductionProfileName(profile);
-    QG_ASSIGN_OR_RETURN(std::vector<Tensor> blocks, BlocksOfOwners(partial, rows));
+    QG_ASSIGN_OR_RETURN(std::vector<Tensor> blocks, RowBlocks(partial, rows));
     QG_ASSIGN_OR_RETURN(const Postings postings, Meet(std::move(signature), std::move(blocks)));
     return SumOfBlock(Agreed(*postings), profile);
   });
@@ -233,8 +200,8 @@ absl::StatusOr<Tensor> ProcessGroup::ReduceScatter(const Tensor& partial,
 absl::StatusOr<Tensor> ProcessGroup::AllReduceByBlocks(const CallSignature& signature,
                                                        const Tensor& partial,
                                                        const ReductionProfile& profile) {
-  const std::vector<int64_t> rows = EvenRows(partial.shape()[0], size());
-  QG_ASSIGN_OR_RETURN(std::vector<Tensor> blocks, BlocksOfOwners(partial, rows));
+  QG_ASSIGN_OR_RETURN(std::vector<Tensor> blocks,
+                      RowBlocks(partial, EvenRows(partial.shape()[0], size())));
   QG_ASSIGN_OR_RETURN(const Postings partials, Meet(signature, std::move(blocks)));
   QG_ASSIGN_OR_RETURN(const Tensor block, SumOfBlock(Agreed(*partials), profile));
   QG_ASSIGN_OR_RETURN(const Postings sums, Meet(signature, {block}));
@@ -255,26 +222,18 @@ absl::StatusOr<Tensor> ProcessGroup::AllReduce(const Tensor& partial,
     if (is_librarys) return environment_.transport.LibrarySum(call);
     QG_ASSIGN_OR_RETURN(const std::vector<Tensor> parts,
                         environment_.transport.AllGatherParts(call));
-    return OrderedSumOf(call, parts, profile);
+    return OrderedSumOf(parts, profile);
   });
 }
 
 absl::StatusOr<Tensor> ProcessGroup::AllReduceMax(const Tensor& values) {
-  if (faults().Has(kFaultAmaxOverWorld) && world_ != this) return world_->AllReduceMax(values);
   return Poisoning([&]() -> absl::StatusOr<Tensor> {
     if (!values.has_value() || values.dtype() != DType::kF32) {
       return Refuse("all_reduce_max.tensor", TensorText(values), "maxima are of f32");
     }
     QG_ASSIGN_OR_RETURN(const Postings postings,
                         Meet(SignatureOf(CallKind::kAllReduceMax, values), {values}));
-    const AgreedCall call = Agreed(*postings);
-    if (faults().Has(kFaultAmaxNotReduced)) return call.tensor(place_);
-    if (faults().Has(kFaultRankZeroAmax)) {
-      QG_ASSIGN_OR_RETURN(const std::vector<Tensor> all,
-                          environment_.transport.AllGatherParts(call));
-      return all[0];
-    }
-    return environment_.transport.Maximum(call);
+    return environment_.transport.Maximum(Agreed(*postings));
   });
 }
 

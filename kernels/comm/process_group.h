@@ -37,9 +37,8 @@ struct GroupEnvironment {
 
 class ProcessGroup {
  public:
-  /// `world`: the same rank's end of the group of all ranks; null: it is this one.
   ProcessGroup(const GroupEnvironment& environment, GroupDescription description, int place,
-               Engine& engine, ProcessGroup* world);
+               Engine& engine);
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;
 
@@ -84,20 +83,15 @@ class ProcessGroup {
   absl::Status Fail(const absl::Status& error);
 
  private:
-  using Postings = std::shared_ptr<const std::vector<Posting>>;
-
   absl::StatusOr<Postings> Meet(CallSignature signature, std::vector<Tensor> tensors);
   absl::StatusOr<Postings> Meet(Posting posting);
   AgreedCall Agreed(const std::vector<Posting>& postings);
   absl::StatusOr<Tensor> Poisoning(absl::FunctionRef<absl::StatusOr<Tensor>()> call);
   absl::StatusOr<std::vector<Tensor>> PoisoningParts(
       absl::FunctionRef<absl::StatusOr<std::vector<Tensor>>()> call);
-  bool Skips(const Tensor& tensor) const;
 
   absl::StatusOr<Tensor> Joined(const AgreedCall& call);
-  absl::StatusOr<std::vector<Tensor>> BlocksOfOwners(const Tensor& partial,
-                                                     std::span<const int64_t> rows) const;
-  absl::StatusOr<Tensor> OrderedSumOf(const AgreedCall& call, std::span<const Tensor> parts,
+  absl::StatusOr<Tensor> OrderedSumOf(std::span<const Tensor> parts,
                                       const ReductionProfile& profile);
   absl::StatusOr<Tensor> SumOfBlock(const AgreedCall& call, const ReductionProfile& profile);
   absl::StatusOr<Tensor> AllReduceByBlocks(const CallSignature& signature, const Tensor& partial,
@@ -107,7 +101,6 @@ class ProcessGroup {
   const GroupDescription description_;
   const int place_;
   Engine& engine_;
-  ProcessGroup* const world_;
   uint64_t calls_ = 0;  // Of this member, for the schedule noise.
 };
 

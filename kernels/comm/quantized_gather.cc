@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/comm/comm_faults.h"
 #include "kernels/engine/zeros.h"
 
 namespace quantgate {
@@ -39,10 +38,6 @@ absl::StatusOr<Tensor> GatherColumns(const GatherContext& context, const Tensor&
   };
   // Flat, because a group's parts may differ in their first dim alone.
   QG_ASSIGN_OR_RETURN(const Tensor flat, part.Reinterpret(part.dtype(), {part.element_count()}));
-  if (context.faults.Has(kFaultInterleaveLeft)) {
-    QG_ASSIGN_OR_RETURN(const Tensor joined, context.group.AllGather(flat));
-    return in_lines(joined);
-  }
   QG_ASSIGN_OR_RETURN(std::vector<Tensor> parts, context.group.AllGatherParts(flat));
   for (Tensor& one : parts) {
     QG_ASSIGN_OR_RETURN(one, in_lines(one));
@@ -81,14 +76,6 @@ absl::StatusOr<Tensor> AtPlace(const GatherContext& context, const std::vector<T
                         Zeros(context.engine, {behind}, context.cancellation));
   }
   return context.engine.ConcatenateRows(parts, context.cancellation);
-}
-
-/// As if the elements behind the shard, never written, were ones of it.
-absl::StatusOr<Tensor> WithPad(const GatherContext& context, const Tensor& amax) {
-  QG_ASSIGN_OR_RETURN(const Tensor pad, Tensor::FromScalar(3.0e4f));
-  QG_ASSIGN_OR_RETURN(const Tensor there, context.engine.ToDevice(pad, context.cancellation));
-  const Tensor both[] = {amax, there};
-  return context.engine.Maximum(both, context.cancellation);
 }
 
 }  // namespace
@@ -138,13 +125,6 @@ absl::Status ReduceAmaxesOfAll(const GatherContext& context, std::span<const Ten
     add(amaxes.columnwise, arguments[i].group_amax_columnwise);
   }
   if (own.empty()) return absl::OkStatus();
-  const bool is_empty = std::all_of(tensors.begin(), tensors.end(), [](const Tensor& tensor) {
-    return tensor.element_count() == 0;
-  });
-  if (context.faults.Has(kFaultEmptyRankSkips) && is_empty) return absl::OkStatus();
-  if (context.faults.Has(kFaultPadInAmax)) {
-    QG_ASSIGN_OR_RETURN(own[0], WithPad(context, own[0]));
-  }
   // All tensors have as many amaxes: those of one quantizer.
   const auto each = static_cast<int64_t>(own.size() / tensors.size());
   const int64_t first = places.first * each;
@@ -202,10 +182,6 @@ absl::StatusOr<QuantizedTensor> GatherCodes(const GatherContext& context, const 
     }
     std::optional<QuantizedCopy>& copy = whole.copy(usage);
     copy = shard.copy(usage);
-    const bool sends_rows = context.faults.Has(kFaultRowBytesForColumns) &&
-                            usage == Usage::kColumnwise && !IsTurned(*copy, usage) &&
-                            shard.rowwise.has_value();
-    if (sends_rows) copy->data = shard.rowwise->data;
     QG_RETURN_IF_ERROR(GatherCopy(context, name, usage, *copy));
     rows = RowsOf(*copy, usage);
   }

@@ -66,7 +66,7 @@ class RankOverlap {
   Overlap& overlap() { return *overlap_; }
 
  private:
-  explicit RankOverlap(Rank& rank) : buffers_(rank.engine(), rank.faults()) {}
+  explicit RankOverlap(Rank& rank) : buffers_(rank.engine()) {}
 
   OverlapBuffers buffers_;
   std::unique_ptr<Overlap> overlap_;

@@ -38,8 +38,7 @@ class Rendezvous {
   /// Gives what all members posted, in the group's order, when the last of them has.
   /// FAILED_PRECONDITION naming ranks and calls where they are not the same or can never meet;
   /// DEADLINE_EXCEEDED naming the ranks that did not come.
-  absl::StatusOr<std::shared_ptr<const std::vector<Posting>>> Meet(int group, int place,
-                                                                   Posting posting);
+  absl::StatusOr<Postings> Meet(int group, int place, Posting posting);
 
   /// Poisons the group with what went wrong at `place`, unless it is poisoned; what it is poisoned
   /// with.

@@ -7,7 +7,6 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/comm/comm_faults.h"
 
 namespace quantgate {
 namespace {
@@ -31,16 +30,12 @@ std::vector<int64_t> EvenRows(int64_t rows, int size) {
   return blocks;
 }
 
-absl::StatusOr<std::vector<Tensor>> RowBlocks(const Tensor& tensor, std::span<const int64_t> rows,
-                                              const SeededFaults& faults) {
+absl::StatusOr<std::vector<Tensor>> RowBlocks(const Tensor& tensor, std::span<const int64_t> rows) {
   QG_RETURN_IF_ERROR(CheckRows(tensor, rows));
   std::vector<Tensor> blocks;
   int64_t begin = 0;
   for (const int64_t count : rows) {
-    int64_t first = begin;
-    if (faults.Has(kFaultShardOffset)) first = std::min(first + 1, tensor.shape()[0] - count);
-    QG_ASSIGN_OR_RETURN(Tensor block, tensor.RowRange(first, count));
-    blocks.push_back(std::move(block));
+    QG_ASSIGN_OR_RETURN(blocks.emplace_back(), tensor.RowRange(begin, count));
     begin += count;
   }
   return blocks;

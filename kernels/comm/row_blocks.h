@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/base/seeded_fault.h"
 #include "kernels/tensor/tensor.h"
 
 namespace quantgate {
@@ -15,7 +14,6 @@ std::vector<int64_t> EvenRows(int64_t rows, int size);
 
 /// Views of consecutive blocks of the first dim. INVALID_ARGUMENT unless the counts are not
 /// negative and add up to it.
-absl::StatusOr<std::vector<Tensor>> RowBlocks(const Tensor& tensor, std::span<const int64_t> rows,
-                                              const SeededFaults& faults);
+absl::StatusOr<std::vector<Tensor>> RowBlocks(const Tensor& tensor, std::span<const int64_t> rows);
 
 }  // namespace quantgate

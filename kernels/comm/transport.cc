@@ -4,6 +4,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/cuda_collectives.h"
+#include "kernels/comm/rendezvous.h"
 #include "kernels/engine/cuda_module.h"
 
 namespace quantgate {
@@ -16,6 +17,11 @@ absl::StatusOr<Contribution> ContributionOf(Engine& engine, std::vector<Tensor> 
   }
   QG_ASSIGN_OR_RETURN(contribution.moment, engine.MarkMoment());
   return contribution;
+}
+
+absl::StatusOr<Postings> Transport::Meet(Rendezvous& rendezvous, int group, int place,
+                                         Posting posting) {
+  return rendezvous.Meet(group, place, std::move(posting));
 }
 
 absl::Status CheckCollectiveBackend(CollectiveBackend backend) {

@@ -40,6 +40,8 @@ struct Posting {
   int arrival = 0;  ///< How many members had posted before.
 };
 
+using Postings = std::shared_ptr<const std::vector<Posting>>;
+
 /// A call that all members agree on, as one of them sees it.
 struct AgreedCall {
   const GroupDescription& group;
@@ -53,6 +55,8 @@ struct AgreedCall {
   const Tensor& tensor(int member) const { return contribution(member).tensors.front(); }
 };
 
+class Rendezvous;
+
 /// Thread-safe: members call at the same time.
 class Transport {
  public:
@@ -63,6 +67,9 @@ class Transport {
   virtual absl::Status AddGroup(const GroupDescription& group) = 0;
   /// Makes ready what a member of `engine` brings: tensors in the engine's memory.
   virtual absl::StatusOr<Contribution> Contribute(Engine& engine, std::vector<Tensor> tensors) = 0;
+  /// Comes to a call of the group as its member `place`: what Rendezvous::Meet gives.
+  virtual absl::StatusOr<Postings> Meet(Rendezvous& rendezvous, int group, int place,
+                                        Posting posting);
 
   /// tensor(0), tensor(1), ... one after the other to `whole`, a tensor of the member's engine.
   virtual absl::Status AllGather(const AgreedCall& call, const Tensor& whole) = 0;

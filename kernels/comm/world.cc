@@ -14,7 +14,6 @@
 #include "kernels/base/loop_sharing.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/comm/comm_faults.h"
 
 namespace quantgate {
 namespace {
@@ -44,15 +43,9 @@ absl::StatusOr<std::unique_ptr<Transport>> TransportOf(const WorldOptions& optio
 }  // namespace
 
 absl::StatusOr<ProcessGroup*> Rank::FindGroup(const std::string& name) {
-  auto group = groups_.find(name);
+  const auto group = groups_.find(name);
   if (group == groups_.end()) {
     return absl::NotFoundError(absl::StrCat("rank ", index_, " is in no group ", name));
-  }
-  if (faults().Has(kFaultGroupSwapped) && name != kWorldGroup) {
-    // The one after it that is not the world's.
-    do {
-      if (++group == groups_.end()) group = groups_.begin();
-    } while (group->first == kWorldGroup);
   }
   return group->second.get();
 }
@@ -216,10 +209,8 @@ absl::Status World::AddOneGroup(const std::string& name, const std::vector<int>&
   QG_RETURN_IF_ERROR(transport_->AddGroup(description));
   for (size_t place = 0; place < members.size(); ++place) {
     Rank& rank = *ranks_[members[place]];
-    const auto world = rank.groups_.find(kWorldGroup);
-    rank.groups_[name] = std::make_unique<ProcessGroup>(
-        environment_, description, static_cast<int>(place), rank.engine_,
-        world == rank.groups_.end() ? nullptr : world->second.get());
+    rank.groups_[name] = std::make_unique<ProcessGroup>(environment_, description,
+                                                        static_cast<int>(place), rank.engine_);
   }
   return absl::OkStatus();
 }

@@ -17,7 +17,7 @@ absl::StatusOr<Tensor> OwnRows(const ParallelStep& parallel, const Tensor& whole
   if (!parallel.divides_rows()) return whole;
   const ProcessGroup& group = *parallel.tp;
   QG_ASSIGN_OR_RETURN(const std::vector<Tensor> parts,
-                      RowBlocks(whole, EvenRows(whole.shape()[0], group.size()), group.faults()));
+                      RowBlocks(whole, EvenRows(whole.shape()[0], group.size())));
   return parts[static_cast<size_t>(group.rank())];
 }
 

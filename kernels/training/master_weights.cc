@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/comm/comm_faults.h"
 #include "kernels/training/shard_faults.h"
 #include "kernels/training/sharded_weight.h"
 
@@ -130,7 +129,6 @@ class MasterCasts {
   /// `amaxes` by cast, each cast's last one being of the whole tensor.
   absl::Status ReduceOverGroup(std::vector<Tensor>& amaxes) const;
   absl::Status Quantize(Bucket bucket);
-  bool SkipsCollective() const;
   absl::StatusOr<QuantizedCopy> Gathered(const Cast& cast);
   absl::StatusOr<QuantizedTensor> Whole(size_t index);
   absl::StatusOr<QuantizedCopy> Turned(QuantizedCopy copy, const MasterFragment& weight);
@@ -184,14 +182,6 @@ absl::Status MasterCasts::AddCasts(size_t index) {
   return absl::OkStatus();
 }
 
-/// A seeded fault: a rank without elements has nothing to say.
-bool MasterCasts::SkipsCollective() const {
-  if (!context_.faults.Has(kFaultEmptyRankSkips)) return false;
-  return std::all_of(weights_.begin(), weights_.end(), [](const MasterFragment& weight) {
-    return weight.master.element_count() == 0;
-  });
-}
-
 /// The amaxes of all casts of a bucket, packed, and their maximum over the group.
 absl::Status MasterCasts::Measure(Bucket bucket) {
   std::vector<Tensor> parts;
@@ -207,9 +197,7 @@ absl::Status MasterCasts::Measure(Bucket bucket) {
   }
   if (parts.empty()) return absl::OkStatus();
   QG_ASSIGN_OR_RETURN(Tensor all, context_.engine.ConcatenateRows(parts, context_.cancellation));
-  if (!SkipsCollective()) {
-    QG_ASSIGN_OR_RETURN(all, context_.group.AllReduceMax(all));
-  }
+  QG_ASSIGN_OR_RETURN(all, context_.group.AllReduceMax(all));
   const bool has_one_amax = bucket == kCurrent || bucket == kTwoLevel;
   if (has_one_amax && amax_group_ != nullptr) {
     for (size_t i = 0; i < parts.size(); ++i) {

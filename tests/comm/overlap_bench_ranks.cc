@@ -49,7 +49,7 @@ absl::Status MakeRank(Rank& rank, const BenchShape& shape, bool is_fp8, int size
   QG_ASSIGN_OR_RETURN(const GemmResult partial, engine.Gemm(state.whole, nullptr));
   state.partial = partial.d;
   if (state.overlap != nullptr) return absl::OkStatus();
-  state.buffers = std::make_unique<OverlapBuffers>(engine, rank.faults());
+  state.buffers = std::make_unique<OverlapBuffers>(engine);
   QG_ASSIGN_OR_RETURN(state.overlap, Overlap::Create(group, *state.buffers));
   QG_ASSIGN_OR_RETURN(state.timed_overlap,
                       Overlap::Create(group, *state.buffers, {.keeps_timelines = true}));

@@ -4,9 +4,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "kernels/comm/comm_faults.h"
-#include "kernels/validate/scenarios/fault_seeder.h"
-
 namespace quantgate {
 namespace {
 
@@ -30,7 +27,7 @@ class OverlapBufferTest : public testing::Test {
 };
 
 TEST_F(OverlapBufferTest, GoesThroughItsStates) {
-  OverlapBuffers buffers(*engine_, {});
+  OverlapBuffers buffers(*engine_);
   const auto buffer = buffers.Of("fc1_fprop", "mxfp8");
   EXPECT_EQ(buffer->name(), "fc1_fprop (mxfp8)");
   EXPECT_EQ(buffer->state(), BufferState::kFree);
@@ -49,7 +46,7 @@ TEST_F(OverlapBufferTest, GoesThroughItsStates) {
 }
 
 TEST_F(OverlapBufferTest, OnlyTheNextStateIsNext) {
-  OverlapBuffers buffers(*engine_, {});
+  OverlapBuffers buffers(*engine_);
   const auto buffer = buffers.Of("proj_fprop", "none");
   EXPECT_THAT(buffer->Start().message(), AllOf(HasSubstr("is FREE"), HasSubstr("must be FILLED")));
   EXPECT_EQ(buffer->Finish().status().code(), absl::StatusCode::kFailedPrecondition);
@@ -62,7 +59,7 @@ TEST_F(OverlapBufferTest, OnlyTheNextStateIsNext) {
 }
 
 TEST_F(OverlapBufferTest, LayersOfOneNameAndModeShareOneMemory) {
-  OverlapBuffers buffers(*engine_, {});
+  OverlapBuffers buffers(*engine_);
   EXPECT_EQ(buffers.Of("fc1_fprop", "mxfp8"), buffers.Of("fc1_fprop", "mxfp8"));
   EXPECT_NE(buffers.Of("fc1_fprop", "mxfp8"), buffers.Of("fc1_fprop", "none"));
   const auto buffer = buffers.Of("fc1_fprop", "mxfp8");
@@ -74,7 +71,7 @@ TEST_F(OverlapBufferTest, LayersOfOneNameAndModeShareOneMemory) {
 }
 
 TEST_F(OverlapBufferTest, WhatIsTakenIsNobodyElsesAnyMore) {
-  OverlapBuffers buffers(*engine_, {});
+  OverlapBuffers buffers(*engine_);
   const auto buffer = buffers.Of("fc1_fprop", "mxfp8");
   BufferView first = Filled(*buffer, "layer0", 1);
   BufferView stale = first;
@@ -93,7 +90,7 @@ TEST_F(OverlapBufferTest, WhatIsTakenIsNobodyElsesAnyMore) {
 }
 
 TEST_F(OverlapBufferTest, PartsDoNotTouch) {
-  OverlapBuffers buffers(*engine_, {});
+  OverlapBuffers buffers(*engine_);
   const BufferView view = Filled(*buffers.Of("b", "m"), "layer0", 7);
   const std::vector<Tensor> parts = *view.Read();
   EXPECT_EQ(parts[1].shape(), (Shape{2, 3}));
@@ -102,7 +99,7 @@ TEST_F(OverlapBufferTest, PartsDoNotTouch) {
 }
 
 TEST_F(OverlapBufferTest, AStaleViewSaysWhoseMemoryItIs) {
-  OverlapBuffers buffers(*engine_, {});
+  OverlapBuffers buffers(*engine_);
   const auto buffer = buffers.Of("fc1_fprop", "fp8_tensor");
   BufferView first = Filled(*buffer, "layer0", 1);
   const BufferView kept = first;
@@ -119,18 +116,6 @@ TEST_F(OverlapBufferTest, AStaleViewSaysWhoseMemoryItIs) {
                     HasSubstr("is stale"), HasSubstr("epoch 2, filled by layer1")));
   EXPECT_EQ(BufferView(kept).Release().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_TRUE(second.Read().ok());
-}
-
-TEST_F(OverlapBufferTest, TheFaultReadsTheNextLayersData) {
-  OverlapBuffers buffers(*engine_, FaultSeeder::With(kFaultStaleViewRead));
-  const auto buffer = buffers.Of("fc1_fprop", "fp8_tensor");
-  BufferView first = Filled(*buffer, "layer0", 1);
-  const BufferView kept = first;
-  ASSERT_TRUE(first.Release().ok());
-  Filled(*buffer, "layer1", 2);
-  const auto parts = kept.Read();
-  ASSERT_TRUE(parts.ok()) << parts.status();
-  EXPECT_EQ(parts->at(0).data()[0], std::byte{2});
 }
 
 }  // namespace

@@ -98,7 +98,7 @@ GemmDesc OrderSensitiveGemm(int rank, int64_t m, int64_t n) {
 }
 
 OverlapRank::OverlapRank(Rank& rank, OverlapOptions options)
-    : group(rank.group(kWorldGroup)), buffers(rank.engine(), rank.faults()) {
+    : group(rank.group(kWorldGroup)), buffers(rank.engine()) {
   overlap = *Overlap::Create(group, buffers, options);
 }
 

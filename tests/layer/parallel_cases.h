@@ -62,7 +62,7 @@ ParallelStep StepOf(const ParallelSetup& setup, ProcessGroup& tp);
 struct RankPart {
   static absl::StatusOr<std::unique_ptr<RankPart>> Make(Rank& rank, const LayerRequest& whole,
                                                         const ParallelSetup& setup);
-  explicit RankPart(Rank& rank) : buffers(rank.engine(), rank.faults()) {}
+  explicit RankPart(Rank& rank) : buffers(rank.engine()) {}
 
   OverlapBuffers buffers;
   std::unique_ptr<Overlap> overlap;

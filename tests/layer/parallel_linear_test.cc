@@ -138,32 +138,6 @@ TEST(RowParallelLinear, IsItsShardsAndTheSumOfTheirYWithOneBias) {
   for (const bool sequence : {false, true}) ExpectRowIsItsShards("nvfp4", kShapes[0], sequence);
 }
 
-// Section 5: quantities that do not depend on the number of ranks.
-TEST(ParallelLinear, IsTheWholeLayerWhereNoOperandDiffers) {
-  for (const char* text :
-       {"bf16", "fp8_delayed", "fp8_block", "mxfp8", "mxfp8:backward_override=dequantized"}) {
-    const Recipe recipe = *Recipe::Parse(text);
-    for (const bool sequence : {false, true}) {
-      const ParallelSetup setup{.size = 2, .sequence_parallel = sequence};
-      SCOPED_TRACE(Text(text, setup));
-      const LayerRequest column = CaseOf(ParallelMode::kColumn, {2, 256});
-      const LayerResult whole = RunCase(column, recipe);
-      const std::vector<LayerResult> columns = RunRanks(column, recipe, setup);
-      for (const char* output : {"y", "dw", "db"}) {
-        EXPECT_TRUE(
-            SameBits(Joined(column.layer, output, sequence, columns), OutputOf(whole, output)))
-            << output;
-      }
-      const LayerRequest row = CaseOf(ParallelMode::kRow, {2, 256});
-      const std::vector<LayerResult> rows = RunRanks(row, recipe, setup);
-      for (const char* output : {"dx", "dw"}) {
-        EXPECT_TRUE(SameBits(Joined(row.layer, output, sequence, rows), OutputOf(whole, output)))
-            << output;
-      }
-    }
-  }
-}
-
 TEST(ParallelLinear, OfCurrentScalingIsNotTheWholeLayer) {
   const LayerRequest column = CaseOf(ParallelMode::kColumn, {2, 256});
   for (const char* text : {"fp8_current", "nvfp4"}) {
@@ -292,39 +266,6 @@ TEST(ParallelLinear, DividesTheFirstOfSeveralDims) {
         const Tensor& expected = OutputOf(reference[rank], output);
         const Tensor& subject = OutputOf(results[rank], output);
         EXPECT_TRUE(SameBits(*subject.Reinterpret(subject.dtype(), expected.shape()), expected));
-      }
-    }
-  }
-}
-
-// Integers small enough that every product and sum is exact: any order, and a bias N times, shows.
-TEST(RowParallelLinear, AddsItsBiasOnce) {
-  for (const char* text : {"bf16", "fp8_current", "mxfp8"}) {
-    for (const bool sequence : {false, true}) {
-      LayerRequest request = SquareLinear(ParallelMode::kRow, 128, 128);
-      std::vector<float> x(128 * 128), w(128 * 128), bias(128), y(128 * 128);
-      for (size_t i = 0; i < x.size(); ++i) {
-        // 4 in every block: FP8 codes of the others are exact, and no amax differs.
-        x[i] = i % 32 == 0 ? 4 : static_cast<float>(i * 7 % 5) - 2;
-        w[i] = i % 32 == 0 ? 4 : (i % 9 == 0 ? static_cast<float>(i % 3) - 1 : 0);
-      }
-      for (size_t i = 0; i < bias.size(); ++i) bias[i] = static_cast<float>(i % 7) - 3;
-      for (size_t m = 0; m < 128; ++m) {
-        for (size_t n = 0; n < 128; ++n) {
-          for (size_t k = 0; k < 128; ++k) y[m * 128 + n] += x[m * 128 + k] * w[n * 128 + k];
-          y[m * 128 + n] += bias[n];
-          ASSERT_LE(std::abs(y[m * 128 + n]), 256);
-        }
-      }
-      request.x = FromValues(DType::kBF16, {128, 128}, x);
-      request.parameters["weight"] = FromValues(DType::kF32, {128, 128}, w);
-      request.parameters["bias"] = FromValues(DType::kF32, {128}, bias);
-      for (const int size : {2, 4}) {
-        const std::vector<LayerResult> results =
-            RunRanks(request, *Recipe::Parse(text), {.size = size, .sequence_parallel = sequence});
-        EXPECT_TRUE(SameBits(Joined(request.layer, "y", sequence, results),
-                             FromValues(DType::kBF16, {128, 128}, y)))
-            << text << " " << size << sequence;
       }
     }
   }

@@ -183,7 +183,7 @@ TEST(OverlapCheck, RefusesAStepWithoutItsEnd) {
         EXPECT_EQ(error_of(rank, step),
                   "parallel.overlap is null: a step whose units overlap needs this rank's end of "
                   "overlapped calls");
-        OverlapBuffers buffers(rank.engine(), {});
+        OverlapBuffers buffers(rank.engine());
         const auto other = *Overlap::Create(rank.group(kWorldGroup), buffers);
         step.overlap = other.get();
         EXPECT_EQ(

@@ -150,7 +150,7 @@ TEST(OverlappedGatherOnGpus, RefusesScalesThatDiffer) {
     std::vector<absl::Status> statuses(2);
     const absl::Status run = ranks.world().Run(
         [&](Rank& rank) -> absl::Status {
-          OverlapBuffers buffers(rank.engine(), rank.faults());
+          OverlapBuffers buffers(rank.engine());
           QG_ASSIGN_OR_RETURN(const auto overlap,
                               Overlap::Create(rank.group(kWorldGroup), buffers));
           AllGatherGemmCall call{.name = {"layer1 fprop", "fc1_fprop", "fp8_tensor"}};

@@ -97,16 +97,24 @@ int PortBehind(const std::string& line, const std::string& mark) {
   return std::stoi(line.substr(line.find(mark) + mark.size()));
 }
 
-TEST(DescriptorsTest, ServesAgainOnceConnectionsBeyondTheLimitHaveGone) {
+class DescriptorsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string ready = server.ReadLine();
+    ASSERT_THAT(ready, StartsWith("quantgated ready on "));
+    port = PortBehind(ready, "on 127.0.0.1:");
+    http_port = PortBehind(ready, "http://127.0.0.1:");
+  }
+
   const TestDirectory directory;
   const std::string limit = std::to_string(kDescriptors);
-  BackgroundProcess server({"/usr/bin/prlimit", "--nofile=" + limit + ":" + limit,
+  BackgroundProcess server{{"/usr/bin/prlimit", "--nofile=" + limit + ":" + limit,
                             QUANTGATED_PROGRAM, "--listen", "127.0.0.1:0", "--metrics-listen",
-                            "127.0.0.1:0", "--data-dir", directory.Path("data")});
-  const std::string ready = server.ReadLine();
-  ASSERT_THAT(ready, StartsWith("quantgated ready on "));
-  const int port = PortBehind(ready, "on 127.0.0.1:");
-  const int http_port = PortBehind(ready, "http://127.0.0.1:");
+                            "127.0.0.1:0", "--data-dir", directory.Path("data")}};
+  int port = 0, http_port = 0;
+};
+
+TEST_F(DescriptorsTest, ServesAgainOnceConnectionsBeyondTheLimitHaveGone) {
   ASSERT_TRUE(IsServed(port));
   {
     std::vector<Connection> connections;
@@ -169,16 +177,7 @@ class SlowConnections {
 };
 
 // HTTP's connections have a share of their own, in which slow ones make room.
-TEST(DescriptorsTest, SlowHttpConnectionsKeepNobodyOut) {
-  const TestDirectory directory;
-  const std::string limit = std::to_string(kDescriptors);
-  BackgroundProcess server({"/usr/bin/prlimit", "--nofile=" + limit + ":" + limit,
-                            QUANTGATED_PROGRAM, "--listen", "127.0.0.1:0", "--metrics-listen",
-                            "127.0.0.1:0", "--data-dir", directory.Path("data")});
-  const std::string ready = server.ReadLine();
-  ASSERT_THAT(ready, StartsWith("quantgated ready on "));
-  const int port = PortBehind(ready, "on 127.0.0.1:");
-  const int http_port = PortBehind(ready, "http://127.0.0.1:");
+TEST_F(DescriptorsTest, SlowHttpConnectionsKeepNobodyOut) {
   {
     const SlowConnections slow(http_port, kSlowConnections);
     for (int round = 0; round < 3; ++round) {
@@ -197,7 +196,7 @@ TEST(DescriptorsTest, SlowHttpConnectionsKeepNobodyOut) {
 }
 
 // What is left beside descriptors that are open already is too little to serve anybody with.
-TEST(DescriptorsTest, RefusesToStartWithTooFew) {
+TEST(DescriptorLimit, RefusesToStartWithTooFew) {
   const TestDirectory directory;
   const ProcessResult result =
       RunProcess({"/usr/bin/prlimit", "--nofile=32:32", QUANTGATED_PROGRAM, "--listen",

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "server/limits.h"
+#include "tests/server/run_outcome.h"
 #include "tests/server/test_server.h"
 
 namespace quantgate {
@@ -194,12 +195,10 @@ TEST_F(SlowReadersTest, OfARunAreServed) {
   v1::RunFinished finished;
   const grpc::Status executed = ExecuteToEnd(server_, execute, finished);
   ASSERT_TRUE(executed.ok()) << executed.error_message();
-  v1::ListRunsResponse runs;
-  grpc::ClientContext list;
-  ASSERT_TRUE(server_.engine().ListRuns(&list, {}, &runs).ok());
-  ASSERT_EQ(runs.runs_size(), 1);
+  const std::vector<v1::Run> runs = ListRuns(server_);
+  ASSERT_EQ(runs.size(), 1u);
   v1::WaitRunRequest request;
-  request.set_run_id(runs.runs(0).run_id());
+  request.set_run_id(runs[0].run_id());
   SlowReader reader(server_.server().ports()[0], "/quantgate.v1.Engine/WaitRun", request);
   ReadSlowly(reader);
   EXPECT_GT(reader.taken(), 1 << 20);

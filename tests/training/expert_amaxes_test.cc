@@ -1,5 +1,4 @@
-// Amax groups of sessions with a grouped_linear: experts whose rows copies divide have the scales,
-// and the bits, of one rank, wherever they are; amaxes by what was put into the rows; microbatches
+// Amax groups of sessions with a grouped_linear: amaxes by what was put into the rows; microbatches
 // that name groups of their own; what is refused.
 #include <gmock/gmock.h>
 
@@ -55,45 +54,6 @@ SessionSpec OnRanks(SessionSpec spec, const ParallelSpec& parallel, const AmaxGr
 
 AmaxGroups OfBatches(const std::string& group) {
   return AmaxGroupsOf({{TensorRole::kInput, group}, {TensorRole::kGradOutput, group}});
-}
-
-struct Division {
-  int ranks, copies;
-  std::vector<const char*> groups;  ///< That have all rows of each expert.
-};
-
-// Each copy's rows of an expert have an amax of their own, so that by default the bits are others
-// than one rank's.
-TEST(ExpertAmaxes, OfAllRowsHaveTheBitsOfOneRank) {
-  const auto engine = MakeCpuEngine({.threads = 1});
-  const Division divisions[] = {{1, 2, {"data", "world"}},
-                                {1, 4, {"data"}},
-                                {2, 2, {"data", "world", "0,2/1,3"}},
-                                {4, 2, {"world"}}};
-  for (const char* recipe : {"fp8_current", "nvfp4:disable_stochastic_rounding=true"}) {
-    const SessionSpec spec = ExpertLayers(recipe);
-    const auto one = OpenRanks(*engine, spec, Parameters(spec));
-    const auto y = one->Forward(ForwardOn(1, "0"), nullptr);
-    const auto dx = one->Backward({"0", UnevenBatch(2)}, nullptr);
-    const auto compare = [&](const Division& division, const AmaxGroups& groups, bool is_same) {
-      const auto session =
-          OpenRanks(*engine, OnRanks(spec, Experts(division.ranks, division.copies), groups),
-                    Parameters(spec));
-      ASSERT_NE(session, nullptr);
-      const auto forward = session->Forward(ForwardOn(1, "0"), nullptr);
-      const auto backward = session->Backward({"0", UnevenBatch(2)}, nullptr);
-      EXPECT_EQ(SameBits(OutputOf(forward, "y"), OutputOf(y, "y")), is_same);
-      EXPECT_EQ(SameBits(OutputOf(backward, "dx"), OutputOf(dx, "dx")), is_same);
-    };
-    for (const Division& division : divisions) {
-      SCOPED_TRACE(absl::StrCat(recipe, " ", division.ranks, "x", division.copies));
-      compare(division, {}, false);
-      for (const char* group : division.groups) {
-        SCOPED_TRACE(group);
-        compare(division, OfBatches(group), true);
-      }
-    }
-  }
 }
 
 // Where ranks divide the experts' weights, rows come to them as they were given: they are cast for
@@ -238,45 +198,6 @@ TEST(ExpertAmaxes, InterleavedMicrobatchesKeepTheirGroups) {
   for (const size_t i : {1, 3, 0, 2}) {
     const auto backward = session->Backward({std::to_string(i), UnevenBatch(2)}, nullptr);
     EXPECT_EQ(BitsOf(*engine, forwards[i], backward), expected[i]) << i;
-  }
-}
-
-// Ranks that divide every expert's weight, and copies of them: the amax of all of an expert's
-// weight, and of all its rows. Weights that are held quantized have it after an update too.
-TEST(ExpertAmaxes, OfDividedWeightsHaveTheBitsOfOneRank) {
-  const auto engine = MakeCpuEngine({.threads = 1});
-  const AmaxGroups groups = AmaxGroupsOf({{TensorRole::kInput, "world"},
-                                          {TensorRole::kWeight, "tensor"},
-                                          {TensorRole::kGradOutput, "world"}});
-  for (const char* recipe : {"fp8_current", "nvfp4:disable_stochastic_rounding=true"}) {
-    for (const WeightStorage storage : {WeightStorage::kHighPrecision, WeightStorage::kQuantized}) {
-      SessionSpec spec = FirstExperts(recipe, ParallelMode::kColumn);
-      spec.weights = storage;
-      for (const ParallelSpec& parallel : {Ranks(2), Ranks(4, 1, true), Ranks(2, 2)}) {
-        SCOPED_TRACE(absl::StrCat(recipe, " ", parallel.Label(), " ",
-                                  std::string(WeightStorageName(storage))));
-        const auto one = OpenRanks(*engine, OnOneRank(spec), FirstExpertParameters());
-        const auto ranks =
-            OpenRanks(*engine, OnRanks(spec, parallel, groups), FirstExpertParameters());
-        ASSERT_TRUE(one != nullptr && ranks != nullptr);
-        // Copies sum gradients, so that the next update is another one.
-        const uint64_t updates = parallel.data_parallel == 1 ? 2 : 1;
-        for (uint64_t update = 0; update < updates; ++update) {
-          const auto y = one->Forward(ForwardOn(1 + update, "0"), nullptr);
-          const auto ranks_y = ranks->Forward(ForwardOn(1 + update, "0"), nullptr);
-          EXPECT_TRUE(SameBits(OutputOf(ranks_y, "y"), OutputOf(y, "y"))) << update;
-          const BackwardStep backward{"0", UnevenBatch(11 + update)};
-          const auto dx = one->Backward(backward, nullptr);
-          const auto ranks_dx = ranks->Backward(backward, nullptr);
-          for (const char* dw : {"fc1.dw.0", "fc1.dw.2"}) {
-            EXPECT_EQ(SameBits(OutputOf(ranks_dx, dw), OutputOf(dx, dw)), updates == 2) << dw;
-          }
-          ASSERT_TRUE(one->Optimize({}, nullptr).ok());
-          ASSERT_TRUE(ranks->Optimize({}, nullptr).ok());
-        }
-        if (updates == 2) ExpectSameFiles(*one, *ranks);
-      }
-    }
   }
 }
 

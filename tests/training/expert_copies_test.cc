@@ -45,32 +45,21 @@ std::map<std::string, Tensor> ExactParameters() {
 
 class ExpertCopies : public ::testing::TestWithParam<const char*> {
  protected:
-  std::unique_ptr<Session> Open(const SessionSpec& spec,
-                                const std::map<std::string, Tensor>& parameters,
-                                std::optional<ParallelSpec> parallel) {
-    SessionSpec on_ranks = spec;
-    on_ranks.parallel = std::move(parallel);
-    return OpenRanks(*engine_, on_ranks, parameters);
-  }
   std::unique_ptr<Engine> engine_ = MakeCpuEngine({.threads = 1});
 };
 
 TEST_P(ExpertCopies, HaveTheBitsOfOneRankWhereSumsAreExact) {
   SessionSpec spec = MixedLayers(GetParam());
   spec.main_grads = true;  // In fp32, which no sum of these tests leaves.
-  for (const ParallelSpec& parallel :
-       {Experts(1, 2), Experts(2, 2), Experts(4, 2), Experts(2, 4)}) {
-    SCOPED_TRACE(parallel.Label());
-    const auto one = Open(spec, ExactParameters(), std::nullopt);
-    const auto ranks = Open(spec, ExactParameters(), parallel);
-    ASSERT_TRUE(one != nullptr && ranks != nullptr);
-    ExpectSameFiles(*one, *ranks);
-    PassExactly(*one, *ranks);
-    // Until the update each rank has its own main gradients, of its copy's rows.
-    EXPECT_EQ(ranks->Checkpoint(nullptr)->metadata.count("ranks"), 1u);
-    ExpectSameStep(*one, *ranks, [](Session& each) { return each.Optimize({}, nullptr); });
-    ExpectSameParameters(*one, *ranks, ExactParameters());
-    ExpectSameFiles(*one, *ranks);
+  for (const WeightStorage weights : ExactStorages(spec.recipe)) {
+    spec.weights = weights;
+    for (const ParallelSpec& parallel :
+         {Experts(1, 2), Experts(2, 2), Experts(4, 2), Experts(2, 4)}) {
+      SCOPED_TRACE(parallel.Label() + " " + std::string(WeightStorageName(weights)));
+      SessionSpec on_ranks = spec;
+      on_ranks.parallel = parallel;
+      ExpectExactlyAsOne(*engine_, spec, on_ranks, ExactParameters());
+    }
   }
 }
 

@@ -115,6 +115,13 @@ inline std::map<std::string, Tensor> ExactExperts() {
   return parameters;
 }
 
+/// How weights are held where sums are exact: quantized ones under delayed scaling, whose updates
+/// note amaxes, no scenario follows by hand.
+inline std::vector<WeightStorage> ExactStorages(const Recipe& recipe) {
+  if (!recipe.is_delayed()) return {WeightStorage::kHighPrecision};
+  return {WeightStorage::kHighPrecision, WeightStorage::kQuantized};
+}
+
 /// The microbatches of an update, of which no sum is rounded.
 inline void PassExactly(Session& one, Session& ranks) {
   // Scales are powers of two; delayed scaling's first ones are 1.
@@ -128,6 +135,22 @@ inline void PassExactly(Session& one, Session& ranks) {
       return each.Backward({"0", Quarters(11 + microbatch, {kBatch, kExpertColumns})}, nullptr);
     });
   }
+}
+
+/// An update on one rank and on the ranks of `on_ranks`, of which no sum is rounded: the same.
+inline void ExpectExactlyAsOne(Engine& engine, const SessionSpec& spec, const SessionSpec& on_ranks,
+                               const std::map<std::string, Tensor>& parameters) {
+  const auto one = OpenRanks(engine, spec, parameters);
+  const auto ranks = OpenRanks(engine, on_ranks, parameters);
+  ASSERT_TRUE(one != nullptr && ranks != nullptr);
+  ExpectSameFiles(*one, *ranks);
+  PassExactly(*one, *ranks);
+  // Until the update each copy has main gradients of its own rows.
+  EXPECT_EQ(ranks->Checkpoint(nullptr)->metadata.count("ranks"),
+            on_ranks.parallel->data_parallel > 1 ? 1u : 0u);
+  ExpectSameStep(*one, *ranks, [](Session& each) { return each.Optimize({}, nullptr); });
+  ExpectSameParameters(*one, *ranks, parameters);
+  ExpectSameFiles(*one, *ranks);
 }
 
 /// Forward and backward of one microbatch, whose gradients no update uses.

@@ -1,12 +1,11 @@
-// Sessions whose experts are divided over ranks against one rank with all of them: the same bits of
-// every output, state and checkpoint; what a rank has; layers beside the experts'; what is refused.
+// Sessions whose experts are divided over ranks: what a rank has; layers beside the experts'; what
+// is refused. Their bits are those of scenarios.
 #include <gmock/gmock.h>
 
 #include <functional>
 #include <string>
 #include <vector>
 
-#include "tests/training/divided_sessions.h"
 #include "tests/training/expert_fixture.h"
 
 namespace quantgate {
@@ -16,44 +15,6 @@ using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
-
-class ExpertSession : public ::testing::TestWithParam<SessionCase> {
- protected:
-  static SessionSpec Spec() {
-    SessionSpec spec = ExpertLayers(GetParam().recipe);
-    GetParam().Set(spec);
-    return spec;
-  }
-  static SessionSpec SpecOn(int ranks) {
-    SessionSpec spec = Spec();
-    if (ranks > 1) spec.parallel = Experts(ranks);
-    return spec;
-  }
-  std::unique_ptr<Session> Open(int ranks) {
-    return OpenRanks(*engine_, SpecOn(ranks), ExpertParameters());
-  }
-  std::unique_ptr<Engine> engine_ = MakeCpuEngine({.threads = 1});
-};
-
-TEST_P(ExpertSession, HasTheBitsOfOneRank) {
-  for (const int ranks : {2, 3, 4}) {
-    SCOPED_TRACE(ranks);
-    const auto one = Open(1), session = Open(ranks);
-    ASSERT_TRUE(one != nullptr && session != nullptr);
-    ExpectSameFiles(*one, *session);
-    TrainExperts(*one, *session, 100);
-    ExpectSameParameters(*one, *session, ExpertParameters());
-    ExpectSameFiles(*one, *session);
-  }
-}
-
-TEST_P(ExpertSession, CheckpointsAreTheSameBytesOnFourRanksTwoOneAndFourAgain) {
-  // Gradients that no update has used yet are an expert's own, and whole.
-  ExpectSameCheckpointsElsewhere(*engine_, {SpecOn(4), SpecOn(2), SpecOn(1), SpecOn(4)},
-                                 ExpertParameters(), TrainToTheMiddle);
-}
-
-INSTANTIATE_TEST_SUITE_P(Sessions, ExpertSession, ExpertCases(), NameOfCase);
 
 class ExpertStates : public ::testing::Test {
  protected:

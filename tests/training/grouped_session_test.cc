@@ -1,7 +1,6 @@
 // Sessions that divide the weights of every expert over tensor-parallel ranks, against one rank
-// with all of them where docs/distributed.md section 5 says that they are equal or where sums are
-// exact, against themselves without sequence parallelism, and against whole copies; checkpoints on
-// other ranks; what a rank has; what is refused.
+// with all of them where sums are exact; checkpoints on other ranks; what a rank has; what is
+// refused.
 #include <gmock/gmock.h>
 
 #include <functional>
@@ -30,114 +29,6 @@ SessionSpec Divided(SessionSpec spec, const ParallelSpec& parallel) {
   return spec;
 }
 
-/// Of one layer of experts: row-parallel ones have no biases.
-std::map<std::string, Tensor> ParametersOf(ParallelMode mode) {
-  std::map<std::string, Tensor> parameters = FirstExpertParameters();
-  std::erase_if(parameters, [&](const auto& parameter) {
-    return mode == kRow && parameter.first.starts_with("fc1.bias");
-  });
-  return parameters;
-}
-
-/// What of such a layer is no sum over tensor-parallel ranks.
-std::vector<std::string> OwnOutputs(ParallelMode mode) {
-  std::vector<std::string> names = {mode == kColumn ? "y" : "dx"};
-  for (const char* expert : {"0", "1", "2", "3"}) {
-    names.push_back(std::string("fc1.dw.") + expert);
-    if (mode == kColumn) names.push_back(std::string("fc1.db.") + expert);
-  }
-  return names;
-}
-
-/// Outputs of this kind, and no difference between ranks that have the same part.
-void ExpectSameOutputs(const absl::StatusOr<SessionStepResult>& a,
-                       const absl::StatusOr<SessionStepResult>& b,
-                       const std::vector<std::string>& names) {
-  ASSERT_TRUE(a.ok() && b.ok()) << a.status() << "\n" << b.status();
-  EXPECT_THAT(b->rank_differences, IsEmpty());
-  int compared = 0;
-  for (const NamedTensor& output : a->outputs) {
-    if (std::find(names.begin(), names.end(), output.name) == names.end()) continue;
-    EXPECT_TRUE(SameBits(output.tensor, OutputOf(b, output.name))) << output.name;
-    ++compared;
-  }
-  EXPECT_GT(compared, 0);
-}
-
-/// Two updates of a layer of `rows`, each of two microbatches.
-void TrainLayers(Session& a, Session& b, ParallelMode mode, int64_t rows) {
-  const std::vector<std::string> names = OwnOutputs(mode);
-  uint64_t seed = 500;
-  for (int update = 0; update < 2; ++update) {
-    for (const Microbatch microbatch : {Microbatch::kFirst, Microbatch::kLater}) {
-      ForwardStep forward;
-      forward.x = Normal(seed++, {rows, kExpertColumns});
-      forward.is_first = microbatch;
-      const BackwardStep backward{"0", Normal(seed++, {rows, kExpertColumns})};
-      const auto x = a.Forward(forward, nullptr), y = b.Forward(forward, nullptr);
-      if (mode == kColumn) ExpectSameOutputs(x, y, names);
-      ASSERT_TRUE(x.ok() && y.ok()) << x.status() << "\n" << y.status();
-      ExpectSameOutputs(a.Backward(backward, nullptr), b.Backward(backward, nullptr), names);
-    }
-    ExpectSameStep(a, b, [](Session& session) { return session.Optimize({}, nullptr); });
-    ExpectSameParameters(a, b, ParametersOf(mode));
-  }
-}
-
-struct BitsCase {
-  const char* recipe;
-  ParallelMode mode;
-  int ranks_max = 4;
-};
-
-class GroupedBits : public ::testing::TestWithParam<BitsCase> {
- protected:
-  std::unique_ptr<Engine> engine_ = MakeCpuEngine({.threads = 1});
-};
-
-TEST_P(GroupedBits, WhatIsNoSumHasTheBitsOfOneRank) {
-  const auto& [recipe, mode, ranks_max] = GetParam();
-  SessionSpec spec = FirstExperts(recipe, mode);
-  for (int ranks = 2; ranks <= ranks_max; ranks *= 2) {
-    for (const bool sp : {false, true}) {
-      SCOPED_TRACE(Ranks(ranks, 1, sp).Label());
-      const auto one = OpenRanks(*engine_, OnOneRank(spec), ParametersOf(mode));
-      spec.parallel = Ranks(ranks, 1, sp);
-      const auto session = OpenRanks(*engine_, spec, ParametersOf(mode));
-      ASSERT_TRUE(one != nullptr && session != nullptr);
-      TrainLayers(*one, *session, mode, kBatch);
-      ExpectSameFiles(*one, *session);
-    }
-  }
-}
-
-// Copies divide every expert's rows, however many.
-TEST_P(GroupedBits, WhatIsNoSumHasTheBitsOfWholeCopies) {
-  const auto& [recipe, mode, ranks_max] = GetParam();
-  SessionSpec spec = FirstExperts(recipe, mode);
-  const bool is_exact = spec.recipe.name() == "bf16";
-  if (is_exact) spec.layers[0].spec.m_splits = {37, 0, 21, 6};
-  const int64_t rows = is_exact ? 64 : kBatch;
-  SessionSpec whole = OnOneRank(spec);
-  whole.parallel = Ranks(1, 2);
-  spec.parallel = Ranks(ranks_max, 2, !is_exact);
-  const auto copies = OpenRanks(*engine_, whole, ParametersOf(mode));
-  const auto session = OpenRanks(*engine_, spec, ParametersOf(mode));
-  ASSERT_TRUE(copies != nullptr && session != nullptr);
-  TrainLayers(*copies, *session, mode, rows);
-  ExpectSameFiles(*copies, *session);
-}
-
-INSTANTIATE_TEST_SUITE_P(Recipes, GroupedBits,
-                         ::testing::Values(BitsCase{"bf16", kColumn}, BitsCase{"bf16", kRow},
-                                           BitsCase{"fp8_delayed", kColumn},
-                                           BitsCase{"fp8_delayed", kRow},
-                                           BitsCase{"mxfp8", kColumn}, BitsCase{"mxfp8", kRow}),
-                         [](const auto& info) {
-                           return std::string(info.param.recipe) + "_" +
-                                  std::string(ParallelModeName(info.param.mode));
-                         });
-
 class GroupedSums : public ::testing::TestWithParam<const char*> {
  protected:
   std::unique_ptr<Engine> engine_ = MakeCpuEngine({.threads = 1});
@@ -147,19 +38,13 @@ TEST_P(GroupedSums, HaveTheBitsOfOneRankWhereTheyAreExact) {
   SessionSpec spec = ExpertLayers(GetParam());
   spec.layers.erase(spec.layers.begin() + 1);
   spec.main_grads = true;  // In fp32, which no sum of this test leaves.
-  for (const ParallelSpec& parallel : {Ranks(2), Ranks(4, 1, true), Ranks(2, 2), Ranks(2, 2, true),
-                                       Ranks(4, 2, true), Ranks(2, 4)}) {
-    SCOPED_TRACE(parallel.Label());
-    const auto one = OpenRanks(*engine_, spec, ExactExperts());
-    const auto ranks = OpenRanks(*engine_, Divided(spec, parallel), ExactExperts());
-    ASSERT_TRUE(one != nullptr && ranks != nullptr);
-    ExpectSameFiles(*one, *ranks);
-    PassExactly(*one, *ranks);
-    EXPECT_EQ(ranks->Checkpoint(nullptr)->metadata.count("ranks"),
-              parallel.data_parallel > 1 ? 1u : 0u);
-    ExpectSameStep(*one, *ranks, [](Session& each) { return each.Optimize({}, nullptr); });
-    ExpectSameParameters(*one, *ranks, ExactExperts());
-    ExpectSameFiles(*one, *ranks);
+  for (const WeightStorage weights : ExactStorages(spec.recipe)) {
+    spec.weights = weights;
+    for (const ParallelSpec& parallel : {Ranks(2), Ranks(4, 1, true), Ranks(2, 2),
+                                         Ranks(2, 2, true), Ranks(4, 2, true), Ranks(2, 4)}) {
+      SCOPED_TRACE(parallel.Label() + " " + std::string(WeightStorageName(weights)));
+      ExpectExactlyAsOne(*engine_, spec, Divided(spec, parallel), ExactExperts());
+    }
   }
 }
 
@@ -178,19 +63,6 @@ class GroupedSessions : public ::testing::TestWithParam<SessionCase> {
   static SessionSpec SpecOfOne() { return OnOneRank(Spec(Ranks(2))); }
   std::unique_ptr<Engine> engine_ = MakeCpuEngine({.threads = 1});
 };
-
-// Rows are gathered before anything is quantized; a sum that is scattered is the sum.
-TEST_P(GroupedSessions, SequenceParallelismChangesNoBit) {
-  for (const auto& [ranks, copies] : {std::pair(2, 1), std::pair(4, 1), std::pair(2, 2)}) {
-    SCOPED_TRACE(Ranks(ranks, copies).Label());
-    const auto plain = OpenRanks(*engine_, Spec(Ranks(ranks, copies)), ExpertParameters());
-    const auto rows = OpenRanks(*engine_, Spec(Ranks(ranks, copies, true)), ExpertParameters());
-    ASSERT_TRUE(plain != nullptr && rows != nullptr);
-    TrainExperts(*plain, *rows, 100);
-    ExpectSameParameters(*plain, *rows, ExpertParameters());
-    ExpectSameFiles(*plain, *rows);
-  }
-}
 
 TEST_P(GroupedSessions, CheckpointsAreTheSameBytesOnFourRanksTwoOneAndFourAgain) {
   // Gradients that no update has used yet are parts of whole ones.

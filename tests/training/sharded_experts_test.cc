@@ -149,13 +149,7 @@ TEST_P(ExactShardedExperts, HaveTheBitsOfOneRank) {
        {Sharded(Experts(1, 2)), Sharded(Experts(2, 2)), Sharded(Experts(2, 4)),
         WithFragments(Experts(1, 4)), WithFragments(Experts(2, 2)), WithFragments(Experts(4, 2))}) {
     SCOPED_TRACE(parallel.Label());
-    const auto one = OpenRanks(*engine, spec, parameters);
-    const auto ranks = OpenRanks(*engine, OnRanks(spec, parallel), parameters);
-    ASSERT_TRUE(one != nullptr && ranks != nullptr);
-    PassExactly(*one, *ranks);
-    ExpectSameStep(*one, *ranks, [](Session& each) { return each.Optimize({}, nullptr); });
-    ExpectSameParameters(*one, *ranks, parameters);
-    ExpectSameFiles(*one, *ranks);
+    ExpectExactlyAsOne(*engine, spec, OnRanks(spec, parallel), parameters);
   }
 }
 

@@ -1,16 +1,17 @@
 // Training sessions whose experts are divided over ranks (docs/distributed.md section 9.2), or
 // their weights (section 2.1).
 #include <map>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "kernels/base/status_macros.h"
-#include "kernels/comm/comm_faults.h"
 #include "kernels/layer/expert_faults.h"
 #include "kernels/layer/layer_faults.h"
 #include "kernels/training/session_faults.h"
 #include "kernels/training/shard_faults.h"
+#include "kernels/validate/scenarios/comm_faults.h"
 #include "kernels/validate/scenarios/experts_by_hand.h"
 #include "kernels/validate/scenarios/scenario_groups.h"
 
@@ -19,15 +20,17 @@ namespace {
 
 // Gradients that no update has taken yet move with their experts.
 absl::Status CheckExpertTraining(ScenarioContext& context) {
-  QG_ASSIGN_OR_RETURN(const auto weights, MakeExperts(context));
+  QG_ASSIGN_OR_RETURN(auto parameters, MakeExperts(context));
+  QG_RETURN_IF_ERROR(AddBiases(context, kExpertOut, parameters));
   for (const WeightStorage storage : StoragesByHand(context.recipe())) {
-    const SessionSpec spec = ExpertSpec(context.recipe(), storage, FewRows());
+    SessionSpec spec = ExpertSpec(context.recipe(), storage, FewRows());
+    if (storage == WeightStorage::kQuantized) spec.masters = Masters::kBf16Remainder;
     ComparedRanks<ExpertsByHand<>> training(context, {192, kExpertIn, kExpertOut},
-                                            ExpertsByHand<>(context.reference(), spec, weights));
-    QG_RETURN_IF_ERROR(training.session().Open(OnExpertRanks(spec, 4), weights));
-    uint64_t seed = 1;
-    QG_RETURN_IF_ERROR(training.TrainStep(seed++));
-    for (const int ranks : {2, 1, 4}) {
+                                            ExpertsByHand<>(context.reference(), spec, parameters));
+    QG_RETURN_IF_ERROR(training.session().Open(OnExpertRanks(spec, 4), parameters));
+    QG_RETURN_IF_ERROR(TrainOverAnUpdate(training));
+    uint64_t seed = 20;
+    for (const int ranks : {3, 2, 1, 4}) {
       context.SetStep(ranks);
       QG_RETURN_IF_ERROR(training.session().GoOnAs(OnExpertRanks(spec, ranks)));
       QG_RETURN_IF_ERROR(training.TrainStep(seed++));
@@ -67,25 +70,32 @@ absl::Status CheckExpertCopies(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
-/// Two updates of two microbatches each by two copies, each of which two ranks divide.
+/// Two updates of two microbatches each by two copies, each of which two ranks divide; then
+/// microbatches in flight over an update.
 absl::Status TrainDividedExperts(ScenarioContext& context, ParallelMode mode, bool has_rows,
                                  WeightStorage storage) {
-  QG_ASSIGN_OR_RETURN(const auto weights, MakeExperts(context, kDividedColumns));
-  SessionSpec spec = ExpertSpec(context.recipe(), storage, RowsOfTwoCopies());
+  QG_ASSIGN_OR_RETURN(auto parameters, MakeExperts(context, kDividedColumns));
+  if (mode == ParallelMode::kColumn) {
+    QG_RETURN_IF_ERROR(AddBiases(context, kDividedColumns, parameters));
+  }
+  // Without blocks copies divide every expert's rows, however many.
+  const bool is_uneven = !context.recipe().is_quantized() && !has_rows;
+  const RowsOfExperts rows = is_uneven ? RowsOfExperts{37, 0, 21, 6} : RowsOfTwoCopies();
+  SessionSpec spec = ExpertSpec(context.recipe(), storage, rows);
   spec.layers[0].spec.parallel_mode = mode;
   spec.parallel.emplace();
   spec.parallel->tensor_parallel = spec.parallel->data_parallel = 2;
   spec.parallel->sequence_parallel = has_rows;
   ComparedRanks<ExpertsByHand<PlacesByHand>> training(
-      context, {256, kExpertIn, kDividedColumns},
-      ExpertsByHand<PlacesByHand>(context.reference(), spec, weights, 2));
-  QG_RETURN_IF_ERROR(training.session().Open(spec, weights));
-  for (const uint64_t seed : {1, 3}) {
+      context, {std::accumulate(rows.begin(), rows.end(), int64_t{0}), kExpertIn, kDividedColumns},
+      ExpertsByHand<PlacesByHand>(context.reference(), spec, parameters, 2));
+  QG_RETURN_IF_ERROR(training.session().Open(spec, parameters));
+  for (const uint64_t seed : {11, 13}) {
     QG_RETURN_IF_ERROR(training.TrainStep(seed));
     QG_RETURN_IF_ERROR(training.TrainStep(seed + 1));
     QG_RETURN_IF_ERROR(training.Optimize());
   }
-  return training.Forward("last", 5);
+  return TrainOverAnUpdate(training);
 }
 
 absl::Status CheckDividedExperts(ScenarioContext& context) {
@@ -126,12 +136,17 @@ absl::Status CheckExpertAmaxes(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(const auto weights, MakeExperts(context, kDividedColumns));
   for (const WeightStorage storage : StoragesByHand(context.recipe())) {
     const SessionSpec whole = ExpertSpec(context.recipe(), storage, RowsOfTwoCopies());
-    for (const Kind kind : {Kind::kData, Kind::kWorld}) {
-      context.SetStep(static_cast<int64_t>(kind));
-      SessionSpec spec = OnExpertRanks(whole, 2, 2);
-      spec.parallel->amax_groups = {{TensorRole::kInput, {kind}},
-                                    {TensorRole::kWeight, {kind}},
-                                    {TensorRole::kGradOutput, {kind}}};
+    const std::pair<int, AmaxGroup> divisions[] = {{1, {Kind::kData}},
+                                                   {2, {Kind::kData}},
+                                                   {2, {Kind::kWorld}},
+                                                   {2, {Kind::kRanks, {{0, 2}, {1, 3}}}},
+                                                   {4, {Kind::kWorld}}};
+    for (const auto& [ranks, group] : divisions) {
+      context.SetStep(ranks);
+      SessionSpec spec = OnExpertRanks(whole, ranks, 2);
+      spec.parallel->amax_groups = {{TensorRole::kInput, group},
+                                    {TensorRole::kWeight, group},
+                                    {TensorRole::kGradOutput, group}};
       QG_RETURN_IF_ERROR(TrainUnderSharedAmaxes<CopiesByHand>(context, spec, weights));
     }
     for (const ParallelMode mode : kParallelModes) {
@@ -140,6 +155,7 @@ absl::Status CheckExpertAmaxes(ScenarioContext& context) {
       spec.layers[0].spec.parallel_mode = mode;
       spec.parallel.emplace();
       spec.parallel->tensor_parallel = spec.parallel->data_parallel = 2;
+      spec.parallel->sequence_parallel = mode == ParallelMode::kColumn;
       spec.parallel->amax_groups = {{TensorRole::kInput, {Kind::kData}},
                                     {TensorRole::kWeight, {Kind::kTensor}},
                                     {TensorRole::kGradOutput, {Kind::kData}}};
@@ -156,14 +172,17 @@ ScenarioGroup ExpertSessionScenarios() {
   group.scenarios.push_back(
       {.name = "experts-train-on-ranks-as-on-one",
        .invariant = "Experts divided over ranks train as experts that are all on one, from their "
-                    "checkpoint on 2, on 1 and on 4 ranks again too.",
-       .criterion = "y, dx and dw of every expert bit-equal to a linear layer by hand for each, "
-                    "with uneven counts and an expert without rows; weights quantized and not.",
+                    "checkpoint on 3, on 2, on 1 and on 4 ranks again too.",
+       .criterion = "y, dx, dw and db of every expert bit-equal to a linear layer by hand for "
+                    "each, with uneven counts and an expert without rows, microbatches in flight "
+                    "over an update, one recomputed, one moved to the host and back; checkpoints "
+                    "the same on all of these ranks; weights quantized and not.",
        .bug_classes = {49},
        .faults = {kFaultRankOrderLeft, kFaultExpertGradientsSummed, kFaultRestoredExpertsStale,
                   kFaultSourcesReversed, kFaultExpertCallsAlone,
                   kFaultCheckpointRestartsRandomNumbers},
-       .recipes = {"bf16", "fp8_current", "fp8_block", "mxfp8", "nvfp4"},
+       .recipes = {"bf16", "fp8_current", "fp8_delayed:amax_history_len=3", "fp8_block", "mxfp8",
+                   "nvfp4"},
        .run = &CheckExpertTraining});
   group.scenarios.push_back(
       {.name = "expert-copies-train-as-copies-of-experts",
@@ -185,14 +204,17 @@ ScenarioGroup ExpertSessionScenarios() {
            "Copies of experts whose weights are divided over ranks train as copies of each "
            "expert's parts by themselves, whose partial products are summed in the order "
            "of the ranks.",
-       .criterion = "y, dx and dw of every expert bit-equal to parts of a linear layer by hand for "
-                    "each on two copies; column- and row-parallel, sequence-parallel and not, an "
-                    "expert without rows; weights quantized and not.",
+       .criterion =
+           "y, dx, dw and db of every expert bit-equal to parts of a linear layer by hand "
+           "for each on two copies; column- and row-parallel, sequence-parallel and not, an "
+           "expert without rows, of bf16 odd counts; microbatches in flight over an "
+           "update, one recomputed, one moved to the host and back; weights quantized "
+           "and not.",
        .bug_classes = {},
        .faults = {kFaultExpertPartialLeft, kFaultGradientOfOtherGroup, kFaultCopiesNotDivided,
                   kFaultExpertRowsOneOff, kFaultRankOrderLeft, kFaultReduceScatterOwner,
                   kFaultChunkOrder},
-       .recipes = {"bf16", "fp8_current", "fp8_block", "mxfp8",
+       .recipes = {"bf16", "fp8_current", "fp8_delayed:amax_history_len=3", "fp8_block", "mxfp8",
                    "nvfp4:disable_stochastic_rounding=true"},
        .run = &CheckDividedExperts});
   group.scenarios.push_back(
@@ -201,9 +223,10 @@ ScenarioGroup ExpertSessionScenarios() {
                     "them, whichever rank and copy has them, and no other expert's.",
        .criterion =
            "y, dx and dw of every expert bit-equal to copies of a linear layer by hand that "
-           "quantize their rows under the maximum over both copies' by plain loops; over ranks "
-           "with the same experts, over all, and where ranks divide every expert's weight; an "
-           "expert without rows; weights quantized and not.",
+           "quantize their rows under the maximum over both copies' by plain loops; on 1, 2 and "
+           "4 ranks over those with the same experts, over all and over listed ones, and where "
+           "ranks divide every expert's weight; an expert without rows; weights quantized and "
+           "not.",
        .faults = {kFaultExpertAmaxPlace, kFaultAmaxNotReduced, kFaultRankZeroAmax},
        .recipes = {"fp8_current", "nvfp4:disable_stochastic_rounding=true"},
        .run = &CheckExpertAmaxes});

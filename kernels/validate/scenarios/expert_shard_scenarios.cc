@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "kernels/base/status_macros.h"
-#include "kernels/comm/comm_faults.h"
 #include "kernels/layer/expert_faults.h"
 #include "kernels/training/shard_faults.h"
+#include "kernels/validate/scenarios/comm_faults.h"
 #include "kernels/validate/scenarios/experts_by_hand.h"
 #include "kernels/validate/scenarios/scenario_groups.h"
 
@@ -78,8 +78,6 @@ absl::Status CheckPiecesOfExperts(ScenarioContext& context) {
     for (const CopyDivision division : kDivisions) {
       context.SetStep(run++);
       QG_RETURN_IF_ERROR(TrainPiecesOfExperts(context, storage, division));
-      // Under delayed scaling parts by hand know their own amaxes alone.
-      if (context.recipe().is_delayed()) continue;
       // Either division with either storage, and either mode.
       const bool is_first = (storage == storages.front()) == (division == CopyDivision::kRows);
       QG_RETURN_IF_ERROR(TrainPiecesOfParts(context, storage, division,

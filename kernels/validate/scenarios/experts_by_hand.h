@@ -38,6 +38,7 @@ inline const RowsOfExperts& RowsOfTwoCopies() {
 }
 
 inline std::string WeightName(size_t expert) { return absl::StrCat("fc.weight.", expert); }
+inline std::string BiasName(size_t expert) { return absl::StrCat("fc.bias.", expert); }
 
 inline SessionSpec ExpertSpec(const Recipe& recipe, WeightStorage weights,
                               const RowsOfExperts& rows) {
@@ -75,33 +76,38 @@ inline absl::StatusOr<std::map<std::string, Tensor>> MakeExperts(ScenarioContext
   return weights;
 }
 
-inline CopiesByHand MakeByHand(Engine& reference, const SessionSpec& spec, const Tensor& weight,
-                               int copies, const CopiesByHand*) {
-  return CopiesByHand(reference, spec, {{"fc.weight", weight}}, copies);
-}
-inline PlacesByHand MakeByHand(Engine& reference, const SessionSpec& spec, const Tensor& weight,
-                               int copies, const PlacesByHand*) {
-  return PlacesByHand(reference, spec, weight, copies);
+/// Adds biases of so many outputs.
+inline absl::Status AddBiases(ScenarioContext& context, int64_t outputs,
+                              std::map<std::string, Tensor>& parameters) {
+  for (size_t expert = 0; expert < kExpertCount; ++expert) {
+    QG_ASSIGN_OR_RETURN(
+        parameters[BiasName(expert)],
+        context.Generate(Distribution::kNormal, 320 + expert, DType::kBF16, {outputs}, 0.125f));
+  }
+  return absl::OkStatus();
 }
 
 /// Every expert as copies of one linear layer, CopiesByHand, or as copies of its parts,
-/// PlacesByHand, on its own rows. An expert without rows is left as it is and has gradients of
-/// zero.
+/// PlacesByHand, on its own rows. An expert without rows is left as it is and has
+/// gradients of zero.
 template <typename LinearByHand = CopiesByHand>
 class ExpertsByHand {
  public:
   ExpertsByHand(Engine& reference, const SessionSpec& spec,
-                const std::map<std::string, Tensor>& weights, int copies = 1)
+                const std::map<std::string, Tensor>& parameters, int copies = 1)
       : reference_(reference), rows_(spec.layers[0].spec.m_splits) {
     // Each draws the random numbers of its place among the experts.
     for (size_t expert = 0; expert < kExpertCount; ++expert) {
       SessionSpec alone = spec;
       alone.layers[0].spec = LayerSpec();
       alone.layers[0].spec.parallel_mode = spec.layers[0].spec.parallel_mode;
-      const Tensor& weight = weights.at(WeightName(expert));
-      weight_shape_ = weight.shape();
-      experts_.push_back(
-          MakeByHand(reference, alone, weight, copies, static_cast<const LinearByHand*>(nullptr)));
+      std::map<std::string, Tensor> own = {{"fc.weight", parameters.at(WeightName(expert))}};
+      gradient_shapes_["fc.dw"] = own.at("fc.weight").shape();
+      if (const auto bias = parameters.find(BiasName(expert)); bias != parameters.end()) {
+        own["fc.bias"] = bias->second;
+        gradient_shapes_["fc.db"] = bias->second.shape();
+      }
+      experts_.emplace_back(reference, alone, own, copies);
       experts_.back().DrawAsOneOf(static_cast<uint32_t>(expert), kExpertCount);
     }
   }
@@ -131,16 +137,20 @@ class ExpertsByHand {
     NamedOutputs gradients;
     for (size_t expert = 0, begin = 0; expert < experts_.size(); ++expert) {
       QG_ASSIGN_OR_RETURN(const Tensor dy, RowsOf(step.grad_output, expert, begin));
-      Tensor& dw = gradients[absl::StrCat("fc.dw.", expert)];
-      if (dy.rows() == 0) {
-        QG_ASSIGN_OR_RETURN(dw, Tensor::Allocate(DType::kBF16, weight_shape_));
-        for (int64_t i = 0; i < dw.element_count(); ++i) SetValue(dw, i, 0.0f);
-        continue;
+      NamedOutputs outputs;
+      if (dy.rows() > 0) {
+        QG_ASSIGN_OR_RETURN(outputs, experts_[expert].Backward({step.microbatch, dy}));
+        rows.push_back(outputs.at("dx"));
       }
-      QG_ASSIGN_OR_RETURN(const NamedOutputs outputs,
-                          experts_[expert].Backward({step.microbatch, dy}));
-      rows.push_back(outputs.at("dx"));
-      dw = outputs.at("fc.dw");
+      for (const auto& [name, shape] : gradient_shapes_) {
+        Tensor& gradient = gradients[absl::StrCat(name, ".", expert)];
+        if (dy.rows() > 0) {
+          gradient = outputs.at(name);
+          continue;
+        }
+        QG_ASSIGN_OR_RETURN(gradient, Tensor::Allocate(DType::kBF16, shape));
+        for (int64_t i = 0; i < gradient.element_count(); ++i) SetValue(gradient, i, 0.0f);
+      }
     }
     QG_ASSIGN_OR_RETURN(NamedOutputs outputs, Joined("dx", rows));
     outputs.merge(gradients);
@@ -166,7 +176,7 @@ class ExpertsByHand {
 
   Engine& reference_;
   const RowsOfExperts rows_;
-  Shape weight_shape_;
+  std::map<std::string, Shape> gradient_shapes_;  ///< "fc.dw", "fc.db".
   std::vector<LinearByHand> experts_;
 };
 

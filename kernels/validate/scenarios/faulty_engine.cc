@@ -91,6 +91,37 @@ absl::StatusOr<NormForwardResult> FaultyEngine::NormForward(const NormForwardDes
                                    : engine_.NormForward(desc, cancellation);
 }
 
+absl::StatusOr<TensorAmaxes> FaultyEngine::MeasureAmax(const Tensor& source,
+                                                       const Quantizer& quantizer, Usages usages,
+                                                       const Cancellation* cancellation) {
+  QG_ASSIGN_OR_RETURN(TensorAmaxes measured,
+                      engine_.MeasureAmax(source, quantizer, usages, cancellation));
+  return alterations_.measured ? alterations_.measured(engine_, std::move(measured)) : measured;
+}
+
+absl::StatusOr<Tensor> FaultyEngine::ConcatenateColumns(std::span<const Tensor> parts,
+                                                        const Cancellation* cancellation) {
+  return alterations_.concatenate_columns
+             ? alterations_.concatenate_columns(engine_, parts, cancellation)
+             : engine_.ConcatenateColumns(parts, cancellation);
+}
+
+absl::StatusOr<Tensor> FaultyEngine::OrderedSum(std::span<const Tensor> parts_in_order,
+                                                SumAccumulation accumulation, DType out,
+                                                const Cancellation* cancellation) {
+  std::vector<Tensor> parts(parts_in_order.begin(), parts_in_order.end());
+  if (alterations_.sum) alterations_.sum(parts, accumulation);
+  return engine_.OrderedSum(parts, accumulation, out, cancellation);
+}
+
+absl::Status FaultyEngine::OrderedSumTo(std::span<const Tensor> parts_in_order,
+                                        SumAccumulation accumulation, const Tensor& to,
+                                        const Cancellation* cancellation) {
+  std::vector<Tensor> parts(parts_in_order.begin(), parts_in_order.end());
+  if (alterations_.sum) alterations_.sum(parts, accumulation);
+  return engine_.OrderedSumTo(parts, accumulation, to, cancellation);
+}
+
 absl::StatusOr<Tensor> WithAlteredBytes(Engine& engine, const Tensor& tensor,
                                         absl::FunctionRef<void(Tensor& bytes)> alter) {
   QG_ASSIGN_OR_RETURN(const Tensor on_host, engine.ToHost(tensor, nullptr));

@@ -4,6 +4,8 @@
 
 #include <functional>
 #include <memory>
+#include <span>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
@@ -71,6 +73,12 @@ struct EngineAlterations {
   std::function<absl::StatusOr<NormForwardResult>(Engine& engine, NormForwardDesc desc,
                                                   const Cancellation* cancellation)>
       norm_forward = {};
+  std::function<absl::StatusOr<TensorAmaxes>(Engine& engine, TensorAmaxes measured)> measured = {};
+  std::function<absl::StatusOr<Tensor>(Engine& engine, std::span<const Tensor> parts,
+                                       const Cancellation* cancellation)>
+      concatenate_columns = {};
+  /// Of OrderedSum and OrderedSumTo: changes what is summed and how.
+  std::function<void(std::vector<Tensor>& parts_in_order, SumAccumulation& accumulation)> sum = {};
 };
 
 /// `engine`, which must outlive it, with these alterations.
@@ -106,6 +114,16 @@ class FaultyEngine final : public ForwardingEngine {
                                                   float max_finite) override;
   absl::StatusOr<NormForwardResult> NormForward(const NormForwardDesc& desc,
                                                 const Cancellation* cancellation) override;
+  absl::StatusOr<TensorAmaxes> MeasureAmax(const Tensor& source, const Quantizer& quantizer,
+                                           Usages usages,
+                                           const Cancellation* cancellation) override;
+  absl::StatusOr<Tensor> ConcatenateColumns(std::span<const Tensor> parts,
+                                            const Cancellation* cancellation) override;
+  absl::StatusOr<Tensor> OrderedSum(std::span<const Tensor> parts_in_order,
+                                    SumAccumulation accumulation, DType out,
+                                    const Cancellation* cancellation) override;
+  absl::Status OrderedSumTo(std::span<const Tensor> parts_in_order, SumAccumulation accumulation,
+                            const Tensor& to, const Cancellation* cancellation) override;
 
  private:
   const std::unique_ptr<Engine> owned_;  // Of a lane: what engine_ is.

@@ -7,9 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/comm/comm_faults.h"
 #include "kernels/layer/layer_faults.h"
 #include "kernels/tensor/convert.h"
+#include "kernels/validate/scenarios/comm_faults.h"
 #include "kernels/validate/scenarios/expected_copy.h"
 #include "kernels/validate/scenarios/parallel_subject.h"
 #include "kernels/validate/scenarios/quantize_checks.h"
@@ -322,16 +322,50 @@ absl::Status CheckDoubleQuantization(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
+// ---- Faults
+
+EngineAlterations InterleaveLeft() {
+  EngineAlterations alterations;
+  alterations.concatenate_columns = [](Engine& engine, std::span<const Tensor> parts,
+                                       const Cancellation* cancellation) -> absl::StatusOr<Tensor> {
+    std::vector<Tensor> flat;
+    for (const Tensor& part : parts) {
+      QG_ASSIGN_OR_RETURN(flat.emplace_back(),
+                          part.Reinterpret(part.dtype(), {part.element_count()}));
+    }
+    QG_ASSIGN_OR_RETURN(const Tensor joined, engine.ConcatenateRows(flat, cancellation));
+    const int64_t lines = parts[0].shape()[0];
+    return joined.Reinterpret(joined.dtype(), {lines, joined.element_count() / lines});
+  };
+  return alterations;
+}
+
+/// As if the elements behind the shard, never written, were ones of it.
+EngineAlterations PadInAmax() {
+  EngineAlterations alterations;
+  alterations.measured = [](Engine& engine, TensorAmaxes measured) -> absl::StatusOr<TensorAmaxes> {
+    Tensor& amax = measured.rowwise.has_value() ? measured.rowwise : measured.columnwise;
+    if (!amax.has_value()) return measured;
+    QG_ASSIGN_OR_RETURN(const Tensor pad, Tensor::FromScalar(3.0e4f));
+    QG_ASSIGN_OR_RETURN(const Tensor there, engine.ToDevice(pad, nullptr));
+    const Tensor both[] = {amax, there};
+    QG_ASSIGN_OR_RETURN(amax, engine.Maximum(both, nullptr));
+    return measured;
+  };
+  return alterations;
+}
+
 }  // namespace
 
 ScenarioGroup GatherScenarios() {
   ScenarioGroup group;
   group.faults = {
-      InCode(kFaultInterleaveLeft,
-             "Reads columnwise codes that a gather joined one after the other as lines."),
-      InCode(kFaultPadInAmax, "Takes the padding behind a shard into its amax."),
-      InCode(kFaultRowBytesForColumns,
-             "Sends rowwise codes with the columnwise scales, as of per-tensor FP8."),
+      {"gather-interleave-left",
+       "Reads columnwise codes that a gather joined one after the other as lines.", 0,
+       &InterleaveLeft},
+      {"pad-included-in-amax", "Takes the padding behind a shard into its amax.", 0, &PadInAmax},
+      InCommunication(kFaultRowBytesForColumns,
+                      "Sends rowwise codes with the columnwise scales, as of per-tensor FP8."),
       InCode(kFaultOverrideQuantizes,
              "Quantizes again what a backward override gathered in high precision."),
       InCode(kFaultOverrideGathersOriginal,
@@ -343,7 +377,7 @@ ScenarioGroup GatherScenarios() {
                     "at once.",
        .criterion = "Codes, scales and amaxes of both directions bit-equal on every rank, of 2 and "
                     "4 ranks whose shards have other amaxes each.",
-       .faults = {kFaultInterleaveLeft},
+       .faults = {"gather-interleave-left"},
        .recipes = {"fp8_block", "nvfp4"},
        .run = &CheckGatheredCodes},
       {.name = "gathered-codes-have-the-groups-scale",
@@ -351,7 +385,7 @@ ScenarioGroup GatherScenarios() {
                     "or the gather is refused.",
        .criterion = "Codes, scales and amaxes of both directions bit-equal to the whole quantized "
                     "at once.",
-       .faults = {kFaultAmaxNotReduced, kFaultRankZeroAmax, kFaultPadInAmax},
+       .faults = {kFaultAmaxNotReduced, kFaultRankZeroAmax, "pad-included-in-amax"},
        .recipes = {"fp8_current", "fp8_current:power_2_scales=true", "nvfp4"},
        .run = &CheckGatheredCodes},
       {.name = "gathered-shards-in-rank-order",

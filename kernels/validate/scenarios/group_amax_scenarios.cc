@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/comm/comm_faults.h"
+#include "kernels/validate/scenarios/comm_faults.h"
 #include "kernels/validate/scenarios/expected_copy.h"
 #include "kernels/validate/scenarios/quantize_checks.h"
 #include "kernels/validate/scenarios/scenario_groups.h"
@@ -227,10 +227,12 @@ ScenarioGroup GroupAmaxScenarios() {
        .run = &CheckInterleaved},
   };
   group.faults = {
-      InCode(kFaultAmaxNotReduced, "Takes the rank's own amax for the group's."),
-      InCode(kFaultAmaxOverWorld, "Takes the maximum over all ranks of the world."),
-      InCode(kFaultRankZeroAmax, "Takes the amax of the group's first rank for the group's."),
-      InCode(kFaultGroupSwapped, "Makes the calls on a group on another group of the rank."),
+      InCommunication(kFaultAmaxNotReduced, "Takes the rank's own amax for the group's."),
+      InCommunication(kFaultAmaxOverWorld, "Takes the maximum over all ranks of the world."),
+      InCommunication(kFaultRankZeroAmax,
+                      "Takes the amax of the group's first rank for the group's."),
+      InCommunication(kFaultGroupSwapped,
+                      "Makes the calls on a group on another group of the rank."),
   };
   return group;
 }

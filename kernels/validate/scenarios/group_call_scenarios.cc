@@ -5,8 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/comm/comm_faults.h"
 #include "kernels/comm/row_blocks.h"
+#include "kernels/validate/scenarios/comm_faults.h"
 #include "kernels/validate/scenarios/scenario_groups.h"
 #include "kernels/validate/scenarios/virtual_ranks.h"
 
@@ -30,8 +30,7 @@ absl::Status CheckPlacement(ScenarioContext& context) {
     // As many rows for all, one more for some, and none for most.
     for (const int64_t rows : {int64_t{3} * size, int64_t{2} * size + size / 2, int64_t{1}}) {
       QG_ASSIGN_OR_RETURN(const Tensor whole, MarkedRows(rows));
-      QG_ASSIGN_OR_RETURN(const std::vector<Tensor> shards,
-                          RowBlocks(whole, EvenRows(rows, size), context.faults()));
+      QG_ASSIGN_OR_RETURN(const std::vector<Tensor> shards, RowBlocks(whole, EvenRows(rows, size)));
       const std::vector<TensorsOfRank> results =
           RunRanks(context, "all_gather", *world, [&](Rank& rank) -> absl::StatusOr<TensorsOfRank> {
             ProcessGroup& group = rank.group(kWorldGroup);
@@ -189,10 +188,13 @@ ScenarioGroup GroupCallScenarios() {
        .run = &CheckDifferences},
   };
   group.faults = {
-      InCode(kFaultChunkOrder, "Joins the parts of an all-gather from the last rank to the first."),
-      InCode(kFaultEmptyRankSkips, "Leaves out a collective call where the rank has no rows."),
-      InCode(kFaultCallsNotCompared, "Begins a call without comparing the members' calls."),
-      InCode(kFaultDeadlinePasses, "Goes on with what it has when a deadline passes."),
+      InCommunication(kFaultChunkOrder,
+                      "Joins the parts of an all-gather from the last rank to the first."),
+      InCommunication(kFaultEmptyRankSkips,
+                      "Leaves out a collective call where the rank has no rows."),
+      InCommunication(kFaultCallsNotCompared,
+                      "Begins a call without comparing the members' calls."),
+      InCommunication(kFaultDeadlinePasses, "Goes on with what it has when a deadline passes."),
   };
   return group;
 }

@@ -4,8 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/comm/comm_faults.h"
 #include "kernels/comm/row_blocks.h"
+#include "kernels/validate/scenarios/comm_faults.h"
 #include "kernels/validate/scenarios/expected_copy.h"
 #include "kernels/validate/scenarios/scenario_groups.h"
 #include "kernels/validate/scenarios/virtual_ranks.h"
@@ -207,6 +207,14 @@ absl::Status CheckTiming(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
+EngineAlterations ElementAccumulation() {
+  EngineAlterations alterations;
+  alterations.sum = [](std::vector<Tensor>&, SumAccumulation& accumulation) {
+    accumulation = SumAccumulation::kElement;
+  };
+  return alterations;
+}
+
 }  // namespace
 
 ScenarioGroup GroupSumScenarios() {
@@ -222,7 +230,7 @@ ScenarioGroup GroupSumScenarios() {
        .invariant = "A sum over ranks has the order and the roundings of its profile (D09).",
        .criterion = "reduce_scatter and all_reduce bit-equal to sums by hand of large numbers that "
                     "cancel and small ones: 1 to 8 ranks, owners of unequal and of no rows.",
-       .faults = {kFaultElementAccumulation, kFaultReduceScatterOwner},
+       .faults = {"bf16-accumulate-for-fp32", kFaultReduceScatterOwner},
        .recipes = {"bf16"},
        .run = &CheckProfiles},
       {.name = "scattered-sums-join-to-all-reduce",
@@ -240,10 +248,11 @@ ScenarioGroup GroupSumScenarios() {
        .run = &CheckTiming},
   };
   group.faults = {
-      InCode(kFaultReduceScatterOwner, "Gives each owner the rows of the next one."),
-      InCode(kFaultElementAccumulation, "Rounds each sum of an fp32 chain to bf16."),
-      InCode(kFaultShardOffset, "Begins blocks of rows one row late."),
-      InCode(kFaultArrivalOrder, "Adds the parts in the order in which the ranks came."),
+      InCommunication(kFaultReduceScatterOwner, "Gives each owner the rows of the next one."),
+      {"bf16-accumulate-for-fp32", "Rounds each sum of an fp32 chain to bf16.", 0,
+       &ElementAccumulation},
+      InCommunication(kFaultShardOffset, "Begins blocks of rows one row late."),
+      InCommunication(kFaultArrivalOrder, "Adds the parts in the order in which the ranks came."),
   };
   return group;
 }

@@ -7,9 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/comm/comm_faults.h"
 #include "kernels/layer/grouped_run.h"
 #include "kernels/layer/layer_faults.h"
+#include "kernels/validate/scenarios/comm_faults.h"
 #include "kernels/validate/scenarios/expected_copy.h"
 #include "kernels/validate/scenarios/parallel_subject.h"
 #include "kernels/validate/scenarios/scenario_groups.h"

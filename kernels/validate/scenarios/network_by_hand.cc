@@ -1,6 +1,7 @@
 #include "kernels/validate/scenarios/network_by_hand.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -24,6 +25,11 @@ float MaxFiniteOfFp8(DType element) {
   return element == DType::kF8E4M3 ? MaxFinite<E4M3>() : MaxFinite<E5M2>();
 }
 
+/// Of a finite master: to nearest, ties away (docs/definitions.md section 12.1).
+uint16_t UpperHalf(float master) {
+  return static_cast<uint16_t>((std::bit_cast<uint32_t>(master) + 0x8000u) >> 16);
+}
+
 }  // namespace
 
 NetworkByHand::NetworkByHand(Engine& reference, const SessionSpec& spec,
@@ -44,7 +50,14 @@ NetworkByHand::NetworkByHand(Engine& reference, const SessionSpec& spec,
 absl::StatusOr<Tensor> NetworkByHand::ParameterOf(const std::string& name) const {
   const Trained& trained = trained_.at(name);
   QG_ASSIGN_OR_RETURN(Tensor tensor, Tensor::Allocate(trained.dtype, trained.shape));
-  for (int64_t i = 0; i < tensor.element_count(); ++i) SetValue(tensor, i, trained.master[i]);
+  for (int64_t i = 0; i < tensor.element_count(); ++i) {
+    const float master = trained.master[static_cast<size_t>(i)];
+    if (spec_.masters == Masters::kBf16Remainder) {
+      tensor.as<uint16_t>()[i] = UpperHalf(master);
+    } else {
+      SetValue(tensor, i, master);
+    }
+  }
   return tensor;
 }
 

@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/comm/comm_faults.h"
+#include "kernels/validate/scenarios/comm_faults.h"
 #include "kernels/validate/scenarios/parallel_subject.h"
 #include "kernels/validate/scenarios/scenario_groups.h"
 
@@ -222,7 +222,7 @@ absl::Status CheckReopened(ScenarioContext& context, ParallelMode mode) {
   RunBodies(context, "steps", *world, [&](Rank& rank) -> absl::Status {
     VirtualOverlap end(rank);
     for (const Recipe& recipe : {first, context.recipe()}) {
-      QG_ASSIGN_OR_RETURN(end.overlap, Overlap::Create(rank.group(kWorldGroup), end.buffers));
+      QG_RETURN_IF_ERROR(end.Reopen(rank));
       QG_ASSIGN_OR_RETURN(const LayerRequest shard,
                           ShardOn(rank, whole, OverlappedStep(recipe, end)));
       StepOptions options = StepOptionsOf(context, shard);
@@ -286,10 +286,10 @@ ScenarioGroup OverlapLayerScenarios() {
        .run = &CheckPrecisions},
   };
   group.faults = {
-      InCode(kFaultGradientInBuffer,
-             "A bulk reduce-scatter gives its sum as a view of the shared buffer.", 42),
-      InCode(kFaultBufferPrecisionKept,
-             "A shared buffer keeps the precision of what was first in it.", 47),
+      InCommunication(kFaultGradientInBuffer,
+                      "A bulk reduce-scatter gives its sum as a view of the shared buffer.", 42),
+      InCommunication(kFaultBufferPrecisionKept,
+                      "A shared buffer keeps the precision of what was first in it.", 47),
   };
   return group;
 }

@@ -1,5 +1,6 @@
 // Communication beside GEMMs (docs/overlap.md): virtual ranks, what they get against GEMMs of the
 // whole and sums by hand.
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -8,8 +9,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/comm/comm_faults.h"
 #include "kernels/comm/overlap.h"
+#include "kernels/validate/scenarios/comm_faults.h"
 #include "kernels/validate/scenarios/scenario_groups.h"
 #include "kernels/validate/scenarios/virtual_ranks.h"
 
@@ -387,6 +388,14 @@ absl::Status CheckStaleView(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
+EngineAlterations OthersReversed() {
+  EngineAlterations alterations;
+  alterations.sum = [](std::vector<Tensor>& parts, SumAccumulation&) {
+    std::reverse(parts.begin() + 1, parts.end());
+  };
+  return alterations;
+}
+
 }  // namespace
 
 ScenarioGroup OverlapScenarios() {
@@ -404,7 +413,7 @@ ScenarioGroup OverlapScenarios() {
        .invariant = "A GEMM that scatters its sums point to point adds r, r - 1, ... in fp32 with "
                     "one rounding (D13).",
        .criterion = "y bit-equal to sums by hand, 2 to 8 ranks.",
-       .faults = {kFaultSumOrderReversed},
+       .faults = {"rs-order-reversed"},
        .recipes = {"bf16"},
        .run = &CheckPointToPoint},
       {.name = "pipelined-reduce-scatter-keeps-every-column",
@@ -418,7 +427,7 @@ ScenarioGroup OverlapScenarios() {
       {.name = "bulk-communication-leaves-the-gemm-alone",
        .invariant = "A GEMM and the gather or sum beside it give what each gives alone (D15).",
        .criterion = "Both GEMMs, gathered x and sums bit-equal, 2 and 4 ranks.",
-       .faults = {kFaultSumOrderReversed},
+       .faults = {"rs-order-reversed"},
        .recipes = recipes,
        .run = &CheckBulk},
       {.name = "overlap-does-not-depend-on-timing",
@@ -444,15 +453,17 @@ ScenarioGroup OverlapScenarios() {
        .run = &CheckStaleView},
   };
   group.faults = {
-      InCode(kFaultScalesLeftBehind,
-             "Passes codes on in a ring without their scales; the receiver takes its own.", 0),
-      InCode(kFaultCopyNotAwaited, "Multiplies a chunk before it has come.", 0),
-      InCode(kFaultSumOrderReversed,
-             "After its own part an owner sums the others' from the other end.", 0),
-      InCode(kFaultPipelineTail,
-             "Takes splits as wide as the quotient and drops the columns that remain.", 0),
-      InCode(kFaultSlotKept, "Keeps a slot of the shared buffer for backward.", 3),
-      InCode(kFaultStaleViewRead, "Reads a view of a shared buffer whatever its epoch.", 3),
+      InCommunication(
+          kFaultScalesLeftBehind,
+          "Passes codes on in a ring without their scales; the receiver takes its own."),
+      InCommunication(kFaultCopyNotAwaited, "Multiplies a chunk before it has come."),
+      {"rs-order-reversed", "After its own part an owner sums the others' from the other end.", 0,
+       &OthersReversed},
+      InCommunication(kFaultPipelineTail,
+                      "Takes splits as wide as the quotient and drops the columns that remain."),
+      InCommunication(kFaultSlotKept, "Keeps a slot of the shared buffer for backward.", 3),
+      InCommunication(kFaultStaleViewRead, "Reads a view of a shared buffer whatever its epoch.",
+                      3),
   };
   return group;
 }

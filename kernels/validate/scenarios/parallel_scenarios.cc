@@ -6,9 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/comm/comm_faults.h"
 #include "kernels/layer/layer_faults.h"
 #include "kernels/tensor/convert.h"
+#include "kernels/validate/scenarios/comm_faults.h"
 #include "kernels/validate/scenarios/parallel_subject.h"
 #include "kernels/validate/scenarios/scenario_groups.h"
 
@@ -46,13 +46,16 @@ absl::Status CheckUnalignedSteps(ScenarioContext& context) {
 /// layer, dx and dw of a row-parallel one.
 absl::Status CheckAgainstOneRank(ScenarioContext& context, ParallelMode mode, int size) {
   Engine& reference = context.reference();
-  QG_ASSIGN_OR_RETURN(const LayerRequest whole, MakeParallelLinear(context, mode, 128 * size, 30));
+  // Whole blocks on every rank.
+  const int64_t columns = context.recipe().name() == "fp8_block" ? 128 * size : 128;
+  QG_ASSIGN_OR_RETURN(const LayerRequest whole,
+                      MakeParallelLinear(context, mode, 128 * size, 30, columns));
   LayerRequest alone = whole;
   alone.layer.parallel_mode = ParallelMode::kNone;
   QG_ASSIGN_OR_RETURN(const LayerResult one, RunLayer(reference, alone, context.recipe(),
                                                       Arithmetic(), context.cancellation()));
   const bool is_row = mode == ParallelMode::kRow;
-  const ShardRule columns = is_row ? InputColumns(whole.layer) : OutputColumns(whole.layer);
+  const ShardRule divided = is_row ? InputColumns(whole.layer) : OutputColumns(whole.layer);
   for (const bool sequence_parallel : {false, true}) {
     QG_ASSIGN_OR_RETURN(const std::vector<StepTensors> subjects,
                         StepOnRanks(context, whole, size, sequence_parallel));
@@ -65,7 +68,7 @@ absl::Status CheckAgainstOneRank(ScenarioContext& context, ParallelMode mode, in
         QG_ASSIGN_OR_RETURN(
             const Tensor part,
             ShardOf(reference, output.name, output.tensor,
-                    is_dw ? ParameterShardRule(whole.layer, "weight") : columns, rank, size));
+                    is_dw ? ParameterShardRule(whole.layer, "weight") : divided, rank, size));
         const Tensor& subject = is_dw ? subjects[i].dw : is_row ? subjects[i].dx : subjects[i].y;
         QG_RETURN_IF_ERROR(
             context.ExpectSameBits(absl::StrCat(where, " ", output.name), subject, part));
@@ -176,7 +179,8 @@ ScenarioGroup ParallelScenarios() {
            "to their parts of the whole layer's, sequence-parallel and not, 2 and 4 "
            "ranks.",
        .faults = {kFaultChunkOrder},
-       .recipes = {"bf16", "fp8_delayed", "mxfp8"},
+       .recipes = {"bf16", "fp8_delayed", "fp8_block", "mxfp8",
+                   "mxfp8:backward_override=dequantized"},
        .run = &CheckAgainstOne},
       {.name = "unaligned-shards-gather-the-source",
        .invariant = "Shards that are no whole blocks are gathered in high precision and quantized "

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/comm/row_blocks.h"
 #include "kernels/tensor/convert.h"
 
 namespace quantgate {
@@ -117,8 +118,9 @@ absl::StatusOr<Tensor> SumInOrder(const std::vector<Tensor>& parts) {
 }
 
 absl::StatusOr<Tensor> RowPart(const Tensor& tensor, int rank, int size) {
-  const int64_t count = tensor.shape()[0] / size;
-  return tensor.RowRange(rank * count, count);
+  QG_ASSIGN_OR_RETURN(const std::vector<Tensor> parts,
+                      RowBlocks(tensor, EvenRows(tensor.shape()[0], size)));
+  return parts[static_cast<size_t>(rank)];
 }
 
 absl::StatusOr<LayerRequest> MakeParallelLinear(ScenarioContext& context, ParallelMode mode,

@@ -1,15 +1,17 @@
 // Training sessions whose copies have rows of each weight, or elements of its master and moments
 // (docs/distributed.md sections 9.1 and 9.3).
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "kernels/base/status_macros.h"
-#include "kernels/comm/comm_faults.h"
 #include "kernels/training/session_faults.h"
 #include "kernels/training/shard_faults.h"
+#include "kernels/validate/scenarios/comm_faults.h"
 #include "kernels/validate/scenarios/expected_copy.h"
+#include "kernels/validate/scenarios/parallel_subject.h"
 #include "kernels/validate/scenarios/rank_session_subject.h"
 #include "kernels/validate/scenarios/scenario_groups.h"
 #include "kernels/validate/scenarios/session_subject.h"
@@ -77,7 +79,9 @@ absl::Status GoOnElsewhere(ScenarioContext& context, WeightStorage weights, Copy
 
 absl::Status CheckGoingOnElsewhere(ScenarioContext& context) {
   for (const WeightStorage weights : StoragesByHand(context.recipe())) {
-    QG_RETURN_IF_ERROR(GoOnElsewhere(context, weights, CopyDivision::kRows));
+    for (const CopyDivision division : {CopyDivision::kNone, CopyDivision::kRows}) {
+      QG_RETURN_IF_ERROR(GoOnElsewhere(context, weights, division));
+    }
     // Elements are not cast by two rules of blocks.
     const bool is_cast = weights == WeightStorage::kQuantized;
     if (is_cast && context.recipe().name() == "hybrid") continue;
@@ -86,66 +90,95 @@ absl::Status CheckGoingOnElsewhere(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
-// ---- One column-parallel layer on 2 x 2 ranks
+// ---- One divided layer
 
-constexpr int64_t kDividedIn = 64, kDividedOut = 128;
-constexpr int kPlaces = 2;
+constexpr int64_t kDividedRows = 128, kDividedWidth = 128;
 
-/// One column-parallel layer on 2 x 2 ranks.
-SessionSpec DividedSpec(const Recipe& recipe, WeightStorage weights, CopyDivision division) {
+/// One layer on ranks that divide its weight, on so many copies.
+SessionSpec DividedSpec(const Recipe& recipe, WeightStorage weights, ParallelMode mode, int places,
+                        int copies) {
   SessionSpec spec = ShardedSpec(recipe, weights);
   spec.layers.resize(1);
   spec.layers[0].name = "fc";
-  spec.layers[0].spec.parallel_mode = ParallelMode::kColumn;
+  spec.layers[0].spec.parallel_mode = mode;
   spec.parallel.emplace();
-  spec.parallel->tensor_parallel = kPlaces;
-  spec.parallel->data_parallel = 2;
-  return DividedOverCopies(std::move(spec), division);
+  spec.parallel->tensor_parallel = places;
+  spec.parallel->data_parallel = copies;
+  return spec;
 }
 
-absl::StatusOr<Tensor> MakeDividedWeight(ScenarioContext& context) {
-  return context.Generate(Distribution::kNormal, 90, DType::kBF16, {kDividedOut, kDividedIn},
-                          0.125f);
+using ComparedPlaces = ComparedRanks<PlacesByHand>;
+
+absl::StatusOr<std::unique_ptr<ComparedPlaces>> OpenDivided(ScenarioContext& context,
+                                                            const SessionSpec& spec) {
+  std::map<std::string, Tensor> parameters;
+  QG_ASSIGN_OR_RETURN(parameters["fc.weight"],
+                      context.Generate(Distribution::kNormal, 90, DType::kBF16,
+                                       {kDividedWidth, kDividedWidth}, 0.125f));
+  if (spec.layers[0].spec.parallel_mode == ParallelMode::kColumn) {
+    QG_ASSIGN_OR_RETURN(
+        parameters["fc.bias"],
+        context.Generate(Distribution::kNormal, 91, DType::kBF16, {kDividedWidth}, 0.125f));
+  }
+  auto training = std::make_unique<ComparedPlaces>(
+      context, BatchShape{kDividedRows, kDividedWidth, kDividedWidth},
+      PlacesByHand(context.reference(), spec, parameters, spec.parallel->data_parallel));
+  QG_RETURN_IF_ERROR(training->session().Open(spec, parameters));
+  return training;
 }
 
 absl::Status CheckGradientGroups(ScenarioContext& context) {
-  QG_ASSIGN_OR_RETURN(const Tensor weight, MakeDividedWeight(context));
   for (const CopyDivision division : kCopyDivisions) {
     context.SetStep(static_cast<int64_t>(division));
-    const SessionSpec spec = DividedSpec(context.recipe(), WeightStorage::kHighPrecision, division);
-    ComparedRanks<PlacesByHand> training(context, {128, kDividedIn, kDividedOut},
-                                         PlacesByHand(context.reference(), spec, weight, 2));
-    QG_RETURN_IF_ERROR(training.session().Open(spec, {{"fc.weight", weight}}));
+    const SessionSpec spec =
+        DividedSpec(context.recipe(), WeightStorage::kHighPrecision, ParallelMode::kColumn, 2, 2);
+    QG_ASSIGN_OR_RETURN(const auto training,
+                        OpenDivided(context, DividedOverCopies(spec, division)));
     // The second update is of what two backwards have added up.
     for (const uint64_t seed : {1, 2}) {
-      QG_RETURN_IF_ERROR(training.TrainStep(seed));
-      if (seed == 2) QG_RETURN_IF_ERROR(training.TrainStep(3));
-      QG_RETURN_IF_ERROR(training.Optimize());
+      QG_RETURN_IF_ERROR(training->TrainStep(seed));
+      if (seed == 2) QG_RETURN_IF_ERROR(training->TrainStep(3));
+      QG_RETURN_IF_ERROR(training->Optimize());
     }
-    QG_RETURN_IF_ERROR(training.TrainStep(4));
+    QG_RETURN_IF_ERROR(training->TrainStep(4));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckDividedTraining(ScenarioContext& context) {
+  for (const ParallelMode mode : kParallelModes) {
+    for (const auto& [places, copies] : {std::pair(2, 2), std::pair(4, 1)}) {
+      for (const bool has_rows : {false, true}) {
+        context.SetStep(10 * places + (has_rows ? 1 : 0));
+        SessionSpec spec =
+            DividedSpec(context.recipe(), WeightStorage::kHighPrecision, mode, places, copies);
+        spec.parallel->sequence_parallel = has_rows;
+        QG_ASSIGN_OR_RETURN(const auto training, OpenDivided(context, spec));
+        QG_RETURN_IF_ERROR(TrainOverAnUpdate(*training));
+      }
+    }
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckHeldWeightAmaxes(ScenarioContext& context) {
-  QG_ASSIGN_OR_RETURN(const Tensor weight, MakeDividedWeight(context));
   for (const CopyDivision division : kCopyDivisions) {
     context.SetStep(static_cast<int64_t>(division));
-    SessionSpec spec = DividedSpec(context.recipe(), WeightStorage::kQuantized, division);
+    SessionSpec spec = DividedOverCopies(
+        DividedSpec(context.recipe(), WeightStorage::kQuantized, ParallelMode::kColumn, 2, 2),
+        division);
     using Kind = AmaxGroup::Kind;
     const bool is_whole = division == CopyDivision::kNone;
     spec.parallel->amax_groups = {{TensorRole::kInput, {Kind::kData}},
                                   {TensorRole::kWeight, {is_whole ? Kind::kTensor : Kind::kWorld}},
                                   {TensorRole::kGradOutput, {Kind::kData}}};
-    ComparedRanks<PlacesByHand> training(context, {128, kDividedIn, kDividedOut},
-                                         PlacesByHand(context.reference(), spec, weight, 2));
-    training.by_hand().ShareAmaxes();
-    QG_RETURN_IF_ERROR(training.session().Open(spec, {{"fc.weight", weight}}));
+    QG_ASSIGN_OR_RETURN(const auto training, OpenDivided(context, spec));
+    training->by_hand().ShareAmaxes();
     for (const uint64_t seed : {1, 2}) {
-      QG_RETURN_IF_ERROR(training.TrainStep(seed));
-      QG_RETURN_IF_ERROR(training.Optimize());
+      QG_RETURN_IF_ERROR(training->TrainStep(seed));
+      QG_RETURN_IF_ERROR(training->Optimize());
     }
-    QG_RETURN_IF_ERROR(training.TrainStep(3));
+    QG_RETURN_IF_ERROR(training->TrainStep(3));
   }
   return absl::OkStatus();
 }
@@ -175,10 +208,11 @@ ScenarioGroup RankSessionScenarios() {
        .run = &CheckShardedTraining});
   group.scenarios.push_back(
       {.name = "sharded-training-goes-on-elsewhere",
-       .invariant = "A session of 4 ranks with rows of each weight, or with elements of its master "
-                    "and moments, goes on from its checkpoint on 2, on 1 and on 4 again.",
+       .invariant = "A session of 4 ranks with each weight, with rows of it, or with elements of "
+                    "its master and moments, goes on from its checkpoint on 2, on 1 and on 4 "
+                    "again.",
        .criterion = "y, dx and every gradient after each move bit-equal to as many copies by hand; "
-                    "weights quantized and not.",
+                    "the next checkpoint the same; weights quantized and not.",
        .faults = {kFaultMastersOneRowOff, kFaultFragmentsOneOff, kFaultFragmentPlaceIgnored,
                   kFaultCheckpointDropsHistories, kFaultCheckpointRestartsRandomNumbers},
        .recipes = recipes,
@@ -188,18 +222,30 @@ ScenarioGroup RankSessionScenarios() {
        .invariant = "An update takes the sum of what the copies' backwards have added up, over the "
                     "copies alone and once, where the layer is divided too.",
        .criterion =
-           "y, dx and dw of a column-parallel layer on 2 x 2 ranks bit-equal to its parts "
+           "y, dx, dw and db of a column-parallel layer on 2 x 2 ranks bit-equal to its parts "
            "by hand on two copies; rows of each weight, elements of its masters and all of it.",
        .faults = {kFaultGradientOfOtherGroup, kFaultGradientSummedTwice},
        .recipes = {"bf16", "fp8_current", "mxfp8"},
        .run = &CheckGradientGroups});
+  group.scenarios.push_back(
+      {.name = "divided-layers-train-as-their-parts",
+       .invariant = "Ranks that divide a layer's weight train as its parts by themselves, whose "
+                    "partial products are summed in the order of the ranks, under one state of "
+                    "delayed scaling.",
+       .criterion = "y, dx, dw and db bit-equal to the parts by hand; column- and row-parallel, "
+                    "sequence-parallel and not, on 2 x 2 and 4 ranks, with microbatches in flight "
+                    "over an update, one recomputed, one moved to the host and back.",
+       .faults = {kFaultReduceScatterOwner, kFaultChunkOrder, kFaultAmaxNotReduced,
+                  kFaultGradientOfOtherGroup},
+       .recipes = {"bf16", "fp8_current", "fp8_delayed:amax_history_len=3", "fp8_block", "mxfp8"},
+       .run = &CheckDividedTraining});
   group.scenarios.push_back(
       {.name = "held-weights-follow-their-group",
        .invariant =
            "Weights that are held quantized are quantized under the amax of the group that "
            "the session names, when it opens and after every update.",
        .criterion =
-           "y, dx and dw of a column-parallel layer on 2 x 2 ranks bit-equal to its parts "
+           "y, dx, dw and db of a column-parallel layer on 2 x 2 ranks bit-equal to its parts "
            "by hand on two copies, each under the amaxes of the whole weight and of both "
            "copies' rows by plain loops; rows of each weight, elements of its masters and all "
            "of it.",

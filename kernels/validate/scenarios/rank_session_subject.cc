@@ -47,34 +47,69 @@ absl::Status RankSession::GoOnAs(const SessionSpec& spec) {
   const SessionSpec placed = Placed(spec);
   Keep(placed,
        RestoreSession(context_.engine(), placed, *file, &setting_, context_.cancellation()));
-  return absl::OkStatus();
+  return ExpectSameCheckpoint(*file);
 }
 
-absl::Status RankSession::Compare(const std::string& call,
-                                  const absl::StatusOr<SessionStepResult>& result,
-                                  const ExpectedOutputs& expected) {
+std::string RankSession::MetadataText(const TensorFile& file) {
+  return absl::StrJoin(file.metadata, ", ", absl::PairFormatter(": "));
+}
+
+absl::Status RankSession::ExpectSameCheckpoint(const TensorFile& file) {
+  if (session_ == nullptr) return absl::OkStatus();
+  const absl::StatusOr<TensorFile> again = session_->Checkpoint(context_.cancellation());
+  context_.ExpectCode("checkpoint of what went on", again.status(), absl::StatusCode::kOk);
+  if (!again.ok()) return absl::OkStatus();
+  context_.ExpectSameText("checkpoint metadata", MetadataText(*again), MetadataText(file));
+  NamedOutputs subject, expected;
+  for (const NamedTensor& tensor : again->tensors) subject[tensor.name] = tensor.tensor;
+  for (const NamedTensor& tensor : file.tensors) expected[tensor.name] = tensor.tensor;
+  return ExpectSameOutputs(context_, "checkpoint ", subject, expected);
+}
+
+bool RankSession::Accept(const std::string& call, const absl::StatusOr<SessionStepResult>& result) {
   context_.ExpectCode(call, result.status(), absl::StatusCode::kOk);
-  if (!result.ok()) return absl::OkStatus();
+  if (!result.ok()) return false;
   ExpectSavedUnchanged(context_, *result);
   for (const RankStepRecords& rank : result->ranks) ExpectSavedUnchanged(context_, rank.records);
   context_.ExpectSameText("what ranks have alike", absl::StrJoin(result->rank_differences, ", "),
                           "");
-  QG_ASSIGN_OR_RETURN(const NamedOutputs outputs, expected());
-  return ExpectSameOutputs(context_, "", OutputsOf(*result), outputs);
+  return true;
 }
 
 absl::Status RankSession::Forward(const ForwardStep& step, const ExpectedOutputs& expected) {
   if (has_parted()) return absl::OkStatus();
   ForwardStep on_engine = step;
   QG_ASSIGN_OR_RETURN(on_engine.x, context_.ToEngine(step.x));
-  return Compare("forward", session_->Forward(on_engine, context_.cancellation()), expected);
+  const auto result = session_->Forward(on_engine, context_.cancellation());
+  if (!Accept("forward", result)) return absl::OkStatus();
+  if (step.defer_wgrad) deferred_.insert(step.microbatch);
+  QG_ASSIGN_OR_RETURN(const NamedOutputs outputs, expected());
+  return ExpectSameOutputs(context_, "", OutputsOf(*result), outputs);
 }
 
 absl::Status RankSession::Backward(const BackwardStep& step, const ExpectedOutputs& expected) {
   if (has_parted()) return absl::OkStatus();
   BackwardStep on_engine = step;
   QG_ASSIGN_OR_RETURN(on_engine.grad_output, context_.ToEngine(step.grad_output));
-  return Compare("backward", session_->Backward(on_engine, context_.cancellation()), expected);
+  const auto result = session_->Backward(on_engine, context_.cancellation());
+  if (!Accept("backward", result)) return absl::OkStatus();
+  NamedOutputs subject = OutputsOf(*result);
+  if (deferred_.erase(step.microbatch) > 0) {
+    const auto wgrad = session_->Wgrad(context_.cancellation());
+    if (!Accept("wgrad", wgrad)) return absl::OkStatus();
+    subject.merge(OutputsOf(*wgrad));
+  }
+  QG_ASSIGN_OR_RETURN(const NamedOutputs outputs, expected());
+  return ExpectSameOutputs(context_, "", subject, outputs);
+}
+
+absl::Status RankSession::MoveAwayAndBack(const std::string& microbatch) {
+  if (has_parted()) return absl::OkStatus();
+  context_.ExpectCode("offload", session_->Offload(microbatch, context_.cancellation()),
+                      absl::StatusCode::kOk);
+  context_.ExpectCode("reload", session_->Reload(microbatch, context_.cancellation()),
+                      absl::StatusCode::kOk);
+  return absl::OkStatus();
 }
 
 absl::Status RankSession::Optimize() {
@@ -90,6 +125,25 @@ SessionSpec DividedOverCopies(SessionSpec spec, CopyDivision division) {
   spec.parallel->distributed_optimizer = division == CopyDivision::kElements;
   return spec;
 }
+
+namespace {
+
+/// By the amaxes of all of these.
+void UpdateHistoriesOf(const std::vector<NetworkByHand*>& networks, bool of_gradients) {
+  for (const auto& [name, history] : networks[0]->histories()) {
+    if (absl::EndsWith(name, ".grad_output") != of_gradients) continue;
+    float amax = 0;
+    for (NetworkByHand* network : networks) {
+      amax = std::max(amax, network->histories().at(name).history()[0]);
+    }
+    for (NetworkByHand* network : networks) {
+      network->histories().at(name).NoteCast(amax);
+      network->histories().at(name).Update();
+    }
+  }
+}
+
+}  // namespace
 
 std::vector<WeightStorage> StoragesByHand(const Recipe& recipe) {
   const bool has_codes = recipe.QuantizerFor(TensorRole::kWeight).rowwise.is_quantized();
@@ -127,18 +181,10 @@ void CopiesByHand::GoOnAs(int copies) {
   copies_.swap(next);
 }
 
-void CopiesByHand::UpdateHistories(bool of_gradients) {
-  for (const auto& [name, history] : copies_[0].histories()) {
-    if (absl::EndsWith(name, ".grad_output") != of_gradients) continue;
-    float amax = 0;
-    for (NetworkByHand& copy : copies_) {
-      amax = std::max(amax, copy.histories().at(name).history()[0]);
-    }
-    for (NetworkByHand& copy : copies_) {
-      copy.histories().at(name).NoteCast(amax);
-      copy.histories().at(name).Update();
-    }
-  }
+std::vector<NetworkByHand*> CopiesByHand::networks() {
+  std::vector<NetworkByHand*> networks;
+  for (NetworkByHand& copy : copies_) networks.push_back(&copy);
+  return networks;
 }
 
 absl::StatusOr<NamedOutputs> CopiesByHand::Forward(const ForwardStep& step) {
@@ -149,7 +195,7 @@ absl::StatusOr<NamedOutputs> CopiesByHand::Forward(const ForwardStep& step) {
     QG_ASSIGN_OR_RETURN(rows.emplace_back(),
                         copies_[static_cast<size_t>(copy)].Forward(step.microbatch, x, step.train));
   }
-  if (step.train) UpdateHistories(false);
+  if (step.train && !leaves_updates_) UpdateHistoriesOf(networks(), false);
   NamedOutputs outputs;
   QG_ASSIGN_OR_RETURN(outputs["y"], reference_.ConcatenateRows(rows, nullptr));
   return outputs;
@@ -167,23 +213,35 @@ absl::StatusOr<NamedOutputs> CopiesByHand::Backward(const BackwardStep& step) {
     outputs.erase("dx");
     gradients.push_back(std::move(outputs));
   }
-  UpdateHistories(true);
+  if (!leaves_updates_) UpdateHistoriesOf(networks(), true);
   QG_ASSIGN_OR_RETURN(NamedOutputs outputs, SumsOf(gradients));
   QG_ASSIGN_OR_RETURN(outputs["dx"], reference_.ConcatenateRows(rows, nullptr));
   return outputs;
 }
 
-PlacesByHand::PlacesByHand(Engine& reference, const SessionSpec& spec, const Tensor& weight,
-                           int copies)
+PlacesByHand::PlacesByHand(Engine& reference, const SessionSpec& spec,
+                           const std::map<std::string, Tensor>& parameters, int copies)
     : reference_(reference), mode_(spec.layers[0].spec.parallel_mode) {
   const int count = spec.parallel->tensor_parallel;
   for (int place = 0; place < count; ++place) {
-    const int dim = is_column() ? 0 : 1;
-    const int64_t width = weight.shape()[static_cast<size_t>(dim)] / count;
-    const auto part = reference.Slice(weight, dim, place * width, width, nullptr);
-    places_.emplace_back(reference, spec,
-                         std::map<std::string, Tensor>{{"fc.weight", part.value()}}, copies);
+    std::map<std::string, Tensor> parts;
+    for (const auto& [name, whole] : parameters) {
+      const int dim = is_column() ? 0 : 1;
+      const int64_t width = whole.shape()[static_cast<size_t>(dim)] / count;
+      parts[name] = reference.Slice(whole, dim, place * width, width, nullptr).value();
+    }
+    places_.emplace_back(reference, spec, parts, copies);
+    places_.back().LeaveUpdates();
   }
+}
+
+void PlacesByHand::UpdateHistories(bool of_gradients) {
+  std::vector<NetworkByHand*> all;
+  for (CopiesByHand& place : places_) {
+    const std::vector<NetworkByHand*> copies = place.networks();
+    all.insert(all.end(), copies.begin(), copies.end());
+  }
+  UpdateHistoriesOf(all, of_gradients);
 }
 
 absl::StatusOr<Tensor> PlacesByHand::ColumnsOf(const Tensor& whole, size_t place) const {
@@ -196,6 +254,13 @@ absl::StatusOr<Tensor> PlacesByHand::JoinColumns(const std::vector<NamedOutputs>
   std::vector<Tensor> columns;
   for (const NamedOutputs& part : parts) columns.push_back(part.at(name));
   return reference_.ConcatenateColumns(columns, nullptr);
+}
+
+absl::StatusOr<Tensor> PlacesByHand::JoinRows(const std::vector<NamedOutputs>& parts,
+                                              const std::string& name) const {
+  std::vector<Tensor> rows;
+  for (const NamedOutputs& part : parts) rows.push_back(part.at(name));
+  return reference_.ConcatenateRows(rows, nullptr);
 }
 
 void PlacesByHand::ShareAmaxes() {
@@ -225,31 +290,32 @@ absl::StatusOr<NamedOutputs> PlacesByHand::Forward(const ForwardStep& step) {
     }
     QG_ASSIGN_OR_RETURN(parts.emplace_back(), places_[place].Forward(own));
   }
+  if (step.train) UpdateHistories(false);
   if (!is_column()) return SumsOf(parts);
   QG_ASSIGN_OR_RETURN(const Tensor y, JoinColumns(parts, "y"));
   return NamedOutputs{{"y", y}};
 }
 
 absl::StatusOr<NamedOutputs> PlacesByHand::Backward(const BackwardStep& step) {
-  std::vector<NamedOutputs> parts, partials;
-  std::vector<Tensor> rows;
+  std::vector<NamedOutputs> parts;
+  std::vector<Tensor> dx;
   for (size_t place = 0; place < places_.size(); ++place) {
     BackwardStep own = step;
     if (is_column()) {
       QG_ASSIGN_OR_RETURN(own.grad_output, ColumnsOf(step.grad_output, place));
     }
     QG_ASSIGN_OR_RETURN(parts.emplace_back(), places_[place].Backward(own));
-    partials.push_back({{"dx", parts.back().at("dx")}});
-    rows.push_back(parts.back().at("fc.dw"));
+    dx.push_back(parts.back().at("dx"));
   }
+  UpdateHistories(true);
   NamedOutputs outputs;
-  if (is_column()) {
-    QG_ASSIGN_OR_RETURN(outputs, SumsOf(partials));
-    QG_ASSIGN_OR_RETURN(outputs["fc.dw"], reference_.ConcatenateRows(rows, nullptr));
-    return outputs;
+  for (const auto& [name, first] : parts[0]) {
+    QG_ASSIGN_OR_RETURN(outputs[name],
+                        is_column() ? JoinRows(parts, name) : JoinColumns(parts, name));
   }
-  QG_ASSIGN_OR_RETURN(outputs["dx"], JoinColumns(parts, "dx"));
-  QG_ASSIGN_OR_RETURN(outputs["fc.dw"], JoinColumns(parts, "fc.dw"));
+  if (is_column()) {
+    QG_ASSIGN_OR_RETURN(outputs["dx"], SumInOrder(dx));
+  }
   return outputs;
 }
 

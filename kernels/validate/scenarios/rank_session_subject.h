@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/rank_setting.h"
 #include "kernels/training/training_session.h"
+#include "kernels/validate/scenarios/faulty_transport.h"
 #include "kernels/validate/scenarios/network_by_hand.h"
 #include "kernels/validate/scenarios/scenario_context.h"
 
@@ -28,6 +30,7 @@ class RankSession {
   explicit RankSession(ScenarioContext& context) : context_(context) {
     setting_.faults = context.faults();
     setting_.communicators = context.communicators();
+    setting_.make_transport = TransportWith(context.faults(), context.communicators());
   }
 
   /// Parameters on the host.
@@ -35,23 +38,35 @@ class RankSession {
   /// Goes on from its own checkpoint under this spec, which may have other ranks.
   absl::Status GoOnAs(const SessionSpec& spec);
   absl::Status Forward(const ForwardStep& step, const ExpectedOutputs& expected);
+  /// With the weights' gradients of the wgrad step, where its forward deferred them.
   absl::Status Backward(const BackwardStep& step, const ExpectedOutputs& expected);
   absl::Status Optimize();
+  /// To the host and back.
+  absl::Status MoveAwayAndBack(const std::string& microbatch);
 
  private:
   bool has_parted() const { return session_ == nullptr || context_.difference_count() > 0; }
   SessionSpec Placed(SessionSpec spec) const;
   void Keep(const SessionSpec& spec, absl::StatusOr<std::unique_ptr<Session>> session);
-  absl::Status Compare(const std::string& call, const absl::StatusOr<SessionStepResult>& result,
-                       const ExpectedOutputs& expected);
+  /// Whether the call was done, and what it did was what it should.
+  bool Accept(const std::string& call, const absl::StatusOr<SessionStepResult>& result);
+  static std::string MetadataText(const TensorFile& file);
+  /// The next checkpoint is the one that the session began with.
+  absl::Status ExpectSameCheckpoint(const TensorFile& file);
 
   ScenarioContext& context_;
   RankSetting setting_;
   std::unique_ptr<Session> session_;
+  std::set<std::string> deferred_;  // Microbatches in flight.
 };
 
 struct BatchShape {
   int64_t rows = 0, inputs = 0, outputs = 0;
+};
+
+/// Of ForwardStep.
+struct ForwardFlags {
+  bool trains = true, recomputes = false, defers_wgrad = false;
 };
 
 /// A session on ranks and what it is compared with, driven together: `ByHand` has the steps of
@@ -65,10 +80,12 @@ class ComparedRanks {
   RankSession& session() { return session_; }
   ByHand& by_hand() { return by_hand_; }
 
-  absl::Status Forward(const std::string& microbatch, uint64_t seed, bool train = true) {
+  absl::Status Forward(const std::string& microbatch, uint64_t seed, ForwardFlags flags = {}) {
     ForwardStep step;
     step.microbatch = microbatch;
-    step.train = train;
+    step.train = flags.trains;
+    step.recompute = flags.recomputes;
+    step.defer_wgrad = flags.defers_wgrad;
     QG_ASSIGN_OR_RETURN(step.x, Batch(1000 + seed, shape_.inputs, 1.0f));
     return session_.Forward(step, [&] { return by_hand_.Forward(step); });
   }
@@ -110,14 +127,18 @@ inline constexpr CopyDivision kCopyDivisions[] = {CopyDivision::kNone, CopyDivis
 /// A session of several copies so; of one rank as it is.
 SessionSpec DividedOverCopies(SessionSpec spec, CopyDivision division);
 
-/// A microbatch waits for its backward while an update changes the weights that its forward read.
+/// Microbatches wait for their backwards while an update changes the weights that their forwards
+/// read: one forwards again for it, another is moved to the host and defers its wgrad.
 template <typename ByHand>
 absl::Status TrainOverAnUpdate(ComparedRanks<ByHand>& training) {
   QG_RETURN_IF_ERROR(training.Forward("a", 1));
-  QG_RETURN_IF_ERROR(training.Forward("e", 2, /*train=*/false));
-  QG_RETURN_IF_ERROR(training.Forward("b", 3));
+  QG_RETURN_IF_ERROR(training.Forward("e", 2, {.trains = false}));
+  QG_RETURN_IF_ERROR(training.Forward("b", 3, {.defers_wgrad = true}));
+  QG_RETURN_IF_ERROR(training.Forward("c", 8, {.recomputes = true}));
+  QG_RETURN_IF_ERROR(training.session().MoveAwayAndBack("b"));
   QG_RETURN_IF_ERROR(training.Backward("a", 4));
   QG_RETURN_IF_ERROR(training.Optimize());
+  QG_RETURN_IF_ERROR(training.Backward("c", 9));
   QG_RETURN_IF_ERROR(training.Backward("b", 5));
   QG_RETURN_IF_ERROR(training.TrainStep(6));
   QG_RETURN_IF_ERROR(training.Optimize());
@@ -146,23 +167,27 @@ class CopiesByHand {
   absl::StatusOr<Tensor> WeightSource(const std::string& name) const {
     return copies_[0].WeightSource(name);
   }
+  /// From now on passes note amaxes, and who has all ranks updates the histories.
+  void LeaveUpdates() { leaves_updates_ = true; }
+  std::vector<NetworkByHand*> networks();
 
  private:
-  void UpdateHistories(bool of_gradients);
   int count() const { return static_cast<int>(copies_.size()); }
 
   Engine& reference_;
   std::vector<NetworkByHand> copies_;
   bool shares_amaxes_ = false;
+  bool leaves_updates_ = false;
 };
 
-/// docs/distributed.md section 2: one linear layer fc without bias, which the spec's
+/// docs/distributed.md section 2: one linear layer fc, row-parallel without bias, which the spec's
 /// tensor-parallel ranks divide, by hand: every place's part of the weight on so many copies, and
-/// sums of partial products in the order of the places. Delayed scaling's amaxes are not those of
-/// all places.
+/// sums of partial products in the order of the places. Delayed scaling's amaxes are those of all
+/// ranks.
 class PlacesByHand {
  public:
-  PlacesByHand(Engine& reference, const SessionSpec& spec, const Tensor& weight, int copies);
+  PlacesByHand(Engine& reference, const SessionSpec& spec,
+               const std::map<std::string, Tensor>& parameters, int copies);
 
   absl::StatusOr<NamedOutputs> Forward(const ForwardStep& step);
   absl::StatusOr<NamedOutputs> Backward(const BackwardStep& step);
@@ -174,11 +199,14 @@ class PlacesByHand {
 
  private:
   absl::Status ShareAmaxOfWeight();
+  void UpdateHistories(bool of_gradients);
   bool is_column() const { return mode_ == ParallelMode::kColumn; }
   /// A place's columns, as many as every other's.
   absl::StatusOr<Tensor> ColumnsOf(const Tensor& whole, size_t place) const;
   absl::StatusOr<Tensor> JoinColumns(const std::vector<NamedOutputs>& parts,
                                      const std::string& name) const;
+  absl::StatusOr<Tensor> JoinRows(const std::vector<NamedOutputs>& parts,
+                                  const std::string& name) const;
 
   Engine& reference_;
   const ParallelMode mode_;

@@ -1,6 +1,7 @@
 // Scenario: a named invariant over runs or training, and the faults that it must catch. A fault is
 // a known bug of training frameworks (docs/scenarios.md) put in place on purpose: around the engine
-// (faulty_engine.h), or in layer and session code that asks SeededFaults at the place of the bug.
+// (faulty_engine.h), around communication (faulty_transport.h, faulty_overlap.h), or in layer and
+// session code that asks SeededFaults at the place of the bug.
 #pragma once
 
 #include <functional>
@@ -18,8 +19,9 @@ struct Fault {
   std::string name;         ///< Kebab-case.
   std::string description;  ///< What the code with the bug does, one sentence.
   int bug_class = 0;        ///< Its number in AllBugClasses(); 0: none of them.
-  /// The alterations, made anew for each run; null: layer or session code asks for the name.
-  std::function<EngineAlterations()> alter_engine;
+  /// The alterations, made anew for each run; null: the fault is elsewhere, by its name.
+  std::function<EngineAlterations()> alter_engine = {};
+  bool is_around_communication = false;
 };
 
 struct Scenario {

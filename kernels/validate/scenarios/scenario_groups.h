@@ -18,6 +18,11 @@ inline Fault InCode(const char* name, const char* description, int bug_class = 0
   return {name, description, bug_class, {}};
 }
 
+/// A fault that what stands around communication asks for by its name (comm_faults.h).
+inline Fault InCommunication(const char* name, const char* description, int bug_class = 0) {
+  return {name, description, bug_class, {}, /*is_around_communication=*/true};
+}
+
 ScenarioGroup QuantizerScenarios();       ///< Codes of every format, one and both directions.
 ScenarioGroup Fp8Scenarios();             ///< Per-tensor and 128-blocks.
 ScenarioGroup Mxfp8Scenarios();           ///< E8M0 scales and their layouts.

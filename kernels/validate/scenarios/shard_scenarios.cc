@@ -7,11 +7,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/comm/comm_faults.h"
 #include "kernels/tensor/convert.h"
 #include "kernels/training/master_weights.h"
 #include "kernels/training/shard_faults.h"
 #include "kernels/training/sharded_weight.h"
+#include "kernels/validate/scenarios/comm_faults.h"
 #include "kernels/validate/scenarios/expected_copy.h"
 #include "kernels/validate/scenarios/quantize_checks.h"
 #include "kernels/validate/scenarios/rounding_noise.h"

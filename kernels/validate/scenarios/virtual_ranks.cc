@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/validate/scenarios/faulty_transport.h"
 
 namespace quantgate {
 namespace {
@@ -24,13 +25,15 @@ absl::StatusOr<std::unique_ptr<World>> MakeVirtualRanks(ScenarioContext& context
                                                         const VirtualRanksOptions& options) {
   QG_ASSIGN_OR_RETURN(std::vector<Engine*> engines, context.RankEngines(size));
   const CollectiveBackend backend = context.RankBackend(size);
-  QG_ASSIGN_OR_RETURN(std::unique_ptr<World> world,
-                      World::Create({.engines = std::move(engines),
-                                     .deadline = options.deadline,
-                                     .backend = backend,
-                                     .faults = context.faults(),
-                                     .noise = options.noise,
-                                     .communicators = context.communicators()}));
+  QG_ASSIGN_OR_RETURN(
+      std::unique_ptr<World> world,
+      World::Create({.engines = std::move(engines),
+                     .deadline = options.deadline,
+                     .backend = backend,
+                     .faults = context.faults(),
+                     .noise = options.noise,
+                     .communicators = context.communicators(),
+                     .make_transport = TransportWith(context.faults(), context.communicators())}));
   context.NoteWorld(size, {backend, world->transport().name()});
   for (const char* kind : {kNeighbours, kHalfApart}) {
     QG_RETURN_IF_ERROR(world->AddGroups(kind, GroupsOf(size, kind)));
@@ -40,8 +43,14 @@ absl::StatusOr<std::unique_ptr<World>> MakeVirtualRanks(ScenarioContext& context
 
 absl::StatusOr<std::unique_ptr<VirtualOverlap>> VirtualOverlap::Open(Rank& rank) {
   auto opened = std::make_unique<VirtualOverlap>(rank);
-  QG_ASSIGN_OR_RETURN(opened->overlap, Overlap::Create(rank.group(kWorldGroup), opened->buffers));
+  QG_RETURN_IF_ERROR(opened->Reopen(rank));
   return opened;
+}
+
+absl::Status VirtualOverlap::Reopen(Rank& rank) {
+  QG_ASSIGN_OR_RETURN(auto created, Overlap::Create(rank.group(kWorldGroup), buffers));
+  overlap = OverlapWith(rank.faults(), std::move(created), buffers, memories);
+  return absl::OkStatus();
 }
 
 std::vector<std::vector<int>> GroupOfEachRank(int size, std::string_view kind) {

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "kernels/comm/overlap.h"
 #include "kernels/comm/quantized_gather.h"
 #include "kernels/comm/world.h"
+#include "kernels/validate/scenarios/faulty_overlap.h"
 #include "kernels/validate/scenarios/scenario_context.h"
 
 namespace quantgate {
@@ -32,9 +32,12 @@ absl::StatusOr<std::unique_ptr<World>> MakeVirtualRanks(ScenarioContext& context
 /// A virtual rank's end of overlapped calls among all of them, with buffers of its own.
 struct VirtualOverlap {
   static absl::StatusOr<std::unique_ptr<VirtualOverlap>> Open(Rank& rank);
-  explicit VirtualOverlap(Rank& rank) : buffers(rank.engine(), rank.faults()) {}
+  explicit VirtualOverlap(Rank& rank) : buffers(rank.engine()) {}
+  /// Opens it over the buffers that there are.
+  absl::Status Reopen(Rank& rank);
 
   OverlapBuffers buffers;
+  BufferMemories memories;
   std::unique_ptr<Overlap> overlap;
 };
 

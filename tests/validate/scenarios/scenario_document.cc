@@ -25,8 +25,9 @@ Expected values never come from the engine that is looked at: they are recompute
 functions of `kernels/numerics`, by exact arithmetic, by a model of the specification's words, or by another engine
 (scalar code, one thread) that no fault is around.
 
-A fault is seeded around the engine (an engine that alters one operation), or in layer and session code, at the place
-of the bug. Either way only a run of scenarios can reach it.
+A fault is seeded around the engine (an engine that alters one operation), around communication (a transport, or ends
+of overlapped calls, that alter one call), or in layer and session code, at the place of the bug. In any case only a run
+of scenarios can reach it.
 
 Ranks of a scenario are threads, each with an engine of its own: a lane of the one that is looked at, or with
 `--parallel-backend nccl` a GPU, in worlds that the host has GPUs for; the fault is around each of them. Ranks of a
@@ -61,13 +62,17 @@ void AddScenarios(std::string& text) {
   }
 }
 
+std::string PlaceOf(const Fault& fault) {
+  if (fault.alter_engine) return "around the engine";
+  return fault.is_around_communication ? "around communication" : "in the code";
+}
+
 void AddFaults(std::string& text) {
   absl::StrAppend(&text, "\n## 2. Faults\n\n| fault | what the code with the bug does | class | ",
                   "seeded |\n|---|---|---|---|\n");
   for (const Fault& fault : AllFaults()) {
     absl::StrAppend(&text, "| ", Code(fault.name), " | ", fault.description, " | ",
-                    NumberText(fault.bug_class), " | ",
-                    fault.alter_engine ? "around the engine" : "in the code", " |\n");
+                    NumberText(fault.bug_class), " | ", PlaceOf(fault), " |\n");
   }
 }
 

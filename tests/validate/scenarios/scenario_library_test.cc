@@ -83,6 +83,12 @@ std::vector<std::string> ProductionLines() {
   return LinesOf({"kernels/comm/", "kernels/layer/", "kernels/training/"});
 }
 
+std::vector<std::string> LinesAroundCommunication() {
+  return LinesOf({"kernels/validate/scenarios/comm_faults.h",
+                  "kernels/validate/scenarios/faulty_overlap",
+                  "kernels/validate/scenarios/faulty_transport"});
+}
+
 /// The constants of that code that hold the names of faults, by name.
 std::map<std::string, std::string> FaultConstants(const std::vector<std::string>& lines) {
   std::map<std::string, std::string> constants;
@@ -98,12 +104,14 @@ std::map<std::string, std::string> FaultConstants(const std::vector<std::string>
   return constants;
 }
 
-// Faults in communication, layer and session code are asked for at the place of the bug.
+// Faults in layer and session code are asked for at the place of the bug, those of communication by
+// what stands around it.
 TEST(ScenarioLibraryTest, SeededFaultsAreAskedFor) {
-  const std::vector<std::string> lines = ProductionLines();
-  const std::map<std::string, std::string> constants = FaultConstants(lines);
   for (const Fault& fault : AllFaults()) {
     if (fault.alter_engine) continue;
+    const std::vector<std::string> lines =
+        fault.is_around_communication ? LinesAroundCommunication() : ProductionLines();
+    const std::map<std::string, std::string> constants = FaultConstants(lines);
     const auto constant = constants.find(fault.name);
     ASSERT_NE(constant, constants.end())
         << fault.name << " is no constant of communication, layers or training";
@@ -118,9 +126,16 @@ TEST(ScenarioLibraryTest, SeededFaultsAreAskedFor) {
 TEST(ScenarioLibraryTest, FaultsOfTheCodeAreInTheLibrary) {
   std::set<std::string> names;
   for (const Fault& fault : AllFaults()) names.insert(fault.name);
-  for (const auto& [name, constant] :
-       FaultConstants(LinesOf({"kernels/comm/", "kernels/layer/", "kernels/training/"}))) {
-    EXPECT_EQ(names.count(name), 1u) << constant;
+  for (const auto& lines : {ProductionLines(), LinesAroundCommunication()}) {
+    for (const auto& [name, constant] : FaultConstants(lines)) {
+      EXPECT_EQ(names.count(name), 1u) << constant;
+    }
+  }
+}
+
+TEST(ScenarioLibraryTest, CommunicationItselfHasNoFaults) {
+  for (const std::string& line : LinesOf({"kernels/comm/"})) {
+    EXPECT_EQ(line.find("Has(kFault"), std::string::npos) << line;
   }
 }
 

@@ -1,13 +1,11 @@
-// Bugs that communication between ranks can have: names for SeededFaults, asked for where the bug
-// would be. Each is in place only where a scenario run asks for it.
+// Bugs that communication between ranks can have: names for SeededFaults, which faulty_transport.h
+// and faulty_overlap.h ask for.
 #pragma once
 
 namespace quantgate {
 
 /// Each owner of a reduce-scatter gets the rows of the next one.
 inline constexpr char kFaultReduceScatterOwner[] = "rs-owner-off-by-one";
-/// Each add of a sum that is defined in fp32 is rounded to the parts' dtype.
-inline constexpr char kFaultElementAccumulation[] = "bf16-accumulate-for-fp32";
 /// The maximum over a group is the rank's own value.
 inline constexpr char kFaultAmaxNotReduced[] = "amax-not-reduced";
 /// The maximum is taken over all ranks of the world.
@@ -18,17 +16,13 @@ inline constexpr char kFaultGroupSwapped[] = "group-swapped";
 inline constexpr char kFaultRankZeroAmax[] = "rank0-scale-broadcast";
 /// Blocks of rows begin one row late.
 inline constexpr char kFaultShardOffset[] = "shard-offset-by-one";
-/// A rank whose tensor is empty leaves out the collective, or its amax's.
+/// A rank whose tensors are empty, or that has zeros alone, as amaxes of nothing, leaves out the
+/// call.
 inline constexpr char kFaultEmptyRankSkips[] = "empty-rank-skips";
 /// An all-gather joins the parts from the last rank to the first.
 inline constexpr char kFaultChunkOrder[] = "chunk-order-reversed";
 /// Of mxfp8 the rowwise codes travel under the columnwise scales.
 inline constexpr char kFaultRowBytesForColumns[] = "rowwise-bytes-for-columnwise";
-/// Columnwise codes that an all-gather joined one after the other, [N K][M / N], are read as
-/// [K][M].
-inline constexpr char kFaultInterleaveLeft[] = "gather-interleave-left";
-/// What stands in the padding behind a shard has a part in its amax.
-inline constexpr char kFaultPadInAmax[] = "pad-included-in-amax";
 /// Members do not compare their calls before they begin.
 inline constexpr char kFaultCallsNotCompared[] = "calls-not-compared";
 /// An all-gather whose deadline has passed goes on with what is in its buffer.
@@ -52,7 +46,5 @@ inline constexpr char kFaultBufferPrecisionKept[] = "buffer-precision-kept";
 inline constexpr char kFaultStaleViewRead[] = "stale-view-read";
 /// Splits of columns are as wide as the quotient and the remainder is nobody's.
 inline constexpr char kFaultPipelineTail[] = "pipeline-tail-dropped";
-/// After its own part an owner sums the others' from the other end.
-inline constexpr char kFaultSumOrderReversed[] = "rs-order-reversed";
 
 }  // namespace quantgate
