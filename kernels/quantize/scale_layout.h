@@ -16,7 +16,7 @@ absl::StatusOr<ScaleLayout> ParseScaleLayout(std::string_view name);
 
 /// What the scales of one direction are, which their bytes alone do not say.
 struct ScaleArray {
-  QuantizerFormat format = QuantizerFormat::kMxfp8;
+  QuantizerFormat format = QuantizerFormat::kIdentity;
   int block_dim = 1;
   Usage usage = Usage::kRowwise;
   int64_t rows = 0;     ///< M of the quantized tensor.

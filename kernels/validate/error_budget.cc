@@ -79,12 +79,14 @@ std::pair<Side, Side> SidesOf(const GemmRecord& gemm) {
   return {std::move(a), std::move(b)};
 }
 
-/// A format whose codes a GEMM reads so.
+/// A format whose codes a GEMM reads so. Outer scales, which no quantizer here makes, are read as
+/// one for the tensor.
 QuantizerFormat FormatOf(ScaleMode scaling) {
+  const ScaleMode made = scaling == ScaleMode::kOuter ? ScaleMode::kTensor : scaling;
   for (const ScalingTraits& traits : AllQuantizerFormats()) {
-    if (traits.scale_modes[0] == scaling || traits.scale_modes[1] == scaling) return traits.format;
+    if (traits.scale_modes[0] == made || traits.scale_modes[1] == made) return traits.format;
   }
-  return QuantizerFormat::kFp8Tensor;  // Outer scales, which no quantizer here makes.
+  return QuantizerFormat::kIdentity;
 }
 
 /// The values an operand stands for, in f32: one direction of a tensor in the operand's layout.
