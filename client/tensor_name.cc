@@ -124,7 +124,10 @@ absl::StatusOr<Tensor> LoadEntry(const TensorName& name) {
   if (!name.entry.empty()) {
     absl::StatusOr<Tensor> found = ReadSafetensorsTensor(name.path, name.entry);
     const size_t at = name.entry.rfind('@');
-    if (!absl::IsNotFound(found.status()) || at == std::string::npos) return found;
+    if (!absl::IsNotFound(found.status()) || at == std::string::npos ||
+        !absl::StrContains(found.status().message(), "no tensor")) {
+      return found;
+    }
     const std::string type = name.entry.substr(at + 1);
     return absl::NotFoundError(absl::StrCat(std::string(found.status().message()), " (and \"", type,
                                             "\" is no dtype to reinterpret as: ",

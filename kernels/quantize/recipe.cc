@@ -7,6 +7,7 @@
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/quantize/recipe_composed.h"
+#include "kernels/quantize/recipe_json.h"
 #include "kernels/quantize/recipe_quantizers.h"
 #include "kernels/quantize/recipe_table.h"
 #include "kernels/tensor/fingerprint.h"
@@ -64,11 +65,14 @@ absl::Status BadRecipe(const RecipeTable& table, const absl::Status& status) {
   return Refuse("", table.name, refusal->rule);
 }
 
+bool IsJson(const Knob& knob) {
+  return knob.kind == KnobKind::kRule || knob.kind == KnobKind::kDirection ||
+         knob.kind == KnobKind::kRules;
+}
+
 /// The canonical text of a given value.
 absl::StatusOr<std::string> CanonicalValue(const Knob& knob, std::string_view value) {
-  const bool is_json = knob.kind == KnobKind::kRule || knob.kind == KnobKind::kDirection ||
-                       knob.kind == KnobKind::kRules;
-  if (!is_json) {
+  if (!IsJson(knob)) {
     std::optional<std::string> canonical = CanonicalKnobValue(knob, value);
     if (!canonical) return BadValue(knob, value);
     return *std::move(canonical);
@@ -81,6 +85,7 @@ absl::StatusOr<std::string> CanonicalValue(const Knob& knob, std::string_view va
 /// The same of a knob that has an effect, or the default of one that has none.
 absl::StatusOr<std::string> Canonical(const RecipeTable& table, const Knob& knob,
                                       std::string_view value, bool is_stored) {
+  if (is_stored && IsJson(knob)) return CanonicalValue(knob, WithoutVoidKnobs(value));
   if (!knob.is_void) return CanonicalValue(knob, value);
   const std::string_view only = knob.choices.front();
   if (value != only && !is_stored) return UnknownKnob(table, knob.name, value);

@@ -160,6 +160,21 @@ Json CanonicalSpec(const QuantizerSpec& spec, const QuantizerSpec& plain) {
   return json;
 }
 
+void DropVoidKnobs(Json& json) {
+  if (!json.is_structured()) return;
+  for (Json& inner : json) DropVoidKnobs(inner);
+  const bool is_recipe = json.is_object() && json.contains("name") && json["name"].is_string() &&
+                         json.contains("knobs") && json["knobs"].is_object();
+  if (!is_recipe) return;
+  Json& knobs = json["knobs"];
+  const RecipeTable* table = FindRecipeTable(json["name"].get<std::string>());
+  for (const Knob& knob : table == nullptr ? std::vector<Knob>() : table->knobs) {
+    // Stored are values that are not the default's.
+    const bool lacks = !knob.needs.empty() && !knobs.contains(std::string(knob.needs));
+    if (knob.is_void || lacks) knobs.erase(std::string(knob.name));
+  }
+}
+
 /// Identity has no codes that a rule could be of, whatever its value: its source keeps its dtype
 /// (docs/quantizers.md section 7.1).
 absl::Status CheckOfCodes(QuantizerFormat format, const std::string& key, const Json& value) {
@@ -225,6 +240,13 @@ absl::Status CheckKeys(const Json& json, const std::set<std::string>& known) {
 
 QuantizerSpec Rule::For(TensorRole role, Usage usage) const {
   return recipe.has_value() ? recipe->QuantizerFor(role).spec(usage) : spec;
+}
+
+std::string WithoutVoidKnobs(std::string_view text) {
+  absl::StatusOr<Json> json = ParseJson(text);
+  if (!json.ok()) return std::string(text);
+  DropVoidKnobs(*json);
+  return json->dump();
 }
 
 absl::StatusOr<Rule> ParseRule(const Json& json) {

@@ -31,6 +31,10 @@ struct Rule {
   QuantizerSpec For(TensorRole role, Usage usage) const;
 };
 
+/// A stored value of a JSON knob without those knobs of recipes in it that have no effect, which
+/// 0.1.0 took; what is no JSON as it is.
+std::string WithoutVoidKnobs(std::string_view text);
+
 absl::StatusOr<Rule> ParseRule(const Json& json);
 /// The same of a knob's text, which is a name or a JSON object.
 absl::StatusOr<Rule> ParseRuleText(std::string_view text);

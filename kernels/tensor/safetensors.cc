@@ -257,8 +257,9 @@ absl::StatusOr<TensorFile> ParseBuffer(const std::shared_ptr<Buffer>& buffer,
   uint64_t header_bytes;
   std::memcpy(&header_bytes, buffer->data(), kLengthBytes);
   if (header_bytes > kSafetensorsHeaderBytesMax) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "header length ", header_bytes, " is over the limit of ", kSafetensorsHeaderBytesMax));
+    return absl::InvalidArgumentError(
+        absl::StrCat("header length ", header_bytes, " is over the limit of ",
+                     kSafetensorsHeaderBytesMax, "; no safetensors file begins so"));
   }
   if (header_bytes > file_bytes - kLengthBytes) {
     return absl::InvalidArgumentError(absl::StrCat("header length ", header_bytes,

@@ -98,7 +98,10 @@ absl::StatusOr<TensorStatistics> MeasureStatistics(const Tensor& tensor,
     default:
       return absl::InvalidArgumentError(
           absl::StrCat("dtype is ", std::string(DTypeName(tensor.dtype())),
-                       ": statistics are of f32, bf16, f16, f8_e4m3 and f8_e5m2"));
+                       ": statistics are of f32, bf16, f16, f8_e4m3 and f8_e5m2",
+                       tensor.dtype() == DType::kU8
+                           ? "; if the bytes are codes, say of what type (append @f8_e4m3)"
+                           : ""));
   }
 }
 

@@ -199,6 +199,7 @@ TEST_F(FirstUseTest, BytesThatMayBeCodesAreAskedForTheirType) {
        "--a is u8[16x32]: bytes are no operand; if they are codes, say of what type (append "
        "@f8_e4m3"},
       {{"gemm", "--a", file + ":codes", "--b", file + ":bytes"}, "--b is u8[16x32]"},
+      {{"tensor", "stat", file + ":bytes"}, "append @f8_e4m3"},
   });
   EXPECT_EQ(Quantgate({"diff", file + ":bytes@f8_e4m3", file + ":codes"}).exit_code, 0);
 }

@@ -45,7 +45,7 @@ TEST(LinearHardwareTest, SlicesThatWereChosenAreRecorded) {
     EXPECT_EQ(record.desc.arithmetic.family, ArithmeticFamily::kCublasLt);
     EXPECT_EQ(record.desc.arithmetic.split_k, 3);
     EXPECT_FALSE(record.desc.arithmetic.any_split_k);
-    EXPECT_EQ(record.desc.arithmetic.ToString(), record.result.arithmetic);
+    EXPECT_EQ(record.desc.arithmetic, record.result.arithmetic);
     const auto check = BoundOf(engine, record);
     ASSERT_TRUE(check.ok()) << check.status();
     EXPECT_TRUE(check->pass);

@@ -249,6 +249,18 @@ TEST(AllRecipes, StoredTextsAreRead) {
       Recipe::ParseStored("nvfp4:nvfp4_4over6_e4m3_max=448,nvfp4_4over6_err_mode=mse");
   ASSERT_TRUE(nvfp4.ok()) << nvfp4.status();
   EXPECT_EQ(nvfp4->CanonicalText(), Parsed("nvfp4").CanonicalText());
+  // Within other recipes too.
+  const std::pair<std::string_view, std::string_view> composed[] = {
+      {R"(hybrid:fprop={"knobs":{"overflow":"nan"},"name":"bf16"},dgrad=mxfp8,wgrad=mxfp8)",
+       "hybrid:dgrad=mxfp8,wgrad=mxfp8"},
+      {R"(custom:rules=[{"quantizer":{"knobs":{"nvfp4_4over6_err_mode":"mse"},"name":"nvfp4"}}])",
+       R"(custom:rules=[{"quantizer":"nvfp4"}])"}};
+  for (const auto& [old_text, now] : composed) {
+    EXPECT_FALSE(Recipe::Parse(old_text).ok());
+    const auto recipe = Recipe::ParseStored(old_text);
+    ASSERT_TRUE(recipe.ok()) << recipe.status();
+    EXPECT_EQ(recipe->CanonicalText(), Parsed(now).CanonicalText());
+  }
   EXPECT_FALSE(Recipe::ParseStored("bf16:colour=red").ok());
   EXPECT_FALSE(Recipe::ParseStored("mxfp8:overflow=nope").ok());
 }
