@@ -12,10 +12,11 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <condition_variable>
 #include <cstring>
 #include <list>
 #include <mutex>
-#include <system_error>
+#include <new>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -142,7 +143,14 @@ class MicroHttpEndpoint : public HttpEndpoint {
       Wake();
       loop_.join();
     }
-    if (rendering_.joinable()) rendering_.join();  // No connection is suspended behind this.
+    if (rendering_.joinable()) {
+      {
+        const std::lock_guard lock(mutex_);
+        is_rendering_over_ = true;
+      }
+      has_waiting_.notify_one();
+      rendering_.join();  // No connection is suspended behind this.
+    }
     if (daemon_ != nullptr) MHD_stop_daemon(daemon_);
     for (const int descriptor : {listener_, wake_}) {
       if (descriptor >= 0) ::close(descriptor);
@@ -168,6 +176,7 @@ class MicroHttpEndpoint : public HttpEndpoint {
   void Suspend(Scrape& scrape);
   void Render();
   void RenderFor(const std::vector<Scrape*>& scrapes);
+  std::shared_ptr<MetricsPage> PageFor(const std::vector<Scrape*>& scrapes);
 
   static MHD_Result OnRequest(void* self, MHD_Connection* connection, const char* path,
                               const char* method, const char*, const char*, size_t* upload_size,
@@ -197,8 +206,9 @@ class MicroHttpEndpoint : public HttpEndpoint {
   size_t scrapes_ = 0;       ///< Of them, those that have asked for metrics.
   std::mutex mutex_;
   std::vector<Scrape*> waiting_ ABSL_GUARDED_BY(mutex_);
-  bool is_rendering_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread rendering_;  ///< While somebody scrapes.
+  bool is_rendering_over_ ABSL_GUARDED_BY(mutex_) = false;
+  std::condition_variable has_waiting_;
+  std::thread rendering_;  ///< From the start: there may be no other one to be had later.
   std::thread loop_;
 };
 
@@ -231,6 +241,7 @@ absl::Status MicroHttpEndpoint::Listen(const std::string& text) {
   if (daemon_ == nullptr) {
     return absl::UnavailableError(absl::StrCat("--metrics-listen: cannot serve HTTP on ", text));
   }
+  rendering_ = std::thread([this] { Render(); });
   loop_ = std::thread([this] { Serve(); });
   return absl::OkStatus();
 }
@@ -380,7 +391,7 @@ MHD_Result MicroHttpEndpoint::Answer(MHD_Connection* connection, const std::stri
   open.state = OpenConnection::State::kAnswered;
   if (scrape != nullptr) {
     if (scrape->page == nullptr) {
-      return AnswerText(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "no thread writes metrics\n");
+      return AnswerText(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "no memory to write metrics\n");
     }
     HttpAnswer* const gzip = scrape->takes_gzip ? scrape->page->gzip.get() : nullptr;
     return (gzip != nullptr ? gzip : scrape->page->plain.get())->AnswerTo(connection, MHD_HTTP_OK);
@@ -418,46 +429,44 @@ void MicroHttpEndpoint::Suspend(Scrape& scrape) {
   MHD_suspend_connection(scrape.connection);
   const std::lock_guard lock(mutex_);
   waiting_.push_back(&scrape);
-  if (is_rendering_) return;
-  if (rendering_.joinable()) rendering_.join();  // It has nothing left to do.
-  try {
-    rendering_ = std::thread([this] { Render(); });
-    is_rendering_ = true;
-  } catch (const std::system_error&) {  // It goes on without a page.
-    waiting_.clear();
-    MHD_resume_connection(scrape.connection);
-    Wake();
+  has_waiting_.notify_one();
+}
+
+/// By rendering_, until nobody waits at the end.
+void MicroHttpEndpoint::Render() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    has_waiting_.wait(lock, [this] { return is_rendering_over_ || !waiting_.empty(); });
+    if (waiting_.empty()) return;
+    const std::vector<Scrape*> scrapes = std::exchange(waiting_, {});
+    lock.unlock();
+    RenderFor(scrapes);
+    lock.lock();
   }
 }
 
-/// By rendering_, until nobody waits.
-void MicroHttpEndpoint::Render() {
-  for (;;) {
-    std::vector<Scrape*> scrapes;
-    {
-      const std::lock_guard lock(mutex_);
-      scrapes.swap(waiting_);
-      if (scrapes.empty()) {
-        is_rendering_ = false;
-        return;
-      }
+/// Null where there is no memory for it.
+std::shared_ptr<MetricsPage> MicroHttpEndpoint::PageFor(const std::vector<Scrape*>& scrapes) {
+  try {
+    const std::string text = sources_.metrics();
+    auto page = std::make_shared<MetricsPage>();
+    page->plain = std::make_unique<HttpAnswer>(text, kExpositionText);
+    page->plain->Add("Vary", "Accept-Encoding");
+    const bool wants_gzip = std::any_of(scrapes.begin(), scrapes.end(),
+                                        [](const Scrape* scrape) { return scrape->takes_gzip; });
+    const std::string packed = wants_gzip ? Gzipped(text) : "";
+    if (!packed.empty()) {
+      page->gzip = std::make_unique<HttpAnswer>(packed, kExpositionText);
+      page->gzip->Add("Content-Encoding", "gzip").Add("Vary", "Accept-Encoding");
     }
-    RenderFor(scrapes);
+    return page;
+  } catch (const std::bad_alloc&) {
+    return nullptr;
   }
 }
 
 void MicroHttpEndpoint::RenderFor(const std::vector<Scrape*>& scrapes) {
-  const std::string text = sources_.metrics();
-  auto page = std::make_shared<MetricsPage>();
-  page->plain = std::make_unique<HttpAnswer>(text, kExpositionText);
-  page->plain->Add("Vary", "Accept-Encoding");
-  const bool wants_gzip = std::any_of(scrapes.begin(), scrapes.end(),
-                                      [](const Scrape* scrape) { return scrape->takes_gzip; });
-  const std::string packed = wants_gzip ? Gzipped(text) : "";
-  if (!packed.empty()) {
-    page->gzip = std::make_unique<HttpAnswer>(packed, kExpositionText);
-    page->gzip->Add("Content-Encoding", "gzip").Add("Vary", "Accept-Encoding");
-  }
+  const std::shared_ptr<MetricsPage> page = PageFor(scrapes);
   for (Scrape* scrape : scrapes) {
     // Nothing of it may be touched once it goes on.
     MHD_Connection* const connection = scrape->connection;

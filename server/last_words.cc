@@ -7,20 +7,29 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <latch>
 #include <new>
 #include <system_error>
+#include <thread>
+#include <vector>
 
 namespace quantgate {
 namespace {
 
-/// With less it may be that gRPC cannot start a thread and waits for it for ever.
+/// A server that has just started takes most of it.
 constexpr uint64_t kAddressSpaceLeast = uint64_t{320} << 20;
 /// Of a thread under a bound; the default is 8 MiB. The deepest stacks are those of parsers, whose
 /// depth is bounded.
 constexpr size_t kStackBytes = 2 << 20;
+/// Of threads to come, under a bound, beside those of gRPC's executor, twice as many as CPUs: more
+/// of gRPC's timers and event engine, and the one that waits for a second signal.
+constexpr int kStacksKept = 6;
+/// The C library keeps no more of threads that have ended than 40 MiB.
+constexpr int kStacksKeptMax = 19;
 /// Of the allocator under a bound: each takes 64 MiB of addresses.
 constexpr int kArenas = 2;
 /// A failure with this much left has another reason: an arena is the largest piece that anybody
@@ -28,6 +37,13 @@ constexpr int kArenas = 2;
 constexpr uint64_t kPlenty = uint64_t{128} << 20;
 
 uint64_t address_space_limit = 0;  // 0: none. Not changed once threads run.
+
+thread_local bool was_refused_memory = false;
+
+void OnNoMemory() {
+  was_refused_memory = true;
+  throw std::bad_alloc();
+}
 
 /// A line put together where nothing may be allocated.
 class Line {
@@ -69,18 +85,10 @@ uint64_t AddressSpace() {
   return pages * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 
-[[noreturn]] void EndWithout(const char* what) {
-  Line line;
-  line << "quantgated: ends, since it could not have " << what;
-  if (address_space_limit != 0) {
-    line << "; RLIMIT_AS is " << (address_space_limit >> 20) << " MiB, of which "
-         << (AddressSpace() >> 20) << " MiB are taken";
-  }
-  line.Write();
-  ::_exit(kExitWithoutMemory);
-}
-
 void OnTerminate() {
+  // An exception that leaves a noexcept function with something to destroy is not to be seen here.
+  const bool is_hidden = std::current_exception() == nullptr && std::uncaught_exceptions() > 0;
+  if (is_hidden && was_refused_memory) EndWithout("memory");
   if (const std::exception_ptr thrown = std::current_exception(); thrown != nullptr) {
     try {
       std::rethrow_exception(thrown);
@@ -95,6 +103,8 @@ void OnTerminate() {
 }
 
 void OnSignal(int signal) {
+  // Libraries that were thrown out of halfway, Protobuf's maps among them, trip over what is left.
+  if (was_refused_memory) EndWithout("memory");
   if (address_space_limit != 0 && AddressSpace() + kPlenty > address_space_limit) {
     EndWithout("memory or a thread");
   }
@@ -104,8 +114,20 @@ void OnSignal(int signal) {
 
 }  // namespace
 
+void EndWithout(const char* what) {
+  Line line;
+  line << "quantgated: ends, since it could not have " << what;
+  if (address_space_limit != 0) {
+    line << "; RLIMIT_AS is " << (address_space_limit >> 20) << " MiB, of which "
+         << (AddressSpace() >> 20) << " MiB are taken";
+  }
+  line.Write();
+  ::_exit(kExitWithoutMemory);
+}
+
 bool PrepareForLittleMemory() {
   std::set_terminate(OnTerminate);
+  std::set_new_handler(OnNoMemory);
   rlimit limit;
   if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return true;
   address_space_limit = limit.rlim_cur;
@@ -125,6 +147,17 @@ bool PrepareForLittleMemory() {
   }
   for (const int signal : {SIGABRT, SIGSEGV, SIGBUS}) ::signal(signal, OnSignal);
   return true;
+}
+
+// Threads that have ended leave their stacks with the C library, where later ones find them.
+void KeepThreadStacks() {
+  if (address_space_limit == 0) return;
+  const auto of_executor = 2 * static_cast<int>(::sysconf(_SC_NPROCESSORS_CONF));
+  const int count = std::min(kStacksKeptMax, of_executor + kStacksKept);
+  std::latch all_begun(count);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < count; ++i) threads.emplace_back([&] { all_begun.arrive_and_wait(); });
+  for (std::thread& thread : threads) thread.join();
 }
 
 }  // namespace quantgate

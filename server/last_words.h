@@ -6,11 +6,19 @@ namespace quantgate {
 /// Exit code of a process that ended so.
 inline constexpr int kExitWithoutMemory = 5;
 
+/// Ends the process so, at once: "memory" or "a thread".
+[[noreturn]] void EndWithout(const char* what);
+
 /// Makes little of a bounded address space (RLIMIT_AS) go to the allocator's arenas and the stacks
 /// of threads, and lets a process that cannot go on within it say so and exit with
 /// kExitWithoutMemory: an exception that nobody catches, and the assertions of libraries that have
 /// asked in vain. What ends for another reason ends as ever. For programs, before threads start.
 /// False where the bound is below what a server needs to start; the line is written then.
 bool PrepareForLittleMemory();
+
+/// Within a bounded address space: keeps stacks for the threads that gRPC may yet start, so that it
+/// has them when no addresses are left. Behind PrepareForLittleMemory, once those that run from the
+/// start have theirs.
+void KeepThreadStacks();
 
 }  // namespace quantgate

@@ -37,6 +37,9 @@ inline constexpr int64_t kUploadWriteBytes = 4 << 20;
 inline constexpr int64_t kUploadBytesInFlight = 256 << 20;
 /// An upload stream without a message for this long is ended; the upload can be resumed.
 inline constexpr absl::Duration kUploadIdleMax = absl::Minutes(2);
+/// One of so many descriptors may be an upload whose file stays open between two messages; it takes
+/// two. Half of what ConnectionsMax leaves for calls is enough to be quick for those who send.
+inline constexpr int64_t kDescriptorsPerOpenUpload = 16;
 /// Interrupted uploads that are remembered, and for how long their bytes are kept: by SteadyNow,
 /// and at a start by what the files' times say of the time before it, if that is more.
 inline constexpr int kPartialUploadsMax = 4096;

@@ -199,6 +199,7 @@ int Serve(ServerOptions options, absl::Duration grace) {
     std::fprintf(stderr, "quantgated: %s\n", std::string(server.status().message()).c_str());
     return absl::IsUnavailable(server.status()) ? 4 : 2;
   }
+  KeepThreadStacks();
   std::printf("%s\n", ReadyLine(options, **server).c_str());
   std::fflush(stdout);
   if (options.insecure) Log("--insecure: whoever reaches a listener may use and read everything");

@@ -212,6 +212,8 @@ absl::Status RunningServer::Open() {
   blob_options.blob_bytes_max = options_.blob_bytes_max;
   blob_options.store_bytes_max = options_.store_bytes_max;
   blob_options.fsync = options_.fsync;
+  blob_options.open_uploads_max =
+      ReadProcessStatistics().max_descriptors / kDescriptorsPerOpenUpload;
   blob_options.on_corruption = [this](std::string_view where) { metrics_->BlobCorrupted(where); };
   QG_ASSIGN_OR_RETURN(blobs_, BlobStore::Open(std::move(blob_options)));
   QG_ASSIGN_OR_RETURN(database_, Database::Open(data_dir_.database_path(), [this](auto what) {

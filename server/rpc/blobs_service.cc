@@ -23,25 +23,26 @@ class BlobsService : public RawStreamsService {
 
   grpc::ServerUnaryReactor* FindMissing(grpc::CallbackServerContext* server_context,
                                         const v1::FindMissingRequest* request,
-                                        v1::FindMissingResponse* response) override {
+                                        v1::FindMissingResponse* response) noexcept override {
     return AnswerOnExecutor(context_, Rpc("Blobs.FindMissing"), Admission::kAlways, server_context,
                             [this, request, response] { return FindMissing(*request, *response); });
   }
 
   grpc::ServerReadReactor<grpc::ByteBuffer>* Write(grpc::CallbackServerContext* server_context,
-                                                   grpc::ByteBuffer* response) override {
+                                                   grpc::ByteBuffer* response) noexcept override {
     return new UploadStream(context_, server_context, response);
   }
 
   grpc::ServerUnaryReactor* QueryWrite(grpc::CallbackServerContext* server_context,
                                        const v1::QueryWriteRequest* request,
-                                       v1::QueryWriteResponse* response) override {
+                                       v1::QueryWriteResponse* response) noexcept override {
     return AnswerOnExecutor(context_, Rpc("Blobs.QueryWrite"), Admission::kAlways, server_context,
                             [this, request, response] { return QueryWrite(*request, *response); });
   }
 
-  grpc::ServerWriteReactor<grpc::ByteBuffer>* Read(grpc::CallbackServerContext* server_context,
-                                                   const grpc::ByteBuffer* request) override {
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Read(
+      grpc::CallbackServerContext* server_context,
+      const grpc::ByteBuffer* request) noexcept override {
     return new DownloadStream(context_, server_context, request);
   }
 

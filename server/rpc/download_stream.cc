@@ -170,7 +170,7 @@ void DownloadStream::EndReading(absl::StatusOr<Message> message) {
   Start(actions);
 }
 
-void DownloadStream::OnWriteDone(bool ok) {
+void DownloadStream::OnWriteDone(bool ok) noexcept {
   if (ok) {
     call_.MessageSent();
     call_.context().metrics.Downloaded(call_.transport(), sending_.data_bytes);
@@ -193,7 +193,7 @@ void DownloadStream::OnWriteDone(bool ok) {
   Start(actions);
 }
 
-void DownloadStream::OnCancel() {
+void DownloadStream::OnCancel() noexcept {
   call_.cancellation()->Cancel();
   bool has_turn;
   {

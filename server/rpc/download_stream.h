@@ -51,9 +51,9 @@ class DownloadStream : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   absl::StatusOr<Message> ReadMessage(SendBudget::Room room);
   void EndReading(absl::StatusOr<Message> message);
 
-  void OnWriteDone(bool ok) override;
-  void OnCancel() override;
-  void OnDone() override { delete this; }
+  void OnWriteDone(bool ok) noexcept override;
+  void OnCancel() noexcept override;
+  void OnDone() noexcept override { delete this; }
 
   Call call_;
   const grpc::ByteBuffer* const request_;  // gRPC's, for the length of the call.

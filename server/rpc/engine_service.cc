@@ -27,18 +27,19 @@ class EngineService : public RawStreams<v1::Engine::CallbackService> {
  public:
   EngineService(ServiceContext& context, Runs& runs) : context_(context), runs_(runs) {}
 
-#define QG_ANSWER_ON_DEVICE(Name)                                                                \
-  grpc::ServerUnaryReactor* Name(grpc::CallbackServerContext* server_context,                    \
-                                 const v1::Name##Request* request, v1::Name##Response* response) \
-      override {                                                                                 \
-    return AnswerOnDevice(context_, Rpc("Engine." #Name), server_context,                        \
-                          [=, this] { return Prepare##Name(context_, *request, *response); });   \
+#define QG_ANSWER_ON_DEVICE(Name)                                                              \
+  grpc::ServerUnaryReactor* Name(grpc::CallbackServerContext* server_context,                  \
+                                 const v1::Name##Request* request,                             \
+                                 v1::Name##Response* response) noexcept override {             \
+    return AnswerOnDevice(context_, Rpc("Engine." #Name), server_context,                      \
+                          [=, this] { return Prepare##Name(context_, *request, *response); }); \
   }
   QG_ENGINE_CALLS(QG_ANSWER_ON_DEVICE)
 #undef QG_ANSWER_ON_DEVICE
 
-  grpc::ServerWriteReactor<grpc::ByteBuffer>* Execute(grpc::CallbackServerContext* server_context,
-                                                      const grpc::ByteBuffer* bytes) override {
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Execute(
+      grpc::CallbackServerContext* server_context,
+      const grpc::ByteBuffer* bytes) noexcept override {
     // A thread takes longer to wake than a run to start: the device's begins to look out for it.
     Served(LeastLoaded(context_.devices)).run_queue.Expect();
     const bool is_here =
@@ -51,8 +52,9 @@ class EngineService : public RawStreams<v1::Engine::CallbackService> {
     return stream;
   }
 
-  grpc::ServerWriteReactor<grpc::ByteBuffer>* WaitRun(grpc::CallbackServerContext* server_context,
-                                                      const grpc::ByteBuffer* bytes) override {
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* WaitRun(
+      grpc::CallbackServerContext* server_context,
+      const grpc::ByteBuffer* bytes) noexcept override {
     return new RunStream(context_, runs_, Rpc("Engine.WaitRun"), Admission::kAlways, server_context,
                          RunStream::Place::kExecutor,
                          [this, bytes](const Call&) -> absl::StatusOr<RunStream::Start> {
@@ -63,7 +65,8 @@ class EngineService : public RawStreams<v1::Engine::CallbackService> {
   }
 
   grpc::ServerUnaryReactor* GetRun(grpc::CallbackServerContext* server_context,
-                                   const v1::GetRunRequest* request, v1::Run* response) override {
+                                   const v1::GetRunRequest* request,
+                                   v1::Run* response) noexcept override {
     return AnswerOnExecutor(context_, Rpc("Engine.GetRun"), Admission::kAlways, server_context,
                             [=, this]() -> absl::Status {
                               QG_ASSIGN_OR_RETURN(*response, runs_.Get(request->run_id()));
@@ -73,7 +76,7 @@ class EngineService : public RawStreams<v1::Engine::CallbackService> {
 
   grpc::ServerUnaryReactor* ListRuns(grpc::CallbackServerContext* server_context,
                                      const v1::ListRunsRequest* request,
-                                     v1::ListRunsResponse* response) override {
+                                     v1::ListRunsResponse* response) noexcept override {
     return AnswerOnExecutor(context_, Rpc("Engine.ListRuns"), Admission::kAlways, server_context,
                             [=, this]() -> absl::Status {
                               QG_ASSIGN_OR_RETURN(*response, runs_.List(*request));
@@ -83,7 +86,7 @@ class EngineService : public RawStreams<v1::Engine::CallbackService> {
 
   grpc::ServerUnaryReactor* CancelRun(grpc::CallbackServerContext* server_context,
                                       const v1::CancelRunRequest* request,
-                                      v1::Run* response) override {
+                                      v1::Run* response) noexcept override {
     return AnswerOnExecutor(context_, Rpc("Engine.CancelRun"), Admission::kAlways, server_context,
                             [=, this]() -> absl::Status {
                               QG_RETURN_IF_ERROR(runs_.Cancel(request->run_id()));

@@ -19,7 +19,7 @@ class InfoService : public v1::Info::CallbackService {
 
   grpc::ServerUnaryReactor* GetCapabilities(grpc::CallbackServerContext* server_context,
                                             const v1::GetCapabilitiesRequest*,
-                                            v1::Capabilities* response) override {
+                                            v1::Capabilities* response) noexcept override {
     return AnswerInline(context_, Rpc("Info.GetCapabilities"), server_context, [&] {
       *response = capabilities_;
       // Devices say their clocks as they are now.
@@ -29,19 +29,19 @@ class InfoService : public v1::Info::CallbackService {
   }
   grpc::ServerUnaryReactor* ListRecipes(grpc::CallbackServerContext* server_context,
                                         const v1::ListRecipesRequest*,
-                                        v1::ListRecipesResponse* response) override {
+                                        v1::ListRecipesResponse* response) noexcept override {
     return Answer(Rpc("Info.ListRecipes"), server_context, recipes_, response);
   }
   grpc::ServerUnaryReactor* CheckHardware(grpc::CallbackServerContext* server_context,
                                           const v1::CheckHardwareRequest* request,
-                                          v1::CheckHardwareResponse* response) override {
+                                          v1::CheckHardwareResponse* response) noexcept override {
     return AnswerOnDevice(context_, Rpc("Info.CheckHardware"), server_context, [=, this] {
       return PrepareCheckHardware(context_, *request, *response);
     });
   }
-  grpc::ServerUnaryReactor* ListArithmetics(grpc::CallbackServerContext* server_context,
-                                            const v1::ListArithmeticsRequest*,
-                                            v1::ListArithmeticsResponse* response) override {
+  grpc::ServerUnaryReactor* ListArithmetics(
+      grpc::CallbackServerContext* server_context, const v1::ListArithmeticsRequest*,
+      v1::ListArithmeticsResponse* response) noexcept override {
     return Answer(Rpc("Info.ListArithmetics"), server_context, arithmetics_, response);
   }
 

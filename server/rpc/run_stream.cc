@@ -175,7 +175,7 @@ void RunStream::WaitForEvent() {
   RunTask([this] { Continue(); });
 }
 
-void RunStream::OnWriteDone(bool ok) {
+void RunStream::OnWriteDone(bool ok) noexcept {
   if (!ok) return End(absl::CancelledError("the client has gone"));
   event_.Clear();  // Its room comes back.
   call_.MessageSent();
@@ -187,7 +187,7 @@ void RunStream::OnWriteDone(bool ok) {
   RunTask([this] { Continue(); });
 }
 
-void RunStream::OnCancel() {
+void RunStream::OnCancel() noexcept {
   call_.cancellation()->Cancel();
   std::string run_id;
   bool has_turn = false, cancels = false;

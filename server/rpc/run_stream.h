@@ -49,9 +49,9 @@ class RunStream : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   std::shared_ptr<const std::string> Latest() const;
   void End(const absl::Status& status);
 
-  void OnWriteDone(bool ok) override;
-  void OnCancel() override;
-  void OnDone() override { delete this; }
+  void OnWriteDone(bool ok) noexcept override;
+  void OnCancel() noexcept override;
+  void OnDone() noexcept override { delete this; }
 
   Call call_;
   Runs& runs_;

@@ -79,7 +79,7 @@ void ScenarioStream::GoOn() {
   }
 }
 
-void ScenarioStream::OnWriteDone(bool ok) {
+void ScenarioStream::OnWriteDone(bool ok) noexcept {
   if (ok) call_.MessageSent();
   {
     const std::lock_guard lock(mutex_);
@@ -92,7 +92,7 @@ void ScenarioStream::OnWriteDone(bool ok) {
   GoOn();
 }
 
-void ScenarioStream::OnCancel() {
+void ScenarioStream::OnCancel() noexcept {
   for (const auto& device : call_.context().devices) {
     Served(*device).run_queue.Cancel(call_.cancellation());
   }

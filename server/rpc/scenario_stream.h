@@ -31,9 +31,9 @@ class ScenarioStream : public grpc::ServerWriteReactor<v1::ScenarioEvent> {
   /// Starts the next write, or ends the stream.
   void GoOn();
 
-  void OnWriteDone(bool ok) override;
-  void OnCancel() override;
-  void OnDone() override { delete this; }
+  void OnWriteDone(bool ok) noexcept override;
+  void OnCancel() noexcept override;
+  void OnDone() noexcept override { delete this; }
 
   Call call_;
   const v1::RunScenariosRequest* const request_;  // gRPC's, for the length of the call.

@@ -16,7 +16,7 @@ class ScenariosService : public v1::Scenarios::CallbackService {
 
   grpc::ServerUnaryReactor* List(grpc::CallbackServerContext* server_context,
                                  const v1::ListScenariosRequest*,
-                                 v1::ListScenariosResponse* response) override {
+                                 v1::ListScenariosResponse* response) noexcept override {
     return AnswerInline(context_, Rpc("Scenarios.List"), server_context, [&] {
       *response = scenarios_;
       return absl::OkStatus();
@@ -25,7 +25,7 @@ class ScenariosService : public v1::Scenarios::CallbackService {
 
   grpc::ServerWriteReactor<v1::ScenarioEvent>* Run(
       grpc::CallbackServerContext* server_context,
-      const v1::RunScenariosRequest* request) override {
+      const v1::RunScenariosRequest* request) noexcept override {
     return new ScenarioStream(context_, server_context, request);
   }
 

@@ -14,41 +14,41 @@ class SessionsService : public v1::Sessions::CallbackService {
 
   grpc::ServerUnaryReactor* Open(grpc::CallbackServerContext* server_context,
                                  const v1::OpenSessionRequest* request,
-                                 v1::Session* response) override {
+                                 v1::Session* response) noexcept override {
     return OnDevice(server_context, Rpc("Sessions.Open"), *request, *response, PrepareOpenSession);
   }
   grpc::ServerUnaryReactor* Step(grpc::CallbackServerContext* server_context,
                                  const v1::SessionStepRequest* request,
-                                 v1::SessionStepResponse* response) override {
+                                 v1::SessionStepResponse* response) noexcept override {
     return OnDevice(server_context, Rpc("Sessions.Step"), *request, *response, PrepareSessionStep);
   }
   grpc::ServerUnaryReactor* Get(grpc::CallbackServerContext* server_context,
                                 const v1::GetSessionRequest* request,
-                                v1::Session* response) override {
+                                v1::Session* response) noexcept override {
     return OnDevice(server_context, Rpc("Sessions.Get"), *request, *response, PrepareGetSession);
   }
   grpc::ServerUnaryReactor* Checkpoint(grpc::CallbackServerContext* server_context,
                                        const v1::CheckpointRequest* request,
-                                       v1::CheckpointResponse* response) override {
+                                       v1::CheckpointResponse* response) noexcept override {
     return OnDevice(server_context, Rpc("Sessions.Checkpoint"), *request, *response,
                     PrepareCheckpoint);
   }
   grpc::ServerUnaryReactor* Restore(grpc::CallbackServerContext* server_context,
                                     const v1::RestoreSessionRequest* request,
-                                    v1::Session* response) override {
+                                    v1::Session* response) noexcept override {
     return OnDevice(server_context, Rpc("Sessions.Restore"), *request, *response,
                     PrepareRestoreSession);
   }
 
   grpc::ServerUnaryReactor* List(grpc::CallbackServerContext* server_context,
                                  const v1::ListSessionsRequest* request,
-                                 v1::ListSessionsResponse* response) override {
+                                 v1::ListSessionsResponse* response) noexcept override {
     return AnswerOnExecutor(context_, Rpc("Sessions.List"), Admission::kAlways, server_context,
                             [=, this] { return ListSessions(context_, *request, *response); });
   }
   grpc::ServerUnaryReactor* Close(grpc::CallbackServerContext* server_context,
                                   const v1::CloseSessionRequest* request,
-                                  v1::Session* response) override {
+                                  v1::Session* response) noexcept override {
     return AnswerOnExecutor(context_, Rpc("Sessions.Close"), Admission::kAlways, server_context,
                             [=, this] { return CloseSession(context_, *request, *response); });
   }

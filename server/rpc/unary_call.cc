@@ -27,12 +27,12 @@ class UnaryCall : public grpc::ServerUnaryReactor {
   }
 
  private:
-  void OnCancel() override {
+  void OnCancel() noexcept override {
     for (const auto& device : call_.context().devices) {
       Served(*device).call_queue.Cancel(call_.cancellation());
     }
   }
-  void OnDone() override { delete this; }
+  void OnDone() noexcept override { delete this; }
 
   const int method_;
   Call call_;

@@ -17,7 +17,7 @@ class UnknownMethodCall : public grpc::ServerGenericBidiReactor {
   }
 
  private:
-  void OnDone() override { delete this; }
+  void OnDone() noexcept override { delete this; }
 };
 
 class UnknownMethods : public grpc::CallbackGenericService {
@@ -25,7 +25,7 @@ class UnknownMethods : public grpc::CallbackGenericService {
   explicit UnknownMethods(Metrics& metrics) : metrics_(metrics) {}
 
   grpc::ServerGenericBidiReactor* CreateReactor(
-      grpc::GenericCallbackServerContext* server_context) override {
+      grpc::GenericCallbackServerContext* server_context) noexcept override {
     metrics_.UnknownMethodCalled();
     return new UnknownMethodCall(server_context->method());
   }

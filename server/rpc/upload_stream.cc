@@ -98,7 +98,7 @@ void UploadStream::Stop(absl::Status status) {
   if (!outcome_.has_value()) outcome_ = std::move(status);
 }
 
-void UploadStream::OnReadDone(bool ok) {
+void UploadStream::OnReadDone(bool ok) noexcept {
   Actions actions;
   {
     const std::lock_guard lock(mutex_);

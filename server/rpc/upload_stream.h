@@ -66,9 +66,9 @@ class UploadStream : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   void Release(int64_t message_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void End();
 
-  void OnReadDone(bool ok) override;
-  void OnCancel() override { call_.cancellation()->Cancel(); }
-  void OnDone() override { delete this; }
+  void OnReadDone(bool ok) noexcept override;
+  void OnCancel() noexcept override { call_.cancellation()->Cancel(); }
+  void OnDone() noexcept override { delete this; }
 
   Call call_;
   grpc::ByteBuffer* const response_;

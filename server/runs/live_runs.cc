@@ -17,7 +17,8 @@ struct LiveRuns::Live {
   std::function<absl::Status()> store_end;
 };
 
-void LiveRuns::Begin(const std::string& run_id, std::shared_ptr<Cancellation> cancellation) {
+void LiveRuns::Begin(const std::string& run_id,
+                     std::shared_ptr<Cancellation> cancellation) noexcept {
   const std::lock_guard lock(mutex_);
   auto live = std::make_shared<Live>();
   live->cancellation = std::move(cancellation);
@@ -25,7 +26,7 @@ void LiveRuns::Begin(const std::string& run_id, std::shared_ptr<Cancellation> ca
 }
 
 void LiveRuns::Published(const std::string& run_id, int64_t sequence,
-                         std::shared_ptr<const std::string> event, Position position) {
+                         std::shared_ptr<const std::string> event, Position position) noexcept {
   absl::flat_hash_map<int64_t, Wake> woken;
   {
     const std::lock_guard lock(mutex_);
@@ -57,7 +58,7 @@ std::shared_ptr<const std::string> LiveRuns::EventOf(const Live& live, int64_t s
   return index < 0 || index >= count ? nullptr : live.events[static_cast<size_t>(index)];
 }
 
-void LiveRuns::End(const std::string& run_id) {
+void LiveRuns::End(const std::string& run_id) noexcept {
   absl::flat_hash_map<int64_t, Wake> woken;
   {
     const std::lock_guard lock(mutex_);
@@ -73,7 +74,7 @@ void LiveRuns::End(const std::string& run_id) {
 }
 
 void LiveRuns::Owe(const std::string& run_id, absl::Status why,
-                   std::function<absl::Status()> store) {
+                   std::function<absl::Status()> store) noexcept {
   absl::flat_hash_map<int64_t, Wake> woken;
   {
     const std::lock_guard lock(mutex_);
@@ -170,7 +171,7 @@ std::shared_ptr<Cancellation> LiveRuns::CancellationOf(const std::string& run_id
   return it == runs_.end() ? nullptr : it->second->cancellation;
 }
 
-int64_t LiveRuns::Wait(const std::string& run_id, int64_t sequence, Wake wake) {
+int64_t LiveRuns::Wait(const std::string& run_id, int64_t sequence, Wake wake) noexcept {
   const std::lock_guard lock(mutex_);
   const auto it = runs_.find(run_id);
   if (it == runs_.end()) return 0;

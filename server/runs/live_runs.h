@@ -25,25 +25,28 @@ class LiveRuns {
   explicit LiveRuns(size_t event_bytes_max = kLiveEventBytesMax)
       : event_bytes_max_(event_bytes_max) {}
 
-  void Begin(const std::string& run_id, std::shared_ptr<Cancellation> cancellation);
+  // What changes them is noexcept, as memory_guard.h says.
+
+  void Begin(const std::string& run_id, std::shared_ptr<Cancellation> cancellation) noexcept;
   enum class Position { kBeforeOthers, kLast };
   /// Event `sequence` may be told: wakes everybody who waits. Of those before it, what is not
   /// stored yet is less than event_bytes_max, and so in memory.
   void Published(const std::string& run_id, int64_t sequence,
                  std::shared_ptr<const std::string> event,
-                 Position position = Position::kBeforeOthers);
+                 Position position = Position::kBeforeOthers) noexcept;
   /// The latest events of a run that is live, for who follows it: there behind its end too, the
   /// latest kEndedEventBytesMax of all such runs. Null for another one.
   struct Live;
   std::shared_ptr<const Live> Hold(const std::string& run_id) const;
   std::shared_ptr<const std::string> EventOf(const Live& live, int64_t sequence) const;
   /// No more events: wakes everybody who waits.
-  void End(const std::string& run_id);
+  void End(const std::string& run_id) noexcept;
 
   /// The run has ended, and its end could not be stored, as `why` says. It stays live until `store`
   /// has ended it, which StoreOwed calls; meanwhile there is nothing to wait for, and its events
   /// are what is stored of them.
-  void Owe(const std::string& run_id, absl::Status why, std::function<absl::Status()> store);
+  void Owe(const std::string& run_id, absl::Status why,
+           std::function<absl::Status()> store) noexcept;
   /// Why the end of a live run is not stored; OK where it has none yet.
   absl::Status WhyOwed(const std::string& run_id) const;
   /// Tries to store the ends that are owed, the oldest first, and no more of them once the disk is
@@ -68,7 +71,7 @@ class LiveRuns {
   /// Calls `wake` once, when event `sequence` may be told, or the run ends or owes its end. 0, and
   /// no call, when it is so already; otherwise a token for StopWaiting. `wake` runs on the
   /// publisher's thread and must not block.
-  int64_t Wait(const std::string& run_id, int64_t sequence, Wake wake);
+  int64_t Wait(const std::string& run_id, int64_t sequence, Wake wake) noexcept;
   /// True when the call will not come.
   bool StopWaiting(const std::string& run_id, int64_t token);
 

@@ -14,6 +14,7 @@
 #include "kernels/base/status_macros.h"
 #include "proto/variant_join.h"
 #include "server/limits.h"
+#include "server/runs/memory_guard.h"
 #include "server/runs/run_job.h"
 #include "server/runs/run_request.h"
 #include "server/served_device.h"
@@ -109,21 +110,26 @@ absl::StatusOr<std::string> Runs::Enqueue(const v1::ExecuteRequest& request, Lay
   const std::string summary = run.Summary();
   auto cancellation = std::make_shared<Cancellation>(deadline);
   live_.Begin(run_id, cancellation);
-  live_.Published(run_id, 1, accepted_event);
-  auto job = std::make_shared<RunJob>(context_, device, live_, run_id, std::move(run),
-                                      std::move(outline), cancellation);
-  const absl::Status accepted =
-      queue.Submit(cancellation, [job](absl::Status admission) { job->Run(std::move(admission)); })
-          .status();
+  std::shared_ptr<RunJob> job;
+  const absl::Status accepted = GuardMemory([&] {
+    live_.Published(run_id, 1, accepted_event);
+    job = std::make_shared<RunJob>(context_, device, live_, run_id, std::move(run),
+                                   std::move(outline), cancellation);
+    return queue
+        .Submit(cancellation, [job](absl::Status admission) { job->Run(std::move(admission)); })
+        .status();
+  });
   if (!accepted.ok()) {
     live_.End(run_id);
     return accepted;
   }
-  // The device need not wait for the database. Nobody knows of the run before it is stored.
-  const absl::Status stored =
-      context_.run_store
-          .Create(run_id, request.request_id(), SpecContentOf(request), summary, *accepted_event)
-          .status();
+  // The device need not wait for the database. Nobody knows of the run before it is stored. The job
+  // waits to hear of it, however that ends.
+  const absl::Status stored = GuardMemory([&] {
+    return context_.run_store
+        .Create(run_id, request.request_id(), SpecContentOf(request), summary, *accepted_event)
+        .status();
+  });
   job->Stored(stored);
   if (stored.ok()) return run_id;
   CancelLive(run_id);

@@ -51,7 +51,7 @@ absl::StatusOr<std::optional<std::string>> SessionStore::FindRequest(const std::
 }
 
 absl::StatusOr<SessionPlace> SessionStore::Reserve(const std::string& request_id,
-                                                   const Sha256& content) {
+                                                   const Sha256& content) noexcept {
   const std::lock_guard lock(mutex_);
   if (!request_id.empty() && opening_.count(request_id) != 0) return error::SessionBusy(request_id);
   const auto is_full = [&] {
@@ -74,7 +74,7 @@ void SessionStore::GiveBack(const std::string& request_id) {
 absl::StatusOr<SessionRecord> SessionStore::Open(SessionPlace place, Device& device,
                                                  absl::Duration lease,
                                                  std::unique_ptr<Session> training,
-                                                 std::string spec) {
+                                                 std::string spec) noexcept {
   const int64_t bytes = training->bytes() + static_cast<int64_t>(spec.size());
   const std::lock_guard lock(mutex_);
   while (usage_.bytes + bytes > limits_.bytes_max) {
@@ -106,7 +106,7 @@ absl::StatusOr<SessionRecord> SessionStore::Open(SessionPlace place, Device& dev
   return record;
 }
 
-absl::StatusOr<SessionUse> SessionStore::Use(const std::string& id) {
+absl::StatusOr<SessionUse> SessionStore::Use(const std::string& id) noexcept {
   const std::lock_guard lock(mutex_);
   const auto found = entries_.find(id);
   if (found == entries_.end()) return error::SessionNotFound(id);
@@ -136,7 +136,7 @@ void SessionStore::EndUse(const std::string& id, const HeldSession& held) {
   entry.record.lease_end = entry.last_used + entry.record.lease;
 }
 
-void SessionStore::LimitBytes(const SessionUse& use) {
+void SessionStore::LimitBytes(const SessionUse& use) noexcept {
   const std::lock_guard lock(mutex_);
   const auto found = entries_.find(use.id());
   if (found == entries_.end()) return;
@@ -144,7 +144,7 @@ void SessionStore::LimitBytes(const SessionUse& use) {
   use->training->LimitBytes(std::max<int64_t>(limits_.bytes_max - others, 0));
 }
 
-absl::Status SessionStore::StepEnded(const SessionUse& use, int64_t response_bytes) {
+absl::Status SessionStore::StepEnded(const SessionUse& use, int64_t response_bytes) noexcept {
   const int64_t bytes =
       use->training->bytes() + static_cast<int64_t>(use->spec.size()) + response_bytes;
   const std::lock_guard lock(mutex_);
@@ -200,12 +200,12 @@ bool SessionStore::EvictLocked() {
   return true;
 }
 
-bool SessionStore::Evict() {
+bool SessionStore::Evict() noexcept {
   const std::lock_guard lock(mutex_);
   return EvictLocked();
 }
 
-void SessionStore::ExpireLeases() {
+void SessionStore::ExpireLeases() noexcept {
   const std::lock_guard lock(mutex_);
   const absl::Time now = now_();
   std::vector<std::string> expired;
@@ -226,7 +226,7 @@ absl::StatusOr<SessionRecord> SessionStore::Find(const std::string& id) const {
   return found->second.record;
 }
 
-absl::StatusOr<SessionRecord> SessionStore::Close(const std::string& id) {
+absl::StatusOr<SessionRecord> SessionStore::Close(const std::string& id) noexcept {
   const std::lock_guard lock(mutex_);
   const auto found = entries_.find(id);
   if (found == entries_.end()) return error::SessionNotFound(id);

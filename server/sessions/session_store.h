@@ -112,6 +112,7 @@ struct SessionUsage {
   int64_t expired = 0;
 };
 
+/// What changes it is noexcept, as memory_guard.h says.
 class SessionStore {
  public:
   explicit SessionStore(SessionLimits limits, std::function<absl::Time()> now = SteadyNow)
@@ -129,26 +130,27 @@ class SessionStore {
                                                          const Sha256& content);
   /// RESOURCE_EXHAUSTED where there is no place and no session gives way; ABORTED while the same
   /// request is being opened.
-  absl::StatusOr<SessionPlace> Reserve(const std::string& request_id, const Sha256& content);
+  absl::StatusOr<SessionPlace> Reserve(const std::string& request_id,
+                                       const Sha256& content) noexcept;
   /// RESOURCE_EXHAUSTED where the session's bytes have no place.
   absl::StatusOr<SessionRecord> Open(SessionPlace place, Device& device, absl::Duration lease,
-                                     std::unique_ptr<Session> training, std::string spec);
+                                     std::unique_ptr<Session> training, std::string spec) noexcept;
 
   /// FAILED_PRECONDITION with the reason for a session that ended, NOT_FOUND for an unknown one.
-  absl::StatusOr<SessionUse> Use(const std::string& id);
+  absl::StatusOr<SessionUse> Use(const std::string& id) noexcept;
   /// Before a step: how many bytes the session may hold after it.
-  void LimitBytes(const SessionUse& use);
+  void LimitBytes(const SessionUse& use) noexcept;
   /// After a step: counts what the session holds now, with its spec and the response that is kept.
   /// RESOURCE_EXHAUSTED, and nothing is counted, where it holds more than before, no session gives
   /// way, and that has no place.
-  absl::Status StepEnded(const SessionUse& use, int64_t response_bytes);
+  absl::Status StepEnded(const SessionUse& use, int64_t response_bytes) noexcept;
   /// The least recently used session that gives way now ends; false where there is none.
-  bool Evict();
+  bool Evict() noexcept;
   /// What is known, of ended ones too. NOT_FOUND.
   absl::StatusOr<SessionRecord> Find(const std::string& id) const;
   /// Ended ones stay as they are.
-  absl::StatusOr<SessionRecord> Close(const std::string& id);
-  void ExpireLeases();
+  absl::StatusOr<SessionRecord> Close(const std::string& id) noexcept;
+  void ExpireLeases() noexcept;
 
   /// Open ones, newest first, with numbers below `before`; 0: from the newest.
   std::vector<SessionRecord> List(int64_t before, int count) const;

@@ -232,10 +232,11 @@ absl::StatusOr<Digest> BlobStore::Put(std::span<const std::byte> bytes) {
   return digest;
 }
 
-absl::Status BlobStore::Publish(const std::string& path, const Digest& digest) {
+absl::Status BlobStore::Publish(const std::string& path, const Digest& digest) noexcept {
   const std::string target = BlobPath(digest.sha256, {digest.size, true});
   const std::string shard = target.substr(0, target.rfind('/'));
-  const bool is_new_shard = !std::filesystem::exists(shard);
+  std::error_code code;
+  const bool is_new_shard = !std::filesystem::exists(shard, code);
   if (is_new_shard) QG_RETURN_IF_ERROR(MakeDirectories(shard));
   QG_RETURN_IF_ERROR(RenameFile(path, target));
   if (options_.fsync) {
@@ -397,15 +398,23 @@ absl::StatusOr<std::unique_ptr<BlobUpload>> BlobStore::BeginUpload(const std::st
     ready = rehashed.status();
     if (rehashed.ok()) hash = *std::move(rehashed);
   }
+  FileIdentity identity;
+  if (ready.ok()) {
+    const auto found = file->Identity();
+    ready = found.status();
+    if (found.ok()) identity = *found;
+  }
+  if (absl::IsResourceExhausted(ready) && offset > 0) {
+    EndUpload(key, offset, std::move(hash));  // As it was, for another try.
+    return ready;
+  }
   if (!ready.ok()) {
     // A partial file that cannot be read is of no use: the client starts again.
     ForgetPartial(key);
     return ready;
   }
-  // Without fsync nothing has to reach the device, so nothing goes there sooner than need be.
-  DirectFile direct_file = options_.fsync ? DirectFile::Open(PartialPath(key)) : DirectFile();
-  return std::unique_ptr<BlobUpload>(new BlobUpload(
-      this, key, digest, *std::move(file), std::move(direct_file), offset, std::move(hash)));
+  return std::unique_ptr<BlobUpload>(
+      new BlobUpload(this, key, digest, *std::move(file), identity, offset, std::move(hash)));
 }
 
 absl::StatusOr<UploadState> BlobStore::QueryUpload(const std::string& upload_id,

@@ -4,9 +4,11 @@
 // upload brings it again; other damage is met by reading. Thread-safe.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -37,6 +39,8 @@ struct BlobStoreOptions {
   int64_t blob_bytes_max = 0;
   int64_t store_bytes_max = 0;
   bool fsync = true;
+  /// Uploads whose file stays open between two writes, the first to come; others open it anew.
+  int64_t open_uploads_max = std::numeric_limits<int64_t>::max();
   /// Called for every blob found damaged, with where: "read", "lookup" (of one that may be there)
   /// or "startup".
   std::function<void(std::string_view where)> on_corruption = [](std::string_view) {};
@@ -131,7 +135,7 @@ class BlobStore : public Blobs {
       const std::string& key, const std::string& upload_id, const Digest& digest, int64_t offset)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   /// Moves a complete, synced file to its final name.
-  absl::Status Publish(const std::string& path, const Digest& digest);
+  absl::Status Publish(const std::string& path, const Digest& digest) noexcept;
   /// Sets the blob's file aside if it is still the damaged one; absent: it was no file at all.
   void Quarantine(const Digest& digest, std::string_view where,
                   std::optional<FileIdentity> damaged);
@@ -145,6 +149,7 @@ class BlobStore : public Blobs {
   int64_t committed_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t reserved_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t next_temporary_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::atomic<int64_t> open_uploads_{0};  ///< Of those whose file stays open.
 };
 
 }  // namespace quantgate

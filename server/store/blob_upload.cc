@@ -26,19 +26,26 @@ std::vector<std::span<const std::byte>> Without(int64_t count, BlobUpload::Piece
 }  // namespace
 
 BlobUpload::BlobUpload(BlobStore* store, std::string key, Digest digest, File file,
-                       DirectFile direct_file, int64_t offset, std::unique_ptr<Sha256Stream> hash)
+                       FileIdentity identity, int64_t offset, std::unique_ptr<Sha256Stream> hash)
     : store_(store),
       key_(std::move(key)),
       digest_(digest),
       start_offset_(offset),
-      file_(std::move(file)),
-      direct_file_(std::move(direct_file)),
+      identity_(identity),
+      stays_open_(store->open_uploads_.fetch_add(1) < store->options_.open_uploads_max),
       hash_(std::move(hash)),
       hashed_(offset),
       written_(offset),
-      writeback_started_(offset) {}
+      writeback_started_(offset) {
+  if (stays_open_) {
+    Use(std::move(file));
+  } else {
+    --store->open_uploads_;
+  }
+}
 
 BlobUpload::~BlobUpload() {
+  if (stays_open_) --store_->open_uploads_;
   if (is_over_ || IsPresent()) {
     store_->ForgetPartial(key_);
     return;
@@ -46,6 +53,30 @@ BlobUpload::~BlobUpload() {
   // A hash of more bytes than the file has is of no use to a resume, which then reads the file.
   if (hashed_ != written_) hash_ = nullptr;
   store_->EndUpload(key_, written_, std::move(hash_));
+}
+
+void BlobUpload::Use(File file) {
+  file_ = std::move(file);
+  // Without fsync nothing has to reach the device, so nothing goes there sooner than need be.
+  if (store_->options_.fsync) direct_file_ = DirectFile::Open(store_->PartialPath(key_));
+}
+
+absl::Status BlobUpload::Open() {
+  if (file_.is_open()) return absl::OkStatus();
+  QG_ASSIGN_OR_RETURN(File file, File::OpenForWriting(store_->PartialPath(key_)));
+  QG_ASSIGN_OR_RETURN(const FileIdentity now, file.Identity());
+  if (now != identity_) {
+    is_over_ = true;
+    return absl::DataLossError("the file of this upload was replaced; send all of it again");
+  }
+  Use(std::move(file));
+  return absl::OkStatus();
+}
+
+void BlobUpload::Rest() {
+  if (stays_open_) return;
+  file_ = File();
+  direct_file_ = DirectFile();
 }
 
 bool BlobUpload::IsPresent() const { return store_->Contains(digest_); }
@@ -58,6 +89,7 @@ void BlobUpload::Hash(Pieces pieces) {
 }
 
 absl::Status BlobUpload::Write(Pieces pieces) {
+  QG_RETURN_IF_ERROR(Open());
   int64_t bytes = 0;
   for (const auto& piece : pieces) bytes += static_cast<int64_t>(piece.size());
   QG_ASSIGN_OR_RETURN(const int64_t direct, direct_file_.WriteFront(written_, pieces));
@@ -67,6 +99,7 @@ absl::Status BlobUpload::Write(Pieces pieces) {
     file_.StartWriteback(writeback_started_, written_ - writeback_started_);
     writeback_started_ = written_;
   }
+  Rest();
   return absl::OkStatus();
 }
 
@@ -79,7 +112,10 @@ absl::Status BlobUpload::Commit() {
   }
   hash_ = nullptr;
   hashed_ = -1;  // Finished: a failure below must not save this state.
-  if (store_->options_.fsync) QG_RETURN_IF_ERROR(file_.Sync());
+  if (store_->options_.fsync) {
+    QG_RETURN_IF_ERROR(Open());
+    QG_RETURN_IF_ERROR(file_.Sync());
+  }
   QG_RETURN_IF_ERROR(store_->Publish(store_->PartialPath(key_), digest_));
   is_over_ = true;
   return absl::OkStatus();

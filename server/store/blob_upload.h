@@ -1,6 +1,7 @@
 // BlobUpload: one stream of bytes on its way into the blob store. Hash() and Write() may run on two
-// threads at once, each of them in order; everything else is the caller's alone. Destroying it
-// keeps the bytes for a later resume.
+// threads at once, each of them in order; everything else is the caller's alone. Its file is open
+// while it writes, and in between only as long as there are few of them: thousands of clients that
+// send nothing take no descriptors. Destroying it keeps the bytes for a later resume.
 #pragma once
 
 #include <atomic>
@@ -35,7 +36,8 @@ class BlobUpload {
   bool IsPresent() const;
 
   void Hash(Pieces pieces);
-  /// RESOURCE_EXHAUSTED for a full disk.
+  /// RESOURCE_EXHAUSTED for a full disk, or without a descriptor. DATA_LOSS, and nothing is kept,
+  /// where another file has taken the place of what was written before.
   absl::Status Write(Pieces pieces);
   /// Checks the digest, syncs, publishes. INVALID_ARGUMENT for bytes that are too few (kept) or
   /// have another digest (discarded).
@@ -43,13 +45,21 @@ class BlobUpload {
 
  private:
   friend class BlobStore;
-  BlobUpload(BlobStore* store, std::string key, Digest digest, File file, DirectFile direct_file,
+  /// `file` is open, and closed here unless it may stay so.
+  BlobUpload(BlobStore* store, std::string key, Digest digest, File file, FileIdentity identity,
              int64_t offset, std::unique_ptr<Sha256Stream> hash);
+
+  void Use(File file);
+  absl::Status Open();
+  /// Until Open() is called again.
+  void Rest();
 
   BlobStore* const store_;
   const std::string key_;
   const Digest digest_;
   const int64_t start_offset_;
+  const FileIdentity identity_;  // Of the file.
+  const bool stays_open_;
   File file_;
   DirectFile direct_file_;  // The same file; not open where that brings nothing.
   std::unique_ptr<Sha256Stream> hash_;

@@ -99,7 +99,7 @@ absl::Status RunStore::AwaitDisk(std::span<const RunRecord> records) {
 
 absl::StatusOr<RunRecord> RunStore::Create(const std::string& run_id, const std::string& request_id,
                                            const Sha256& content, const std::string& summary,
-                                           const std::string& first_event) {
+                                           const std::string& first_event) noexcept {
   RunRecord record;
   record.run_id = run_id;
   record.request_id = request_id;

@@ -66,7 +66,7 @@ class RunStore {
   /// A new queued run with its first event. Drops the oldest finished runs beyond what is kept.
   absl::StatusOr<RunRecord> Create(const std::string& run_id, const std::string& request_id,
                                    const Sha256& content, const std::string& summary,
-                                   const std::string& first_event);
+                                   const std::string& first_event) noexcept;
   /// An event that is to be added: its bytes, or where its run's side file has them.
   struct Event {
     std::shared_ptr<const std::string> bytes;

@@ -19,7 +19,7 @@ std::string SideFiles::PathOf(const std::string& name) const {
 }
 
 absl::StatusOr<SideFiles::Place> SideFiles::Append(const std::string& name,
-                                                   std::string_view bytes) {
+                                                   std::string_view bytes) noexcept {
   const std::lock_guard lock(mutex_);
   auto found = unsynced_.find(name);
   if (found == unsynced_.end()) {

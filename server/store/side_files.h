@@ -31,7 +31,7 @@ class SideFiles {
 
   /// Adds bytes to file `name`, which has no '/' in it, and makes the file where there is none. A
   /// crash of this process takes nothing of them; RESOURCE_EXHAUSTED for a full disk.
-  absl::StatusOr<Place> Append(const std::string& name, std::string_view bytes);
+  absl::StatusOr<Place> Append(const std::string& name, std::string_view bytes) noexcept;
   /// Whether Append finds the file open, as it is from one Append to the next Sync.
   bool IsOpen(const std::string& name) const;
   /// NOT_FOUND without the file; DATA_LOSS where it ends before the bytes do.

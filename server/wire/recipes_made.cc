@@ -10,7 +10,7 @@ std::optional<Recipe> RecipesMade::Find(const v1::Recipe& proto) const {
   return it == recipes_.end() ? std::nullopt : std::optional(it->second);
 }
 
-void RecipesMade::Add(const v1::Recipe& proto, const Recipe& recipe) {
+void RecipesMade::Add(const v1::Recipe& proto, const Recipe& recipe) noexcept {
   if (proto.ByteSizeLong() > kRecipeBytesMax) return;
   const std::lock_guard lock(mutex_);
   if (recipes_.size() == kRecipesMax) recipes_.clear();

@@ -23,7 +23,7 @@ class RecipesMade {
   std::optional<Recipe> Find(const v1::Recipe& proto) const;
   /// One more than kRecipesMax drops all before it; one of more than kRecipeBytesMax bytes is not
   /// kept.
-  void Add(const v1::Recipe& proto, const Recipe& recipe);
+  void Add(const v1::Recipe& proto, const Recipe& recipe) noexcept;
 
  private:
   using Key = std::pair<std::string, std::vector<std::pair<std::string, std::string>>>;

@@ -42,6 +42,7 @@ class BlobStoreTest : public testing::Test {
       corrupted_where_.emplace_back(where);
     };
     options.now = [this] { return now_; };
+    options.open_uploads_max = open_uploads_max_;
     store_ = BlobStore::Open(std::move(options)).value();
   }
 
@@ -91,6 +92,7 @@ class BlobStoreTest : public testing::Test {
 
   TemporaryDirectory directory_;
   std::optional<DataDir> data_dir_;
+  int64_t open_uploads_max_ = 100;
   std::unique_ptr<BlobStore> store_;
   int corruptions_ = 0;
   std::vector<std::string> corrupted_where_;
@@ -208,6 +210,41 @@ TEST(DirectFileTest, TakesWholeBlocksOfWhatIsWorthIt) {
   EXPECT_EQ(direct.WriteFront(whole, {&small, 1}).value(), 0);
   EXPECT_EQ(direct.WriteFront(17, {&piece, 1}).value(), 0);
   EXPECT_FALSE(DirectFile::Open(directory.path() + "/none").is_open());
+}
+
+TEST_F(BlobStoreTest, UploadsBeyondTheFirstHaveNoFileOpenBetweenWrites) {
+  const auto descriptors = [] {
+    return std::distance(fs::directory_iterator("/proc/self/fd"), fs::directory_iterator());
+  };
+  open_uploads_max_ = 1;
+  Open();
+  const std::string text(1000, 'x');
+  auto first = store_->BeginUpload("first", Digest::Of(Bytes(text + "0")), 0).value();
+  const auto with_one = descriptors();
+  std::vector<std::unique_ptr<BlobUpload>> others;
+  for (int i = 1; i < 4; ++i) {
+    others.push_back(
+        store_->BeginUpload("other", Digest::Of(Bytes(absl::StrCat(text, i))), 0).value());
+    ASSERT_TRUE(Write(*others.back(), text).ok());
+  }
+  EXPECT_EQ(descriptors(), with_one);
+  for (int i = 1; i < 4; ++i) {
+    BlobUpload& upload = *others[static_cast<size_t>(i - 1)];
+    ASSERT_TRUE(Write(upload, absl::StrCat(i)).ok());
+    ASSERT_TRUE(upload.Commit().ok());
+    EXPECT_EQ(Load(upload.digest()), absl::StrCat(text, i));
+  }
+  // What was hashed is in another file than what is written now.
+  auto replaced = store_->BeginUpload("replaced", Digest::Of(Bytes(text)), 0).value();
+  ASSERT_TRUE(Write(*replaced, text.substr(1)).ok());
+  for (const auto& file : fs::directory_iterator(data_dir_->partial_path())) {
+    if (file.path().string().ends_with("replaced")) {
+      fs::rename(file.path(), directory_.path() + "/elsewhere");
+    }
+  }
+  EXPECT_TRUE(absl::IsDataLoss(Write(*replaced, "x")));
+  replaced = nullptr;
+  EXPECT_TRUE(absl::IsNotFound(store_->QueryUpload("replaced", Digest::Of(Bytes(text))).status()));
 }
 
 TEST_F(BlobStoreTest, OneStreamWritesAnUpload) {

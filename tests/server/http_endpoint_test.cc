@@ -11,8 +11,11 @@
 #include <zlib.h>
 
 #include <chrono>
+#include <filesystem>
 #include <future>
+#include <iterator>
 #include <mutex>
+#include <new>
 #include <string>
 #include <thread>
 #include <vector>
@@ -205,6 +208,30 @@ TEST_F(HttpEndpointTest, ManyScrapesAtOnceAreAllAnswered) {
     scrapes.push_back(std::async(std::launch::async, [this] { return Get("/metrics"); }));
   }
   for (auto& scrape : scrapes) EXPECT_THAT(scrape.get(), EndsWith("\r\n\r\nup 1\n"));
+}
+
+// A thread that is first wanted when somebody scrapes may be one too many then.
+TEST_F(HttpEndpointTest, ScrapesNeedNoThreadBesideThoseOfTheStart) {
+  const auto threads = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
+  };
+  std::ptrdiff_t while_written = 0;
+  told_.metrics = [&] {
+    while_written = threads();
+    return std::string("up 1\n");
+  };
+  Start({});
+  const std::ptrdiff_t at_start = threads();
+  EXPECT_THAT(Get("/metrics"), EndsWith("up 1\n"));
+  EXPECT_EQ(while_written, at_start);
+}
+
+TEST_F(HttpEndpointTest, SaysThatThereIsNoMemoryForMetrics) {
+  told_.metrics = []() -> std::string { throw std::bad_alloc(); };
+  Start({});
+  EXPECT_THAT(Get("/metrics"), AllOf(StartsWith("HTTP/1.1 503 "), HasSubstr("no memory")));
+  told_.metrics = [] { return std::string("up 1\n"); };
+  EXPECT_THAT(Get("/metrics"), EndsWith("up 1\n"));
 }
 
 TEST_F(HttpEndpointTest, OneThousandSlowConnectionsHoldUpNoProbe) {

@@ -1,6 +1,7 @@
 // Blobs over a real channel: chunks, resuming, damage, concurrency, restarts.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <filesystem>
 #include <fstream>
@@ -465,6 +466,72 @@ TEST(FindMissingTest, HasALimit) {
   const grpc::Status status = server.blobs().FindMissing(&context, request, &response);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(DetailOf(status).field(), "digests");
+}
+
+/// Of this process, the server in it.
+class DescriptorLimit {
+ public:
+  explicit DescriptorLimit(rlim_t descriptors) {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit limit = {descriptors, before_.rlim_max};
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+  }
+  ~DescriptorLimit() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_;
+};
+
+/// An upload of two messages that waits between them.
+class SilentUpload {
+ public:
+  SilentUpload(grpc::Channel& channel, int number)
+      : bytes_(TestBytes(4000, static_cast<uint32_t>(number))),
+        writer_(v1::Blobs::NewStub(std::shared_ptr<grpc::Channel>(&channel, [](auto*) {
+                }))->Write(&context_, &response_)) {
+    v1::WriteRequest first;
+    first.mutable_header()->set_upload_id("silent" + std::to_string(number));
+    *first.mutable_header()->mutable_digest() = DigestFor(bytes_);
+    first.set_data(bytes_.substr(0, 1000));
+    writer_->Write(first);
+  }
+
+  grpc::Status Finish() {
+    v1::WriteRequest last;
+    last.set_data(bytes_.substr(1000));
+    writer_->Write(last);
+    writer_->WritesDone();
+    return writer_->Finish();
+  }
+
+ private:
+  const std::string bytes_;
+  grpc::ClientContext context_;
+  v1::WriteResponse response_;
+  std::unique_ptr<grpc::ClientWriter<v1::WriteRequest>> writer_;
+};
+
+TEST(UploadTest, SilentUploadsTakeNoDescriptors) {
+  constexpr int kUploads = 400;  // Two descriptors each were more than there are.
+  constexpr int kUploadsOfChannel = 100;
+  const DescriptorLimit limit(512);
+  TestServer server;
+  const std::string kept = TestBytes(100'000);
+  ASSERT_TRUE(WriteBlob(server.blobs(), "kept", kept).status.ok());
+  std::vector<std::shared_ptr<grpc::Channel>> channels;
+  std::vector<std::unique_ptr<SilentUpload>> uploads;
+  for (int i = 0; i < kUploads; ++i) {
+    if (i % kUploadsOfChannel == 0) channels.push_back(server.NewChannel());
+    uploads.push_back(std::make_unique<SilentUpload>(*channels.back(), i));
+  }
+  std::string read;
+  const grpc::Status others = ReadBlob(server.blobs(), DigestFor(kept), 0, 0, &read);
+  EXPECT_TRUE(others.ok()) << others.error_message();
+  EXPECT_EQ(read, kept);
+  for (const auto& upload : uploads) {
+    const grpc::Status status = upload->Finish();
+    ASSERT_TRUE(status.ok()) << status.error_message();
+  }
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // of files, citations of documents.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <regex>
 #include <set>
@@ -134,6 +135,29 @@ TEST(StructureTest, ThirdPartiesAreContained) {
       }
     }
   }
+}
+
+// gRPC swallows what they throw, and the call is never answered, or as if its message were
+// malformed: without memory the process is to end.
+TEST(StructureTest, NothingIsThrownIntoGrpc) {
+  static const std::regex kOverride(R"((\w+)\(([^()]*)\)\s*(noexcept\s+)?override)");
+  int count = 0;
+  for (const SourceFile& file : ReadSources(kCode)) {
+    if (!StartsWith(file.path, "server/rpc/")) continue;
+    std::string text;
+    for (const std::string& line : file.lines) text += line + "\n";
+    std::replace(text.begin(), text.end(), '\\', ' ');  // Of macros of several lines.
+    for (std::sregex_iterator found(text.begin(), text.end(), kOverride), end; found != end;
+         ++found) {
+      const std::string name = found->str(1);
+      const bool is_called_back = std::regex_match(name, std::regex("On[A-Z]\\w*")) ||
+                                  found->str(2).find("CallbackServerContext*") != std::string::npos;
+      if (!is_called_back) continue;
+      ++count;
+      EXPECT_TRUE((*found)[3].matched) << file.path << ": " << name;
+    }
+  }
+  EXPECT_GT(count, 30);
 }
 
 struct Ban {
