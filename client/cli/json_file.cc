@@ -35,7 +35,8 @@ const google::protobuf::Descriptor* MessageAt(const google::protobuf::Descriptor
   return root;
 }
 
-/// "(steps[0]) train: Cannot find field." as "steps[0]: "train" is none of forward, backward, ...".
+/// "(steps[0]) train: Cannot find field." as "steps[0]: "train" is no field; those are forward,
+/// ...".
 std::string JsonProblem(std::string problem, const google::protobuf::Descriptor* root) {
   constexpr char kUnknown[] = ": Cannot find field.";
   absl::StrReplaceAll(

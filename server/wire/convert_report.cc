@@ -54,7 +54,11 @@ v1::HeatMap HeatMapToProto(const HeatMap& map) {
   return proto;
 }
 
+/// Of nothing that was measured, where no element is finite on both sides, it is no number.
 double SqnrDb(const ErrorReport& report) {
+  const bool has_numbers =
+      report.element_count == 0 || report.non_finite_count < report.element_count;
+  if (!has_numbers) return std::numeric_limits<double>::quiet_NaN();
   if (report.sum_error_squared == 0) return std::numeric_limits<double>::infinity();
   return 10.0 * std::log10(report.sum_reference_squared / report.sum_error_squared);
 }

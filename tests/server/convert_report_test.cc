@@ -4,6 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
+
 #include "kernels/compare/error_report.h"
 
 namespace quantgate {
@@ -41,6 +44,19 @@ TEST(ConvertReportTest, AnEmptyTensorHasNoEdges) {
   const v1::HeatMap map =
       ErrorReportToProto(*MeasureError(empty, empty, ExecutionContext())).heat_map();
   EXPECT_EQ(map.row_edges_size() + map.column_edges_size() + map.rms_error_size(), 0);
+}
+
+/// An infinite SQNR says that nothing errs.
+TEST(ConvertReportTest, SqnrIsOfWhatWasMeasured) {
+  Tensor tensor = *Tensor::Allocate(DType::kF32, {2});
+  const auto sqnr = [&](float first, float second) {
+    tensor.as<float>()[0] = first;
+    tensor.as<float>()[1] = second;
+    return ErrorReportToProto(*MeasureError(tensor, tensor, ExecutionContext())).sqnr_db();
+  };
+  const float infinity = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(sqnr(1, infinity), std::numeric_limits<double>::infinity());
+  EXPECT_TRUE(std::isnan(sqnr(infinity, -infinity)));
 }
 
 }  // namespace
