@@ -295,7 +295,7 @@ TEST(Refused, ByName) {
        "backward override"},
       {"fp8_delayed:margin=1.5",
        "knobs[\"margin\"] is \"1.5\": must be one of integer -100 to 100"},
-      {"fp8_delayed:amax_history_len=0", "is not one of integer 1 to 1048576"},
+      {"fp8_delayed:amax_history_len=0", "must be one of integer 1 to 1048576"},
       {"fp8_block:x_block_dim=2",
        "fp8_block: fprop reads input rowwise (128x128 blocks) and weight rowwise (128x128 "
        "blocks); 2-D by 2-D blocks are refused: one side must have 1x128 blocks"},
