@@ -1,6 +1,5 @@
 // Graphs that reduce: each rank's partial sums go to the owners of their rows, and every owner sums
 // what it has from all ranks in the order of the profile.
-#include <algorithm>
 #include <functional>
 #include <string>
 #include <utility>

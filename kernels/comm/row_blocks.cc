@@ -1,6 +1,5 @@
 #include "kernels/comm/row_blocks.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

@@ -28,7 +28,7 @@ struct WorldOptions {
   ScheduleNoise noise = {};
   CommStatistics* statistics = nullptr;        ///< Outlives the world. Null: nobody counts.
   CommunicatorCache* communicators = nullptr;  ///< As MakeTransport's. Outlives the world.
-  TransportFactory make_transport = {};        ///< In place of MakeTransport: for tests.
+  TransportFactory make_transport = {};  ///< In place of MakeTransport: for tests and scenarios.
   EngineWrapper wrap_engine = {};              ///< Of each of `engines`: for tests.
   StuckObserver on_stuck = {};                 ///< See World::Run. Null: nobody is told.
 };

@@ -4,14 +4,8 @@
 
 namespace quantgate {
 
-/// A token's rows are added from its last choice to its first.
-inline constexpr char kFaultCombineReversed[] = "combine-order-reversed";
 /// An expert has the rows of the last rank first.
 inline constexpr char kFaultSourcesReversed[] = "dispatch-sources-reversed";
-/// Rows that pad an expert's to whole blocks hold what lay there before: another expert's.
-inline constexpr char kFaultExpertPadNotZero[] = "expert-pad-not-zero";
-/// mxfp8 codes travel, and their scales stay in the order in which they came.
-inline constexpr char kFaultScalesOfOtherRows[] = "scales-not-moved-with-codes";
 /// Experts of every rank draw the random numbers of the first ones.
 inline constexpr char kFaultExpertCallsAlone[] = "expert-calls-forgotten";
 

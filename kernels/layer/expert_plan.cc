@@ -129,9 +129,8 @@ void ExpertPlan::PlanReceiving(const std::vector<std::vector<int64_t>>& counts,
         expert_rows_.push_back(at);
       }
     }
-    const int64_t pad = faults.Has(kFaultExpertPadNotZero) && arrived > 0 ? 0 : kNoRow;
     while (static_cast<int64_t>(expert_rows_.size() - first) % options.row_multiple != 0) {
-      expert_rows_.push_back(pad);
+      expert_rows_.push_back(kNoRow);
     }
     m_splits_.push_back(static_cast<int64_t>(expert_rows_.size() - first));
   }
@@ -181,13 +180,6 @@ absl::StatusOr<QuantizedTensor> ExpertPlan::Dispatch(ProcessGroup& group,
   QG_ASSIGN_OR_RETURN(moved.rowwise->data, Dispatch(group, rows.rowwise->data));
   QG_ASSIGN_OR_RETURN(moved.rowwise->scale_inv, Dispatch(group, rows.rowwise->scale_inv));
   moved.shape = {static_cast<int64_t>(expert_rows_.size()), rows.shape.back()};
-  if (group.faults().Has(kFaultScalesOfOtherRows)) {
-    Tensor& scales = moved.rowwise->scale_inv;
-    std::vector<int64_t> as_arrived(expert_rows_.size());
-    std::iota(as_arrived.begin(), as_arrived.end(), int64_t{0});
-    std::reverse(as_arrived.begin(), as_arrived.end());
-    QG_ASSIGN_OR_RETURN(scales, group.engine().GatherRows(scales, as_arrived, cancellation_));
-  }
   return moved;
 }
 
@@ -226,20 +218,6 @@ absl::StatusOr<Tensor> ExpertPlan::Combine(ProcessGroup& group, const Tensor& ro
                   .accumulation = combine_,
                   .out = rows.dtype()};
   if (is_weighted) sums.weights = weights_;
-  if (!group.faults().Has(kFaultCombineReversed)) return engine.SumRows(sums, cancellation_);
-  std::vector<int64_t> reversed(positions_.size()), positions(positions_.size());
-  for (size_t i = 0; i < reversed.size(); ++i) {
-    const size_t choice = i % static_cast<size_t>(choices_);
-    const size_t other = i - choice + static_cast<size_t>(choices_) - 1 - choice;
-    reversed[i] = static_cast<int64_t>(other);
-    positions[i] = positions_[other];
-  }
-  sums.positions = positions;
-  if (is_weighted) {
-    const auto count = static_cast<int64_t>(reversed.size());
-    QG_ASSIGN_OR_RETURN(const Tensor weights, weights_.Reinterpret(DType::kF32, {count}));
-    QG_ASSIGN_OR_RETURN(sums.weights, engine.GatherRows(weights, reversed, cancellation_));
-  }
   return engine.SumRows(sums, cancellation_);
 }
 

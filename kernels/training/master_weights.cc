@@ -1,6 +1,5 @@
 #include "kernels/training/master_weights.h"
 
-#include <algorithm>
 #include <array>
 #include <utility>
 

@@ -1,4 +1,6 @@
 // Experts on several ranks: rows, sums and gradients are those of all experts on one.
+#include <algorithm>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -281,6 +283,50 @@ absl::Status CheckCodesTravel(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
+// ---- Faults
+
+EngineAlterations LastChoiceFirst() {
+  EngineAlterations alterations;
+  alterations.sum_rows = [](Engine& engine, RowSums sums,
+                            const Cancellation* cancellation) -> absl::StatusOr<Tensor> {
+    std::vector<int64_t> order(sums.positions.size()), positions;
+    std::iota(order.begin(), order.end(), int64_t{0});
+    for (auto token = order.begin(); token != order.end(); token += sums.choices) {
+      std::reverse(token, token + sums.choices);
+    }
+    for (const int64_t at : order) positions.push_back(sums.positions[static_cast<size_t>(at)]);
+    sums.positions = positions;
+    if (sums.weights.has_value()) {
+      const auto count = static_cast<int64_t>(order.size());
+      QG_ASSIGN_OR_RETURN(const Tensor weights, sums.weights.Reinterpret(DType::kF32, {count}));
+      QG_ASSIGN_OR_RETURN(sums.weights, engine.GatherRows(weights, order, cancellation));
+    }
+    return engine.SumRows(sums, cancellation);
+  };
+  return alterations;
+}
+
+EngineAlterations PadWithRows() {
+  EngineAlterations alterations;
+  alterations.gather_rows = [](Engine& engine, const Tensor& source, std::vector<int64_t> rows,
+                               const Cancellation* cancellation) {
+    if (source.shape()[0] > 0) std::replace(rows.begin(), rows.end(), kNoRow, int64_t{0});
+    return engine.GatherRows(source, rows, cancellation);
+  };
+  return alterations;
+}
+
+EngineAlterations ScalesOneRowOff() {
+  EngineAlterations alterations;
+  alterations.gather_rows = [](Engine& engine, const Tensor& source, std::vector<int64_t> rows,
+                               const Cancellation* cancellation) {
+    const bool is_of_scales = source.dtype() == DType::kF8E8M0 && !rows.empty();
+    if (is_of_scales) std::rotate(rows.begin(), rows.begin() + 1, rows.end());
+    return engine.GatherRows(source, rows, cancellation);
+  };
+  return alterations;
+}
+
 }  // namespace
 
 ScenarioGroup ExpertScenarios() {
@@ -291,7 +337,7 @@ ScenarioGroup ExpertScenarios() {
         "Bit-equal to linear layers on the reference engine and sums in fp32 or in bf16, on 1, 2 "
         "and 4 ranks, with uneven counts, a rank without tokens and an expert without rows.",
         {},
-        {kFaultCombineReversed, kFaultSourcesReversed, kFaultExpertPadNotZero},
+        {"combine-order-reversed", kFaultSourcesReversed, "expert-pad-not-zero"},
         {"bf16", "fp8_current", "fp8_block", "mxfp8", "nvfp4:disable_stochastic_rounding=true"},
         CheckExperts},
        {"experts-draw-their-own-random-numbers",
@@ -305,13 +351,15 @@ ScenarioGroup ExpertScenarios() {
         "Tokens that travel to their experts as mxfp8 codes and scales give the same output.",
         "Bit-equal to linear layers on the reference engine, on 1, 2 and 4 ranks.",
         {},
-        {kFaultScalesOfOtherRows},
+        {"scales-not-moved-with-codes"},
         {"mxfp8"},
         CheckCodesTravel}},
-      {InCode(kFaultCombineReversed, "Adds up a token's rows from its last choice to its first."),
+      {{"combine-order-reversed", "Adds up a token's rows from its last choice to its first.", 0,
+        &LastChoiceFirst},
        InCode(kFaultSourcesReversed, "Gives experts the rows of the last rank first."),
-       InCode(kFaultExpertPadNotZero, "Pads an expert's rows with another expert's."),
-       InCode(kFaultScalesOfOtherRows, "Moves codes and leaves their scales in another order."),
+       {"expert-pad-not-zero", "Pads an expert's rows with another expert's.", 0, &PadWithRows},
+       {"scales-not-moved-with-codes", "Moves codes and leaves their scales in another order.", 0,
+        &ScalesOneRowOff},
        InCode(kFaultExpertCallsAlone,
               "Draws the random numbers of the first experts on every rank.")}};
 }

@@ -106,6 +106,19 @@ absl::StatusOr<Tensor> FaultyEngine::ConcatenateColumns(std::span<const Tensor> 
              : engine_.ConcatenateColumns(parts, cancellation);
 }
 
+absl::StatusOr<Tensor> FaultyEngine::GatherRows(const Tensor& source, std::span<const int64_t> rows,
+                                                const Cancellation* cancellation) {
+  return alterations_.gather_rows
+             ? alterations_.gather_rows(engine_, source, {rows.begin(), rows.end()}, cancellation)
+             : engine_.GatherRows(source, rows, cancellation);
+}
+
+absl::StatusOr<Tensor> FaultyEngine::SumRows(const RowSums& sums,
+                                             const Cancellation* cancellation) {
+  return alterations_.sum_rows ? alterations_.sum_rows(engine_, sums, cancellation)
+                               : engine_.SumRows(sums, cancellation);
+}
+
 absl::StatusOr<Tensor> FaultyEngine::OrderedSum(std::span<const Tensor> parts_in_order,
                                                 SumAccumulation accumulation, DType out,
                                                 const Cancellation* cancellation) {

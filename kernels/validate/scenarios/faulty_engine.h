@@ -77,6 +77,12 @@ struct EngineAlterations {
   std::function<absl::StatusOr<Tensor>(Engine& engine, std::span<const Tensor> parts,
                                        const Cancellation* cancellation)>
       concatenate_columns = {};
+  std::function<absl::StatusOr<Tensor>(Engine& engine, const Tensor& source,
+                                       std::vector<int64_t> rows, const Cancellation* cancellation)>
+      gather_rows = {};
+  std::function<absl::StatusOr<Tensor>(Engine& engine, RowSums sums,
+                                       const Cancellation* cancellation)>
+      sum_rows = {};
   /// Of OrderedSum and OrderedSumTo: changes what is summed and how.
   std::function<void(std::vector<Tensor>& parts_in_order, SumAccumulation& accumulation)> sum = {};
 };
@@ -119,6 +125,9 @@ class FaultyEngine final : public ForwardingEngine {
                                            const Cancellation* cancellation) override;
   absl::StatusOr<Tensor> ConcatenateColumns(std::span<const Tensor> parts,
                                             const Cancellation* cancellation) override;
+  absl::StatusOr<Tensor> GatherRows(const Tensor& source, std::span<const int64_t> rows,
+                                    const Cancellation* cancellation) override;
+  absl::StatusOr<Tensor> SumRows(const RowSums& sums, const Cancellation* cancellation) override;
   absl::StatusOr<Tensor> OrderedSum(std::span<const Tensor> parts_in_order,
                                     SumAccumulation accumulation, DType out,
                                     const Cancellation* cancellation) override;
