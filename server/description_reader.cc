@@ -6,9 +6,11 @@
 
 namespace quantgate {
 
-DescriptionReader::DescriptionReader(std::function<DeviceDescription()> read,
+DescriptionReader::DescriptionReader(std::function<DeviceDescription()> read, bool is_quick,
                                      std::function<absl::Time()> now)
-    : read_(std::move(read)), now_(std::move(now)), thread_([this] { Work(); }) {}
+    : read_(std::move(read)), now_(std::move(now)) {
+  if (!is_quick) thread_ = std::thread([this] { Work(); });
+}
 
 DescriptionReader::~DescriptionReader() {
   {
@@ -16,7 +18,7 @@ DescriptionReader::~DescriptionReader() {
     stopping_ = true;
   }
   is_asked_.notify_all();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 bool DescriptionReader::IsYounger(absl::Duration age) const {
@@ -24,6 +26,7 @@ bool DescriptionReader::IsYounger(absl::Duration age) const {
 }
 
 void DescriptionReader::Refresh() {
+  if (!thread_.joinable()) return;
   const std::lock_guard lock(mutex_);
   if (asked_ || IsYounger(kDescriptionAgeMax / 2)) return;
   asked_ = true;
@@ -33,6 +36,11 @@ void DescriptionReader::Refresh() {
 DeviceDescription DescriptionReader::Get() {
   std::unique_lock lock(mutex_);
   if (IsYounger(kDescriptionAgeMax)) return *latest_;
+  if (!thread_.joinable()) {
+    read_at_ = now_();
+    latest_ = read_();
+    return *latest_;
+  }
   asked_ = true;
   is_asked_.notify_one();
   has_read_.wait(lock, [this] { return !asked_; });

@@ -15,12 +15,13 @@
 
 namespace quantgate {
 
-/// Thread-safe. Reads on a thread of its own, and only when asked to.
+/// Thread-safe. Reads only when asked to, on a thread of its own unless that is quick.
 class DescriptionReader {
  public:
-  /// `read`: Engine::Describe of an engine that outlives this object. `now`: for tests.
-  explicit DescriptionReader(std::function<DeviceDescription()> read,
-                             std::function<absl::Time()> now = &SteadyNow);
+  /// `read`: Engine::Describe of an engine that outlives this object. `is_quick`: it takes no more
+  /// time than to wake a thread. `now`: for tests.
+  DescriptionReader(std::function<DeviceDescription()> read, bool is_quick,
+                    std::function<absl::Time()> now = &SteadyNow);
   ~DescriptionReader();
   DescriptionReader(const DescriptionReader&) = delete;
   DescriptionReader& operator=(const DescriptionReader&) = delete;
@@ -42,7 +43,7 @@ class DescriptionReader {
   absl::Time read_at_ ABSL_GUARDED_BY(mutex_);  ///< Of latest_: when its reading began.
   bool asked_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;
+  std::thread thread_;  ///< None where reading is quick.
 };
 
 }  // namespace quantgate

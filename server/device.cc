@@ -48,7 +48,8 @@ absl::StatusOr<std::vector<int>> OrdinalsOf(const std::string& name) {
 Device::Device(std::unique_ptr<Engine> made, int64_t resident_bytes_max)
     : engine(std::move(made)),
       id(engine->Describe().id),
-      description([this] { return engine->Describe(); }),
+      // The host says its own without a driver.
+      description([this] { return engine->Describe(); }, engine->Memory().bytes_total == 0),
       resident(*engine, ResidentBytesMax(*engine, resident_bytes_max)) {}
 
 std::vector<DeviceDescription> DescribeDevices(const Devices& devices) {

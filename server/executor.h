@@ -29,6 +29,9 @@ class Executor {
   /// the next joins behind all others when that one starts: so thousands of one hold up nobody
   /// else. Null: nobody else's.
   void Run(Task task, const void* owner = nullptr);
+  /// As Run, but behind: one thread in four at most takes such tasks, and of those that are taken
+  /// no more than every other one where others wait too.
+  void RunBehind(Task task, const void* owner);
   /// When no other task waits.
   void RunWhenIdle(Task task);
   int threads() const { return static_cast<int>(threads_.size()); }
@@ -38,15 +41,32 @@ class Executor {
     Task task;
     const void* owner = nullptr;
   };
+  /// Tasks that wait, of each owner one at a time.
+  class Line {
+   public:
+    void Add(Task task, const void* owner);
+    Task Take();
+    bool empty() const { return tasks_.empty(); }
+
+   private:
+    std::deque<Waiting> tasks_;
+    /// Of each owner with a task there, the further ones.
+    absl::flat_hash_map<const void*, std::deque<Task>> further_;
+  };
 
   void Work();
-  /// The next task, once there is one; none when the executor ends.
-  Task Next() ABSL_LOCKS_EXCLUDED(mutex_);
+  /// The next task, once there is one; none when the executor ends. `is_behind` of the thread's
+  /// last task, and then of this one.
+  Task Next(bool& is_behind) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool MayTakeBehind() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   std::mutex mutex_;
   std::condition_variable has_work_;
-  std::deque<Waiting> tasks_ ABSL_GUARDED_BY(mutex_);
-  /// Of each owner with a task there, the further ones.
-  absl::flat_hash_map<const void*, std::deque<Task>> further_ ABSL_GUARDED_BY(mutex_);
+  Line line_ ABSL_GUARDED_BY(mutex_);
+  Line behind_ ABSL_GUARDED_BY(mutex_);
+  const int running_behind_max_;
+  int running_behind_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool was_behind_last_ ABSL_GUARDED_BY(mutex_) = false;
   std::deque<Task> idle_tasks_ ABSL_GUARDED_BY(mutex_);  ///< Of RunWhenIdle.
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;

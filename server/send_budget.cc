@@ -9,6 +9,7 @@ namespace quantgate {
 class SendBudget::Connection {
  public:
   int64_t bytes = 0;
+  int64_t untaken = 0;  ///< Streams.
   std::deque<Waiter> waiters;
 };
 
@@ -41,6 +42,16 @@ std::shared_ptr<SendBudget::Connection> SendBudget::ConnectionOf(const std::stri
   if (auto there = known.lock()) return there;
   known = connection;
   return connection;
+}
+
+bool SendBudget::AddUntaken(const std::shared_ptr<Connection>& connection) {
+  const std::lock_guard lock(mutex_);
+  return ++connection->untaken == 1;
+}
+
+void SendBudget::RemoveUntaken(const std::shared_ptr<Connection>& connection) {
+  const std::lock_guard lock(mutex_);
+  --connection->untaken;
 }
 
 bool SendBudget::FitsConnection(const Connection& connection, int64_t bytes) const {

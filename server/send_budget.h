@@ -71,6 +71,10 @@ class SendBudget : public std::enable_shared_from_this<SendBudget> {
   /// The one of that name; every call of an empty name has its own.
   std::shared_ptr<Connection> ConnectionOf(const std::string& name);
 
+  /// Of a stream whose client has taken nothing yet: whether the connection has no other such one.
+  bool AddUntaken(const std::shared_ptr<Connection>& connection);
+  void RemoveUntaken(const std::shared_ptr<Connection>& connection);
+
   /// Nothing where there is no room, or others wait for it.
   Room TryTake(const std::shared_ptr<Connection>& connection, int64_t bytes);
   /// Whether there is room or not: for what is in memory already.

@@ -47,7 +47,8 @@ DownloadStream::DownloadStream(ServiceContext& context, grpc::CallbackServerCont
                                const grpc::ByteBuffer* request)
     : call_(context, Rpc("Blobs.Read"), server_context),
       request_(request),
-      connection_(context.send_budget.ConnectionOf(call_.connection())) {
+      connection_(context.send_budget.ConnectionOf(call_.connection())),
+      begins_behind_(!context.send_budget.AddUntaken(connection_)) {
   call_.MessageReceived();
   Actions actions;
   {
@@ -55,6 +56,11 @@ DownloadStream::DownloadStream(ServiceContext& context, grpc::CallbackServerCont
     actions = DecideActions();
   }
   Start(actions);
+}
+
+DownloadStream::~DownloadStream() {
+  const std::lock_guard lock(mutex_);
+  if (!has_written_) call_.context().send_budget.RemoveUntaken(connection_);
 }
 
 DownloadStream::Actions DownloadStream::DecideActions() {
@@ -69,6 +75,7 @@ DownloadStream::Actions DownloadStream::DecideActions() {
   const bool may_read = has_written_ || !is_writing_;
   actions.read = may_read && !is_reading_ && !ready_.has_value() && !outcome_.has_value();
   is_reading_ |= actions.read;
+  actions.is_behind = begins_behind_ && !has_written_;
   if (!is_reading_ && !is_writing_ && outcome_.has_value()) {
     is_over_ = true;
     actions.end = *outcome_;
@@ -79,9 +86,15 @@ DownloadStream::Actions DownloadStream::DecideActions() {
 // Without the lock: gRPC and the executor may come back at once. The last of the actions may be the
 // end of `this`, and with none `this` may be gone already.
 void DownloadStream::Start(const Actions& actions) {
-  if (actions.read) call_.context().transfers.Run([this] { AskForRoom(); }, connection_.get());
+  if (actions.read) RunTask(actions.is_behind, [this] { AskForRoom(); });
   if (actions.write) StartWrite(&sending_.buffer);
   if (actions.end.has_value()) Finish(call_.End(*actions.end));
+}
+
+void DownloadStream::RunTask(bool is_behind, Executor::Task task) {
+  Executor& transfers = call_.context().transfers;
+  if (is_behind) return transfers.RunBehind(std::move(task), connection_.get());
+  transfers.Run(std::move(task), connection_.get());
 }
 
 // A large piece where there is room for it, else a small one.
@@ -106,12 +119,12 @@ void DownloadStream::WaitForRoom(int64_t wanted) {
     // With the lock held the answer cannot overtake the token, nor a cancellation miss it.
     const std::lock_guard lock(mutex_);
     if (!is_cancelled_) {
+      const bool is_behind = begins_behind_ && !has_written_;
       room_token_ = call_.context().send_budget.Wait(
           connection_, std::min(wanted, kSendPieceBytesLeast), wanted,
-          [this](SendBudget::Room room) {
-            call_.context().transfers.Run(
-                [this, room = std::move(room)]() mutable { ReadNext(std::move(room)); },
-                connection_.get());
+          [this, is_behind](SendBudget::Room room) {
+            RunTask(is_behind,
+                    [this, room = std::move(room)]() mutable { ReadNext(std::move(room)); });
           });
       return;
     }
@@ -179,7 +192,9 @@ void DownloadStream::OnWriteDone(bool ok) noexcept {
   {
     const std::lock_guard lock(mutex_);
     is_writing_ = false;
-    has_written_ = true;
+    if (!std::exchange(has_written_, true)) {
+      call_.context().send_budget.RemoveUntaken(connection_);
+    }
     sending_.buffer.Clear();  // Its room comes back.
     const auto time = absl::FromChrono(SendBudget::Clock::now() - write_begun_);
     piece_bytes_ = time < kSendPieceTime ? std::min(2 * piece_bytes_, kSendPieceBytesMost)

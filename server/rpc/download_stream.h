@@ -1,6 +1,8 @@
 // DownloadStream: one Blobs.Read. It reads and hashes a piece when there is room to send it: the
 // next one while the last one is sent, once the client has taken any. Pieces grow as long as they
-// are taken quickly, so that a client that reads nothing costs a small one and no open file.
+// are taken quickly, so that a client that reads nothing costs a small one and no open file. The
+// first pieces of a connection that has others of which nothing is taken yet stand behind all
+// others: streams by the thousand that begin at once hold up nobody who reads.
 #pragma once
 
 #include <grpcpp/support/byte_buffer.h>
@@ -23,6 +25,7 @@ class DownloadStream : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   DownloadStream(ServiceContext& context, grpc::CallbackServerContext* server_context,
                  const grpc::ByteBuffer* request);
+  ~DownloadStream() override;
 
  private:
   /// A message and the bytes of the blob in it.
@@ -34,6 +37,7 @@ class DownloadStream : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   /// What may be started at one moment; filled under the lock and done outside of it.
   struct Actions {
     bool read = false, write = false;
+    bool is_behind = false;  ///< What is read.
     std::optional<absl::Status> end;
   };
 
@@ -41,6 +45,8 @@ class DownloadStream : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   /// Start() alone after it: whoever sees the last part through ends the stream.
   Actions DecideActions() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Start(const Actions& actions);
+
+  void RunTask(bool is_behind, Executor::Task task);
 
   // One task: asks for room and reads, or waits for room and reads in another one.
   void AskForRoom();
@@ -58,6 +64,7 @@ class DownloadStream : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   Call call_;
   const grpc::ByteBuffer* const request_;  // gRPC's, for the length of the call.
   const std::shared_ptr<SendBudget::Connection> connection_;
+  const bool begins_behind_;
   std::optional<BlobReader> reader_;  // Of the task that reads.
   Message sending_;                   // gRPC's while a write is under way.
 

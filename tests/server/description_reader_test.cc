@@ -23,7 +23,7 @@ class DescriptionReaderTest : public testing::Test {
 
   std::atomic<int> readings_{0};
   std::atomic<int64_t> now_nanoseconds_{1};
-  DescriptionReader reader_{[this] { return Read(); },
+  DescriptionReader reader_{[this] { return Read(); }, /*is_quick=*/false,
                             [this] { return absl::FromUnixNanos(now_nanoseconds_); }};
 };
 
@@ -49,6 +49,24 @@ TEST_F(DescriptionReaderTest, ARefreshServesTheNextOneToAsk) {
   reader_.Refresh();
   EXPECT_EQ(reader_.Get().sm_clock_mhz, 2);
   EXPECT_EQ(readings_, 2);
+}
+
+TEST_F(DescriptionReaderTest, WhatIsQuickIsReadByWhoeverAsks) {
+  std::thread::id reader;
+  DescriptionReader quick(
+      [&] {
+        reader = std::this_thread::get_id();
+        return Read();
+      },
+      /*is_quick=*/true, [this] { return absl::FromUnixNanos(now_nanoseconds_); });
+  quick.Refresh();
+  EXPECT_EQ(readings_, 0);
+  EXPECT_EQ(quick.Get().sm_clock_mhz, 1);
+  EXPECT_EQ(reader, std::this_thread::get_id());
+  now_nanoseconds_ += absl::ToInt64Nanoseconds(kDescriptionAgeMax) - 1;
+  EXPECT_EQ(quick.Get().sm_clock_mhz, 1);
+  ++now_nanoseconds_;
+  EXPECT_EQ(quick.Get().sm_clock_mhz, 2);
 }
 
 TEST_F(DescriptionReaderTest, ManyAskAtOnce) {
