@@ -130,7 +130,7 @@ std::string OperationOf(const RpcMethod& method) {
   return name;
 }
 
-LabelAxis CallAxis(std::span<const RpcMethod> methods) {
+LabelAxis MethodAxis(std::span<const RpcMethod> methods) {
   LabelAxis axis{"op", {}};
   for (const RpcMethod& method : methods) {
     const std::string operation = OperationOf(method);
@@ -142,7 +142,7 @@ LabelAxis CallAxis(std::span<const RpcMethod> methods) {
 
 LabelAxis OperationAxis(std::span<const RpcMethod> methods) {
   LabelAxis axis = LayerAxis();
-  const LabelAxis calls = CallAxis(methods);
+  const LabelAxis calls = MethodAxis(methods);
   axis.values.insert(axis.values.end(), calls.values.begin(), calls.values.end());
   return axis;
 }
@@ -207,7 +207,7 @@ struct Metrics::Families {
   CounterGrid call_total{
       CounterFamily(registry, "quantgate_run_total", "Variants of runs by how they ended."),
       SeriesStart::kFirstEvent,
-      {CallAxis(methods), {"recipe", {"none"}}, {"mode", {"none"}}, OutcomeAxis()}};
+      {MethodAxis(methods), {"recipe", {"none"}}, {"mode", {"none"}}, OutcomeAxis()}};
   HistogramGrid run_stage_seconds{
       HistogramFamily(registry, "quantgate_run_stage_seconds", "Time of each stage of a run."),
       SeriesStart::kFirstEvent,

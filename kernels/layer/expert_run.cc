@@ -10,7 +10,7 @@
 #include "kernels/comm/row_blocks.h"
 #include "kernels/layer/delayed_reduction.h"
 #include "kernels/layer/layer_request.h"
-#include "kernels/layer/tensor_name.h"
+#include "kernels/layer/parameter_name.h"
 
 namespace quantgate {
 namespace {
@@ -22,7 +22,7 @@ std::map<std::string, Value> OfExperts(const std::map<std::string, Value>& all, 
                                        int64_t end) {
   std::map<std::string, Value> some;
   for (const auto& [name, value] : all) {
-    TensorName of_rank = TensorName::Parse(name);
+    ParameterName of_rank = ParameterName::Parse(name);
     if (of_rank.expert < begin || of_rank.expert >= end) continue;
     of_rank.expert -= begin;
     some[of_rank.Text()] = value;
@@ -238,7 +238,7 @@ absl::StatusOr<ExpertRouting> RoutingOf(const ExpertDivision& division,
 std::string WithExpertOfWhole(const std::string& name, int64_t first) {
   const size_t dot = name.rfind('.');
   const size_t end = std::min(name.find(' ', dot == std::string::npos ? 0 : dot), name.size());
-  TensorName whole = TensorName::Parse(name.substr(0, end));
+  ParameterName whole = ParameterName::Parse(name.substr(0, end));
   if (whole.expert < 0) return name;
   whole.expert += first;
   return whole.Text() + name.substr(end);

@@ -9,7 +9,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/row_blocks.h"
 #include "kernels/layer/layer_program.h"
-#include "kernels/layer/tensor_name.h"
+#include "kernels/layer/parameter_name.h"
 
 namespace quantgate {
 namespace {
@@ -51,7 +51,7 @@ int PartsBefore(const LayerProgram& program, size_t next) {
 /// The parameter with an expert's number, as the first expert has it.
 std::string OfFirstExpert(const LayerSpec& spec, const std::string& parameter) {
   if (!spec.traits().has_experts) return parameter;
-  TensorName name = TensorName::Parse(parameter);
+  ParameterName name = ParameterName::Parse(parameter);
   name.expert = 0;
   return name.Text();
 }

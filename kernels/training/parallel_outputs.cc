@@ -7,7 +7,7 @@
 #include "absl/strings/strip.h"
 #include "kernels/layer/expert_run.h"
 #include "kernels/layer/layer_program.h"
-#include "kernels/layer/tensor_name.h"
+#include "kernels/layer/parameter_name.h"
 #include "kernels/training/parallel_member.h"
 
 namespace quantgate {
@@ -35,7 +35,7 @@ absl::StatusOr<ParallelSession::Division> ParallelSession::DivisionOf(
 int ParallelSession::OwnerOf(size_t layer, const std::string& name) const {
   if (!DividesExperts(spec_, layer)) return -1;
   const std::vector<int64_t> first = DivideExperts(spec_.layers[layer].spec, ep()).first_expert;
-  const auto next = std::upper_bound(first.begin(), first.end(), TensorName::Parse(name).expert);
+  const auto next = std::upper_bound(first.begin(), first.end(), ParameterName::Parse(name).expert);
   return static_cast<int>(next - first.begin()) - 1;
 }
 

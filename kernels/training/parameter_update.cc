@@ -8,7 +8,7 @@
 #include "kernels/layer/delayed_reduction.h"
 #include "kernels/layer/expert_faults.h"
 #include "kernels/layer/linear_parallel.h"
-#include "kernels/layer/tensor_name.h"
+#include "kernels/layer/parameter_name.h"
 #include "kernels/training/session_faults.h"
 
 namespace quantgate {
@@ -243,7 +243,7 @@ absl::Status ParameterUpdate::Quantize(const std::string& name, const Tensor& ma
       faults_.Has(kFaultLaterExpertsLeftStale) ||
       (faults_.Has(kFaultRestoredExpertsStale) && layer.state.seeded_memory != nullptr);
   const bool is_left_stale = faults_.Has(kFaultColumnwiseLeftStale) ||
-                             (forgets_experts && TensorName::Parse(name).expert > 0);
+                             (forgets_experts && ParameterName::Parse(name).expert > 0);
   if (is_left_stale && before.columnwise.has_value()) {
     parameter.quantized.columnwise = before.columnwise;
   }

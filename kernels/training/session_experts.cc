@@ -5,7 +5,7 @@
 
 #include "kernels/base/refusal.h"
 #include "kernels/layer/grouped_run.h"
-#include "kernels/layer/tensor_name.h"
+#include "kernels/layer/parameter_name.h"
 #include "kernels/training/session_run.h"
 #include "kernels/training/state_sharding.h"
 
@@ -213,7 +213,7 @@ void KeepOwnExperts(const SessionSpec& spec, const SessionRank* rank,
     const int64_t begin = first[place], end = first[place + 1];
     VisitMaps(layers[i], [&](auto map_of) {
       std::erase_if(map_of(layers[i]), [&](const auto& entry) {
-        const int64_t expert = TensorName::Parse(entry.first).expert;
+        const int64_t expert = ParameterName::Parse(entry.first).expert;
         return expert < begin || expert >= end;
       });
     });

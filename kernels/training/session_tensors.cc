@@ -2,7 +2,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/layer/tensor_name.h"
+#include "kernels/layer/parameter_name.h"
 #include "kernels/training/session_state.h"
 
 namespace quantgate {
@@ -90,17 +90,17 @@ void VisitLayer(const std::string& prefix, SessionLayerState& layer, TensorVisit
 }  // namespace
 
 bool IsWeight(const std::string& parameter) {
-  return TensorName::Parse(parameter).word == "weight";
+  return ParameterName::Parse(parameter).word == "weight";
 }
 
 std::string WithLastWord(const std::string& parameter, const std::string& word) {
-  TensorName name = TensorName::Parse(parameter);
+  ParameterName name = ParameterName::Parse(parameter);
   name.word = word;
   return name.Text();
 }
 
 std::string GradientOf(const std::string& parameter) {
-  const std::string word = TensorName::Parse(parameter).word;
+  const std::string word = ParameterName::Parse(parameter).word;
   const bool is_short = word == "weight" || word == "bias";
   return WithLastWord(parameter, "d" + (is_short ? word.substr(0, 1) : word));
 }

@@ -306,9 +306,9 @@ std::optional<std::string> DelayedStateOf(absl::string_view name) {
 }
 
 /// The tensors of one map of the request; `place` gives each its place there, still absent.
-absl::Status AddTensors(const ProtoTensors& proto, const std::string& path,
-                        const std::string& field, int64_t tensor_bytes_max, LayerRun& run,
-                        absl::FunctionRef<void(const std::string& name)> place) {
+absl::Status AddNamedTensors(const ProtoTensors& proto, const std::string& path,
+                             const std::string& field, int64_t tensor_bytes_max, LayerRun& run,
+                             absl::FunctionRef<void(const std::string& name)> place) {
   QG_ASSIGN_OR_RETURN(auto references,
                       NamedTensorsFromProto(proto, path + field, tensor_bytes_max));
   for (auto& [name, reference] : references) {
@@ -330,7 +330,7 @@ absl::Status StepFromProto(const v1::LayerStep& proto, int64_t tensor_bytes_max,
   if (grad_output.has_value()) run.tensors.emplace("grad_output", std::move(grad_output));
   const auto add = [&](const ProtoTensors& tensors, const char* field,
                        absl::FunctionRef<void(const std::string&)> place) {
-    return AddTensors(tensors, "spec.step.", field, tensor_bytes_max, run, place);
+    return AddNamedTensors(tensors, "spec.step.", field, tensor_bytes_max, run, place);
   };
   QG_RETURN_IF_ERROR(add(proto.parameters(), "parameters",
                          [&](const std::string& name) { step.parameters[name]; }));
@@ -399,8 +399,8 @@ absl::StatusOr<LayerRun> LayerRunFromProto(const v1::RunSpec& proto, int64_t ten
     return Refuse("spec.subjects", absl::StrCat(proto.subjects_size(), " tensors"),
                   absl::StrCat("a run takes at most ", kSubjectsMax));
   }
-  QG_RETURN_IF_ERROR(AddTensors(proto.subjects(), "spec.", "subjects", tensor_bytes_max, run,
-                                [&](const std::string& name) { asked.subjects[name]; }));
+  QG_RETURN_IF_ERROR(AddNamedTensors(proto.subjects(), "spec.", "subjects", tensor_bytes_max, run,
+                                     [&](const std::string& name) { asked.subjects[name]; }));
   return run;
 }
 

@@ -138,7 +138,7 @@ TEST(Nvfp4, FourOverSixByScopeErrorAndBound) {
     int bound;
   };
   const Case cases[] = {
-      {"nvfp4:nvfp4_4over6_e4m3_max=448", false, false, FourOverSix::kNone, 448},
+      {"nvfp4", false, false, FourOverSix::kNone, 448},
       {"nvfp4:nvfp4_4over6=weights", false, true, FourOverSix::kMae, 256},
       {"nvfp4:nvfp4_4over6=activations,disable_rht=true,nvfp4_4over6_e4m3_max=448", true, false,
        FourOverSix::kMae, 448},

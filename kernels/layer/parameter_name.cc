@@ -1,12 +1,12 @@
-#include "kernels/layer/tensor_name.h"
+#include "kernels/layer/parameter_name.h"
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
 namespace quantgate {
 
-TensorName TensorName::Parse(std::string_view text) {
-  TensorName name;
+ParameterName ParameterName::Parse(std::string_view text) {
+  ParameterName name;
   size_t dot = text.rfind('.');
   if (dot != text.npos && absl::SimpleAtoi(std::string(text.substr(dot + 1)), &name.expert)) {
     text = text.substr(0, dot);
@@ -20,7 +20,7 @@ TensorName TensorName::Parse(std::string_view text) {
   return name;
 }
 
-std::string TensorName::Text() const {
+std::string ParameterName::Text() const {
   return expert < 0 ? absl::StrCat(path, word) : absl::StrCat(path, word, ".", expert);
 }
 
