@@ -1,6 +1,7 @@
 // Memory that is refused anywhere in a server: of each call's allocations one after the other
-// fails. The call ends with RESOURCE_EXHAUSTED, or as if nothing had happened, and the next ones are
-// answered; or the process ends with a line. The server is this program in a process of its own.
+// fails. The call ends with RESOURCE_EXHAUSTED, or as if nothing had happened, and the next ones
+// are answered; or the process ends with a line. The server is this program in a process of its
+// own.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <grpcpp/create_channel.h>
@@ -38,8 +39,8 @@ std::atomic<int64_t> allocations_left{-1};
 }  // namespace
 
 void* operator new(size_t size) {
-  const bool is_refused = allocations_left.load(std::memory_order_relaxed) >= 0 &&
-                          allocations_left.fetch_sub(1) == 0;
+  const bool is_refused =
+      allocations_left.load(std::memory_order_relaxed) >= 0 && allocations_left.fetch_sub(1) == 0;
   void* const bytes = is_refused ? nullptr : std::malloc(size == 0 ? 1 : size);
   if (bytes != nullptr) return bytes;
   if (const std::new_handler handler = std::get_new_handler(); handler != nullptr) handler();
@@ -140,10 +141,10 @@ grpc::Status Execute(const std::shared_ptr<grpc::Channel>& channel, int64_t numb
   }
   const grpc::Status status = reader->Finish();
   if (!status.ok()) return status;
-  return event.has_finished() ? grpc::Status(static_cast<grpc::StatusCode>(
-                                                 event.finished().status_code()),
-                                             event.finished().status_message())
-                              : grpc::Status(grpc::StatusCode::INTERNAL, "the stream has no end");
+  return event.has_finished()
+             ? grpc::Status(static_cast<grpc::StatusCode>(event.finished().status_code()),
+                            event.finished().status_message())
+             : grpc::Status(grpc::StatusCode::INTERNAL, "the stream has no end");
 }
 
 grpc::Status Quantize(const std::shared_ptr<grpc::Channel>& channel, int64_t) {
