@@ -94,7 +94,7 @@ absl::Status AsField(std::string_view field, const absl::Status& status) {
   }
   const std::string old = std::exchange(refusal->field, std::string(field));
   // Behind the field the text may say more than the parts do.
-  const bool is_behind = !old.empty() && text.starts_with(old);
+  const bool is_behind = old.empty() ? text.starts_with(" ") : text.starts_with(old);
   return Refused(
       status, *refusal,
       is_behind ? absl::StrCat(refusal->field, text.substr(old.size())) : TextOf(*refusal));

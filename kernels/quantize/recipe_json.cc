@@ -212,7 +212,7 @@ absl::StatusOr<Rule> SpecRule(const Json& json) {
 absl::StatusOr<Json> ParseJson(std::string_view text) {
   if (text.size() > kKnobBytesMax) {
     return Refuse(
-        "", "",
+        "", ShownValue(text),
         absl::StrCat("JSON of ", text.size(), " bytes; a knob has at most ", kKnobBytesMax));
   }
   bool is_deep = false;

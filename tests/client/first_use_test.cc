@@ -88,7 +88,7 @@ TEST_F(FirstUseTest, RefusalsNameTheOptionThatWasTyped) {
             "gen:normal,shape=16x32", "--bias", "gen:normal,shape=16"}),
        "--m-splits: \"8,8\" is of 2 experts, and --bias is given 1 time"},
       {Run({"--recipe", "bf16:overflow=nan"}),
-       "not to bf16; knobs of bf16: backward_override, activation_dtype"},
+       "not of bf16; knobs of bf16: backward_override, activation_dtype"},
       {{"dequantize", fc1}, "this names one tensor, and a whole FILE.safetensors is read here"},
       {Arguments{"verify", "--subject", Path("y.npy")} + LayerArguments() +
            Arguments{"--recipe", "bf16"},

@@ -163,7 +163,7 @@ TEST_F(BadInputTest, PartsOfQuantizedTensors) {
   refuse([](auto& r) { r.clear_description(); },
          {kInvalid, "description.rowwise", "", "bound by 448 or by 256; say format"});
   refuse([](auto& r) { r.mutable_description()->mutable_rowwise()->set_format("fp7"); },
-         {kInvalid, "description.rowwise.format", "\"fp7\"", "mxfp8 or nvfp4"});
+         {kInvalid, "description.rowwise.format", "\"fp7\"", "mxfp8, nvfp4"});
   refuse([](auto& r) { r.mutable_description()->mutable_rowwise()->set_element("bf15"); },
          {kInvalid, "description.rowwise.element", "\"bf15\"", "dtype"});
   refuse([](auto& r) { r.mutable_description()->mutable_rowwise()->set_block_dim(3); },

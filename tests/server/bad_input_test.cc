@@ -217,7 +217,8 @@ const std::vector<SpecRow>& SpecRows() {
        {kInvalid, "spec.variants[0].recipe", "hybrid", "weights are never transformed"}},
       {"4over6 with Hadamard",
        [](v1::RunSpec& s) { SetKnob(s, "nvfp4", "nvfp4_4over6", "all"); },
-       {kInvalid, "spec.variants[0].recipe", "nvfp4", "needs disable_rht=true"}},
+       {kInvalid, "spec.variants[0].recipe.knobs[\"nvfp4_4over6\"]", "all",
+        "needs disable_rht=true"}},
       {"a hybrid whose sides do not match",
        [](v1::RunSpec& s) { SetKnob(s, "hybrid", "weight", R"({"columnwise": "mxfp8"})"); },
        {kInvalid, "spec.variants[0].recipe", "hybrid", "no GEMM multiplies codes"}},
@@ -225,7 +226,8 @@ const std::vector<SpecRow>& SpecRows() {
        [](v1::RunSpec& s) {
          SetKnob(s, "custom", "rules", R"([{"tensor_type": "bias", "quantizer": "mxfp8"}])");
        },
-       {kInvalid, "spec.variants[0].recipe.knobs[\"rules\"]", "bias", "unknown role"}},
+       {kInvalid, "spec.variants[0].recipe.knobs[\"rules\"][0].tensor_type", "bias",
+        "must be one of input, weight, grad_output"}},
       {"custom rules that are no JSON",
        [](v1::RunSpec& s) { SetKnob(s, "custom", "rules", std::string(1 << 20, '[')); },
        {kInvalid, "spec.variants[0].recipe.knobs[\"rules\"]", "[[[", "at most 16384"}},
