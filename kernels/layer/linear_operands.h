@@ -19,8 +19,8 @@ GemmOperand PlainOperand(const Tensor& tensor);
 /// cuBLASLt's FAST_ACCUM off for a GEMM whose M side is `a`.
 bool UsesSplit(const Recipe& recipe, GemmRole role, const GemmOperand& a);
 
-/// How a direction of a format is stored for dgrad and wgrad: transposed to TN, but for mxfp8,
-/// whose columnwise codes keep the source's layout.
+/// How a direction of a format is stored for dgrad and wgrad: transposed to TN where the format
+/// turns columnwise codes, otherwise in the source's layout.
 GemmLayout DgradLayout(const Quantizer& weight);
 GemmLayout WgradLayout(const Quantizer& x);
 

@@ -39,7 +39,7 @@ struct RankLayout {
 RankLayout InputLayout(const SessionSpec& spec, size_t layer);
 RankLayout OutputLayout(const SessionSpec& spec, size_t layer);
 
-/// Columnwise codes are stored transposed but for mxfp8's.
+/// Columnwise codes of a format that turns them (ScalingTraits::turns_columnwise).
 bool IsStoredTransposed(const QuantizedCopy& copy, Usage usage);
 
 /// Of a parameter that every rank has whole, whether each rank's gradient is of its own rows.

@@ -1,7 +1,6 @@
 #include "kernels/validate/described_copy.h"
 
 #include <algorithm>
-#include <iterator>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -13,9 +12,6 @@
 
 namespace quantgate {
 namespace {
-
-/// How many rows of codes one scale may stand for.
-constexpr int64_t kBlockRows[] = {1, 16, 32, 128};
 
 std::string DirectionField(Usage usage) {
   return absl::StrCat("description.", std::string(UsageName(usage)));
@@ -153,9 +149,11 @@ Shape FlattenScales(const Shape& scales, const Shape& codes) {
   const size_t row_dim = scales.size() - 2;
   if (!std::equal(scales.begin(), scales.begin() + row_dim, codes.begin())) return scales;
   // Rows of one, or of the blocks of some format.
-  const bool is_whole = std::any_of(
-      std::begin(kBlockRows), std::end(kBlockRows),
-      [&](int64_t block_rows) { return scales[row_dim] * block_rows == codes[row_dim]; });
+  const auto formats = AllQuantizerFormats();
+  const bool is_whole =
+      std::any_of(formats.begin(), formats.end(), [&](const ScalingTraits& traits) {
+        return scales[row_dim] * traits.block_length == codes[row_dim];
+      });
   if (!is_whole) return scales;
   int64_t rows = 1;
   for (size_t i = 0; i <= row_dim; ++i) rows *= scales[i];
