@@ -194,6 +194,7 @@ int Serve(ServerOptions options, absl::Duration grace) {
     kill(getpid(), SIGTERM);
   };
   options.log = &Log;
+  options.start_http = &HttpEndpoint::Start;
   auto server = Server::Start(options);
   if (!server.ok()) {
     std::fprintf(stderr, "quantgated: %s\n", std::string(server.status().message()).c_str());

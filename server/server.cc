@@ -27,7 +27,6 @@
 #include "server/disk_watch.h"
 #include "server/limits.h"
 #include "server/metrics/process_statistics.h"
-#include "server/net/http_endpoint.h"
 #include "server/net/listen_address.h"
 #include "server/net/listener.h"
 #include "server/net/send_budget.h"
@@ -336,7 +335,7 @@ absl::Status RunningServer::Listen() {
     HttpEndpoint::Bounds bounds;
     bounds.connections_max = static_cast<int>(
         std::min<int64_t>(bounds.connections_max, ReadProcessStatistics().max_descriptors / 8));
-    QG_ASSIGN_OR_RETURN(http_, HttpEndpoint::Start(options_.metrics_listen,
+    QG_ASSIGN_OR_RETURN(http_, options_.start_http(options_.metrics_listen,
                                                    {[this] { return metrics_->Text(); },
                                                     [this] { return WhyNotReady(); }},
                                                    bounds));
@@ -512,6 +511,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options) {
   if (!options.metrics_listen.empty()) {
     QG_RETURN_IF_ERROR(
         OfOption("--metrics-listen", CheckReach(options.metrics_listen, options.insecure)));
+    if (options.start_http == nullptr) {
+      return absl::UnimplementedError("this program does not serve HTTP");
+    }
   }
   // Protobuf would write a line for every malformed message that a client sends.
   google::protobuf::SetLogHandler(nullptr);

@@ -32,6 +32,7 @@ class HttpEndpoint {
   /// it cannot be bound.
   static absl::StatusOr<std::unique_ptr<HttpEndpoint>> Start(const std::string& listen,
                                                              Sources sources, Bounds bounds);
+  using Starter = decltype(&Start);
   virtual ~HttpEndpoint() = default;
   virtual int port() const = 0;
 };

@@ -19,6 +19,7 @@ namespace quantgate {
 
 TestServer::TestServer(Change change) {
   options_.listen = {"127.0.0.1:0"};
+  options_.start_http = &HttpEndpoint::Start;
   options_.data_dir = directory_.path() + "/data";
   options_.engine.threads = 2;
   if (change) change(options_);

@@ -59,6 +59,7 @@ std::unique_ptr<Server> StartOn(const fs::path& directory, std::shared_ptr<grpc:
   ServerOptions options;
   options.data_dir = directory.string();
   options.metrics_listen = "127.0.0.1:0";
+  options.start_http = &HttpEndpoint::Start;
   options.fsync = false;
   auto server = Server::Start(options);
   if (!server.ok()) return nullptr;
