@@ -16,6 +16,7 @@
 // Delayed scaling's states: "input", "weight", "grad_output" likewise ("fc1.input", "weight.0").
 #pragma once
 
+#include <cstdint>
 #include <limits>
 #include <map>
 #include <memory>
@@ -31,6 +32,17 @@
 #include "kernels/ops/norm/norm.h"
 
 namespace quantgate {
+
+/// The name of a parameter, gradient or state of delayed scaling, taken apart: "fc1.weight.2" is
+/// the weight of expert 2 in layer fc1.
+struct ParameterName {
+  std::string path;  ///< The enclosing layers with their dots: "fc1.", "block1.fc1."; may be empty.
+  std::string word;  ///< "weight", "dw".
+  int64_t expert = -1;  ///< -1: the name has no expert's number.
+
+  static ParameterName Parse(std::string_view text);
+  std::string Text() const;
+};
 
 /// One operation of a chain: [..., columns] in, [..., columns] out.
 struct OperationSpec {

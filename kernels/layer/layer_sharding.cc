@@ -9,7 +9,6 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/row_blocks.h"
 #include "kernels/layer/layer_program.h"
-#include "kernels/layer/parameter_name.h"
 
 namespace quantgate {
 namespace {

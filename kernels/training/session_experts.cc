@@ -5,7 +5,6 @@
 
 #include "kernels/base/refusal.h"
 #include "kernels/layer/experts/grouped_run.h"
-#include "kernels/layer/parameter_name.h"
 #include "kernels/training/session_run.h"
 #include "kernels/training/sharding/state_sharding.h"
 

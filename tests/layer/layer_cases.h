@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/base/status_macros.h"
 #include "kernels/layer/layer.h"
 
 namespace quantgate {
@@ -37,6 +38,13 @@ std::vector<Recipe> CaseRecipes();
 
 /// Bit 0: x, bit 1: weight, bit 2: bias; norm as `norm`.
 RequiresGrad GradientsOf(int mask, bool norm);
+
+/// CheckLayerGemms of a request that CheckLayer accepts.
+inline absl::Status CheckGemmsOf(const LayerRequest& request, const Recipe& recipe,
+                                 const Arithmetic& arithmetic) {
+  QG_ASSIGN_OR_RETURN(const LayerPlanPointer plan, DecideLayer(request, recipe));
+  return CheckLayerGemms(request.layer, *plan, recipe, arithmetic);
+}
 
 LayerResult RunCase(const LayerRequest& request, const Recipe& recipe);
 LayerResult RunCase(const LayerRequest& request, const std::string& recipe);

@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "tests/layer/check_gemms.h"
 #include "tests/layer/layer_cases.h"
 
 namespace quantgate {

@@ -10,7 +10,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/validate/ranks/parallel_spec.h"
+#include "kernels/validate/ranks/parallel_variant.h"
 #include "kernels/validate/run/output_report.h"
 #include "kernels/validate/run/run.h"
 #include "tests/engine/tensor_values.h"

@@ -7,8 +7,8 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/layer/experts/expert_faults.h"
 #include "kernels/layer/experts/expert_parallel.h"
+#include "kernels/layer/layer_faults.h"
 
 namespace quantgate {
 namespace {

@@ -10,7 +10,6 @@
 #include "kernels/comm/row_blocks.h"
 #include "kernels/layer/delayed_reduction.h"
 #include "kernels/layer/layer_request.h"
-#include "kernels/layer/parameter_name.h"
 
 namespace quantgate {
 namespace {

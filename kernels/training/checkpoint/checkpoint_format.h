@@ -6,6 +6,7 @@
 #pragma once
 
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -33,5 +34,17 @@ absl::StatusOr<TensorFile> WriteCheckpointOfRanks(const SessionSpec& spec,
 absl::StatusOr<SessionState> ReadCheckpoint(Engine& engine, const SessionSpec& spec,
                                             const TensorFile& file, const SessionRank* rank,
                                             const Cancellation* cancellation);
+
+/// What a checkpoint and the session that continues from it must agree on, as canonical JSON:
+/// layers, weight storage, masters, optimizer, main gradients and seed. The recipe, the arithmetic,
+/// the ranks and how they divide layers, and what only Open reads are left out. Keys are sorted,
+/// floats are written as their shortest decimal.
+nlohmann::json SessionSpecJson(const SessionSpec& spec);
+
+/// One line of ASCII.
+std::string JsonText(const nlohmann::json& json);
+
+/// FAILED_PRECONDITION naming the first place where the two specs differ and both values.
+absl::Status CheckSameSpec(const nlohmann::json& checkpoint, const nlohmann::json& session);
 
 }  // namespace quantgate

@@ -12,7 +12,6 @@
 #include "kernels/base/refusal.h"
 #include "kernels/quantize/quantized_outline.h"
 #include "kernels/training/checkpoint/checkpoint_format.h"
-#include "kernels/training/checkpoint/session_spec_json.h"
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_experts.h"
 #include "kernels/training/sharding/state_sharding.h"

@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/training/checkpoint/checkpoint_format.h"
-#include "kernels/training/checkpoint/session_spec_json.h"
 #include "kernels/training/session_experts.h"
 #include "kernels/training/sharding/state_sharding.h"
 

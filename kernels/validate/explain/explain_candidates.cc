@@ -9,7 +9,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kernels/validate/explain/explain_libraries.h"
 
 namespace quantgate {
 namespace {

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -68,6 +69,14 @@ struct ScaledGroup {
 
   const ScaledBlocks& scaled() const { return *by.front().scaled; }
 };
+
+/// The library known to write such codes; empty if none is. `by`, one of group.by, `counts`, taken
+/// of its codes, and `rounding` (absent: stochastic) describe one candidate. The candidate must
+/// have the library's scale rule, way to scale, rounding, element formats, blocks, orientation and
+/// signs of zeros. The libraries' rules are from their sources or documents (docs/quantizers.md
+/// section 1.6).
+std::string_view LibraryOf(const ScaledGroup& group, const ScaledBy& by,
+                           const RoundingCounts& counts, std::optional<CodeRounding> rounding);
 
 /// Adds `group` as a way of its own, or its description to the way that is the same.
 void AddOrJoin(ScaledGroup group, std::vector<ScaledGroup>& groups);

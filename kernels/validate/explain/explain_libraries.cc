@@ -1,4 +1,4 @@
-#include "kernels/validate/explain/explain_libraries.h"
+#include "kernels/validate/explain/explain_candidates.h"
 
 #include <algorithm>
 #include <limits>

@@ -10,7 +10,6 @@
 #include "kernels/layer/layer_program.h"
 #include "kernels/layer/layer_sharding.h"
 #include "kernels/layer/layer_values.h"
-#include "kernels/validate/ranks/cut_gemms.h"
 #include "kernels/validate/ranks/rank_sum.h"
 
 namespace quantgate {

@@ -1,7 +1,10 @@
-// One layer on several ranks of this process: a step on all of them.
+// One layer on several ranks of this process: a step on all of them, and what cutting GEMMs into
+// pieces did to the bits of the step.
 #pragma once
 
 #include <memory>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -38,5 +41,14 @@ absl::StatusOr<ParallelStepResult> RunOnRanks(const LayerRequest& whole, Engine&
                                               const std::vector<Engine*>& engines,
                                               const RankSetting* setting,
                                               const Cancellation* cancellation);
+
+/// A GEMM may be cut into several so that communication can run beside it (docs/overlap.md section
+/// 5). The bits of a model do not depend on that; cuBLASLt may take another kernel for another
+/// shape. For every GEMM that hardware ran in several pieces: one line that says how many elements,
+/// over all ranks, have other bits than the same GEMM in one piece; which algorithms ran; and,
+/// where bits differ, which arithmetics ExplainGemm finds in either result. Runs those GEMMs again,
+/// on the ranks' engines.
+absl::StatusOr<std::vector<std::string>> CutGemmNotes(std::span<const RankStep> ranks,
+                                                      const Cancellation* cancellation);
 
 }  // namespace quantgate

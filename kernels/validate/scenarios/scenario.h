@@ -1,6 +1,6 @@
 // Scenario: a named invariant over runs or training, and the faults that it must catch. A fault is
 // a known bug of training frameworks (docs/scenarios.md) put in place on purpose: around the engine
-// (faulty_engine.h), around communication (faulty_transport.h, faulty_overlap.h), or in layer and
+// (faulty_engine.h), around communication (faulty_communication.h), or in layer and
 // session code that asks SeededFaults at the place of the bug.
 #pragma once
 

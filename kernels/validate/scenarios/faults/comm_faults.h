@@ -1,5 +1,5 @@
-// Bugs that communication between ranks can have: names for SeededFaults, which faulty_transport.h
-// and faulty_overlap.h ask for.
+// Bugs that communication between ranks can have: names for SeededFaults, which
+// faulty_communication.h asks for.
 #pragma once
 
 namespace quantgate {

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "kernels/base/status_macros.h"
-#include "kernels/layer/experts/expert_faults.h"
 #include "kernels/layer/layer_faults.h"
 #include "kernels/training/session_faults.h"
 #include "kernels/training/sharding/shard_faults.h"

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "kernels/base/status_macros.h"
-#include "kernels/layer/experts/expert_faults.h"
+#include "kernels/layer/layer_faults.h"
 #include "kernels/training/sharding/shard_faults.h"
 #include "kernels/validate/scenarios/faults/comm_faults.h"
 #include "kernels/validate/scenarios/oracles/experts_by_hand.h"

@@ -13,7 +13,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/rank_setting.h"
 #include "kernels/training/training_session.h"
-#include "kernels/validate/scenarios/faults/faulty_transport.h"
+#include "kernels/validate/scenarios/faults/faulty_communication.h"
 #include "kernels/validate/scenarios/oracles/network_by_hand.h"
 #include "kernels/validate/scenarios/scenario_context.h"
 

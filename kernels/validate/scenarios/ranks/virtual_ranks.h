@@ -9,7 +9,7 @@
 #include "absl/functional/function_ref.h"
 #include "kernels/comm/group/world.h"
 #include "kernels/comm/quantized_gather.h"
-#include "kernels/validate/scenarios/faults/faulty_overlap.h"
+#include "kernels/validate/scenarios/faults/faulty_communication.h"
 #include "kernels/validate/scenarios/scenario_context.h"
 
 namespace quantgate {

@@ -1,4 +1,4 @@
-#include "kernels/validate/ranks/parallel_spec.h"
+#include "kernels/validate/ranks/parallel_variant.h"
 
 #include <algorithm>
 #include <map>
