@@ -5,7 +5,7 @@
 #include "kernels/base/refusal.h"
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
-#include "kernels/training/session_run.h"
+#include "kernels/training/session_step_run.h"
 #include "kernels/training/sharding/division.h"
 
 namespace quantgate {
@@ -77,7 +77,7 @@ absl::Status AddGradient(const NamedTensor& gradient, const LayerOnRank& layer,
 
 /// One layer's gradients: each is kept as this rank's own, and given as their sum over the ranks.
 absl::Status TakeGradients(const TrainingSession::State& session, size_t layer,
-                           const std::vector<NamedTensor>& gradients, SessionRun& run,
+                           const std::vector<NamedTensor>& gradients, SessionStepRun& run,
                            SessionLayerState& kept, SessionStepResult& result) {
   const SessionLayer& spec = session.spec.layers[layer];
   const LayerOnRank on_rank = run.layer(layer);
@@ -122,7 +122,7 @@ class Backwarding {
 
   const TrainingSession::State& session_;
   BackwardStep step_;
-  SessionRun run_;
+  SessionStepRun run_;
   const Division division_;
   SessionState next_;
   std::shared_ptr<const InFlight> flight_;
@@ -277,7 +277,7 @@ absl::StatusOr<SessionStepResult> TrainingSession::Wgrad(const Cancellation* can
     return RefusePrecondition("gradients", "not deferred",
                               "a backward of a forward with defer_wgrad comes before wgrad");
   }
-  SessionRun run(session.engine, session.spec, cancellation, session.rank.get());
+  SessionStepRun run(session.engine, session.spec, cancellation, session.rank.get());
   SessionStepResult result;
   for (const DeferredWgrad& deferred : std::exchange(next.deferred, {})) {
     const SessionLayer& layer = session.spec.layers[deferred.layer];

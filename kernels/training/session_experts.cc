@@ -5,7 +5,7 @@
 
 #include "kernels/base/refusal.h"
 #include "kernels/layer/experts/grouped_run.h"
-#include "kernels/training/session_run.h"
+#include "kernels/training/session_step_run.h"
 #include "kernels/training/sharding/state_sharding.h"
 
 namespace quantgate {

@@ -6,7 +6,7 @@
 #include "kernels/training/parallel/parallel_checks.h"
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
-#include "kernels/training/session_run.h"
+#include "kernels/training/session_step_run.h"
 #include "kernels/training/sharding/division.h"
 
 namespace quantgate {
@@ -105,7 +105,7 @@ class Forwarding {
 
   const TrainingSession::State& session_;
   ForwardStep step_;
-  SessionRun run_;
+  SessionStepRun run_;
   SessionState next_;
   std::optional<CheckedForward> checked_;
 };

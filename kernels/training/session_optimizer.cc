@@ -5,7 +5,7 @@
 #include "kernels/training/parameter_update.h"
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
-#include "kernels/training/session_run.h"
+#include "kernels/training/session_step_run.h"
 #include "kernels/training/sharding/division.h"
 #include "kernels/training/sharding/shard_faults.h"
 
@@ -30,7 +30,7 @@ absl::Status CheckOptimize(const SessionSpec& spec, const SessionState& state) {
 }
 
 /// Every gradient becomes its sum over the ranks, or this rank's rows or elements of it.
-absl::Status ReduceGradients(SessionRun& run, const TrainingSession::State& session,
+absl::Status ReduceGradients(SessionStepRun& run, const TrainingSession::State& session,
                              const Cancellation* cancellation, SessionState& next) {
   if (session.rank == nullptr) return absl::OkStatus();
   const Division division(session, cancellation);
@@ -74,7 +74,7 @@ absl::StatusOr<SessionStepResult> TrainingSession::Optimize(const OptimizerStep&
   QG_RETURN_IF_ERROR(CheckOptimize(session.spec, next));
   ++next.optimizer_steps;
   const OptimizerSpec optimizer = WithLearningRate(session.spec.optimizer, step.learning_rate);
-  SessionRun run(session.engine, session.spec, cancellation, session.rank.get());
+  SessionStepRun run(session.engine, session.spec, cancellation, session.rank.get());
   QG_RETURN_IF_ERROR(ReduceGradients(run, session, cancellation, next));
   for (size_t i = 0; i < next.layers.size(); ++i) {
     ParameterUpdate update(session.engine, session.spec, i, next.recipe, session.faults,

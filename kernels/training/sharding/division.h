@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/training/session_run.h"
+#include "kernels/training/session_step_run.h"
 #include "kernels/training/sharding/master_weights.h"
 #include "kernels/training/sharding/state_sharding.h"
 
@@ -36,7 +36,7 @@ class Division {
 
   /// Whole weights in place of this rank's rows, for a pass of these layers; `trains`: which a
   /// backward follows. Stages "all-gather WEIGHT".
-  absl::Status Gather(SessionRun& run, const std::vector<SessionLayerState>& kept, bool trains,
+  absl::Status Gather(SessionStepRun& run, const std::vector<SessionLayerState>& kept, bool trains,
                       std::vector<LayerState>& layers) const;
   /// The rows again.
   void Reshard(const std::vector<SessionLayerState>& kept, std::vector<LayerState>& layers) const;
@@ -44,7 +44,7 @@ class Division {
   void ReshardSaved(const std::vector<SessionLayerState>& kept,
                     const std::vector<LayerState>& gathered, InFlight& flight) const;
   /// And back, in a layer's own copy of what was saved. `now`: the layer as it is by then.
-  absl::Status RestoreSaved(SessionRun& run, const InFlight& flight, size_t layer,
+  absl::Status RestoreSaved(SessionStepRun& run, const InFlight& flight, size_t layer,
                             const SessionLayerState& now, LayerSaved& saved) const;
 
   // Updates, of a divided parameter of a layer.

@@ -93,7 +93,7 @@ absl::StatusOr<Parameter> Division::GatherParameter(size_t layer, const DividedP
   return whole;
 }
 
-absl::Status Division::Gather(SessionRun& run, const std::vector<SessionLayerState>& kept,
+absl::Status Division::Gather(SessionStepRun& run, const std::vector<SessionLayerState>& kept,
                               bool trains, std::vector<LayerState>& layers) const {
   if (!divides_rows()) return absl::OkStatus();
   for (size_t i = 0; i < layers.size(); ++i) {
@@ -151,7 +151,7 @@ void Division::ReshardSaved(const std::vector<SessionLayerState>& kept,
   }
 }
 
-absl::Status Division::RestoreSaved(SessionRun& run, const InFlight& flight, size_t layer,
+absl::Status Division::RestoreSaved(SessionStepRun& run, const InFlight& flight, size_t layer,
                                     const SessionLayerState& now, LayerSaved& saved) const {
   const std::vector<SavedPart> parts = saved.parts();
   for (const ReshardedWeight& resharded : flight.resharded) {

@@ -12,11 +12,11 @@
 
 namespace quantgate {
 
-class SessionRun {
+class SessionStepRun {
  public:
   /// References must outlive it. A null rank has no others.
-  SessionRun(Engine& engine, const SessionSpec& spec, const Cancellation* cancellation,
-             const SessionRank* rank);
+  SessionStepRun(Engine& engine, const SessionSpec& spec, const Cancellation* cancellation,
+                 const SessionRank* rank);
 
   /// Records of the session itself.
   StepRecorder& recorder() { return recorder_; }
@@ -50,16 +50,16 @@ struct ForwardPass {
 };
 
 /// Changes `layers` as ForwardLayer does.
-absl::StatusOr<ForwardPass> ForwardLayers(SessionRun& run, const SessionSpec& spec,
+absl::StatusOr<ForwardPass> ForwardLayers(SessionStepRun& run, const SessionSpec& spec,
                                           const ForwardPlan& plan, std::vector<LayerState>& layers);
 
 /// Delayed scaling's amaxes of every layer become those of all ranks. `step`: of the forward that
 /// noted them, or whose backward did.
-absl::Status ReduceLayerAmaxes(SessionRun& run, const TrainingSession::State& session,
+absl::Status ReduceLayerAmaxes(SessionStepRun& run, const TrainingSession::State& session,
                                const Recipe& recipe, const ParallelStep* step, UpdatePoint point,
                                std::vector<LayerState>& layers);
 /// Behind that, its update of every layer, with the faults that are seeded in it.
-absl::Status UpdateLayerScales(SessionRun& run, const TrainingSession::State& session,
+absl::Status UpdateLayerScales(SessionStepRun& run, const TrainingSession::State& session,
                                const Recipe& recipe, const ParallelStep* step, UpdatePoint point,
                                std::vector<LayerState>& layers);
 

@@ -1,4 +1,4 @@
-#include "kernels/training/session_run.h"
+#include "kernels/training/session_step_run.h"
 
 #include <cmath>
 #include <cstring>
@@ -65,15 +65,15 @@ void VisitNames(StepRecords& records, absl::FunctionRef<void(std::string& name)>
   for (StageTimeline& timeline : records.timelines) visit(timeline.stage);
 }
 
-SessionRun::SessionRun(Engine& engine, const SessionSpec& spec, const Cancellation* cancellation,
-                       const SessionRank* rank)
+SessionStepRun::SessionStepRun(Engine& engine, const SessionSpec& spec,
+                               const Cancellation* cancellation, const SessionRank* rank)
     : spec_(spec), rank_(rank), recorder_(engine, spec.arithmetic, cancellation) {
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     layers_.push_back(std::make_unique<StepRecorder>(engine, spec.arithmetic, cancellation));
   }
 }
 
-absl::StatusOr<StepRecords> SessionRun::Finish() {
+absl::StatusOr<StepRecords> SessionStepRun::Finish() {
   QG_ASSIGN_OR_RETURN(StepRecords all, recorder_.Finish());
   for (size_t i = 0; i < layers_.size(); ++i) {
     QG_ASSIGN_OR_RETURN(StepRecords records, layers_[i]->Finish());
@@ -97,7 +97,7 @@ uint64_t CallIdsOfSession(const SessionSpec& spec) {
   return count;
 }
 
-absl::StatusOr<ForwardPass> ForwardLayers(SessionRun& run, const SessionSpec& spec,
+absl::StatusOr<ForwardPass> ForwardLayers(SessionStepRun& run, const SessionSpec& spec,
                                           const ForwardPlan& plan,
                                           std::vector<LayerState>& layers) {
   ForwardPass pass;
@@ -127,7 +127,7 @@ absl::StatusOr<ForwardPass> ForwardLayers(SessionRun& run, const SessionSpec& sp
   return pass;
 }
 
-absl::Status ReduceLayerAmaxes(SessionRun& run, const TrainingSession::State& session,
+absl::Status ReduceLayerAmaxes(SessionStepRun& run, const TrainingSession::State& session,
                                const Recipe& recipe, const ParallelStep* step, UpdatePoint point,
                                std::vector<LayerState>& layers) {
   if (session.rank == nullptr) return absl::OkStatus();
@@ -143,7 +143,7 @@ absl::Status ReduceLayerAmaxes(SessionRun& run, const TrainingSession::State& se
                              step);
 }
 
-absl::Status UpdateLayerScales(SessionRun& run, const TrainingSession::State& session,
+absl::Status UpdateLayerScales(SessionStepRun& run, const TrainingSession::State& session,
                                const Recipe& recipe, const ParallelStep* step, UpdatePoint point,
                                std::vector<LayerState>& layers) {
   const SeededFaults& faults = session.faults;
