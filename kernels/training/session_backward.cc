@@ -76,7 +76,7 @@ absl::Status AddGradient(const NamedTensor& gradient, const LayerOnRank& layer,
 }
 
 /// One layer's gradients: each is kept as this rank's own, and given as their sum over the ranks.
-absl::Status TakeGradients(const TrainingSession::State& session, size_t layer,
+absl::Status TakeGradients(const OneRankSession::State& session, size_t layer,
                            const std::vector<NamedTensor>& gradients, SessionStepRun& run,
                            SessionLayerState& kept, SessionStepResult& result) {
   const SessionLayer& spec = session.spec.layers[layer];
@@ -99,7 +99,7 @@ absl::Status TakeGradients(const TrainingSession::State& session, size_t layer,
 
 class Backwarding {
  public:
-  Backwarding(const TrainingSession::State& session, const BackwardStep& step,
+  Backwarding(const OneRankSession::State& session, const BackwardStep& step,
               const Cancellation* cancellation)
       : session_(session),
         step_(step),
@@ -120,7 +120,7 @@ class Backwarding {
                                     const std::map<std::string, Tensor>& before, LayerState& state);
   bool Has(const char* fault) const { return session_.faults.Has(fault); }
 
-  const TrainingSession::State& session_;
+  const OneRankSession::State& session_;
   BackwardStep step_;
   SessionStepRun run_;
   const Division division_;
@@ -262,15 +262,15 @@ absl::StatusOr<SessionStepResult> Backwarding::Run() {
 
 }  // namespace
 
-absl::StatusOr<SessionStepResult> TrainingSession::Backward(const BackwardStep& step,
-                                                            const Cancellation* cancellation) {
+absl::StatusOr<SessionStepResult> OneRankSession::Backward(const BackwardStep& step,
+                                                           const Cancellation* cancellation) {
   Backwarding backwarding(*state_, step, cancellation);
   QG_ASSIGN_OR_RETURN(SessionStepResult result, backwarding.Run());
   QG_RETURN_IF_ERROR(Commit(backwarding.TakeState(), *state_));
   return result;
 }
 
-absl::StatusOr<SessionStepResult> TrainingSession::Wgrad(const Cancellation* cancellation) {
+absl::StatusOr<SessionStepResult> OneRankSession::Wgrad(const Cancellation* cancellation) {
   const State& session = *state_;
   SessionState next = session.now;
   if (next.deferred.empty()) {

@@ -80,7 +80,7 @@ std::vector<SavedOperand> TakeFirstPhase(StepRecords& records) {
 /// One forward from its checks to what the session keeps of it.
 class Forwarding {
  public:
-  Forwarding(const TrainingSession::State& session, const ForwardStep& step,
+  Forwarding(const OneRankSession::State& session, const ForwardStep& step,
              const Cancellation* cancellation)
       : session_(session),
         step_(step),
@@ -103,7 +103,7 @@ class Forwarding {
     return step_.train && (step_.recompute || session_.faults.Has(kFaultBackwardReadsLiveRecipe));
   }
 
-  const TrainingSession::State& session_;
+  const OneRankSession::State& session_;
   ForwardStep step_;
   SessionStepRun run_;
   SessionState next_;
@@ -223,8 +223,8 @@ absl::StatusOr<SessionStepResult> Forwarding::Run() {
 
 }  // namespace
 
-absl::StatusOr<SessionStepResult> TrainingSession::Forward(const ForwardStep& step,
-                                                           const Cancellation* cancellation) {
+absl::StatusOr<SessionStepResult> OneRankSession::Forward(const ForwardStep& step,
+                                                          const Cancellation* cancellation) {
   Forwarding forwarding(*state_, step, cancellation);
   absl::StatusOr<SessionStepResult> result = forwarding.Run();
   if (!result.ok()) {

@@ -60,8 +60,8 @@ absl::StatusOr<std::shared_ptr<const InFlight>> FindInFlight(const SessionState&
 
 }  // namespace
 
-absl::Status TrainingSession::Offload(const std::string& microbatch,
-                                      const Cancellation* cancellation) {
+absl::Status OneRankSession::Offload(const std::string& microbatch,
+                                     const Cancellation* cancellation) {
   SessionState next = state_->now;
   QG_ASSIGN_OR_RETURN(const auto flight, FindInFlight(next, microbatch, false));
   const auto move = [&](const std::string& name, const Tensor& tensor) -> absl::StatusOr<Tensor> {
@@ -74,8 +74,8 @@ absl::Status TrainingSession::Offload(const std::string& microbatch,
   return Commit(std::move(next), *state_);
 }
 
-absl::Status TrainingSession::Reload(const std::string& microbatch,
-                                     const Cancellation* cancellation) {
+absl::Status OneRankSession::Reload(const std::string& microbatch,
+                                    const Cancellation* cancellation) {
   SessionState next = state_->now;
   QG_ASSIGN_OR_RETURN(const auto flight, FindInFlight(next, microbatch, true));
   const auto move = [&](const std::string&, const Tensor& tensor) {

@@ -30,7 +30,7 @@ absl::Status CheckOptimize(const SessionSpec& spec, const SessionState& state) {
 }
 
 /// Every gradient becomes its sum over the ranks, or this rank's rows or elements of it.
-absl::Status ReduceGradients(SessionStepRun& run, const TrainingSession::State& session,
+absl::Status ReduceGradients(SessionStepRun& run, const OneRankSession::State& session,
                              const Cancellation* cancellation, SessionState& next) {
   if (session.rank == nullptr) return absl::OkStatus();
   const Division division(session, cancellation);
@@ -67,8 +67,8 @@ OptimizerSpec WithLearningRate(OptimizerSpec optimizer, std::optional<float> lea
 
 }  // namespace
 
-absl::StatusOr<SessionStepResult> TrainingSession::Optimize(const OptimizerStep& step,
-                                                            const Cancellation* cancellation) {
+absl::StatusOr<SessionStepResult> OneRankSession::Optimize(const OptimizerStep& step,
+                                                           const Cancellation* cancellation) {
   const State& session = *state_;
   SessionState next = session.now;
   QG_RETURN_IF_ERROR(CheckOptimize(session.spec, next));

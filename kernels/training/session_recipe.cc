@@ -38,7 +38,7 @@ bool IsFresh(const DelayedScalingState& state) {
 
 class RecipeChange {
  public:
-  RecipeChange(const TrainingSession::State& session, const Recipe& to,
+  RecipeChange(const OneRankSession::State& session, const Recipe& to,
                const Cancellation* cancellation, SessionState& next)
       : session_(session), to_(to), cancellation_(cancellation), next_(next) {}
 
@@ -52,7 +52,7 @@ class RecipeChange {
     return RecipeOfLayer(session_.spec.layers[layer].spec, to_).QuantizerFor(TensorRole::kWeight);
   }
 
-  const TrainingSession::State& session_;
+  const OneRankSession::State& session_;
   const Recipe& to_;
   const Cancellation* const cancellation_;
   SessionState& next_;
@@ -163,12 +163,12 @@ bool OnlyAlgorithmDiffers(const Recipe& a, const Recipe& b) {
 
 }  // namespace
 
-absl::Status ApplyRecipe(const TrainingSession::State& session, const Recipe& recipe,
+absl::Status ApplyRecipe(const OneRankSession::State& session, const Recipe& recipe,
                          const Cancellation* cancellation, SessionState& next) {
   return RecipeChange(session, recipe, cancellation, next).Run();
 }
 
-absl::Status TrainingSession::ChangeRecipe(const Recipe& recipe, const Cancellation* cancellation) {
+absl::Status OneRankSession::ChangeRecipe(const Recipe& recipe, const Cancellation* cancellation) {
   const State& session = *state_;
   SessionState next = session.now;
   const bool is_ignored =

@@ -145,7 +145,7 @@ struct SessionRank {
   ProcessGroup* held_weights = nullptr;
 };
 
-class TrainingSession::State {
+class OneRankSession::State {
  public:
   State(Engine& engine_in, SessionSpec spec_in, SeededFaults faults_in, SessionState now_in,
         std::shared_ptr<const SessionRank> rank_in = nullptr)

@@ -127,7 +127,7 @@ absl::StatusOr<ForwardPass> ForwardLayers(SessionStepRun& run, const SessionSpec
   return pass;
 }
 
-absl::Status ReduceLayerAmaxes(SessionStepRun& run, const TrainingSession::State& session,
+absl::Status ReduceLayerAmaxes(SessionStepRun& run, const OneRankSession::State& session,
                                const Recipe& recipe, const ParallelStep* step, UpdatePoint point,
                                std::vector<LayerState>& layers) {
   if (session.rank == nullptr) return absl::OkStatus();
@@ -143,7 +143,7 @@ absl::Status ReduceLayerAmaxes(SessionStepRun& run, const TrainingSession::State
                              step);
 }
 
-absl::Status UpdateLayerScales(SessionStepRun& run, const TrainingSession::State& session,
+absl::Status UpdateLayerScales(SessionStepRun& run, const OneRankSession::State& session,
                                const Recipe& recipe, const ParallelStep* step, UpdatePoint point,
                                std::vector<LayerState>& layers) {
   const SeededFaults& faults = session.faults;
@@ -178,7 +178,7 @@ ProcessGroup* GradientGroup(const SessionSpec& spec, size_t layer, const Session
   return copies != nullptr && is_other ? rank.step->tp : copies;
 }
 
-absl::StatusOr<Tensor> SumOverRanks(const TrainingSession::State& session, size_t layer,
+absl::StatusOr<Tensor> SumOverRanks(const OneRankSession::State& session, size_t layer,
                                     const std::string& parameter, const Tensor& gradient) {
   if (session.rank == nullptr) return gradient;
   const SessionRank& rank = *session.rank;
@@ -223,7 +223,7 @@ void DropRetired(SessionState& state) {
   }
 }
 
-absl::Status Commit(SessionState next, TrainingSession::State& session) {
+absl::Status Commit(SessionState next, OneRankSession::State& session) {
   if (session.bytes_max < std::numeric_limits<int64_t>::max()) {
     const int64_t bytes = BytesOf(session.spec, next);
     if (bytes > session.bytes_max && bytes > BytesOf(session.spec, session.now)) {

@@ -55,11 +55,11 @@ absl::StatusOr<ForwardPass> ForwardLayers(SessionStepRun& run, const SessionSpec
 
 /// Delayed scaling's amaxes of every layer become those of all ranks. `step`: of the forward that
 /// noted them, or whose backward did.
-absl::Status ReduceLayerAmaxes(SessionStepRun& run, const TrainingSession::State& session,
+absl::Status ReduceLayerAmaxes(SessionStepRun& run, const OneRankSession::State& session,
                                const Recipe& recipe, const ParallelStep* step, UpdatePoint point,
                                std::vector<LayerState>& layers);
 /// Behind that, its update of every layer, with the faults that are seeded in it.
-absl::Status UpdateLayerScales(SessionStepRun& run, const TrainingSession::State& session,
+absl::Status UpdateLayerScales(SessionStepRun& run, const OneRankSession::State& session,
                                const Recipe& recipe, const ParallelStep* step, UpdatePoint point,
                                std::vector<LayerState>& layers);
 
@@ -71,7 +71,7 @@ ProcessGroup* GradientGroup(const SessionSpec& spec, size_t layer, const Session
                             const SeededFaults& faults);
 /// What a gradient of the parameter is over all ranks, from this rank's part of it; the gradient
 /// itself on one rank. Collective.
-absl::StatusOr<Tensor> SumOverRanks(const TrainingSession::State& session, size_t layer,
+absl::StatusOr<Tensor> SumOverRanks(const OneRankSession::State& session, size_t layer,
                                     const std::string& parameter, const Tensor& gradient);
 
 /// The layers' states as steps take them: under the delayed scaling of recipe `recipe_number`.
@@ -81,8 +81,8 @@ void KeepDelayed(int64_t recipe_number, std::vector<LayerState>& layers, Session
 /// Drops what only ended forwards followed.
 void DropRetired(SessionState& state);
 
-/// From the next forward on; TrainingSession::ChangeRecipe says how.
-absl::Status ApplyRecipe(const TrainingSession::State& session, const Recipe& recipe,
+/// From the next forward on; OneRankSession::ChangeRecipe says how.
+absl::Status ApplyRecipe(const OneRankSession::State& session, const Recipe& recipe,
                          const Cancellation* cancellation, SessionState& next);
 
 /// Call ids of one forward of all layers.
@@ -90,6 +90,6 @@ uint64_t CallIdsOfSession(const SessionSpec& spec);
 
 /// Ends a step: `next` takes the place of what the session holds. RESOURCE_EXHAUSTED where it holds
 /// more than before, and more than the session may.
-absl::Status Commit(SessionState next, TrainingSession::State& session);
+absl::Status Commit(SessionState next, OneRankSession::State& session);
 
 }  // namespace quantgate

@@ -113,13 +113,13 @@ absl::StatusOr<Value> Parse(const char* field, std::string_view name,
 
 }  // namespace
 
-TrainingSession::TrainingSession(std::unique_ptr<State> state) : state_(std::move(state)) {}
-TrainingSession::~TrainingSession() = default;
+OneRankSession::OneRankSession(std::unique_ptr<State> state) : state_(std::move(state)) {}
+OneRankSession::~OneRankSession() = default;
 
-const Recipe& TrainingSession::recipe() const { return state_->now.recipe; }
-int64_t TrainingSession::step_count() const { return state_->now.step_count; }
+const Recipe& OneRankSession::recipe() const { return state_->now.recipe; }
+int64_t OneRankSession::step_count() const { return state_->now.step_count; }
 
-std::vector<std::string> TrainingSession::microbatches() const {
+std::vector<std::string> OneRankSession::microbatches() const {
   std::vector<std::string> names;
   for (const auto& [name, flight] : state_->now.in_flight) names.push_back(name);
   return names;
@@ -131,11 +131,11 @@ absl::StatusOr<std::unique_ptr<Session>> OpenSession(
   if (spec.parallel.has_value()) {
     return ParallelSession::Open(engine, std::move(spec), parameters, setting, cancellation);
   }
-  return TrainingSession::Open(engine, std::move(spec), parameters, cancellation,
-                               setting == nullptr ? SeededFaults() : setting->faults);
+  return OneRankSession::Open(engine, std::move(spec), parameters, cancellation,
+                              setting == nullptr ? SeededFaults() : setting->faults);
 }
 
-absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Open(
+absl::StatusOr<std::unique_ptr<OneRankSession>> OneRankSession::Open(
     Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
     const Cancellation* cancellation, const SeededFaults& faults,
     std::shared_ptr<const SessionRank> rank) {
@@ -160,27 +160,27 @@ absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Open(
   KeepOwnExperts(spec, rank.get(), state.layers);
   QG_RETURN_IF_ERROR(
       Division(engine, spec, rank.get(), faults, cancellation).Divide(spec.recipe, state.layers));
-  return std::unique_ptr<TrainingSession>(new TrainingSession(
+  return std::unique_ptr<OneRankSession>(new OneRankSession(
       std::make_unique<State>(engine, std::move(spec), faults, std::move(state), std::move(rank))));
 }
 
-std::shared_ptr<const SessionState> TrainingSession::Remember() const {
+std::shared_ptr<const SessionState> OneRankSession::Remember() const {
   return std::make_shared<const SessionState>(state_->now);
 }
 
-void TrainingSession::GoBack(const std::shared_ptr<const SessionState>& moment) {
+void OneRankSession::GoBack(const std::shared_ptr<const SessionState>& moment) {
   state_->now = *moment;
 }
 
-std::function<void()> TrainingSession::WayBack() {
+std::function<void()> OneRankSession::WayBack() {
   return [this, moment = Remember()] { GoBack(moment); };
 }
 
-int64_t TrainingSession::bytes() const { return BytesOf(state_->spec, state_->now); }
+int64_t OneRankSession::bytes() const { return BytesOf(state_->spec, state_->now); }
 
-void TrainingSession::LimitBytes(int64_t bytes_max) { state_->bytes_max = bytes_max; }
+void OneRankSession::LimitBytes(int64_t bytes_max) { state_->bytes_max = bytes_max; }
 
-absl::StatusOr<std::vector<StateTensor>> TrainingSession::Describe(
+absl::StatusOr<std::vector<StateTensor>> OneRankSession::Describe(
     const Cancellation* cancellation) {
   SessionState state = state_->now;
   std::vector<StateTensor> tensors;
@@ -195,8 +195,8 @@ absl::StatusOr<std::vector<StateTensor>> TrainingSession::Describe(
   return tensors;
 }
 
-absl::StatusOr<Tensor> TrainingSession::Find(const std::string& name,
-                                             const Cancellation* cancellation) {
+absl::StatusOr<Tensor> OneRankSession::Find(const std::string& name,
+                                            const Cancellation* cancellation) {
   SessionState state = state_->now;
   for (size_t i = 0; i < state.layers.size(); ++i) {
     for (const auto& [parameter_name, parameter] : state.layers[i].state.parameters) {

@@ -1,4 +1,4 @@
-// TrainingSession: the state that training keeps between steps (docs/quantizers.md sections 8 to
+// OneRankSession: the state that training keeps between steps (docs/quantizers.md sections 8 to
 // 11). Layers in a row, each feeding the next; parameters in high precision or quantized, with
 // fp32 masters or without; optimizer state, main gradients, delayed scaling's histories, cached
 // quantized weights, random number offsets, and what forwards in flight saved for their backwards.
@@ -187,7 +187,7 @@ class Session {
 };
 
 /// A session as the spec asks for it: on one rank, or on several in this `setting`, which outlives
-/// it (null: the defaults). Errors as TrainingSession::Open and ParallelSession::Open.
+/// it (null: the defaults). Errors as OneRankSession::Open and ParallelSession::Open.
 absl::StatusOr<std::unique_ptr<Session>> OpenSession(
     Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
     const RankSetting* setting, const Cancellation* cancellation);
@@ -200,14 +200,14 @@ absl::StatusOr<std::unique_ptr<Session>> RestoreSession(Engine& engine, SessionS
                                                         const RankSetting* setting,
                                                         const Cancellation* cancellation);
 
-class TrainingSession final : public Session {
+class OneRankSession final : public Session {
  public:
   class State;  ///< Private to kernels/training.
 
   /// `parameters` by "LAYER.NAME", high precision; missing main gradients and optimizer state start
   /// at zero. INVALID_ARGUMENT names field, value, rule. With a `rank`, that one of several, from
   /// its own parts of the parameters.
-  static absl::StatusOr<std::unique_ptr<TrainingSession>> Open(
+  static absl::StatusOr<std::unique_ptr<OneRankSession>> Open(
       Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
       const Cancellation* cancellation, const SeededFaults& faults = {},
       std::shared_ptr<const SessionRank> rank = nullptr);
@@ -229,7 +229,7 @@ class TrainingSession final : public Session {
       const Cancellation* cancellation) const;
   /// As RestoreSession, on one rank; with a `rank`, that one of several, with its own parts of the
   /// checkpoint.
-  static absl::StatusOr<std::unique_ptr<TrainingSession>> Restore(
+  static absl::StatusOr<std::unique_ptr<OneRankSession>> Restore(
       Engine& engine, SessionSpec spec, const TensorFile& checkpoint,
       const Cancellation* cancellation, const SeededFaults& faults = {},
       std::shared_ptr<const SessionRank> rank = nullptr);
@@ -245,10 +245,10 @@ class TrainingSession final : public Session {
   std::vector<std::string> microbatches() const override;
   absl::StatusOr<std::vector<StateTensor>> Describe(const Cancellation* cancellation) override;
   absl::StatusOr<Tensor> Find(const std::string& name, const Cancellation* cancellation) override;
-  ~TrainingSession() override;
+  ~OneRankSession() override;
 
  private:
-  explicit TrainingSession(std::unique_ptr<State> state);
+  explicit OneRankSession(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
 };
 

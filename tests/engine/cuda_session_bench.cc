@@ -97,7 +97,7 @@ class DirectLinear {
 
 SessionSpec LinearSpec(const Recipe& recipe) { return {.layers = {{"fc", {}}}, .recipe = recipe}; }
 
-absl::Status SessionStep(TrainingSession& session) {
+absl::Status SessionStep(OneRankSession& session) {
   ForwardStep forward;
   forward.x = TheOperands().x;
   QG_RETURN_IF_ERROR(session.Forward(forward, nullptr).status());
@@ -111,8 +111,8 @@ absl::Status SessionStep(TrainingSession& session) {
 class BenchmarkSession {
  public:
   BenchmarkSession(Engine& engine, const Recipe& recipe)
-      : session_(ValueOrDie(TrainingSession::Open(engine, LinearSpec(recipe),
-                                                  {{"fc.weight", TheOperands().weight}}, nullptr))),
+      : session_(ValueOrDie(OneRankSession::Open(engine, LinearSpec(recipe),
+                                                 {{"fc.weight", TheOperands().weight}}, nullptr))),
         beginning_(session_->Remember()) {}
 
   absl::Status Step() {
@@ -121,7 +121,7 @@ class BenchmarkSession {
   }
 
  private:
-  const std::unique_ptr<TrainingSession> session_;
+  const std::unique_ptr<OneRankSession> session_;
   const std::shared_ptr<const SessionState> beginning_;
 };
 
@@ -229,7 +229,7 @@ void BM_HostTimesOfSession(benchmark::State& state, const char* text) {
   using Clock = std::chrono::steady_clock;
   TimedEngine engine;
   const Recipe recipe = ValueOrDie(Recipe::Parse(text));
-  const auto session = ValueOrDie(TrainingSession::Open(
+  const auto session = ValueOrDie(OneRankSession::Open(
       engine, LinearSpec(recipe), {{"fc.weight", TheOperands().weight}}, nullptr));
   const auto beginning = session->Remember();
   double enqueue[2] = {0, 0}, wait[2] = {0, 0};

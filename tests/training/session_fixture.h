@@ -36,8 +36,8 @@ inline SessionSpec TwoLayerSpec(const std::string& recipe) {
   return spec;
 }
 
-inline std::unique_ptr<TrainingSession> OpenOn(Engine& engine, const SessionSpec& spec) {
-  auto session = TrainingSession::Open(engine, spec, TwoLayerParameters(), nullptr);
+inline std::unique_ptr<OneRankSession> OpenOn(Engine& engine, const SessionSpec& spec) {
+  auto session = OneRankSession::Open(engine, spec, TwoLayerParameters(), nullptr);
   EXPECT_TRUE(session.ok()) << session.status();
   return session.ok() ? *std::move(session) : nullptr;
 }
@@ -94,7 +94,7 @@ inline std::string StateDigest(Session& session) {
 
 /// Two training microbatches in flight together, an evaluation between them, and an update; the
 /// digests of the state after it.
-inline std::map<std::string, std::string> TrainOnce(TrainingSession& session, uint64_t seed) {
+inline std::map<std::string, std::string> TrainOnce(OneRankSession& session, uint64_t seed) {
   ForwardStep evaluation = ForwardOf(seed + 4, "eval");
   evaluation.train = false;
   EXPECT_TRUE(session.Forward(ForwardOf(seed, "a"), nullptr).ok());

@@ -23,7 +23,7 @@ struct OrderCase {
   const char* rule;
 };
 
-absl::Status Do(TrainingSession& session, const std::string& step) {
+absl::Status Do(OneRankSession& session, const std::string& step) {
   const std::string microbatch = step.substr(step.find(' ') + 1);
   if (step.find("forward") == 0) return session.Forward(ForwardOf(1, microbatch), nullptr).status();
   if (step.find("deferring") == 0) {

@@ -31,7 +31,7 @@ absl::Status CheckDelayed(Engine& engine, const SessionSpec& spec, const Session
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<const SessionState>> TrainingSession::StateOnHost(
+absl::StatusOr<std::shared_ptr<const SessionState>> OneRankSession::StateOnHost(
     const Cancellation* cancellation) const {
   const State& session = *state_;
   auto state = std::make_shared<SessionState>(session.now);
@@ -54,7 +54,7 @@ absl::StatusOr<std::shared_ptr<const SessionState>> TrainingSession::StateOnHost
   return state;
 }
 
-absl::StatusOr<TensorFile> TrainingSession::Checkpoint(const Cancellation* cancellation) {
+absl::StatusOr<TensorFile> OneRankSession::Checkpoint(const Cancellation* cancellation) {
   QG_ASSIGN_OR_RETURN(const auto state, StateOnHost(cancellation));
   return WriteCheckpoint(state_->spec, *state);
 }
@@ -66,11 +66,11 @@ absl::StatusOr<std::unique_ptr<Session>> RestoreSession(Engine& engine, SessionS
   if (spec.parallel.has_value()) {
     return ParallelSession::Restore(engine, std::move(spec), checkpoint, setting, cancellation);
   }
-  return TrainingSession::Restore(engine, std::move(spec), checkpoint, cancellation,
-                                  setting == nullptr ? SeededFaults() : setting->faults);
+  return OneRankSession::Restore(engine, std::move(spec), checkpoint, cancellation,
+                                 setting == nullptr ? SeededFaults() : setting->faults);
 }
 
-absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Restore(
+absl::StatusOr<std::unique_ptr<OneRankSession>> OneRankSession::Restore(
     Engine& engine, SessionSpec spec, const TensorFile& checkpoint,
     const Cancellation* cancellation, const SeededFaults& faults,
     std::shared_ptr<const SessionRank> rank) {
@@ -97,7 +97,7 @@ absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Restore(
     QG_RETURN_IF_ERROR(ApplyRecipe(*session, session->spec.recipe, cancellation, changed));
     session->now = std::move(changed);
   }
-  return std::unique_ptr<TrainingSession>(new TrainingSession(std::move(session)));
+  return std::unique_ptr<OneRankSession>(new OneRankSession(std::move(session)));
 }
 
 }  // namespace quantgate

@@ -18,7 +18,7 @@ struct ParallelSession::Member {
   /// Of forwards from now on, then those that forwards in flight still follow.
   std::vector<std::shared_ptr<ParallelStep>> steps;
   std::unique_ptr<RankOverlap> overlap;
-  std::unique_ptr<TrainingSession> session;
+  std::unique_ptr<OneRankSession> session;
 
   void UseStep(std::shared_ptr<ParallelStep> step) {
     if (!steps.empty()) {

@@ -75,8 +75,8 @@ absl::StatusOr<std::unique_ptr<ParallelSession>> ParallelSession::Restore(
   const auto restore = [&](Rank& rank) -> absl::Status {
     Member& mine = *session->members_[static_cast<size_t>(rank.index())];
     QG_ASSIGN_OR_RETURN(mine.session,
-                        TrainingSession::Restore(*mine.engine, session->spec_, checkpoint,
-                                                 rank.cancellation(), rank.faults(), mine.rank));
+                        OneRankSession::Restore(*mine.engine, session->spec_, checkpoint,
+                                                rank.cancellation(), rank.faults(), mine.rank));
     return absl::OkStatus();
   };
   QG_RETURN_IF_ERROR(session->world_->Run(restore, cancellation));
@@ -102,8 +102,8 @@ absl::Status ParallelSession::OpenMembers(const std::map<std::string, Tensor>& p
                                                imported, rule, rank.index() % tp(), tp()));
     }
     QG_ASSIGN_OR_RETURN(mine.session,
-                        TrainingSession::Open(*mine.engine, spec_, parts, rank.cancellation(),
-                                              rank.faults(), mine.rank));
+                        OneRankSession::Open(*mine.engine, spec_, parts, rank.cancellation(),
+                                             rank.faults(), mine.rank));
     return absl::OkStatus();
   };
   return world_->Run(open, cancellation);

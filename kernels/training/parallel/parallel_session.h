@@ -2,9 +2,9 @@
 // over the ranks of a tensor-parallel group (docs/distributed.md section 2), or the experts of
 // grouped_linear layers over those of an expert-parallel group (section 9.2); copies of the layers
 // divide the rows of a batch, and the optimizer's gradients are summed over them. Every rank has a
-// TrainingSession of its parts; what comes in and goes out is whole.
+// OneRankSession of its parts; what comes in and goes out is whole.
 //
-// Not thread-safe, errors as TrainingSession. A step that fails on any rank leaves all as they
+// Not thread-safe, errors as OneRankSession. A step that fails on any rank leaves all as they
 // were, and the ranks' groups are made anew for the next one. Copies draw the same random numbers.
 #pragma once
 
@@ -25,7 +25,7 @@ namespace quantgate {
 
 class ParallelSession final : public Session {
  public:
-  /// `parameters` whole, as TrainingSession::Open. Outputs are tensors of `engine`, which says on
+  /// `parameters` whole, as OneRankSession::Open. Outputs are tensors of `engine`, which says on
   /// which kind of device the ranks are. FAILED_PRECONDITION or UNIMPLEMENTED where this host or
   /// build has not what the backend needs.
   static absl::StatusOr<std::unique_ptr<ParallelSession>> Open(

@@ -22,7 +22,7 @@ class Division {
            const SeededFaults& faults, const Cancellation* cancellation)
       : engine_(engine), spec_(spec), rank_(rank), faults_(faults), cancellation_(cancellation) {}
   /// Of an open session.
-  Division(const TrainingSession::State& session, const Cancellation* cancellation)
+  Division(const OneRankSession::State& session, const Cancellation* cancellation)
       : Division(session.engine, session.spec, session.rank.get(), session.faults, cancellation) {}
 
   /// This rank's parts in place of the whole; SessionLayerState::divided says which.

@@ -17,7 +17,7 @@ namespace quantgate {
 class NetworkByHand {
  public:
   /// Of the spec: the layers (linear, or a chain of one activation), the recipe, how weights are
-  /// held and followed, the optimizer, the seed. Parameters as TrainingSession::Open takes them, on
+  /// held and followed, the optimizer, the seed. Parameters as OneRankSession::Open takes them, on
   /// the host.
   NetworkByHand(Engine& reference, const SessionSpec& spec,
                 const std::map<std::string, Tensor>& parameters);

@@ -185,7 +185,7 @@ absl::Status CheckOffload(ScenarioContext& context) {
       QG_ASSIGN_OR_RETURN(step.x, training->MakeX(40 + round));
       QG_RETURN_IF_ERROR(training->Forward(step));
     }
-    TrainingSession& session = training->session();
+    OneRankSession& session = training->session();
     QG_RETURN_IF_ERROR(session.Offload("a", context.cancellation()));
     QG_ASSIGN_OR_RETURN(const Tensor grad_output, training->MakeGradOutput(50 + round));
     QG_RETURN_IF_ERROR(training->Backward("b", grad_output));
@@ -202,8 +202,8 @@ absl::Status CheckCheckpoint(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(const TensorFile file,
                       training->session().Checkpoint(context.cancellation()));
   QG_ASSIGN_OR_RETURN(auto restored,
-                      TrainingSession::Restore(context.engine(), spec, file, context.cancellation(),
-                                               context.faults()));
+                      OneRankSession::Restore(context.engine(), spec, file, context.cancellation(),
+                                              context.faults()));
   training->Replace(std::move(restored));
   return TrainSteps(context, *training, 3, 6);
 }

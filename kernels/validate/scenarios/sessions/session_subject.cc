@@ -64,9 +64,8 @@ absl::StatusOr<std::unique_ptr<ComparedTraining>> ComparedTraining::Open(Scenari
   for (const auto& [name, tensor] : parameters) {
     QG_ASSIGN_OR_RETURN(on_engine[name], context.ToEngine(tensor));
   }
-  QG_ASSIGN_OR_RETURN(
-      auto session, TrainingSession::Open(context.engine(), spec, on_engine, context.cancellation(),
-                                          context.faults()));
+  QG_ASSIGN_OR_RETURN(auto session, OneRankSession::Open(context.engine(), spec, on_engine,
+                                                         context.cancellation(), context.faults()));
   return std::unique_ptr<ComparedTraining>(new ComparedTraining(
       context, std::move(session), NetworkByHand(context.reference(), spec, parameters)));
 }

@@ -15,7 +15,7 @@ namespace quantgate {
 /// fc1 (linear), a relu, fc2 (linear): 32 x 64 x 32 in bf16, with biases; fp32 masters and SGD.
 SessionSpec TwoLayerSpec(const Recipe& recipe);
 
-/// Parameters of a spec's linear layers, by TrainingSession's names, on the host.
+/// Parameters of a spec's linear layers, by OneRankSession's names, on the host.
 absl::StatusOr<std::map<std::string, Tensor>> MakeParameters(ScenarioContext& context,
                                                              uint64_t seed);
 
@@ -38,21 +38,21 @@ class ComparedTraining {
 
   absl::StatusOr<Tensor> MakeX(uint64_t seed, float scale = 1.0f);
   absl::StatusOr<Tensor> MakeGradOutput(uint64_t seed, float scale = 1.0f);
-  TrainingSession& session() { return *session_; }
+  OneRankSession& session() { return *session_; }
   NetworkByHand& by_hand() { return by_hand_; }
   /// Another session in the place of this one, as after a restore.
-  void Replace(std::unique_ptr<TrainingSession> session) { session_ = std::move(session); }
+  void Replace(std::unique_ptr<OneRankSession> session) { session_ = std::move(session); }
 
   /// Whether the two sides have gone apart.
   bool has_parted() const { return context_.difference_count() > 0; }
 
  private:
-  ComparedTraining(ScenarioContext& context, std::unique_ptr<TrainingSession> session,
+  ComparedTraining(ScenarioContext& context, std::unique_ptr<OneRankSession> session,
                    NetworkByHand by_hand)
       : context_(context), session_(std::move(session)), by_hand_(std::move(by_hand)) {}
 
   ScenarioContext& context_;
-  std::unique_ptr<TrainingSession> session_;
+  std::unique_ptr<OneRankSession> session_;
   NetworkByHand by_hand_;
 };
 
