@@ -164,16 +164,16 @@ absl::StatusOr<std::unique_ptr<OneRankSession>> OneRankSession::Open(
       std::make_unique<State>(engine, std::move(spec), faults, std::move(state), std::move(rank))));
 }
 
-std::shared_ptr<const SessionState> OneRankSession::Remember() const {
+std::shared_ptr<const SessionState> OneRankSession::Snapshot() const {
   return std::make_shared<const SessionState>(state_->now);
 }
 
-void OneRankSession::GoBack(const std::shared_ptr<const SessionState>& moment) {
+void OneRankSession::RestoreSnapshot(const std::shared_ptr<const SessionState>& moment) {
   state_->now = *moment;
 }
 
-std::function<void()> OneRankSession::WayBack() {
-  return [this, moment = Remember()] { GoBack(moment); };
+std::function<void()> OneRankSession::RestorePoint() {
+  return [this, moment = Snapshot()] { RestoreSnapshot(moment); };
 }
 
 int64_t OneRankSession::bytes() const { return BytesOf(state_->spec, state_->now); }

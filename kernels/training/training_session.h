@@ -171,7 +171,7 @@ class Session {
 
   virtual const Recipe& recipe() const = 0;  ///< As last changed.
   /// Called, it goes back to what the session holds now, of which tensors are shared.
-  virtual std::function<void()> WayBack() = 0;
+  virtual std::function<void()> RestorePoint() = 0;
   virtual int64_t step_count() const = 0;  ///< Steps that succeeded.
   virtual int64_t bytes() const = 0;       ///< Of all tensors held, each buffer once.
   /// From now on a step that would hold more than before, and more than this, is
@@ -235,10 +235,10 @@ class OneRankSession final : public Session {
       std::shared_ptr<const SessionRank> rank = nullptr);
 
   const Recipe& recipe() const override;
-  std::function<void()> WayBack() override;
+  std::function<void()> RestorePoint() override;
   /// What the session holds now, tensors shared, and the way back to it.
-  std::shared_ptr<const SessionState> Remember() const;
-  void GoBack(const std::shared_ptr<const SessionState>& moment);
+  std::shared_ptr<const SessionState> Snapshot() const;
+  void RestoreSnapshot(const std::shared_ptr<const SessionState>& moment);
   int64_t step_count() const override;
   int64_t bytes() const override;
   void LimitBytes(int64_t bytes_max) override;

@@ -113,10 +113,10 @@ class BenchmarkSession {
   BenchmarkSession(Engine& engine, const Recipe& recipe)
       : session_(ValueOrDie(OneRankSession::Open(engine, LinearSpec(recipe),
                                                  {{"fc.weight", TheOperands().weight}}, nullptr))),
-        beginning_(session_->Remember()) {}
+        beginning_(session_->Snapshot()) {}
 
   absl::Status Step() {
-    session_->GoBack(beginning_);
+    session_->RestoreSnapshot(beginning_);
     return SessionStep(*session_);
   }
 
@@ -231,7 +231,7 @@ void BM_HostTimesOfSession(benchmark::State& state, const char* text) {
   const Recipe recipe = ValueOrDie(Recipe::Parse(text));
   const auto session = ValueOrDie(OneRankSession::Open(
       engine, LinearSpec(recipe), {{"fc.weight", TheOperands().weight}}, nullptr));
-  const auto beginning = session->Remember();
+  const auto beginning = session->Snapshot();
   double enqueue[2] = {0, 0}, wait[2] = {0, 0};
   const auto microseconds = [](Clock::duration duration) {
     return std::chrono::duration<double, std::micro>(duration).count();
@@ -248,7 +248,7 @@ void BM_HostTimesOfSession(benchmark::State& state, const char* text) {
   BackwardStep backward;
   backward.grad_output = TheOperands().grad_output;
   for (auto _ : state) {
-    session->GoBack(beginning);
+    session->RestoreSnapshot(beginning);
     timed(0, [&] { return session->Forward(forward, nullptr); });
     timed(1, [&] { return session->Backward(backward, nullptr); });
   }

@@ -134,7 +134,7 @@ absl::Status ParallelSession::RunMembers(StepOnRank step, const Cancellation* ca
 absl::StatusOr<SessionStepResult> ParallelSession::Run(StepOnRank step,
                                                        const Cancellation* cancellation) {
   QG_RETURN_IF_ERROR(MakeRanks());
-  const std::function<void()> go_back = WayBack();
+  const std::function<void()> restore = RestorePoint();
   std::vector<SessionStepResult> results(members_.size());
   const auto run_and_join = [&]() -> absl::StatusOr<SessionStepResult> {
     QG_RETURN_IF_ERROR(RunMembers(step, cancellation, results));
@@ -142,7 +142,7 @@ absl::StatusOr<SessionStepResult> ParallelSession::Run(StepOnRank step,
   };
   absl::StatusOr<SessionStepResult> joined = run_and_join();
   if (joined.ok()) return joined;
-  go_back();
+  restore();
   // A group that met an error makes no more calls.
   for (const auto& member : members_) member->overlap = nullptr;
   world_ = nullptr;
@@ -213,7 +213,7 @@ absl::Status ParallelSession::ChangeRecipe(const Recipe& recipe, const Cancellat
   const auto change = [&](Rank& rank, Member& mine) {
     return NothingOf(mine.session->ChangeRecipe(recipe, rank.cancellation()));
   };
-  const std::function<void()> go_back = WayBack();
+  const std::function<void()> restore = RestorePoint();
   // What overlaps follows the recipe; forwards in flight go on as they began.
   for (const auto& member : members_) {
     if (tp() > 1) {
@@ -221,7 +221,7 @@ absl::Status ParallelSession::ChangeRecipe(const Recipe& recipe, const Cancellat
     }
   }
   const absl::Status status = Run(change, cancellation).status();
-  if (!status.ok()) go_back();
+  if (!status.ok()) restore();
   DropSteps();
   return status;
 }
@@ -261,20 +261,20 @@ std::vector<std::string> ParallelSession::microbatches() const {
   return members_[0]->session->microbatches();
 }
 
-std::function<void()> ParallelSession::WayBack() {
+std::function<void()> ParallelSession::RestorePoint() {
   std::vector<std::function<void()>> ways;
   for (const auto& member : members_) {
     ways.push_back(
-        [&member = *member, step = member->rank->step, go_back = member->session->WayBack()] {
+        [&member = *member, step = member->rank->step, restore = member->session->RestorePoint()] {
           member.rank->step = step;
           // Those since then were of forwards that have not been done.
           const auto last = std::find(member.steps.begin(), member.steps.end(), step);
           if (last != member.steps.end()) member.steps.erase(member.steps.begin(), last);
-          go_back();
+          restore();
         });
   }
   return [ways = std::move(ways)] {
-    for (const std::function<void()>& go_back : ways) go_back();
+    for (const std::function<void()>& restore : ways) restore();
   };
 }
 

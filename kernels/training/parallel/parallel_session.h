@@ -51,7 +51,7 @@ class ParallelSession final : public Session {
   absl::StatusOr<TensorFile> Checkpoint(const Cancellation* cancellation) override;
 
   const Recipe& recipe() const override;
-  std::function<void()> WayBack() override;
+  std::function<void()> RestorePoint() override;
   int64_t step_count() const override;
   int64_t bytes() const override;
   void LimitBytes(int64_t bytes_max) override { bytes_max_ = bytes_max; }
