@@ -16,7 +16,7 @@ inline LayerPlan PlanOf(const LayerRequest& request, const Recipe& recipe) {
 }
 
 /// What a step has computed, from which its result is put together.
-struct LayerWork {
+struct ComputedLayer {
   LayerPlanPointer plan;
   LayerState state;
   ForwardResult forward;
@@ -24,14 +24,14 @@ struct LayerWork {
 };
 /// Forward, and with a grad_output backward, of a request that was decided and that CheckLayerGemms
 /// accepts, with delayed scaling's updates. Waits for nothing.
-absl::StatusOr<LayerWork> DoLayer(StepRecorder& recorder, const LayerRequest& request,
-                                  LayerPlanPointer plan, const Recipe& recipe);
+absl::StatusOr<ComputedLayer> ComputeLayer(StepRecorder& recorder, const LayerRequest& request,
+                                           LayerPlanPointer plan, const Recipe& recipe);
 
 /// A step that RunLayer, or its like over ranks, has done: outputs, delayed scaling's state and
 /// what the recorder noted, but for what StepRecorder::Read reads. `backward` is empty where there
 /// was none.
-LayerResult StopStep(StepRecorder& recorder, const LayerRequest& request, LayerPlanPointer plan,
-                     const LayerState& state, ForwardResult forward, BackwardResult backward);
+LayerResult CollectStep(StepRecorder& recorder, const LayerRequest& request, LayerPlanPointer plan,
+                        const LayerState& state, ForwardResult forward, BackwardResult backward);
 /// The same with that, for which it waits.
 absl::StatusOr<LayerResult> FinishStep(StepRecorder& recorder, const LayerRequest& request,
                                        LayerPlanPointer plan, const LayerState& state,

@@ -194,8 +194,8 @@ class StepRecorder {
 
   /// What is known without waiting: all but the fingerprints of saved operands and what
   /// quantizations left. The last that is recorded; `on_stage` is not called any more.
-  StepRecords Stop() { return std::move(records_); }
-  /// Waits for these and reads them into what Stop gave; not for what came after them. Once.
+  StepRecords TakeRecords() { return std::move(records_); }
+  /// Waits for these and reads them into what TakeRecords gave; not for what came after them. Once.
   absl::Status Read(StepRecords& records);
   /// Both.
   absl::StatusOr<StepRecords> Finish();

@@ -72,7 +72,7 @@ absl::StatusOr<GroupedStep> RunGrouped(Engine& engine, const LayerRequest& whole
     QG_ASSIGN_OR_RETURN(
         divided, GatherForExperts(recorder, step_of_rank, is_column ? "x" : "grad_output", own));
   }
-  QG_ASSIGN_OR_RETURN(LayerWork work, DoLayer(recorder, request, plan, recipe));
+  QG_ASSIGN_OR_RETURN(ComputedLayer work, ComputeLayer(recorder, request, plan, recipe));
   QG_RETURN_IF_ERROR(Sum(recorder, step_of_rank, is_column ? "dx" : "y",
                          is_column ? work.backward.dx : work.forward.y, step.partials));
   QG_ASSIGN_OR_RETURN(step.result, FinishStep(recorder, request, work.plan, work.state,
