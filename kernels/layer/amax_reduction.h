@@ -32,9 +32,9 @@ absl::StatusOr<ProcessGroup*> FindAmaxGroup(Rank& rank, const AmaxGroup& group);
 absl::Status AttachAmaxGroups(Rank& rank, ParallelStep& step);
 
 /// What of a step's amax groups one quantization takes.
-class AmaxOfRole {
+class RoleAmaxGroup {
  public:
-  AmaxOfRole(const StepOptions& options, TensorRole role);
+  RoleAmaxGroup(const StepOptions& options, TensorRole role);
 
   /// Whether the step names a group for the role, `none` among them.
   bool is_named() const { return group_ != nullptr && group_->is_named(); }

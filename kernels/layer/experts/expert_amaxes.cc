@@ -6,7 +6,7 @@ namespace quantgate {
 
 absl::StatusOr<QuantizeArguments> ExpertAmaxes::Of(StepRecorder& recorder, TensorRole role,
                                                    int expert, Usages usages) {
-  const AmaxOfRole amax(options_, role);
+  const RoleAmaxGroup amax(options_, role);
   if (!amax.IsReduced(options_.recipe.QuantizerFor(role), usages)) return QuantizeArguments();
   auto found = reduced_.find(role);
   if (found == reduced_.end()) {
@@ -18,7 +18,7 @@ absl::StatusOr<QuantizeArguments> ExpertAmaxes::Of(StepRecorder& recorder, Tenso
 
 absl::StatusOr<Tensor> ExpertAmaxes::SourceOf(StepRecorder& recorder, TensorRole role, int expert,
                                               Usages usages) {
-  const AmaxOfRole amax(options_, role);
+  const RoleAmaxGroup amax(options_, role);
   if (!amax.IsReduced(options_.recipe.QuantizerFor(role), usages)) return Tensor();
   QG_ASSIGN_OR_RETURN(const std::vector<Tensor>* const sources, Made(role));
   return (*sources)[static_cast<size_t>(expert)];
@@ -36,7 +36,7 @@ absl::StatusOr<const std::vector<Tensor>*> ExpertAmaxes::Made(TensorRole role) {
 absl::StatusOr<std::vector<QuantizeArguments>> ExpertAmaxes::Reduce(StepRecorder& recorder,
                                                                     TensorRole role,
                                                                     Usages usages) {
-  const AmaxOfRole amax(options_, role);
+  const RoleAmaxGroup amax(options_, role);
   QG_ASSIGN_OR_RETURN(const std::vector<Tensor>* const sources, Made(role));
   std::vector<QuantizeArguments> arguments(sources->size());
   AmaxPlaces places = options_.experts;

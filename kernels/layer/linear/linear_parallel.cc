@@ -110,7 +110,7 @@ absl::StatusOr<QuantizedTensor> LinearCollectives::QuantizeShard(const Role& rol
   QuantizeArguments arguments;
   const bool is_unset =
       recorder_.faults().Has(kFaultGroupOfWrapper) && role.method == GatherMethod::kValues;
-  const AmaxOfRole amax(options_, role.role);
+  const RoleAmaxGroup amax(options_, role.role);
   if (!amax.is_named() && ReducesAmax(quantizer, usages) && !is_unset) {
     const std::string stage = unit_.names.Stage(absl::StrCat("reduce amax of ", role.what));
     QG_RETURN_IF_ERROR(recorder_.Timed({StageKind::kCommunicate, stage}, [&] {

@@ -136,7 +136,7 @@ absl::StatusOr<QuantizedTensor> QuantizeOperand(StepRecorder& recorder, const Li
                                                 DelayedStates& states,
                                                 QuantizeArguments arguments) {
   const Quantizer& quantizer = options.recipe.QuantizerFor(role);
-  const AmaxOfRole amax(options, role);
+  const RoleAmaxGroup amax(options, role);
   QG_RETURN_IF_ERROR(amax.Reduce(recorder, unit.names, source, quantizer, usages, arguments));
   const bool is_divided = unit.parallel.weight_mode != ParallelMode::kNone;
   if (is_divided && TakesOffsets(quantizer)) {
