@@ -200,7 +200,7 @@ absl::Status StepRecorder::Read(StepRecords& records) {
 }
 
 absl::StatusOr<StepRecords> StepRecorder::Finish() {
-  StepRecords records = Stop();
+  StepRecords records = TakeRecords();
   QG_RETURN_IF_ERROR(Read(records));
   return records;
 }
