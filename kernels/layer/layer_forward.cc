@@ -191,7 +191,7 @@ absl::StatusOr<ForwardResult> ForwardLayer(StepRecorder& recorder, const LayerSp
   });
   const bool is_grouped = plan->has_experts;
   if (is_grouped) {
-    QG_ASSIGN_OR_RETURN(inputs, PartsOfExperts(*plan, x));
+    QG_ASSIGN_OR_RETURN(inputs, SplitExpertRows(*plan, x));
   }
   for (size_t i = 0; i < plan->programs.size(); ++i) {
     const ProgramPlan& program = plan->programs[i];
@@ -203,7 +203,7 @@ absl::StatusOr<ForwardResult> ForwardLayer(StepRecorder& recorder, const LayerSp
     if (run.whole_norm_out.has_value()) result.norm_out = run.whole_norm_out;
     parts.push_back(values.back().plain());
   }
-  QG_ASSIGN_OR_RETURN(result.y, JoinRows(recorder, "concatenate y", *plan, parts));
+  QG_ASSIGN_OR_RETURN(result.y, JoinExpertRows(recorder, "concatenate y", *plan, parts));
   if (options.grad_enabled) result.saved = std::move(saved);
   return result;
 }

@@ -110,6 +110,23 @@ absl::StatusOr<Tensor> RowSlice(const Tensor& tensor, int64_t begin, int64_t cou
   return flat.RowRange(begin, count);
 }
 
+absl::StatusOr<Tensor> JoinExpertRows(StepRecorder& recorder, const char* stage,
+                                      const LayerPlan& plan, const std::vector<Tensor>& parts) {
+  if (!plan.has_experts) return parts[0];
+  QG_ASSIGN_OR_RETURN(const Tensor joined, recorder.Timed({StageKind::kOperation, stage}, [&] {
+    return recorder.engine().ConcatenateRows(parts, recorder.cancellation());
+  }));
+  return joined.Reinterpret(joined.dtype(), plan.ShapeOfRows(joined.columns()));
+}
+
+absl::StatusOr<std::vector<Tensor>> SplitExpertRows(const LayerPlan& plan, const Tensor& tensor) {
+  std::vector<Tensor> parts;
+  for (const ProgramPlan& program : plan.programs) {
+    QG_ASSIGN_OR_RETURN(parts.emplace_back(), RowSlice(tensor, program.first_row, program.rows));
+  }
+  return parts;
+}
+
 absl::StatusOr<Tensor> AddToEveryRow(StepRecorder& recorder, const Tensor& x, const Tensor& row,
                                      DType out) {
   QG_ASSIGN_OR_RETURN(const Tensor rows, InEveryRow(recorder, row, x.shape(), x.rows()));

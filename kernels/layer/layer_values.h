@@ -83,11 +83,11 @@ absl::StatusOr<Tensor> AddToEveryRow(StepRecorder& recorder, const Tensor& x, co
 
 /// The parts of a grouped_linear one after the other, in the shape of x's rows; of other layers
 /// their one part.
-absl::StatusOr<Tensor> JoinRows(StepRecorder& recorder, const char* stage, const LayerPlan& plan,
-                                const std::vector<Tensor>& parts);
+absl::StatusOr<Tensor> JoinExpertRows(StepRecorder& recorder, const char* stage,
+                                      const LayerPlan& plan, const std::vector<Tensor>& parts);
 
 /// The other way round: each expert's rows.
-absl::StatusOr<std::vector<Tensor>> PartsOfExperts(const LayerPlan& plan, const Tensor& tensor);
+absl::StatusOr<std::vector<Tensor>> SplitExpertRows(const LayerPlan& plan, const Tensor& tensor);
 
 /// Rows [begin, begin + count) of [..., columns], in the same memory: [count][columns].
 absl::StatusOr<Tensor> RowSlice(const Tensor& tensor, int64_t begin, int64_t count);

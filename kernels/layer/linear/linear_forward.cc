@@ -69,8 +69,8 @@ absl::Status ForwardPass::PrepareX() {
   }
   Tensor of_expert;
   if (input_.expert_amaxes != nullptr) {
-    QG_ASSIGN_OR_RETURN(of_expert, input_.expert_amaxes->SourceOf(recorder_, TensorRole::kInput,
-                                                                  unit_.index, flow_.x_usages));
+    QG_ASSIGN_OR_RETURN(of_expert, input_.expert_amaxes->SourceFor(recorder_, TensorRole::kInput,
+                                                                   unit_.index, flow_.x_usages));
   }
   if (of_expert.has_value()) {
     QG_ASSIGN_OR_RETURN(x_.original, of_expert.Reinterpret(of_expert.dtype(), matrix.shape()));

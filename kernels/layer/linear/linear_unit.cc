@@ -167,7 +167,7 @@ absl::StatusOr<QuantizeArguments> GroupAmaxesOf(StepRecorder& recorder, const Li
                                                 TensorRole role, Usages usages,
                                                 ExpertAmaxes* expert_amaxes) {
   if (expert_amaxes == nullptr) return QuantizeArguments();
-  return expert_amaxes->Of(recorder, role, unit.index, usages);
+  return expert_amaxes->ArgumentsFor(recorder, role, unit.index, usages);
 }
 
 std::string PlainContent(DType given, DType kept) {
