@@ -191,12 +191,12 @@ absl::StatusOr<GatheredOperand> LinearCollectives::GatherX(const Tensor& shard) 
   } else if (IsAny(kept)) {
     x.shard.original = Tensor();
   }
-  SpoilSaved(x.shard);
+  SeedSavedFaults(x.shard);
   return x;
 }
 
 /// What a module with a bug keeps instead.
-void LinearCollectives::SpoilSaved(KeptOperand& shard) {
+void LinearCollectives::SeedSavedFaults(KeptOperand& shard) {
   const SeededFaults& faults = recorder_.faults();
   if (!faults.Has(kFaultColumnBytesStale) && !faults.Has(kFaultScaleOfQuantizer)) return;
   std::map<std::string, QuantizedTensor>& codes = state_.seeded_memory->codes;
