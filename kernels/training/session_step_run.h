@@ -1,5 +1,5 @@
-// One step of a session on its way: a recorder per layer, and the forward of all layers that
-// training and recomputation share. Private to kernels/training.
+// One step of a session while it runs: a recorder for each layer, and what several kinds of steps
+// share, such as the forward of all layers. Private to kernels/training.
 #pragma once
 
 #include <memory>
@@ -14,17 +14,18 @@ namespace quantgate {
 
 class SessionStepRun {
  public:
-  /// References must outlive it. A null rank has no others.
+  /// References must outlive it. A null `rank`: the session has one rank.
   SessionStepRun(Engine& engine, const SessionSpec& spec, const Cancellation* cancellation,
                  const SessionRank* rank);
 
-  /// Records of the session itself.
+  /// The recorder of what belongs to no layer.
   StepRecorder& recorder() { return recorder_; }
   StepRecorder& recorder(size_t layer) { return *layers_[layer]; }
-  /// A layer's steps, to be recorded by its recorder.
+  /// A layer on this rank; record its steps with recorder(index).
   LayerOnRank layer(size_t index) const { return LayerOnRank(spec_, index, rank_); }
 
-  /// Waits for what is under way; everything's records, with "LAYER." before their names.
+  /// The records of all recorders, with "LAYER." before names of layers' records. Waits for the
+  /// device.
   absl::StatusOr<StepRecords> Finish();
 
  private:
@@ -34,7 +35,7 @@ class SessionStepRun {
   std::vector<std::unique_ptr<StepRecorder>> layers_;
 };
 
-/// What a forward of all layers follows.
+/// The arguments of a forward of all layers.
 struct ForwardPlan {
   const Recipe& recipe;
   const ForwardStep& step;
@@ -46,50 +47,50 @@ struct ForwardPlan {
 struct ForwardPass {
   Tensor y;
   std::vector<NamedTensor> norm_outs;
-  std::vector<std::shared_ptr<LayerSaved>> saved;  ///< By layer; null where nothing is.
+  std::vector<std::shared_ptr<LayerSaved>> saved;  ///< By layer; null if nothing was saved.
 };
 
-/// Changes `layers` as ForwardLayer does.
+/// Forward of all layers. Changes `layers` as ForwardLayer does.
 absl::StatusOr<ForwardPass> ForwardLayers(SessionStepRun& run, const SessionSpec& spec,
                                           const ForwardPlan& plan, std::vector<LayerState>& layers);
 
-/// Delayed scaling's amaxes of every layer become those of all ranks. `step`: of the forward that
-/// noted them, or whose backward did.
+/// Replaces delayed scaling's amaxes of every layer by their maxima over the ranks. `step`: that of
+/// the forward that noted them, or whose backward did.
 absl::Status ReduceLayerAmaxes(SessionStepRun& run, const OneRankSession::State& session,
                                const Recipe& recipe, const ParallelStep* step, UpdatePoint point,
                                std::vector<LayerState>& layers);
-/// Behind that, its update of every layer, with the faults that are seeded in it.
+/// Then updates delayed scaling's scales of every layer, with the faults seeded in the update.
 absl::Status UpdateLayerScales(SessionStepRun& run, const OneRankSession::State& session,
                                const Recipe& recipe, const ParallelStep* step, UpdatePoint point,
                                std::vector<LayerState>& layers);
 
-/// The names of tensors and stages in records.
+/// Calls `visit` with the name of every tensor and stage in `records`.
 void VisitNames(StepRecords& records, absl::FunctionRef<void(std::string& name)> visit);
 
-/// Over which gradients of a layer are summed; null: there are no others that have its parameters.
+/// The group over which gradients of a layer are summed; null if no other rank has its parameters.
 ProcessGroup* GradientGroup(const SessionSpec& spec, size_t layer, const SessionRank& rank,
                             const SeededFaults& faults);
-/// What a gradient of the parameter is over all ranks, from this rank's part of it; the gradient
-/// itself on one rank. Collective.
+/// The sum of a parameter's gradient over the ranks that have the parameter. On one rank the
+/// gradient itself. Collective.
 absl::StatusOr<Tensor> SumOverRanks(const OneRankSession::State& session, size_t layer,
                                     const std::string& parameter, const Tensor& gradient);
 
-/// The layers' states as steps take them: under the delayed scaling of recipe `recipe_number`.
+/// The states of the layers with delayed scaling's states of recipe `recipe_number`.
 std::vector<LayerState> LayersUnder(const SessionState& state, int64_t recipe_number);
-/// Puts their delayed scaling back where it came from.
+/// Puts these delayed-scaling states back into `state`, after a step changed them.
 void KeepDelayed(int64_t recipe_number, std::vector<LayerState>& layers, SessionState& state);
-/// Drops what only ended forwards followed.
+/// Drops delayed-scaling states of recipes that no forward in flight follows any more.
 void DropRetired(SessionState& state);
 
-/// From the next forward on; OneRankSession::ChangeRecipe says how.
+/// Changes the recipe in `next`, for later forwards, as Session::ChangeRecipe says.
 absl::Status ApplyRecipe(const OneRankSession::State& session, const Recipe& recipe,
                          const Cancellation* cancellation, SessionState& next);
 
-/// Call ids of one forward of all layers.
+/// The number of call ids that one forward of all layers takes.
 uint64_t CallIdsOfSession(const SessionSpec& spec);
 
-/// Ends a step: `next` takes the place of what the session holds. RESOURCE_EXHAUSTED where it holds
-/// more than before, and more than the session may.
+/// Ends a step: `next` replaces the session's state. RESOURCE_EXHAUSTED if `next` holds more bytes
+/// than the state before it and more than the session may hold.
 absl::Status Commit(SessionState next, OneRankSession::State& session);
 
 }  // namespace quantgate

@@ -16,21 +16,21 @@
 #include "kernels/training/parallel/parallel_member.h"
 
 namespace quantgate {
-absl::StatusOr<ParallelSession::Division> ParallelSession::DivisionOf(
+absl::StatusOr<ParallelSession::OutputDivision> ParallelSession::DivisionOf(
     const std::string& output) const {
-  if (output == "y") return Division{true, OutputLayout()};
-  if (output == "dx") return Division{true, InputLayout()};
+  if (output == "y") return OutputDivision{true, OutputLayout()};
+  if (output == "dx") return OutputDivision{true, InputLayout()};
   for (size_t i = 0; i < spec_.layers.size(); ++i) {
     const SessionLayer& layer = spec_.layers[i];
     absl::string_view within = output;
     if (!absl::ConsumePrefix(&within, layer.name + ".")) continue;
     // Every rank of a copy has gathered it.
-    if (within == "norm_out") return Division{true, {}};
+    if (within == "norm_out") return OutputDivision{true, {}};
     for (const LayerParameter& parameter : ParametersOf(layer.spec)) {
       if (parameter.gradient != within) continue;
-      return Division{false,
-                      {ParameterShardRule(layer.spec, parameter.name), false},
-                      OwnerOf(i, parameter.name)};
+      return OutputDivision{false,
+                            {ParameterShardRule(layer.spec, parameter.name), false},
+                            OwnerOf(i, parameter.name)};
     }
   }
   return absl::InternalError(absl::StrCat("output ", output, " of no layer"));
@@ -43,7 +43,7 @@ int ParallelSession::OwnerOf(size_t layer, const std::string& name) const {
   return static_cast<int>(next - first.begin()) - 1;
 }
 
-int ParallelSession::FirstWithSamePart(const Division& division, int rank) const {
+int ParallelSession::FirstWithSamePart(const OutputDivision& division, int rank) const {
   const Layout& layout = division.layout;
   const bool is_whole = !layout.divides_rows && layout.columns.dim == -1;
   if (division.owner >= 0) return division.owner;
@@ -83,7 +83,7 @@ absl::StatusOr<Tensor> ParallelSession::JoinOutput(const std::string& name,
                                                    const std::vector<SessionStepResult>& results,
                                                    const Cancellation* cancellation,
                                                    SessionStepResult& whole) {
-  QG_ASSIGN_OR_RETURN(const Division division, DivisionOf(name));
+  QG_ASSIGN_OR_RETURN(const OutputDivision division, DivisionOf(name));
   std::vector<Tensor> parts;
   std::vector<Fingerprint> fingerprints(results.size());
   for (size_t rank = 0; rank < results.size(); ++rank) {
