@@ -260,7 +260,7 @@ std::vector<CodesCandidate> StochasticOf(const ScaledGroup& group, const Roundin
     candidate.is_deterministic = false;
     candidate.code_matches = counts.neighbours + counts.of(counts.BestZeroSign()).matches;
     candidate.evidence.spread = spread->Result();
-    SetFirstDifference(group, counts, counts.first_stranger, candidate);
+    SetFirstDifference(group, counts, counts.first_non_neighbour, candidate);
   }
   return candidates;
 }

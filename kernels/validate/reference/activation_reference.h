@@ -1,6 +1,6 @@
-// Activation functions and their gradients in fp64 with the bound of their fp32 evaluation
-// (docs/quantizers.md section 10.6): the formulas of kernels/numerics/activation.h, operation by
-// operation, over RunningError.
+// Activation functions and their gradients in fp64, with a bound on the error of their fp32
+// evaluation (docs/quantizers.md section 10.6): the formulas of kernels/numerics/activation.h,
+// operation by operation, over RunningError.
 #pragma once
 
 #include <span>
@@ -10,10 +10,10 @@
 
 namespace quantgate {
 
-/// One row: h of F elements, or 2 F of a gated kind; out of F.
+/// One row: `h` has F elements, or 2 F of a gated kind; `out` has F.
 void ActivationReference(const ActivationOptions& options, std::span<const float> h,
                          std::span<RunningError> out);
-/// One row: dy of F elements, out of h's.
+/// One row: `dy` has F elements, `out` as many as `h`.
 void ActivationGradientReference(const ActivationOptions& options, std::span<const float> h,
                                  std::span<const float> dy, std::span<RunningError> out);
 

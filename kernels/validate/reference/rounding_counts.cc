@@ -143,7 +143,7 @@ void RoundingCounts::Add(const CodeFormat& format, Overflow overflow, float scal
     if (IsSame(format, expected[0], given)) {
       ++neighbours;
     } else {
-      Keep(first_stranger, at, given, expected[0]);
+      Keep(first_non_neighbour, at, given, expected[0]);
     }
     return;
   }
@@ -156,7 +156,7 @@ void RoundingCounts::Add(const CodeFormat& format, Overflow overflow, float scal
     if (given == code) {
       ++neighbours;
     } else {
-      Keep(first_stranger, at, given, code);
+      Keep(first_non_neighbour, at, given, code);
     }
     return;
   }
@@ -170,7 +170,7 @@ void RoundingCounts::Add(const CodeFormat& format, Overflow overflow, float scal
   for (uint8_t& code : expected) code |= sign;
   CountRules(rules, format, expected, given, at);
   const bool is_lower = given == (sign | lower), is_upper = given == (sign | (lower + 1));
-  if (!is_lower && !is_upper) return Keep(first_stranger, at, given, sign | lower);
+  if (!is_lower && !is_upper) return Keep(first_non_neighbour, at, given, sign | lower);
   ++neighbours;
   fraction_chance.Add(fraction, is_upper);
   eight_bits.Add(fraction, is_upper);

@@ -440,7 +440,7 @@ absl::StatusOr<RunReport> RunPlan(const Plan& plan, Engine& engine,
   const auto run = std::make_shared<PlanRun>(plan, engine, cancellation, observer, setting);
   QG_RETURN_IF_ERROR(run->CheckRanks());
   absl::StatusOr<RunReport> report = run->Run();
-  if (report.ok()) report->made = run;
+  if (report.ok()) report->kept_alive = run;
   switch (report.status().code()) {
     case absl::StatusCode::kOk:
     case absl::StatusCode::kCancelled:
