@@ -112,8 +112,8 @@ class ExpertsByHand {
     }
   }
 
-  void GoOnAs(int copies) {
-    for (LinearByHand& expert : experts_) expert.GoOnAs(copies);
+  void ResumeAs(int copies) {
+    for (LinearByHand& expert : experts_) expert.ResumeAs(copies);
   }
   void ShareAmaxes() {
     for (LinearByHand& expert : experts_) expert.ShareAmaxes();

@@ -44,7 +44,7 @@ class NetworkByHand {
     call_ids_between_ = (networks - 1) * CallIds();
   }
   /// From now on passes note their amaxes, and somebody else updates the histories.
-  void LeaveUpdates() { leaves_updates_ = true; }
+  void SkipHistoryUpdates() { skips_history_updates_ = true; }
   /// From now on what the one layer quantizes of the role is under the amaxes of this tensor, of
   /// which it is a part.
   void TakeAmaxesOf(TensorRole role, const Tensor& whole) { wholes_[role] = whole; }
@@ -85,7 +85,7 @@ class NetworkByHand {
   uint32_t next_call_id_ = 0;
   uint32_t call_ids_between_ = 0;
   int64_t optimizer_steps_ = 0;
-  bool leaves_updates_ = false;
+  bool skips_history_updates_ = false;
   std::map<std::string, Trained> trained_;
   std::map<std::string, Tensor> main_grads_;
   std::map<std::string, HistoryModel> histories_;  ///< "fc1.input", "fc1.weight", ...

@@ -36,16 +36,16 @@ class RankSession {
   /// Parameters on the host.
   absl::Status Open(const SessionSpec& spec, const std::map<std::string, Tensor>& parameters);
   /// Goes on from its own checkpoint under this spec, which may have other ranks.
-  absl::Status GoOnAs(const SessionSpec& spec);
+  absl::Status ResumeAs(const SessionSpec& spec);
   absl::Status Forward(const ForwardStep& step, const ExpectedOutputs& expected);
   /// With the weights' gradients of the wgrad step, where its forward deferred them.
   absl::Status Backward(const BackwardStep& step, const ExpectedOutputs& expected);
   absl::Status Optimize();
   /// To the host and back.
-  absl::Status MoveAwayAndBack(const std::string& microbatch);
+  absl::Status OffloadAndReload(const std::string& microbatch);
 
  private:
-  bool has_parted() const { return session_ == nullptr || context_.difference_count() > 0; }
+  bool has_diverged() const { return session_ == nullptr || context_.difference_count() > 0; }
   SessionSpec Placed(SessionSpec spec) const;
   void Keep(const SessionSpec& spec, absl::StatusOr<std::unique_ptr<Session>> session);
   /// Whether the call was done, and what it did was what it should.
@@ -135,7 +135,7 @@ absl::Status TrainOverAnUpdate(ComparedRanks<ByHand>& training) {
   QG_RETURN_IF_ERROR(training.Forward("e", 2, {.trains = false}));
   QG_RETURN_IF_ERROR(training.Forward("b", 3, {.defers_wgrad = true}));
   QG_RETURN_IF_ERROR(training.Forward("c", 8, {.recomputes = true}));
-  QG_RETURN_IF_ERROR(training.session().MoveAwayAndBack("b"));
+  QG_RETURN_IF_ERROR(training.session().OffloadAndReload("b"));
   QG_RETURN_IF_ERROR(training.Backward("a", 4));
   QG_RETURN_IF_ERROR(training.Optimize());
   QG_RETURN_IF_ERROR(training.Backward("c", 9));
@@ -156,7 +156,7 @@ class CopiesByHand {
   absl::StatusOr<NamedOutputs> Backward(const BackwardStep& step);
   absl::Status Optimize();
   /// From now on so many, between an update and the next forward.
-  void GoOnAs(int copies);
+  void ResumeAs(int copies);
   /// As NetworkByHand's; every copy draws the same random numbers.
   void DrawAsOneOf(uint32_t place, uint32_t count);
   /// From now on every copy quantizes its rows of x and of grad_output under the amaxes of all
@@ -168,7 +168,7 @@ class CopiesByHand {
     return copies_[0].WeightSource(name);
   }
   /// From now on passes note amaxes, and who has all ranks updates the histories.
-  void LeaveUpdates() { leaves_updates_ = true; }
+  void SkipHistoryUpdates() { skips_history_updates_ = true; }
   std::vector<NetworkByHand*> networks();
 
  private:
@@ -177,7 +177,7 @@ class CopiesByHand {
   Engine& reference_;
   std::vector<NetworkByHand> copies_;
   bool shares_amaxes_ = false;
-  bool leaves_updates_ = false;
+  bool skips_history_updates_ = false;
 };
 
 /// docs/distributed.md section 2: one linear layer fc, row-parallel without bias, which the spec's

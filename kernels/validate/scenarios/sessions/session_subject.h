@@ -44,7 +44,7 @@ class ComparedTraining {
   void Replace(std::unique_ptr<OneRankSession> session) { session_ = std::move(session); }
 
   /// Whether the two sides have gone apart.
-  bool has_parted() const { return context_.difference_count() > 0; }
+  bool has_diverged() const { return context_.difference_count() > 0; }
 
  private:
   ComparedTraining(ScenarioContext& context, std::unique_ptr<OneRankSession> session,
