@@ -1,4 +1,4 @@
-// A training session on the engine that is looked at, beside the network by hand.
+// A training session on the engine under test, compared with the network by hand.
 #pragma once
 
 #include <map>
@@ -19,8 +19,8 @@ SessionSpec TwoLayerSpec(const Recipe& recipe);
 absl::StatusOr<std::map<std::string, Tensor>> MakeParameters(ScenarioContext& context,
                                                              uint64_t seed);
 
-/// Both sides of a comparison, driven together. Every call compares what it gives; a step that the
-/// session refuses is a difference too, and after the first difference calls do nothing.
+/// Drives a session together with the network by hand. Every call compares the outputs. A step that
+/// the session refuses counts as a difference; after the first difference, calls do nothing.
 class ComparedTraining {
  public:
   static absl::StatusOr<std::unique_ptr<ComparedTraining>> Open(ScenarioContext& context,
@@ -40,10 +40,10 @@ class ComparedTraining {
   absl::StatusOr<Tensor> MakeGradOutput(uint64_t seed, float scale = 1.0f);
   OneRankSession& session() { return *session_; }
   NetworkByHand& by_hand() { return by_hand_; }
-  /// Another session in the place of this one, as after a restore.
+  /// Replaces the session, as after a restore.
   void Replace(std::unique_ptr<OneRankSession> session) { session_ = std::move(session); }
 
-  /// Whether the two sides have gone apart.
+  /// Whether there has been a difference.
   bool has_diverged() const { return context_.difference_count() > 0; }
 
  private:
@@ -56,10 +56,10 @@ class ComparedTraining {
   NetworkByHand by_hand_;
 };
 
-/// Outputs of a step by name.
+/// The outputs of a step, by name.
 NamedOutputs OutputsOf(const SessionStepResult& result);
 
-/// Saved operands have the same fingerprint at use as at save, in those that were used.
+/// Expects every saved operand that was used to have the same fingerprint at use as at save.
 void ExpectSavedUnchanged(ScenarioContext& context, const StepRecords& records);
 
 }  // namespace quantgate
