@@ -48,13 +48,13 @@ bool HaveOneRankEach(const AmaxGroup& group) {
 /// Empty where those ranks have the group.
 std::string WhyNotOf(const AmaxGroup& group, const ParallelSpec& parallel, QuantizedLayers layers) {
   if (group.kind == Kind::kTensor && parallel.tensor_parallel == 1) {
-    return "it is of tensor_parallel ranks, of which there is 1";
+    return "this group needs tensor_parallel > 1";
   }
   if (group.kind == Kind::kData && parallel.data_parallel == 1) {
-    return "it is of data_parallel copies, of which there is 1";
+    return "this group needs data_parallel > 1";
   }
   if (group.kind == Kind::kRanks && !HaveEveryRankOnce(group.ranks, parallel.size())) {
-    return absl::StrCat("the lists have every rank from 0 to ", parallel.size() - 1, " once");
+    return absl::StrCat("the lists must have every rank from 0 to ", parallel.size() - 1, " once");
   }
   const bool reduces =
       group.kind == Kind::kRanks ? !HaveOneRankEach(group) : group.kind != Kind::kNone;

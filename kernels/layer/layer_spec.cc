@@ -26,12 +26,12 @@ absl::Status CheckOperation(const OperationSpec& operation, const std::string& f
   if (!IsName(operation.name)) {
     return Refuse(field + ".name",
                   absl::StrCat("\"", operation.name.substr(0, kNameLengthMax), "\""),
-                  "it is letters, digits and _, at most 64");
+                  "it must have 1 to 64 letters, digits and _");
   }
   if (earlier.count(operation.name) != 0) {
     return Refuse(
         field + ".name", operation.name,
-        operation.name == "x" ? "x is what the layer takes" : "another operation has this name");
+        operation.name == "x" ? "x names the layer's input" : "another operation has this name");
   }
   if (operation.kind == OperationKind::kScale && !std::isfinite(operation.factor)) {
     return Refuse(field + ".factor", absl::StrCat(operation.factor), "it is finite");
@@ -89,7 +89,7 @@ absl::Status CheckSplits(const LayerSpec& spec) {
   for (size_t i = 0; i < count; ++i) {
     if (spec.m_splits[i] >= 0) continue;
     return Refuse(absl::StrCat("layer.m_splits[", i, "]"), absl::StrCat(spec.m_splits[i]),
-                  "an expert has 0 rows or more");
+                  "it must be at least 0");
   }
   return absl::OkStatus();
 }

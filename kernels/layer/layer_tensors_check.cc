@@ -186,7 +186,7 @@ absl::Status TensorsCheck::CheckParallel(const LayerProgram& program) {
                   absl::StrCat("it has one entry for each of the ", parallel.size(), " ranks"));
   }
   if (std::any_of(rows_.begin(), rows_.end(), [](int64_t count) { return count < 0; })) {
-    return Refuse("parallel.rows", text, "a rank has 0 rows or more");
+    return Refuse("parallel.rows", text, "it must be at least 0");
   }
   const auto first =
       std::find_if(program.operations.begin(), program.operations.end(),
@@ -229,7 +229,7 @@ absl::Status TensorsCheck::CheckDivision(const LayerProgram& program) const {
     if (operation.addend >= 0 &&
         is_divided[static_cast<size_t>(operation.addend)] != reads_divided) {
       return Refuse(operation.field + ".addend", program.values[operation.addend].name,
-                    "of the two that are added one is divided over the ranks");
+                    "only one of the two addends is divided over the ranks");
     }
     is_divided.push_back(is_linear ? mode == ParallelMode::kColumn : reads_divided);
   }

@@ -132,13 +132,13 @@ class Backwarding {
 absl::Status Backwarding::Check() const {
   const auto found = next_.in_flight.find(step_.microbatch);
   if (found == next_.in_flight.end()) {
-    return RefusePrecondition("microbatch", step_.microbatch,
-                              "no forward of it is in flight; a backward follows one training "
-                              "forward, once");
+    return RefusePrecondition(
+        "microbatch", step_.microbatch,
+        "no forward of it is in flight; each training forward takes one backward");
   }
   if (found->second->is_offloaded) {
     return RefusePrecondition("microbatch", step_.microbatch,
-                              "what it saved is offloaded; a reload comes first");
+                              "what it saved is offloaded; reload it first");
   }
   const Tensor& gradient = step_.grad_output;
   const Shape& shape = found->second->y_shape;
@@ -274,8 +274,9 @@ absl::StatusOr<SessionStepResult> OneRankSession::Wgrad(const Cancellation* canc
   const State& session = *state_;
   SessionState next = session.now;
   if (next.deferred.empty()) {
-    return RefusePrecondition("gradients", "not deferred",
-                              "a backward of a forward with defer_wgrad comes before wgrad");
+    return RefusePrecondition(
+        "gradients", "not deferred",
+        "no wgrad is deferred; run a forward with defer_wgrad and its backward first");
   }
   SessionStepRun run(session.engine, session.spec, cancellation, session.rank.get());
   SessionStepResult result;

@@ -204,7 +204,7 @@ absl::Status CheckSessionSpec(const SessionSpec& spec) {
   if (spec.weights == WeightStorage::kQuantized) {
     QG_RETURN_IF_ERROR(CheckQuantizedWeightsOf(spec.layers, spec.recipe));
   } else if (spec.built_without_grad) {
-    return Refuse("built_without_grad", "true", "it is of quantized weights");
+    return Refuse("built_without_grad", "true", "it needs quantized weights");
   }
   QG_RETURN_IF_ERROR(CheckSessionRanks(spec));
   return CheckOptimizer(spec.optimizer);

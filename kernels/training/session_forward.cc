@@ -15,18 +15,18 @@ namespace {
 absl::Status CheckForward(const SessionState& state, const ForwardStep& step) {
   QG_RETURN_IF_ERROR(CheckSessionName("microbatch", step.microbatch));
   if (state.in_flight.count(step.microbatch) != 0) {
-    return RefusePrecondition("microbatch", step.microbatch,
-                              "its forward is in flight; a second one comes after its backward, "
-                              "or has another name");
+    return RefusePrecondition(
+        "microbatch", step.microbatch,
+        "its forward is in flight; run its backward first or use another name");
   }
   if (step.train && state.in_flight.size() >= kMicrobatchesInFlightMax) {
-    return RefusePrecondition("microbatch", step.microbatch,
-                              absl::StrCat(kMicrobatchesInFlightMax,
-                                           " are in flight, the most a session keeps; a backward "
-                                           "comes first"));
+    return RefusePrecondition(
+        "microbatch", step.microbatch,
+        absl::StrCat(kMicrobatchesInFlightMax,
+                     " are in flight, the most that a session keeps; run a backward first"));
   }
   if (!step.train && step.recompute) {
-    return Refuse("recompute", "true", "it is of training, and train is false");
+    return Refuse("recompute", "true", "it needs train=true");
   }
   if (step.calibrate && !state.recipe.is_delayed()) {
     return Refuse("calibrate", "true",
@@ -133,7 +133,7 @@ absl::StatusOr<uint32_t> Forwarding::TakeCallIds() {
     return RefusePrecondition("seed", absl::StrCat(session_.spec.seed),
                               absl::StrCat(first,
                                            " of its 2^32 call ids of random numbers are "
-                                           "used; a session with another seed goes on"));
+                                           "used; continue in a session with another seed"));
   }
   if (!session_.faults.Has(kFaultRandomNumbersReused)) {
     next_.next_call_id = static_cast<uint32_t>(end);

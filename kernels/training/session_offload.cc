@@ -54,8 +54,7 @@ absl::StatusOr<std::shared_ptr<const InFlight>> FindInFlight(const SessionState&
   }
   if (found->second->is_offloaded == is_offloaded) return found->second;
   return RefusePrecondition("microbatch", microbatch,
-                            is_offloaded ? "it is not offloaded; an offload comes before a reload"
-                                         : "it is offloaded already");
+                            is_offloaded ? "it is not offloaded" : "it is offloaded already");
 }
 
 }  // namespace

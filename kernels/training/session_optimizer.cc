@@ -19,14 +19,14 @@ absl::Status CheckOptimize(const SessionSpec& spec, const SessionState& state) {
   if (!state.deferred.empty()) {
     return RefusePrecondition("gradients",
                               absl::StrCat("deferred in ", state.deferred.size(), " layers"),
-                              "the wgrad step comes before the optimizer's");
+                              "run the deferred wgrads before the optimizer");
   }
   for (const SessionLayerState& layer : state.layers) {
     for (const auto& [name, trained] : layer.trained) {
       if (trained.gradient.has_value() || trained.has_main_gradient) return absl::OkStatus();
     }
   }
-  return RefusePrecondition("gradients", "none since the last update", "a backward comes first");
+  return RefusePrecondition("gradients", "none since the last update", "run a backward first");
 }
 
 /// Every gradient becomes its sum over the ranks, or this rank's rows or elements of it.

@@ -69,7 +69,7 @@ absl::Status RecipeChange::CheckQuantizedWeights() const {
         return RefusePrecondition(
             "recipe", to_.ShortText(),
             absl::StrCat(path, " is held quantized by recipe ", from.ShortText(),
-                         ", and another recipe does not take it over"));
+                         ", and another recipe cannot take it over"));
       }
       if (parameter.quantizer == quantizer || session_.spec.masters != Masters::kNone) continue;
       return RefusePrecondition(

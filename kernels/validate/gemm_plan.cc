@@ -46,7 +46,7 @@ struct GemmSide {
 /// Of u8 that nothing says to be FP4 codes: files and tools without an FP8 type have its codes so.
 absl::Status BytesNeedType(const GemmSide& side) {
   return Refuse(side.name + ".tensor", TensorText(side.data),
-                "bytes are no operand; if they are codes, say of what type (append @f8_e4m3)");
+                "u8 is no operand dtype; if these are codes, say of which type (append @f8_e4m3)");
 }
 
 /// What the dtype and shape of scale_inv say, where they leave no doubt.

@@ -73,7 +73,7 @@ absl::Status CheckParallelModeUsed(const LayerRunRequest& request) {
   return Refuse(
       mode == ParallelMode::kNone ? "layer.operations" : "layer.parallel_mode",
       mode == ParallelMode::kNone ? "a parallel_mode" : std::string(ParallelModeName(mode)),
-      "no variant is parallel, which alone divides weights over ranks");
+      "only a parallel variant divides weights over ranks, and there is none");
 }
 
 /// What only some recipes look at must have one that does.
@@ -99,7 +99,7 @@ absl::Status CheckUsed(const LayerRunRequest& request) {
   }
   if (!step.delayed.empty()) {
     return Refuse("delayed_state", absl::StrCat(step.delayed.size(), " states"),
-                  "no variant is fp8_delayed, which alone has them");
+                  "only fp8_delayed has them, and no variant is fp8_delayed");
   }
   return absl::OkStatus();
 }

@@ -32,9 +32,8 @@ absl::Status CheckState(const QuantizeRequest& request) {
   const DelayedScalingState& state = request.state;
   if (!state.scale.has_value() && !state.amax_history.has_value()) return absl::OkStatus();
   if (!request.recipe.is_delayed()) {
-    return Refuse(
-        state.scale.has_value() ? "scale" : "amax_history", "given",
-        absl::StrCat("fp8_delayed alone takes it, and the recipe is ", request.recipe.name()));
+    return Refuse(state.scale.has_value() ? "scale" : "amax_history", "given",
+                  absl::StrCat("only fp8_delayed takes it; the recipe is ", request.recipe.name()));
   }
   return CheckDelayedScaling(state, "");
 }

@@ -104,7 +104,7 @@ absl::Status CheckSameSpec(const Json& checkpoint, const Json& session) {
        .field = "checkpoint",
        .value = "",
        .rule = absl::StrCat(path, " is ", text(checkpoint), ", this session's is ", text(session),
-                            "; a session goes on from a checkpoint of its own layers")});
+                            "; a session continues only from a checkpoint of the same layers")});
 }
 
 }  // namespace quantgate

@@ -269,8 +269,8 @@ absl::StatusOr<Tensor> CheckpointReader::PartOf(const TensorPlace& place, const 
   const bool is_gradient = place.kind == TensorPlace::Kind::kGradient;
   if (is_gradient && IsSummedByOptimizer(spec_, place.layer, place.parameter)) {
     return refuse(
-        "gradients since the last optimizer step; ranks that add them up then can only go on from "
-        "their own");
+        "gradients since the last optimizer step; ranks that sum them in the optimizer step can "
+        "continue only from their own");
   }
   const std::optional<ShardRule> rule = StateShardRule(spec_, place);
   if (!rule.has_value()) {
@@ -343,7 +343,7 @@ absl::Status CheckpointReader::CheckRanks() const {
       absl::StrCat(
           "each of them has its own ",
           first == file_.tensors.end() ? "tensors" : first->name.substr(RankPrefix(0).size()),
-          "; this session's are ", own, ", and such a file goes on on the same ranks alone"));
+          "; this session is on ", own, ", and only the same ranks can continue from such a file"));
 }
 
 absl::StatusOr<SessionState> CheckpointReader::Read() {
@@ -364,13 +364,14 @@ absl::StatusOr<SessionState> CheckpointReader::Read() {
   absl::StatusOr<Recipe> written = Recipe::ParseStored(recipe->second);
   if (!written.ok()) {
     return Malformed(absl::StrCat("metadata \"recipe\": ", written.status().message(),
-                                  "; a session of that recipe makes no step, and none goes on"));
+                                  "; no session can run that recipe or continue from it"));
   }
   recipe_ = *std::move(written);
   if (recipe_->name() != spec_.recipe.name()) {
-    return RefusePrecondition("checkpoint", "of recipe " + recipe_->ShortText(),
-                              absl::StrCat("this session's is ", spec_.recipe.ShortText(),
-                                           "; a session goes on under its own recipe"));
+    return RefusePrecondition(
+        "checkpoint", "of recipe " + recipe_->ShortText(),
+        absl::StrCat("this session's is ", spec_.recipe.ShortText(),
+                     "; a session continues under the recipe of its checkpoint"));
   }
   QG_RETURN_IF_ERROR(CheckRanks());
   SessionState state{.recipe = *recipe_};

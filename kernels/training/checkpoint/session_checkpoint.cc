@@ -37,10 +37,11 @@ absl::StatusOr<std::shared_ptr<const SessionState>> OneRankSession::StateOnHost(
   auto state = std::make_shared<SessionState>(session.now);
   if (!state->in_flight.empty()) {
     return RefusePrecondition("microbatch", state->in_flight.begin()->first,
-                              "it is in flight; its backward comes before a checkpoint");
+                              "it is in flight; run its backward before a checkpoint");
   }
   if (!state->deferred.empty()) {
-    return RefusePrecondition("gradients", "deferred", "the wgrad step comes before a checkpoint");
+    return RefusePrecondition("gradients", "deferred",
+                              "run the deferred wgrads before a checkpoint");
   }
   QG_RETURN_IF_ERROR(Division(session, cancellation).Join(state->layers));
   absl::Status status;

@@ -45,20 +45,19 @@ absl::Status CheckOptions(const ParallelSpec& parallel) {
     return Refuse("parallel.reduction_profile", "nccl", "the library's own sum needs backend nccl");
   }
   if (parallel.fully_sharded && parallel.data_parallel == 1) {
-    return Refuse("parallel.fully_sharded", "true",
-                  "it divides weights over data_parallel copies, of which there is 1");
+    return Refuse("parallel.fully_sharded", "true", "fully_sharded needs data_parallel > 1");
   }
   if (!parallel.fully_sharded && !parallel.reshard_after_forward) {
-    return Refuse("parallel.reshard_after_forward", "false", "it is of fully_sharded");
+    return Refuse("parallel.reshard_after_forward", "false", "it needs fully_sharded");
   }
   if (parallel.tensor_parallel > 1) return absl::OkStatus();
   if (parallel.sequence_parallel) {
     return Refuse("parallel.sequence_parallel", "true",
-                  "it divides rows over tensor_parallel ranks, of which there is 1");
+                  "sequence_parallel needs tensor_parallel > 1");
   }
   if (parallel.overlap.has_value()) {
     return Refuse("parallel.overlap", parallel.overlap->Text(),
-                  "what overlaps is among tensor_parallel ranks, of which there is 1");
+                  "overlap needs tensor_parallel > 1");
   }
   return absl::OkStatus();
 }
@@ -70,17 +69,17 @@ absl::Status CheckDistributedOptimizer(const SessionSpec& spec) {
     return Refuse("parallel.distributed_optimizer", "true", rule);
   };
   if (parallel.data_parallel == 1) {
-    return refuse("it divides masters over data_parallel copies, of which there is 1");
+    return refuse("distributed_optimizer needs data_parallel > 1");
   }
   if (parallel.fully_sharded) {
-    return refuse("copies that are fully_sharded have rows of masters and moments already");
+    return refuse("fully_sharded copies divide masters and moments by rows already");
   }
   if (spec.optimizer.kind == OptimizerSpec::Kind::kNone) {
-    return Refuse("optimizer", "none", "parallel.distributed_optimizer needs one");
+    return Refuse("optimizer", "none", "parallel.distributed_optimizer needs an optimizer");
   }
   if (spec.masters == Masters::kF32) return absl::OkStatus();
   return Refuse("masters", std::string(MastersName(spec.masters)),
-                "parallel.distributed_optimizer divides fp32 masters: f32");
+                "parallel.distributed_optimizer needs f32 masters");
 }
 
 std::string FieldOf(size_t layer) { return absl::StrCat("layers[", layer, "].layer"); }
@@ -88,8 +87,7 @@ std::string FieldOf(size_t layer) { return absl::StrCat("layers[", layer, "].lay
 absl::Status CheckLayerModes(const LayerSpec& layer, const std::string& field, bool is_divided) {
   if (!is_divided) {
     if (!HasParallelMode(layer)) return absl::OkStatus();
-    return Refuse(field + ".parallel_mode", "given",
-                  "it divides weights over parallel.tensor_parallel ranks, of which there is 1");
+    return Refuse(field + ".parallel_mode", "given", "it needs parallel.tensor_parallel > 1");
   }
   if (!layer.traits().has_operations || !HasParallelMode(layer)) return absl::OkStatus();
   for (size_t i = 0; i < layer.operations.size(); ++i) {
@@ -98,7 +96,7 @@ absl::Status CheckLayerModes(const LayerSpec& layer, const std::string& field, b
                              operation.parallel_mode == ParallelMode::kNone;
     if (!is_left_out) continue;
     return Refuse(absl::StrCat(field, ".operations[", i, "].parallel_mode"), "none",
-                  "of a chain with a divided weight every basic_linear is divided");
+                  "if one basic_linear of a chain is divided, all must be");
   }
   return absl::OkStatus();
 }
@@ -164,8 +162,7 @@ absl::Status CheckOverlapHasLayers(const SessionSpec& spec) {
     }
   }
   return Refuse("parallel.overlap", spec.parallel->overlap->Text(),
-                "every divided layer is a grouped_linear, which communicates nothing that "
-                "could be hidden");
+                "every divided layer is a grouped_linear, which has no communication to overlap");
 }
 
 /// Under sequence parallelism the ranks of every copy divide its rows of the batch.
@@ -206,7 +203,7 @@ absl::Status CheckExperts(const SessionSpec& spec) {
   if (first == nullptr && ranks == 1) return absl::OkStatus();
   if (first != nullptr) return absl::OkStatus();
   return Refuse("parallel.expert_parallel", absl::StrCat(ranks),
-                "no layer is a grouped_linear, so that there are no experts to divide");
+                "no layer is a grouped_linear, so there are no experts to divide");
 }
 
 bool QuantizesNothing(const LayerSpec& layer) {
@@ -295,7 +292,7 @@ absl::Status CheckSessionRanks(const SessionSpec& spec) {
   if (!is_divided) return absl::OkStatus();
   if (!has_mode) {
     return Refuse("parallel.tensor_parallel", absl::StrCat(spec.parallel->tensor_parallel),
-                  "no layer has a parallel_mode, so that there is nothing to divide");
+                  "no layer has a parallel_mode, so there is nothing to divide");
   }
   QG_RETURN_IF_ERROR(CheckOverlapHasLayers(spec));
   return CheckLayouts(spec);
@@ -316,8 +313,8 @@ absl::Status CheckForwardAmaxGroups(const AmaxGroups& groups, const SessionSpec&
       (weight->second.is_named() ||
        AmaxGroupOf(spec.parallel->amax_groups, TensorRole::kWeight).is_named())) {
     return Refuse(AmaxGroupField(TensorRole::kWeight), weight->second.Text(),
-                  "weights are held quantized (weights), so that no forward quantizes one: "
-                  "their group is the session's (parallel.amax_groups)");
+                  "no forward quantizes weights that are held quantized (weights); their group is "
+                  "the session's (parallel.amax_groups)");
   }
   return CheckAmaxGroups("", groups, *spec.parallel, recipe, QuantizedLayersOf(spec));
 }
@@ -325,12 +322,12 @@ absl::Status CheckForwardAmaxGroups(const AmaxGroups& groups, const SessionSpec&
 absl::Status CheckNoAmaxGroups(const ForwardStep& step) {
   if (step.amax_groups.empty()) return absl::OkStatus();
   const auto& [role, group] = *step.amax_groups.begin();
-  return Refuse(AmaxGroupField(role), group.Text(), "a session of one rank has no groups");
+  return Refuse(AmaxGroupField(role), group.Text(), "a session on one rank has no groups");
 }
 
 absl::Status CheckOneRank(const SessionSpec& spec) {
   if (!spec.parallel.has_value()) return absl::OkStatus();
-  return Refuse("parallel", spec.parallel->Label(), "a session of one rank has none");
+  return Refuse("parallel", spec.parallel->Label(), "a session on one rank has none");
 }
 
 absl::Status CheckDividesRows(const std::string& field, const Tensor& tensor,

@@ -61,10 +61,10 @@ absl::Status ParallelSession::UseAmaxGroups(const AmaxGroups& groups) {
   for (const auto& [role, group] : groups) {
     if (group.kind != AmaxGroup::Kind::kRanks || rank_lists_.contains(group.Text())) continue;
     if (rank_lists_.size() == kRankListsMax) {
-      return RefusePrecondition(AmaxGroupField(role), group.Text(),
-                                absl::StrCat("this session has ", kRankListsMax,
-                                             " lists of ranks already, the most that it makes "
-                                             "groups of"));
+      return RefusePrecondition(
+          AmaxGroupField(role), group.Text(),
+          absl::StrCat("this session has ", kRankListsMax,
+                       " lists of ranks already, the most that it can make groups of"));
     }
     rank_lists_.insert(group.Text());
   }

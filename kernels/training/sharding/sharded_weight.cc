@@ -25,13 +25,13 @@ absl::Status CheckNvfp4Rule(const ShardedWeightSpec& spec, const QuantizerSpec& 
   if (!spec.usages.columnwise) return absl::OkStatus();
   if (rule.element_rounding == ElementRounding::kStochastic) {
     return RefuseWeight(spec, "element_rounding", "stochastic",
-                        "columnwise codes draw their own numbers, and backward turns the rowwise "
-                        "ones");
+                        "columnwise codes draw their own random numbers, but backward transposes "
+                        "the rowwise codes");
   }
   if (rule.four_over_six != FourOverSix::kNone) {
-    return RefuseWeight(
-        spec, "4over6", std::string(FourOverSixName(rule.four_over_six)),
-        "columnwise codes choose for themselves, and backward turns the rowwise ones");
+    return RefuseWeight(spec, "4over6", std::string(FourOverSixName(rule.four_over_six)),
+                        "columnwise codes choose between 4 and 6 for themselves, but backward "
+                        "transposes the rowwise codes");
   }
   return absl::OkStatus();
 }
@@ -226,7 +226,7 @@ void ShardedWeight::SeedGatherFaults(const GatherContext& context, QuantizedTens
 absl::StatusOr<QuantizedTensor> ShardedWeight::Gather(const GatherContext& context,
                                                       WeightPass pass) {
   if (!dtype_.has_value()) {
-    return RefusePrecondition(spec_.name, "", "it was gathered before it was given its rows");
+    return RefusePrecondition(spec_.name, "", "it has no rows yet; update it first");
   }
   const Usages usages = UsagesOf(pass);
   if (usages.columnwise && !spec_.usages.columnwise) {

@@ -68,8 +68,8 @@ absl::Status CheckChain(const LayerSpec& layer, const ParallelSpec& parallel) {
       return StatusOf({.code = absl::StatusCode::kUnimplemented,
                        .field = field + ".kind",
                        .value = "add",
-                       .rule = "a parallel variant takes no chain with one: what the gradient of "
-                               "its operands should be is not derived over ranks"});
+                       .rule = "a parallel variant takes no chain with one: the gradients of its "
+                               "operands are not derived over ranks"});
     }
     if (operation.kind == OperationKind::kBasicLinear && parallel.sequence_parallel &&
         operation.parallel_mode == ParallelMode::kNone) {
@@ -85,7 +85,7 @@ absl::Status CheckChain(const LayerSpec& layer, const ParallelSpec& parallel) {
 absl::Status CheckGrouped(const std::string& field, const Tensor& x, const ParallelSpec& parallel) {
   if (parallel.overlap.has_value()) {
     return Refuse(field + ".parallel.overlap", "given",
-                  "a grouped_linear communicates nothing that could be hidden");
+                  "a grouped_linear has no communication to overlap");
   }
   if (!parallel.sequence_parallel || x.rank() >= 2) return absl::OkStatus();
   return Refuse("x", TensorText(x),
@@ -227,15 +227,15 @@ absl::Status CheckExpertParallel(const std::string& field, const LayerRequest& s
   }
   if (copies < 1 || copies > kWorldSizeMax || parallel.size() > kWorldSizeMax) {
     return refuse("data_parallel", absl::StrCat(copies),
-                  absl::StrCat("copies of ", ranks, " ranks each are from 1 on, and ",
-                               kWorldSizeMax, " ranks together at most"));
+                  absl::StrCat("it must be at least 1, and all copies of ", ranks,
+                               " ranks together have at most ", kWorldSizeMax, " ranks"));
   }
   QG_RETURN_IF_ERROR(CheckAmaxGroups(field + ".parallel.", parallel.amax_groups, parallel, recipe,
                                      QuantizedLayers::kExpertsAlone));
   QG_RETURN_IF_ERROR(CheckNoDivision(field, parallel, "experts' weights are whole on their ranks"));
   if (parallel.sequence_parallel || parallel.overlap.has_value()) {
     return refuse(parallel.sequence_parallel ? "sequence_parallel" : "overlap", "given",
-                  "it is of tensor-parallel ranks");
+                  "it needs tensor_parallel > 1");
   }
   if (parallel.profile != ReductionProfile{} && copies == 1) {
     return refuse("reduction_profile", ReductionProfileName(parallel.profile),
@@ -244,8 +244,7 @@ absl::Status CheckExpertParallel(const std::string& field, const LayerRequest& s
   QG_RETURN_IF_ERROR(CheckProfileOf(field, parallel));
   if (copies > 1 && !step.main_grads.empty()) {
     return Refuse("main_grads", step.main_grads.begin()->first,
-                  "what it held before would be summed over the copies (data_parallel) as "
-                  "often as there are copies");
+                  "what it held before would be added once for each copy (data_parallel)");
   }
   const LayerSpec& layer = step.layer;
   if (!layer.traits().has_experts) {
@@ -306,8 +305,8 @@ absl::Status CheckParallel(const std::string& field, const LayerRequest& step,
   }
   if (parallel.data_parallel != 1) {
     return Refuse(field + ".parallel.data_parallel", absl::StrCat(parallel.data_parallel),
-                  "copies of a layer are of sessions, whose optimizer sums their gradients, "
-                  "and of experts that expert_parallel divides");
+                  "only sessions, whose optimizer sums gradients, and layers with expert_parallel "
+                  "have copies");
   }
   if (parallel.tensor_parallel < 2 || parallel.tensor_parallel > kWorldSizeMax) {
     return Refuse(field + ".parallel.tensor_parallel", absl::StrCat(parallel.tensor_parallel),
