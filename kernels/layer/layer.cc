@@ -35,7 +35,7 @@ std::vector<std::pair<LayerParameter, std::string>> ReturnedGradients(const Laye
   return returned;
 }
 
-/// Under delayed scaling the note of a forward that no update follows.
+/// Adds the note about a forward under delayed scaling that no update follows.
 void AddForwardOnlyNote(StepRecorder& recorder, const LayerPlan& plan) {
   if (!plan.is_delayed || plan.has_backward) return;
   recorder.AddNote("forward only: scales are not updated, row 0 of each history has the amax");
@@ -50,7 +50,7 @@ void AddState(const LayerSpec& spec, const LayerState& state, LayerResult& resul
   }
 }
 
-/// Outputs in the order of LayerOutputs.
+/// Adds the outputs in the order of LayerOutputs.
 void AddOutputs(const LayerRequest& request, const LayerState& state, ForwardResult& forward,
                 BackwardResult& backward, LayerResult& result) {
   result.outputs.push_back({"y", std::move(forward.y)});

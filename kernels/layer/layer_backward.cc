@@ -16,7 +16,7 @@ class ProgramBackward {
 
   absl::Status Run(const Tensor& grad_output);
 
-  /// By value; absent where none is needed.
+  /// By value; absent if none is needed.
   const std::vector<ValueGradient>& gradients() const { return gradients_; }
   ParameterGradients parameters;
   std::vector<LinearWgrad> deferred;
@@ -46,7 +46,7 @@ absl::StatusOr<ValueGradient> ProgramBackward::BackwardLinearOperation(size_t in
   return dx;
 }
 
-/// Of the operation's input.
+/// The gradient of the operation's input.
 absl::StatusOr<ValueGradient> ProgramBackward::BackwardOperation(size_t index,
                                                                  const ValueGradient& dy) {
   const PlannedOperation& operation = run_.program.operations[index];
@@ -80,7 +80,7 @@ absl::StatusOr<ValueGradient> ProgramBackward::BackwardOperation(size_t index,
   return same;
 }
 
-/// Adds to what later operations gave, rounding each sum to the activation dtype.
+/// Adds to the gradient from later operations, rounding each sum to the activation dtype.
 absl::Status ProgramBackward::Contribute(int value, ValueGradient gradient) {
   if (!run_.program.values[value].needs_gradient || !gradient.has_value()) return absl::OkStatus();
   ValueGradient& sum = gradients_[value];

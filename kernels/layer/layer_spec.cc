@@ -94,7 +94,7 @@ absl::Status CheckSplits(const LayerSpec& spec) {
   return absl::OkStatus();
 }
 
-/// What an ActivationOptions holds; it has no equality of its own.
+/// The fields of an ActivationOptions, which has no operator== of its own.
 auto ActivationFieldsOf(const ActivationOptions& options) {
   return std::tie(options.kind, options.variant, options.limit, options.alpha, options.offset);
 }

@@ -12,7 +12,7 @@ absl::StatusOr<Tensor> AsMatrix(const Tensor& tensor) {
   return tensor.Reinterpret(tensor.dtype(), {tensor.rows(), tensor.columns()});
 }
 
-/// `row` [columns] in every row of a tensor of this shape, by doubling.
+/// A tensor of this shape with `row` [columns] in every row, made by doubling.
 absl::StatusOr<Tensor> InEveryRow(StepRecorder& recorder, const Tensor& row, const Shape& shape,
                                   int64_t rows) {
   QG_ASSIGN_OR_RETURN(Tensor all, row.Reinterpret(row.dtype(), {1, row.element_count()}));
@@ -24,7 +24,7 @@ absl::StatusOr<Tensor> InEveryRow(StepRecorder& recorder, const Tensor& row, con
   return all.Reinterpret(all.dtype(), shape);
 }
 
-/// What a quantize operation's rowwise codes stand for, in the shape of their source.
+/// The values of a quantize operation's rowwise codes, in the shape of their source.
 absl::StatusOr<Tensor> Dequantized(ProgramRun& run, const PlannedOperation& operation,
                                    const char* what, const QuantizedTensor& codes,
                                    const Shape& shape) {
@@ -38,7 +38,7 @@ absl::StatusOr<Tensor> Dequantized(ProgramRun& run, const PlannedOperation& oper
   return matrix.Reinterpret(matrix.dtype(), shape);
 }
 
-/// Of what a quantize operation quantizes, in a step that updates or notes them.
+/// Prepares the delayed-scaling state of a quantize operation, in a step that updates or notes it.
 absl::Status PrepareState(ProgramRun& run, const PlannedOperation& operation, TensorRole role) {
   const LinearDataflow& flow = operation.linear.flow;
   if (!flow.is_delayed && !flow.is_calibration) return absl::OkStatus();
@@ -59,7 +59,7 @@ struct NamedOperands {
   std::vector<Tensor> tensors;
 };
 
-/// Keeps what is there of `operands`, under "norm x", "norm gamma", ...
+/// Keeps the operands that are not absent, under "norm x", "norm gamma", ...
 absl::Status KeepAll(ProgramRun& run, const PlannedOperation& operation,
                      const NamedOperands& operands, OperationSaved& saved) {
   return run.recorder.Timed(

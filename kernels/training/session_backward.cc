@@ -11,8 +11,8 @@
 namespace quantgate {
 namespace {
 
-/// A recomputed forward's operands beside those of the first phase: equal fingerprints show that
-/// it gave the same bits.
+/// Compares the operands of a recomputed forward with those of the first phase: equal fingerprints
+/// show equal bits.
 void CompareWithFirstPhase(const std::vector<SavedOperand>& first, StepRecords& records) {
   const std::vector<SavedOperand> second = records.saved;
   for (const SavedOperand& operand : first) {
@@ -28,7 +28,7 @@ void CompareWithFirstPhase(const std::vector<SavedOperand>& first, StepRecords& 
   }
 }
 
-/// Row 4: the scales of another microbatch under this one's codes.
+/// Row 4: puts the scales of another microbatch beside this one's codes.
 void TakeScalesOfAnother(const SessionState& state, const std::string& microbatch, size_t layer,
                          LayerSaved& saved) {
   for (const auto& [name, flight] : state.in_flight) {
@@ -42,7 +42,7 @@ void TakeScalesOfAnother(const SessionState& state, const std::string& microbatc
   }
 }
 
-/// Row 41: zeros over the x that forward was given, where it was saved as it is.
+/// Row 41: overwrites the x that forward was given with zeros, if it was saved as it is.
 absl::Status ClearInput(Engine& engine, const std::vector<std::shared_ptr<LayerSaved>>& saved) {
   if (saved[0] == nullptr) return absl::OkStatus();
   for (const SavedPart& part : saved[0]->parts()) {
@@ -60,7 +60,7 @@ void MarkMainGradients(SessionLayerState& layer) {
   }
 }
 
-/// Adds a gradient to what its parameter has so far, in the gradient's own dtype.
+/// Adds a gradient to its parameter's sum so far, in the gradient's own dtype.
 absl::Status AddGradient(const NamedTensor& gradient, const LayerOnRank& layer,
                          StepRecorder& recorder, TrainedParameter& trained) {
   if (!trained.gradient.has_value()) {
@@ -75,7 +75,7 @@ absl::Status AddGradient(const NamedTensor& gradient, const LayerOnRank& layer,
   return absl::OkStatus();
 }
 
-/// One layer's gradients: each is kept as this rank's own, and given as their sum over the ranks.
+/// Keeps one layer's gradients as this rank's own, and returns their sums over the ranks.
 absl::Status TakeGradients(const OneRankSession::State& session, size_t layer,
                            const std::vector<NamedTensor>& gradients, SessionStepRun& run,
                            SessionLayerState& kept, SessionStepResult& result) {
@@ -158,7 +158,7 @@ absl::StatusOr<std::vector<std::shared_ptr<LayerSaved>>> Backwarding::Recompute(
                          draws_anew ? next_.next_call_id : recomputation.first_call_id,
                          RequiresGradOfLayers(next_, recomputation.step.requires_grad),
                          recomputation.parallel};
-  // On states as the first phase found them, and without a trace in those of now
+  // The forward runs on the states that the first phase found, and does not change the present ones
   // (docs/quantizers.md section 11).
   std::vector<LayerState> layers =
       scales_are_current ? LayersUnder(next_, flight_->recipe_number) : recomputation.layers;
@@ -169,7 +169,7 @@ absl::StatusOr<std::vector<std::shared_ptr<LayerSaved>>> Backwarding::Recompute(
   return std::move(pass.saved);
 }
 
-/// Row 33: what earlier microbatches left is lost.
+/// Row 33: loses the main gradients of earlier microbatches.
 absl::Status Backwarding::SeedMainGradientOverwritten(Microbatch microbatch, LayerState& state) {
   if (!Has(kFaultMainGradientOverwritten) || microbatch != Microbatch::kLater) {
     return absl::OkStatus();
@@ -181,7 +181,7 @@ absl::Status Backwarding::SeedMainGradientOverwritten(Microbatch microbatch, Lay
   return absl::OkStatus();
 }
 
-/// Row 33: what should have been overwritten is added.
+/// Row 33: adds to main gradients that should have been overwritten.
 absl::Status Backwarding::SeedMainGradientKept(Microbatch microbatch,
                                                const std::map<std::string, Tensor>& before,
                                                LayerState& state) {
@@ -234,7 +234,7 @@ absl::StatusOr<SessionStepResult> Backwarding::Run() {
   std::optional<StepOptions> options;
   bool has_reached_x = false;
   for (size_t i = layers.size(); i-- > 0;) {
-    // Nothing before it requires a gradient.
+    // Nothing before this layer requires a gradient.
     if (saved[i] == nullptr) break;
     options = saved[i]->options();
     QG_ASSIGN_OR_RETURN(gradient, BackwardOne(i, *saved[i], gradient, layers[i]));

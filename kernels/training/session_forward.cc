@@ -36,7 +36,7 @@ absl::Status CheckForward(const SessionState& state, const ForwardStep& step) {
   return absl::OkStatus();
 }
 
-/// Zeros over what the first layer saved of its x.
+/// Overwrites what the first layer saved of its x with zeros.
 absl::Status OverwriteSaved(Engine& engine, const std::vector<std::shared_ptr<LayerSaved>>& all) {
   for (const std::shared_ptr<LayerSaved>& saved : all) {
     if (saved == nullptr) continue;
@@ -66,7 +66,7 @@ void KeepLayers(std::vector<LayerState> layers, bool keeps_delayed, SessionState
   }
 }
 
-/// The first phase saved x alone: what its layers would have saved is kept as fingerprints.
+/// The first phase saves only x, and the fingerprints of what its layers would have saved.
 std::vector<SavedOperand> TakeFirstPhase(StepRecords& records) {
   std::vector<SavedOperand> of_layers;
   std::vector<SavedOperand> kept;
@@ -77,7 +77,7 @@ std::vector<SavedOperand> TakeFirstPhase(StepRecords& records) {
   return of_layers;
 }
 
-/// One forward from its checks to what the session keeps of it.
+/// One forward, from its checks to the state that the session keeps of it.
 class Forwarding {
  public:
   Forwarding(const OneRankSession::State& session, const ForwardStep& step,
@@ -89,7 +89,7 @@ class Forwarding {
 
   absl::StatusOr<SessionStepResult> Run();
   SessionState TakeState() { return std::move(next_); }
-  /// Absent where it was like the last one.
+  /// Absent if the forward is like the last checked one.
   const std::optional<CheckedForward>& checked() const { return checked_; }
 
  private:
@@ -111,7 +111,7 @@ class Forwarding {
 };
 
 absl::StatusOr<Shape> Forwarding::CheckTensors() {
-  // The checks take the host longer than the launches behind them.
+  // Checking takes the host longer than launching the forward.
   const std::optional<CheckedForward>& last = session_.checked_forward;
   if (last.has_value() && last->IsLike(step_, next_.recipe)) return last->y_shape;
   QG_ASSIGN_OR_RETURN(const Shape y, CheckSessionForward(session_.spec, next_, next_.recipe, step_,
@@ -158,7 +158,7 @@ absl::StatusOr<std::shared_ptr<Recomputation>> Forwarding::MakeRecomputation(
 
 absl::Status Forwarding::UpdateScales(std::vector<LayerState>& layers) {
   if (!step_.train || step_.calibrate) {
-    // Amaxes stay in the histories of a calibration, and beside weights that an evaluation caches.
+    // A calibration keeps amaxes in the histories, an evaluation beside the weights that it caches.
     if (!step_.calibrate && step_.is_first == Microbatch::kUnset) return absl::OkStatus();
     return ReduceLayerAmaxes(run_, session_, next_.recipe, session_.parallel().get(),
                              UpdatePoint::kForward, layers);
@@ -199,8 +199,8 @@ absl::StatusOr<SessionStepResult> Forwarding::Run() {
     division.ReshardSaved(next_.layers, layers, *flight);
   }
   division.Reshard(next_.layers, layers);
-  // An evaluation leaves no trace in the histories (docs/scenarios.md section 3, row 17); a
-  // calibration is for them.
+  // An evaluation does not change the histories (docs/scenarios.md section 3, row 17); changing
+  // them is the purpose of a calibration.
   KeepLayers(std::move(layers),
              step_.train || step_.calibrate || session_.faults.Has(kFaultEvaluationPollutesHistory),
              next_);

@@ -24,7 +24,7 @@ absl::StatusOr<Tensor> Zeroed(const Tensor& like) {
 
 bool IsScale(const std::string& part) { return part.find("scale_inv") != std::string::npos; }
 
-/// Every tensor of what the microbatch keeps, in a copy of it.
+/// A copy of what the microbatch keeps, with every tensor replaced by what MoveTensor gives.
 using MoveTensor =
     absl::FunctionRef<absl::StatusOr<Tensor>(const std::string& name, const Tensor& tensor)>;
 

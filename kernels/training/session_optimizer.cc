@@ -29,7 +29,8 @@ absl::Status CheckOptimize(const SessionSpec& spec, const SessionState& state) {
   return RefusePrecondition("gradients", "none since the last update", "run a backward first");
 }
 
-/// Every gradient becomes its sum over the ranks, or this rank's rows or elements of it.
+/// Replaces every gradient by its sum over the ranks, or by this rank's rows or elements of the
+/// sum.
 absl::Status ReduceGradients(SessionStepRun& run, const OneRankSession::State& session,
                              const Cancellation* cancellation, SessionState& next) {
   if (session.rank == nullptr) return absl::OkStatus();
@@ -83,7 +84,7 @@ absl::StatusOr<SessionStepResult> OneRankSession::Optimize(const OptimizerStep& 
       return InLayer(session.spec.layers[i],
                      update.Optimize(next.layers[i], optimizer, next.optimizer_steps));
     }));
-    // What was cached is of the old weights.
+    // Cached weights are those before the update.
     if (session.faults.Has(kFaultWorkspaceKeptAfterUpdate)) continue;
     next.layers[i].state.workspaces.clear();
   }

@@ -131,7 +131,7 @@ absl::Status ReduceLayerAmaxes(SessionStepRun& run, const OneRankSession::State&
                                const Recipe& recipe, const ParallelStep* step, UpdatePoint point,
                                std::vector<LayerState>& layers) {
   if (session.rank == nullptr) return absl::OkStatus();
-  // An expert sees the rows of all ranks of its copy: there its amaxes are whole.
+  // An expert gets the rows of all ranks of its copy, so its amaxes are those of the whole copy.
   std::vector<ReducedLayer> reduced, experts;
   for (size_t i = 0; i < layers.size(); ++i) {
     (DividesExperts(session.spec, i) ? experts : reduced)

@@ -7,7 +7,7 @@
 namespace quantgate {
 namespace {
 
-/// `place` has layer and parameter.
+/// `place.layer` and `place.parameter` are set.
 void VisitDirections(TensorPlace place, const std::string& name, QuantizedTensor& quantized,
                      PlaceVisitor visit) {
   using Kind = TensorPlace::Kind;
@@ -43,7 +43,7 @@ void VisitParameter(TensorPlace place, const std::string& prefix, const std::str
   visit_like_parameter(path, parameter.value);
   VisitDirections(place, path + ".quantized", parameter.quantized, visit);
   visit_like_parameter(path + ".master", trained.master);
-  // Elsewhere it is the parameter itself.
+  // If the parameter is not quantized, the bf16 part of its master is the parameter itself.
   if (parameter.is_quantized()) {
     visit_like_parameter(path + ".master_bf16", trained.split.parameter);
   }

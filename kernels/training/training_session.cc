@@ -28,7 +28,7 @@ std::optional<std::string> NameWithin(const SessionLayer& layer, const std::stri
   return name.substr(prefix.size());
 }
 
-/// The session's own tensors, which may be given in place of zeros.
+/// Whether it is a tensor of the session itself, which may be given instead of starting at zero.
 bool IsTrained(const std::string& name) {
   for (const char* last : {"main_grad", "exp_avg", "exp_avg_sq"}) {
     if (WithLastWord(name, last) == name) return true;
@@ -72,7 +72,7 @@ absl::Status MakeTrained(Engine& engine, const SessionSpec& spec, SessionLayerSt
   return absl::OkStatus();
 }
 
-/// Tensors given in place of the zeros that a session starts with.
+/// Puts given tensors in place of the zeros that a session starts with.
 absl::Status PutTrained(Engine& engine, const SessionSpec& spec,
                         const std::map<std::string, Tensor>& parameters, SessionState& state,
                         const Cancellation* cancellation) {

@@ -21,7 +21,7 @@ absl::StatusOr<Tensor> OwnRows(const ParallelStep& parallel, const Tensor& whole
   return parts[static_cast<size_t>(group.rank())];
 }
 
-/// SumOfExperts of what there is; what it was goes to `partials`.
+/// Replaces `partial`, unless it is absent, by SumOfExperts, and adds it to `partials`.
 absl::Status Sum(StepRecorder& recorder, const ParallelStep& parallel, const char* what,
                  Tensor& partial, std::vector<NamedTensor>& partials) {
   if (!partial.has_value()) return absl::OkStatus();

@@ -28,7 +28,7 @@ absl::Status CheckMultiple(const DimRule& rule, int64_t multiple, const std::str
                              " under ", recipe, ": ", reason));
 }
 
-/// The dims of a unit and who is asked for them in messages.
+/// The dims of a unit and their names in messages.
 struct UnitDims {
   UnitDims(const LinearUnit& unit, const LinearFields& fields)
       : m{fields.m, "M", unit.m}, n{fields.n, "N", unit.n}, k{fields.k, "K", unit.k} {}
@@ -78,7 +78,7 @@ absl::Status CheckAlignment(GemmRole gemm, QuantizerFormat format, const UnitDim
   return is_empty ? absl::OkStatus() : CheckFp8Alignment(gemm, dims);
 }
 
-/// What the quantizers themselves do not take: a Hadamard transform of f32, say.
+/// Refuses what the quantizers themselves refuse, such as a Hadamard transform of f32.
 absl::Status CheckQuantized(const std::string& field, TensorRole role, DType source,
                             const Shape& shape, Usages usages, const Recipe& recipe) {
   if (!usages.rowwise && !usages.columnwise) return absl::OkStatus();
@@ -204,7 +204,7 @@ absl::Status CheckOne(absl::StatusOr<GemmDesc> desc, const LinearUnit& unit, Gem
   return WithinField(unit.names.Stage(std::string(GemmRoleName(role))), status);
 }
 
-/// A GEMM inside which its operand a, or its sum, travels.
+/// Checks a GEMM that gathers its operand a, or sums its result, while it runs.
 absl::Status CheckCut(absl::StatusOr<GemmDesc> desc, const LinearUnit& unit, GemmRole role,
                       OverlapCollective collective, const ReductionProfile& profile) {
   QG_RETURN_IF_ERROR(desc.status());

@@ -1,6 +1,6 @@
-// Reads a checkpoint into a state whose tensors are outlines first: what must be there, of which
-// type, on this rank. Then the file's tensors, or this rank's parts of them, take their places.
-// Every number is checked before it is believed.
+// Reads a checkpoint. First makes a state of outlines, which say what tensors of which dtypes and
+// shapes this rank must have; then the file's tensors, or this rank's parts of them, replace the
+// outlines. No number of the file is used before it is checked.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -53,9 +53,9 @@ class CheckpointReader {
   absl::Status CheckRanks() const;
   /// This rank's part of a parameter's shape.
   absl::Status Divide(size_t layer, const std::string& name, Shape& shape) const;
-  /// `all`: with the experts of other ranks, which the file has too.
+  /// `all`: the names that the file must have, including experts of other ranks.
   absl::Status Fill(const std::set<std::string>& all, SessionState& state) const;
-  /// What takes an outline's place, from a tensor of that name in the file.
+  /// The tensor that replaces an outline, made of the file's tensor of that name.
   absl::StatusOr<Tensor> PartOf(const TensorPlace& place, const std::string& name,
                                 const Tensor& whole) const;
   void ShareBf16Masters(SessionState& state) const;
@@ -311,7 +311,7 @@ absl::Status CheckpointReader::Fill(const std::set<std::string>& all, SessionSta
   QG_RETURN_IF_ERROR(status);
   const std::set<std::string> own = HeldNames(spec_, state);
   for (const auto& [name, tensor] : tensors) {
-    // The others' own.
+    // It is another rank's own.
     if (has_ranks && absl::StartsWith(name, "rank") && !absl::StartsWith(name, prefix)) continue;
     if (all.count(name) != 0 && own.count(name) == 0) continue;
     return Malformed(absl::StrCat("tensor ", name, "; this state has none of that name"));
@@ -319,7 +319,7 @@ absl::Status CheckpointReader::Fill(const std::set<std::string>& all, SessionSta
   return absl::OkStatus();
 }
 
-/// A bf16 parameter is the upper half of its master.
+/// Makes every bf16 parameter the upper half of its master.
 void CheckpointReader::ShareBf16Masters(SessionState& state) const {
   if (spec_.masters != Masters::kBf16Remainder) return;
   for (SessionLayerState& layer : state.layers) {
@@ -329,7 +329,7 @@ void CheckpointReader::ShareBf16Masters(SessionState& state) const {
   }
 }
 
-/// That tensors which are each rank's own are of these ranks.
+/// Checks that tensors which are each rank's own belong to this session's ranks.
 absl::Status CheckpointReader::CheckRanks() const {
   const auto ranks = file_.metadata.find(kCheckpointRanksKey);
   if (ranks == file_.metadata.end()) return absl::OkStatus();

@@ -1,4 +1,4 @@
-// A session's checkpoint, and a session that goes on from one.
+// Writing a session's checkpoint, and restoring a session from one.
 #include <utility>
 
 #include "absl/strings/str_cat.h"

@@ -118,7 +118,7 @@ absl::Status CheckLayouts(const SessionSpec& spec) {
   return absl::OkStatus();
 }
 
-/// Every row is numbered before anything else is known of it.
+/// Bounds the number of rows, each of which is numbered before anything else is checked.
 absl::Status CheckRoutedRows(const std::string& field, const std::vector<int64_t>& m_splits) {
   int64_t rows = 0;
   for (size_t i = 0; i < m_splits.size(); ++i) {
@@ -135,7 +135,7 @@ absl::Status CheckRoutedRows(const std::string& field, const std::vector<int64_t
   return absl::OkStatus();
 }
 
-/// That two layers route the same rows.
+/// Checks that two layers route the same rows.
 absl::Status CheckSameSplits(const std::string& field, const std::vector<int64_t>& m_splits,
                              const SessionLayer& first) {
   const std::vector<int64_t>& expected = first.spec.m_splits;
@@ -153,7 +153,7 @@ absl::Status CheckSameSplits(const std::string& field, const std::vector<int64_t
   return absl::OkStatus();
 }
 
-/// What communicates at all, that it may overlap.
+/// Checks that some layer has communication that can overlap.
 absl::Status CheckOverlapHasLayers(const SessionSpec& spec) {
   if (!spec.parallel->overlap.has_value()) return absl::OkStatus();
   for (size_t i = 0; i < spec.layers.size(); ++i) {
@@ -165,7 +165,8 @@ absl::Status CheckOverlapHasLayers(const SessionSpec& spec) {
                 "every divided layer is a grouped_linear, which has no communication to overlap");
 }
 
-/// Under sequence parallelism the ranks of every copy divide its rows of the batch.
+/// Checks that under sequence parallelism the ranks of every copy can divide the copy's rows of the
+/// batch.
 absl::Status CheckRowsOfCopies(const SessionSpec& spec, size_t layer) {
   const ParallelSpec& parallel = *spec.parallel;
   for (int copy = 0; parallel.sequence_parallel && copy < parallel.data_parallel; ++copy) {
@@ -181,8 +182,8 @@ absl::Status CheckRowsOfCopies(const SessionSpec& spec, size_t layer) {
   return absl::OkStatus();
 }
 
-/// Where ranks divide experts or their rows: each has an expert at least, and all layers route the
-/// same rows.
+/// If ranks divide experts or their rows, checks that each rank has at least one expert and that
+/// all layers route the same rows.
 absl::Status CheckExperts(const SessionSpec& spec) {
   const int ranks = spec.parallel->expert_parallel;
   const SessionLayer* first = nullptr;
@@ -214,7 +215,7 @@ bool QuantizesNothing(const LayerSpec& layer) {
          });
 }
 
-/// What a session's forwards quantize.
+/// Which layers' amaxes a session's groups reduce: any layer's, or only experts'.
 QuantizedLayers QuantizedLayersOf(const SessionSpec& spec) {
   const bool has_experts_alone =
       std::all_of(spec.layers.begin(), spec.layers.end(), [](const SessionLayer& layer) {
@@ -223,8 +224,9 @@ QuantizedLayers QuantizedLayersOf(const SessionSpec& spec) {
   return has_experts_alone ? QuantizedLayers::kExpertsAlone : QuantizedLayers::kAny;
 }
 
-/// Whether lists with copies of one part of the layers have the same parts, so that the largest of
-/// the parts' amaxes is the same in all of them. So it is in groups of every other kind.
+/// Whether all lists that contain copies of one part of the layers contain the same parts, so that
+/// the largest of the parts' amaxes is the same in all these lists. Always true of groups of other
+/// kinds.
 bool HaveSameParts(const AmaxGroup& group, int tensor_parallel) {
   std::map<int, std::set<int>> others;  // By part: those beside it, itself among them.
   for (const std::vector<int>& list : group.ranks) {
@@ -237,8 +239,8 @@ bool HaveSameParts(const AmaxGroup& group, int tensor_parallel) {
   return true;
 }
 
-/// Of weights that are held quantized: what a group's amax is put under can have one, and copies
-/// that divide a weight make its codes under one scale.
+/// Checks the group of weights that are held quantized: their quantizers can take a group's amax,
+/// and copies that divide a weight make its codes under one scale.
 absl::Status CheckGroupOfHeldWeights(const SessionSpec& spec, const Recipe& recipe) {
   const ParallelSpec& parallel = *spec.parallel;
   const AmaxGroup& group = AmaxGroupOf(parallel.amax_groups, TensorRole::kWeight);
@@ -262,7 +264,7 @@ absl::Status CheckGroupOfHeldWeights(const SessionSpec& spec, const Recipe& reci
                    "with copies of a tensor-parallel part have the same parts"));
 }
 
-/// "rank0", as a rank's own tensors begin.
+/// Whether a name is a prefix of ranks' own tensors: "rank0".
 bool IsRankName(const std::string& name) {
   return absl::StartsWith(name, "rank") && name.size() == 5 && name[4] >= '0' && name[4] <= '9';
 }

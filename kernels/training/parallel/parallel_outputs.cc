@@ -24,7 +24,7 @@ absl::StatusOr<ParallelSession::OutputDivision> ParallelSession::DivisionOf(
     const SessionLayer& layer = spec_.layers[i];
     absl::string_view within = output;
     if (!absl::ConsumePrefix(&within, layer.name + ".")) continue;
-    // Every rank of a copy has gathered it.
+    // Every rank of a copy has gathered norm_out.
     if (within == "norm_out") return OutputDivision{true, {}};
     for (const LayerParameter& parameter : ParametersOf(layer.spec)) {
       if (parameter.gradient != within) continue;
@@ -58,8 +58,8 @@ std::vector<std::string> ParallelSession::OutputNames(
   for (const SessionStepResult& result : results) {
     for (const NamedTensor& output : result.outputs) gradients.insert(output.name);
   }
-  // Rank 0's order. Of divided experts all ranks' stand where the first one's does, or, where rank
-  // 0 gives none, at the end.
+  // Rank 0's order. The gradients of all ranks' experts of a layer come where rank 0's first does,
+  // or at the end if rank 0 gives none.
   const auto add = [&](const std::string& name) {
     if (gradients.erase(name) != 0) names.push_back(name);
   };

@@ -1,5 +1,5 @@
-// The world of a session on several ranks: their groups, made anew after a step that failed, and
-// those that calls name.
+// ParallelSession: the world of its ranks and their groups, which are made anew after a step that
+// failed, and the groups that calls name.
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,7 +10,7 @@
 namespace quantgate {
 namespace {
 
-/// A world keeps every group that it has made.
+/// The most lists of ranks that calls may name, since a world keeps every group that it has made.
 constexpr size_t kRankListsMax = 16;
 
 }  // namespace

@@ -16,8 +16,8 @@
 namespace quantgate {
 namespace {
 
-/// The parameter that a tensor of a layer's state is divided like: its moments' and main
-/// gradient's.
+/// The parameter of which a tensor of a layer's state is a moment or the main gradient, and like
+/// which it is divided.
 std::string ParameterOf(const std::string& name) {
   for (const char* last : {".exp_avg_sq", ".exp_avg"}) {
     if (absl::EndsWith(name, last)) return std::string(absl::StripSuffix(name, last));
@@ -159,14 +159,14 @@ absl::StatusOr<SessionStepResult> ParallelSession::Forward(const ForwardStep& st
   QG_RETURN_IF_ERROR(
       UseAmaxGroups(WithGroupsOfCall(spec_.parallel->amax_groups, step.amax_groups)));
   const auto forward = [&](Rank& rank, Member& mine) -> absl::StatusOr<SessionStepResult> {
-    // Of this call: those before it are others', and stay with their backwards.
+    // Only this call's step is attached; earlier ones belong to forwards in flight.
     if (!mine.steps.empty()) QG_RETURN_IF_ERROR(AttachStep(rank, mine, *mine.steps.front()));
     ForwardStep part = step;
     QG_ASSIGN_OR_RETURN(part.x, PartOf(*mine.engine, "x", step.x, layout, rank.index()));
     return mine.session->Forward(part, rank.cancellation());
   };
   absl::StatusOr<SessionStepResult> result = Run(forward, cancellation);
-  // The world is made anew then, without the groups that only this call named.
+  // After a failure the world is made anew, without the groups that only this call named.
   if (!result.ok()) rank_lists_ = lists_before;
   return result;
 }
@@ -214,7 +214,7 @@ absl::Status ParallelSession::ChangeRecipe(const Recipe& recipe, const Cancellat
     return NothingOf(mine.session->ChangeRecipe(recipe, rank.cancellation()));
   };
   const std::function<void()> restore = RestorePoint();
-  // What overlaps follows the recipe; forwards in flight go on as they began.
+  // The overlap plans of later forwards follow the new recipe; forwards in flight keep theirs.
   for (const auto& member : members_) {
     if (tp() > 1) {
       member->UseStep(std::make_shared<ParallelStep>(StepOf(*spec_.parallel, recipe)));
@@ -267,7 +267,7 @@ std::function<void()> ParallelSession::RestorePoint() {
     ways.push_back(
         [&member = *member, step = member->rank->step, restore = member->session->RestorePoint()] {
           member.rank->step = step;
-          // Those since then were of forwards that have not been done.
+          // Later steps belong to forwards that are undone.
           const auto last = std::find(member.steps.begin(), member.steps.end(), step);
           if (last != member.steps.end()) member.steps.erase(member.steps.begin(), last);
           restore();
