@@ -121,7 +121,7 @@ absl::StatusOr<QuantizeResult> QuantizePlan::Run(Engine& engine,
   QuantizeResult result;
   QG_ASSIGN_OR_RETURN(result.quantized, engine.Quantize(request_.source, quantizer, request_.usages,
                                                         arguments, cancellation));
-  // Padding is no scale: the record is made before there is any.
+  // The record is made before scales are padded, since padding is not part of it.
   result.record.role = request_.role;
   result.record.usages = request_.usages;
   SetRule(quantizer, arguments, result.record);

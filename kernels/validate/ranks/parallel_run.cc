@@ -17,8 +17,8 @@
 namespace quantgate {
 namespace {
 
-/// The request with its tensors for this engine. States of delayed scaling
-/// are on the host.
+/// The request with its tensors imported for this engine. States of delayed scaling stay on the
+/// host.
 absl::StatusOr<LayerRequest> Imported(Engine& engine, const LayerRequest& whole) {
   LayerRequest request = whole;
   std::vector<Tensor*> tensors = {&request.x, &request.grad_output};
@@ -64,10 +64,10 @@ absl::Status RunGroupedOfRank(Rank& rank, const LayerRequest& whole, const Varia
   return absl::OkStatus();
 }
 
-/// Of the arithmetics that give all of a result; several may.
+/// The most names in a note, since several arithmetics may give all of a result.
 constexpr size_t kNamesKept = 3;
 
-/// What explain says of a result of this GEMM.
+/// The arithmetics that ExplainGemm finds in a result of this GEMM.
 absl::StatusOr<std::string> Explained(Engine& engine, const GemmDesc& desc, const Tensor& d,
                                       const Cancellation* cancellation) {
   const auto to_host = [&](const Tensor& tensor) { return engine.ToHost(tensor, cancellation); };
@@ -86,7 +86,7 @@ absl::StatusOr<std::string> Explained(Engine& engine, const GemmDesc& desc, cons
   return absl::StrCat("of ", absl::StrJoin(names, " or of "));
 }
 
-/// The same GEMM of every rank.
+/// Compares a GEMM that was cut into pieces with the same GEMM in one piece, over all ranks.
 class CutGemm {
  public:
   explicit CutGemm(const GemmRecord& first) : first_(first) {}

@@ -23,7 +23,7 @@
 namespace quantgate {
 namespace {
 
-/// One tensor's outline, divided as ShardLayer divides the tensor.
+/// Divides outlines as ShardLayer divides tensors.
 class ShardOutline {
  public:
   ShardOutline(const ParallelStep& step) : step_(step) {}
@@ -58,8 +58,8 @@ class ShardOutline {
   const ParallelStep& step_;
 };
 
-/// Whether something between or beside the parallel operations of a chain has no meaning yet when
-/// its report is formed.
+/// Refuses operations in a parallel chain for whose outputs a report cannot derive what they should
+/// be.
 absl::Status CheckChain(const LayerSpec& layer, const ParallelSpec& parallel) {
   for (size_t i = 0; i < layer.operations.size(); ++i) {
     const OperationSpec& operation = layer.operations[i];
@@ -81,7 +81,7 @@ absl::Status CheckChain(const LayerSpec& layer, const ParallelSpec& parallel) {
   return absl::OkStatus();
 }
 
-/// What the layers around a grouped_linear do for it.
+/// Checks a grouped_linear, for which the layers around it communicate.
 absl::Status CheckGrouped(const std::string& field, const Tensor& x, const ParallelSpec& parallel) {
   if (parallel.overlap.has_value()) {
     return Refuse(field + ".parallel.overlap", "given",
@@ -106,8 +106,8 @@ absl::Status CheckKind(const std::string& field, const LayerRequest& step,
   return layer.traits().has_operations ? CheckChain(layer, parallel) : absl::OkStatus();
 }
 
-/// What a rank cannot carry out of one side of the overlap that a request asks for; `part` is the
-/// refused field behind the plan of that side.
+/// A refusal of one side of the overlap plan, with the field of the request. `part`: the refused
+/// field below the plan of that side.
 absl::Status OfOverlap(const std::string& field, const ParallelSpec& parallel, const char* side,
                        const absl::Status& status, absl::string_view part) {
   const std::string overlap = field + ".parallel.overlap";
@@ -122,8 +122,8 @@ absl::Status OfOverlap(const std::string& field, const ParallelSpec& parallel, c
                  status);
 }
 
-/// What is wrong with a rank's part, said of the request, whose fault it is. `first_expert`: the
-/// part's first one.
+/// A refusal of a rank's part, with the fields of the whole request. `first_expert`: the first
+/// expert of the part.
 absl::Status OfPart(const std::string& field, const ParallelSpec& parallel,
                     const absl::Status& status, int64_t first_expert = 0) {
   std::optional<Refusal> refusal = RefusalOf(status);
@@ -145,7 +145,7 @@ absl::Status OfPart(const std::string& field, const ParallelSpec& parallel,
   return StatusOf(*refusal);
 }
 
-/// Whether a rank can do its part, and `arithmetic` takes what it multiplies.
+/// Checks that a rank can do its part, and that `arithmetic` takes the part's GEMMs.
 absl::Status CheckPart(const std::string& field, const ParallelSpec& parallel,
                        const LayerRequest& part, const Recipe& recipe, const Arithmetic& arithmetic,
                        int64_t first_expert = 0) {
@@ -163,7 +163,7 @@ absl::Status CheckPart(const std::string& field, const ParallelSpec& parallel,
                                         " in a rank's part: ", status.message())});
 }
 
-/// What sessions alone have.
+/// Refuses options that only sessions have.
 absl::Status CheckNoDivision(const std::string& field, const ParallelSpec& parallel,
                              const char* rule) {
   struct Given {
@@ -190,7 +190,7 @@ absl::Status CheckProfileOf(const std::string& field, const ParallelSpec& parall
                 "the library's own sum needs backend nccl");
 }
 
-/// The request of one rank's experts without its tensors' data.
+/// The request of one rank's experts, with outlines for tensors.
 absl::StatusOr<LayerRequest> OutlineExperts(const LayerRequest& step, const ParallelSpec& parallel,
                                             int rank) {
   const int ranks = parallel.expert_parallel, place = rank % ranks;
@@ -208,7 +208,7 @@ absl::StatusOr<LayerRequest> OutlineExperts(const LayerRequest& step, const Para
   return ExpertsOfRank(of_copy, division, place, std::move(x), std::move(dy));
 }
 
-/// A variant whose experts are divided.
+/// Checks a variant with divided experts.
 absl::Status CheckExpertParallel(const std::string& field, const LayerRequest& step,
                                  const ParallelSpec& parallel, const Recipe& recipe,
                                  const Arithmetic& arithmetic) {

@@ -311,7 +311,7 @@ error_bound::OutputFacts FactsOfOutput(DType dtype) {
   }
 }
 
-/// What a rounding to this dtype adds to the error.
+/// The error that rounding to this dtype adds.
 void AddRounding(OperationReference& reference, DType dtype) {
   const error_bound::OutputFacts facts = FactsOfOutput(dtype);
   for (int64_t i = 0; i < reference.value.element_count(); ++i) {

@@ -49,7 +49,8 @@ uint8_t& At(Expected& expected, CodeRounding rounding) {
   return expected[static_cast<int>(rounding)];
 }
 
-/// Of a magnitude between two codes; `nearest` is nearest_even's. Magnitude codes.
+/// The code that each rule gives a magnitude between two codes; `nearest` is nearest_even's. Codes
+/// are those of magnitudes.
 Expected OfNeighbours(uint8_t lower, uint8_t nearest, bool is_tie, bool is_negative) {
   const auto upper = static_cast<uint8_t>(lower + 1);
   Expected expected = All(nearest);
@@ -64,7 +65,8 @@ Expected OfNeighbours(uint8_t lower, uint8_t nearest, bool is_tie, bool is_negat
   return expected;
 }
 
-/// Of a value beyond the largest finite code. A tie there is told for even and away alone.
+/// The code that each rule gives a value beyond the largest finite code. A tie there tells only
+/// even from away.
 Expected OfOverflow(const CodeFormat& format, Overflow overflow, float scaled, uint8_t sign) {
   const auto largest = static_cast<uint8_t>(sign | format.max);
   if (overflow == Overflow::kSaturate) return All(largest);
@@ -77,7 +79,7 @@ Expected OfOverflow(const CodeFormat& format, Overflow overflow, float scaled, u
   return expected;
 }
 
-/// Every NaN code of a format is the same.
+/// Whether two codes are equal; all NaN codes of a format are.
 bool IsSame(const CodeFormat& format, uint8_t a, uint8_t b) {
   return a == b || (format.has_nan && std::isnan(format.values[a]) && std::isnan(format.values[b]));
 }
