@@ -1,4 +1,4 @@
-// Sessions of two linear layers for tests, and what they are fed.
+// Sessions of two linear layers for tests, and their inputs.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -56,7 +56,7 @@ inline BackwardStep BackwardOf(uint64_t seed, const std::string& microbatch = "0
   return step;
 }
 
-/// One of the outputs; absent, and a failure, where the step failed or has none of that name.
+/// One of the outputs. Absent, and a test failure, if the step failed or has none of that name.
 inline Tensor OutputOf(const absl::StatusOr<SessionStepResult>& result, const std::string& name) {
   EXPECT_TRUE(result.ok()) << result.status();
   if (!result.ok()) return Tensor();

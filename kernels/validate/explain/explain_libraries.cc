@@ -238,7 +238,7 @@ bool HasOrientation(const StoredCodes& stored, const CodeBlocks& blocks,
          stored.transposed == (quantizer.orientation == Orientation::kTransposed);
 }
 
-/// Whether the codes of all zeros agree with the library's.
+/// Whether the codes of all zeros have this sign.
 bool HasZeros(const RoundingCounts& counts, ZeroSign sign) {
   return counts.of(sign).matches == counts.zeros;
 }
