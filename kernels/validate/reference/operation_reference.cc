@@ -11,7 +11,6 @@
 #include "absl/strings/str_format.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/exact/exact_operand.h"
-#include "kernels/validate/reference/activation_reference.h"
 #include "kernels/validate/reference/running_error.h"
 
 namespace quantgate {

@@ -17,8 +17,10 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <span>
 
 #include "kernels/gemm/bound/error_bound_element.h"
+#include "kernels/numerics/activation.h"
 
 namespace quantgate {
 
@@ -174,5 +176,16 @@ class RunningSum {
   bool is_certain_ = false;  // There are such terms.
   int64_t count_ = 0;
 };
+
+// Activation functions and their gradients in fp64, with a bound on the error of their fp32
+// evaluation (docs/quantizers.md section 10.6): the formulas of kernels/numerics/activation.h,
+// operation by operation.
+
+/// One row: `h` has F elements, or 2 F of a gated kind; `out` has F.
+void ActivationReference(const ActivationOptions& options, std::span<const float> h,
+                         std::span<RunningError> out);
+/// One row: `dy` has F elements, `out` as many as `h`.
+void ActivationGradientReference(const ActivationOptions& options, std::span<const float> h,
+                                 std::span<const float> dy, std::span<RunningError> out);
 
 }  // namespace quantgate
