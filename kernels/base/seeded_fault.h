@@ -8,7 +8,7 @@
 
 namespace quantgate {
 
-class FaultSeeder;  // kernels/validate/scenarios: the only one that can make a set with faults.
+class FaultSeeder;  // In run_scenarios.cc: it alone can make a set with faults.
 
 /// The faults in place, by name. Everything outside scenario runs has the empty set.
 class SeededFaults {

@@ -48,13 +48,13 @@ bool HaveOneRankEach(const AmaxGroup& group) {
 /// Empty where those ranks have the group.
 std::string WhyNotOf(const AmaxGroup& group, const ParallelSpec& parallel, QuantizedLayers layers) {
   if (group.kind == Kind::kTensor && parallel.tensor_parallel == 1) {
-    return "it is of tensor_parallel ranks, of which there is 1";
+    return "this group needs tensor_parallel > 1";
   }
   if (group.kind == Kind::kData && parallel.data_parallel == 1) {
-    return "it is of data_parallel copies, of which there is 1";
+    return "this group needs data_parallel > 1";
   }
   if (group.kind == Kind::kRanks && !HaveEveryRankOnce(group.ranks, parallel.size())) {
-    return absl::StrCat("the lists have every rank from 0 to ", parallel.size() - 1, " once");
+    return absl::StrCat("the lists must have every rank from 0 to ", parallel.size() - 1, " once");
   }
   const bool reduces =
       group.kind == Kind::kRanks ? !HaveOneRankEach(group) : group.kind != Kind::kNone;
@@ -121,22 +121,22 @@ absl::Status AttachAmaxGroups(Rank& rank, ParallelStep& step) {
   return absl::OkStatus();
 }
 
-AmaxOfRole::AmaxOfRole(const StepOptions& options, TensorRole role)
+RoleAmaxGroup::RoleAmaxGroup(const StepOptions& options, TensorRole role)
     : step_(options.parallel.get()), role_(role), is_delayed_(options.recipe.is_delayed()) {
   if (step_ != nullptr) group_ = &AmaxGroupOf(step_->amax_groups, role);
 }
 
-bool AmaxOfRole::IsReduced(const Quantizer& quantizer, Usages usages) const {
+bool RoleAmaxGroup::IsReduced(const Quantizer& quantizer, Usages usages) const {
   return is_named() && group_->kind != Kind::kNone && ReducesAmax(quantizer, usages);
 }
 
-std::string AmaxOfRole::Stage() const {
+std::string RoleAmaxGroup::Stage() const {
   return absl::StrCat("reduce amax of ", WordOf(role_), " over ", group_->Text());
 }
 
-absl::Status AmaxOfRole::Reduce(StepRecorder& recorder, const LinearNames& names,
-                                const Tensor& source, const Quantizer& quantizer, Usages usages,
-                                QuantizeArguments& arguments) const {
+absl::Status RoleAmaxGroup::Reduce(StepRecorder& recorder, const LinearNames& names,
+                                   const Tensor& source, const Quantizer& quantizer, Usages usages,
+                                   QuantizeArguments& arguments) const {
   const bool is_known =
       arguments.group_amax_rowwise.has_value() || arguments.group_amax_columnwise.has_value();
   if (!IsReduced(quantizer, usages) || is_known) return absl::OkStatus();
@@ -146,8 +146,8 @@ absl::Status AmaxOfRole::Reduce(StepRecorder& recorder, const LinearNames& names
   });
 }
 
-std::string AmaxOfRole::Text(const Quantizer& quantizer, Usages usages,
-                             const QuantizeArguments& arguments) const {
+std::string RoleAmaxGroup::Text(const Quantizer& quantizer, Usages usages,
+                                const QuantizeArguments& arguments) const {
   if (is_named()) {
     if (!is_delayed_ && !ReducesAmax(quantizer, usages)) return "";
     if (group_->kind == Kind::kNone) return group_->Text();
@@ -159,7 +159,7 @@ std::string AmaxOfRole::Text(const Quantizer& quantizer, Usages usages,
                                                                  : "";
 }
 
-std::string AmaxOfRole::NameInError(const std::string& name) const {
+std::string RoleAmaxGroup::NameInError(const std::string& name) const {
   if (!is_named()) return name;
   return absl::StrCat(AmaxGroupField(role_), ": ", group_->Text(), "; codes that ",
                       TextOf("tensor", *step_->tp), " joins stand under one scale, and ", name);

@@ -1,5 +1,5 @@
-// Amaxes over the group that a call names for the role of an operand (docs/distributed.md
-// section 4.1).
+// Reducing amaxes over the group of ranks that a call names for the role of an operand
+// (docs/distributed.md section 4.1).
 #pragma once
 
 #include <string>
@@ -9,51 +9,53 @@
 
 namespace quantgate {
 
-/// Whether a step quantizes anything beside what experts do. Those that expert_parallel divides are
-/// whole on their ranks, so that ranks with other experts have no amaxes in common.
+/// Whether a step quantizes anything outside of experts. Each expert that expert_parallel divides
+/// is whole on its rank, so ranks with different experts have no amaxes in common.
 enum class QuantizedLayers { kAny, kExpertsAlone };
 
-/// INVALID_ARGUMENT "PREFIXamax_groups[ROLE]: GROUP; rule" unless the ranks of `parallel` have each
-/// named group, lists have every rank once, some ranks of a group have amaxes of the same tensors,
-/// and the recipe has an amax of the role's whole tensor.
+/// Checks that the ranks of `parallel` have each named group, that lists of ranks contain every
+/// rank once, that some ranks of each group quantize parts of the same tensors, and that `recipe`
+/// takes one amax of the role's whole tensor. Else INVALID_ARGUMENT "PREFIXamax_groups[ROLE]:
+/// GROUP; rule".
 absl::Status CheckAmaxGroups(const std::string& prefix, const AmaxGroups& groups,
                              const ParallelSpec& parallel, const Recipe& recipe,
                              QuantizedLayers layers = QuantizedLayers::kAny);
 
-/// That a quantization in these usages can stand under the group that is named for its role:
-/// INVALID_ARGUMENT "PREFIXamax_groups[ROLE]: GROUP; rule" as CheckGroupAmaxes.
+/// Checks that the amaxes of a quantization in these usages can be reduced over the group named for
+/// `role`. Else INVALID_ARGUMENT "PREFIXamax_groups[ROLE]: GROUP; rule", with CheckGroupAmaxes'
+/// rule.
 absl::Status CheckAmaxesOfRole(const std::string& prefix, const AmaxGroups& groups, TensorRole role,
                                const Quantizer& quantizer, Usages usages);
 
-/// This rank's end of a group; null of `none`, and where none is named. NOT_FOUND where the world
-/// has not made it.
+/// This rank's end of `group`; null if the group is `none` or not named. NOT_FOUND if the world has
+/// not made the group.
 absl::StatusOr<ProcessGroup*> FindAmaxGroup(Rank& rank, const AmaxGroup& group);
-/// Of those that the step names.
+/// Sets step.amax_ends to this rank's ends of the groups that step.amax_groups names.
 absl::Status AttachAmaxGroups(Rank& rank, ParallelStep& step);
 
-/// What of a step's amax groups one quantization takes.
-class AmaxOfRole {
+/// The amax group that a step names for one role, and what it does to a quantization of that role.
+class RoleAmaxGroup {
  public:
-  AmaxOfRole(const StepOptions& options, TensorRole role);
+  RoleAmaxGroup(const StepOptions& options, TensorRole role);
 
-  /// Whether the step names a group for the role, `none` among them.
+  /// Whether the step names a group for the role; `none` counts as named.
   bool is_named() const { return group_ != nullptr && group_->is_named(); }
-  /// Whether quantizing so calls the named group.
+  /// Whether a quantization with these arguments calls the named group.
   bool IsReduced(const Quantizer& quantizer, Usages usages) const;
   /// This rank's end of that group.
   ProcessGroup& end() const { return *step_->amax_end(role_); }
   /// "reduce amax of x over data".
   std::string Stage() const;
-  /// The maxima over the named group; nothing where IsReduced says no, and where `arguments` have
-  /// them, as those of experts.
+  /// Puts the maxima over the named group into `arguments`. Does nothing where IsReduced is false,
+  /// or where `arguments` already have amaxes, as those of experts do.
   absl::Status Reduce(StepRecorder& recorder, const LinearNames& names, const Tensor& source,
                       const Quantizer& quantizer, Usages usages,
                       QuantizeArguments& arguments) const;
-  /// QuantizationRecord::amax_group, of a quantization with these arguments.
+  /// QuantizationRecord::amax_group of a quantization with these arguments.
   std::string Text(const Quantizer& quantizer, Usages usages,
                    const QuantizeArguments& arguments) const;
-  /// What an error about the scale of `name` begins with: the field, the value and the ranks whose
-  /// codes are joined; `name` alone where no group is named.
+  /// The beginning of an error about the scale of `name`: the field, the value and the ranks whose
+  /// codes are joined. `name` alone if no group is named.
   std::string NameInError(const std::string& name) const;
 
  private:

@@ -14,7 +14,7 @@
 namespace quantgate {
 namespace {
 
-/// "" of the default.
+/// A group's name; "" is the default group.
 std::string NameOf(const AmaxGroup& group) { return group.is_named() ? group.Text() : ""; }
 
 /// A history as [L][1].
@@ -41,8 +41,8 @@ std::vector<std::pair<std::string, TensorRole>> GroupsAt(const AmaxGroups& group
   return found;
 }
 
-/// Those of the roles for which `groups` has a group of this name, "" being the default one; null
-/// of states that this rank has not.
+/// The states of the roles that `groups` gives this group ("": the default one). Null for states
+/// that this rank does not have.
 std::vector<DelayedScalingState*> StatesOf(std::span<const ReducedLayer> layers, UpdatePoint point,
                                            const AmaxGroups& groups, const std::string& group) {
   std::vector<DelayedScalingState*> states;
@@ -58,8 +58,8 @@ std::vector<DelayedScalingState*> StatesOf(std::span<const ReducedLayer> layers,
   return states;
 }
 
-/// Of weights that are cached as codes of parts, alike on every rank of `step`'s tensor-parallel
-/// group: the amaxes beside them.
+/// The amaxes kept beside cached weights of which the ranks of `step`'s tensor-parallel group have
+/// parts.
 std::vector<Tensor*> AmaxesOfCached(std::span<const ReducedLayer> layers, UpdatePoint point,
                                     const ParallelStep* step, const std::string& group) {
   std::vector<Tensor*> amaxes;

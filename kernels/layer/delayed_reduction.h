@@ -1,5 +1,5 @@
-// Delayed scaling's amax reduction over ranks: at the end of a forward or backward, one for all
-// layers of a group, before the scales are updated (docs/distributed.md section 4).
+// Delayed scaling's amax reduction over ranks: one for all layers of a group at the end of a
+// forward or backward, before the scales are updated (docs/distributed.md section 4).
 #pragma once
 
 #include <span>
@@ -12,22 +12,23 @@
 namespace quantgate {
 
 struct ReducedLayer {
-  const LayerSpec* spec;     ///< The whole layer's.
-  LayerState* state;         ///< Of experts those that this rank has.
-  int64_t first_expert = 0;  ///< That `state` calls 0.
+  const LayerSpec* spec;     ///< Of the whole layer.
+  LayerState* state;         ///< Has only the experts of this rank.
+  int64_t first_expert = 0;  ///< The whole layer's number of the expert that `state` calls 0.
 };
 
-/// Row 0 of every history of inputs and weights (kForward) or of grad_outputs (kBackward) becomes
-/// its maximum over `group` (null: its own), or over the group that `step` (null: none) names for
-/// its role, and so the amaxes beside cached weights of which tensor-parallel ranks have parts: one
-/// concatenated tensor and one MAX for each of these groups. Every rank brings the
-/// same layers in the same order; a state that it has not, another rank's expert, has the amax 0.
-/// Nothing under other recipes, under reduce_amax=false, and of one rank.
+/// Replaces row 0 of every history of inputs and weights (kForward) or of grad_outputs (kBackward)
+/// by its maximum over the ranks of `group`, or of the group that `step` names for its role. Does
+/// the same to the amaxes kept beside cached weights that tensor-parallel ranks have parts of. Each
+/// of these groups makes one call: a MAX of one concatenated tensor. Every rank must bring the same
+/// layers in the same order; it contributes the amax 0 for a state that it lacks, that of another
+/// rank's expert. Does nothing under other recipes, under reduce_amax=false, and over one rank.
+/// A null `group` is this rank alone; a null `step` names no groups.
 absl::Status ReduceDelayedAmaxes(StepRecorder& recorder, ProcessGroup* group,
                                  std::span<const ReducedLayer> layers, const Recipe& recipe,
                                  UpdatePoint point, const ParallelStep* step);
 
-/// Whether that is a stage, of so many ranks.
+/// Whether ReduceDelayedAmaxes does anything over a group of so many ranks.
 bool ReducesDelayedAmaxes(const Recipe& recipe, int ranks);
 
 }  // namespace quantgate

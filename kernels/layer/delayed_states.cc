@@ -42,7 +42,7 @@ absl::Status NoteCast(StepRecorder& recorder, const QuantizedTensor& quantized,
 
 absl::Status Calibrate(StepRecorder& recorder, const std::string& stage, const Tensor& source,
                        QuantizerSpec rule, DelayedScalingState& state) {
-  // A quantization of which only the amax is read.
+  // Only the amax of this quantization is read.
   rule.scaling = Scaling::kCurrent;
   QG_ASSIGN_OR_RETURN(
       const QuantizedTensor quantized, recorder.Timed({StageKind::kQuantize, stage}, [&] {

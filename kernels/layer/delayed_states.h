@@ -1,5 +1,5 @@
-// Delayed scaling within one step: where scales come from, what casts leave in the histories, and
-// the updates (docs/quantizers.md section 2). States are by name: "input", "fc1.weight", ...
+// Delayed scaling within one step: preparing its states, noting the amaxes of casts in their
+// histories, and updating their scales (docs/quantizers.md section 2).
 #pragma once
 
 #include <map>
@@ -10,22 +10,24 @@
 
 namespace quantgate {
 
-using DelayedStates = std::map<std::string, DelayedScalingState>;
+using DelayedStates =
+    std::map<std::string, DelayedScalingState>;  ///< By "input", "fc1.weight", ...
 
-/// Makes a fresh state where `name` has none, and gives its history the recipe's length, which a
-/// note says.
+/// Makes a fresh state if `name` has none. Cuts a history of another length than the recipe's, or
+/// fills it with zeros, and notes that in the recorder.
 absl::Status PrepareDelayedState(StepRecorder& recorder, const std::string& name,
                                  const DelayedScalingOptions& options, DelayedStates& states);
 
-/// After a cast: row 0 merges the amax.
+/// Merges the amax of a cast into row 0 of the history.
 absl::Status NoteCast(StepRecorder& recorder, const QuantizedTensor& quantized,
                       DelayedScalingState& state);
 
-/// Assigns the amax of `source` to row 0. `rule` is the quantizer that will cast such a tensor.
+/// Puts the amax of `source` into row 0 of the history. `rule` is the quantizer that will cast such
+/// tensors.
 absl::Status Calibrate(StepRecorder& recorder, const std::string& stage, const Tensor& source,
                        QuantizerSpec rule, DelayedScalingState& state);
 
-/// The update of one state, of tensors cast to `element`.
+/// Updates the scale of one state, whose tensors are cast to `element`.
 absl::Status UpdateDelayedState(StepRecorder& recorder, const DelayedScalingOptions& options,
                                 DType element, DelayedScalingState& state);
 

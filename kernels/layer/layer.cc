@@ -35,7 +35,7 @@ std::vector<std::pair<LayerParameter, std::string>> ReturnedGradients(const Laye
   return returned;
 }
 
-/// Under delayed scaling the note of a forward that no update follows.
+/// Adds the note about a forward under delayed scaling that no update follows.
 void AddForwardOnlyNote(StepRecorder& recorder, const LayerPlan& plan) {
   if (!plan.is_delayed || plan.has_backward) return;
   recorder.AddNote("forward only: scales are not updated, row 0 of each history has the amax");
@@ -50,7 +50,7 @@ void AddState(const LayerSpec& spec, const LayerState& state, LayerResult& resul
   }
 }
 
-/// Outputs in the order of LayerOutputs.
+/// Adds the outputs in the order of LayerOutputs.
 void AddOutputs(const LayerRequest& request, const LayerState& state, ForwardResult& forward,
                 BackwardResult& backward, LayerResult& result) {
   result.outputs.push_back({"y", std::move(forward.y)});
@@ -111,11 +111,11 @@ StepOptions OptionsOf(const LayerRequest& request, const Recipe& recipe) {
           .parallel = request.parallel};
 }
 
-LayerResult StopStep(StepRecorder& recorder, const LayerRequest& request, LayerPlanPointer plan,
-                     const LayerState& state, ForwardResult forward, BackwardResult backward) {
+LayerResult CollectStep(StepRecorder& recorder, const LayerRequest& request, LayerPlanPointer plan,
+                        const LayerState& state, ForwardResult forward, BackwardResult backward) {
   AddForwardOnlyNote(recorder, *plan);
   LayerResult result;
-  static_cast<StepRecords&>(result) = recorder.Stop();
+  static_cast<StepRecords&>(result) = recorder.TakeRecords();
   AddOutputs(request, state, forward, backward, result);
   if (plan->is_delayed || plan->is_calibration) AddState(request.layer, state, result);
   result.plan = std::move(plan);
@@ -125,8 +125,8 @@ LayerResult StopStep(StepRecorder& recorder, const LayerRequest& request, LayerP
 absl::StatusOr<LayerResult> FinishStep(StepRecorder& recorder, const LayerRequest& request,
                                        LayerPlanPointer plan, const LayerState& state,
                                        ForwardResult forward, BackwardResult backward) {
-  LayerResult result =
-      StopStep(recorder, request, std::move(plan), state, std::move(forward), std::move(backward));
+  LayerResult result = CollectStep(recorder, request, std::move(plan), state, std::move(forward),
+                                   std::move(backward));
   QG_RETURN_IF_ERROR(recorder.Read(result));
   return result;
 }
@@ -212,10 +212,10 @@ absl::Status UpdateScalesOfStep(StepRecorder& recorder, const LayerRequest& requ
 
 }  // namespace
 
-absl::StatusOr<LayerWork> DoLayer(StepRecorder& recorder, const LayerRequest& request,
-                                  LayerPlanPointer plan, const Recipe& recipe) {
+absl::StatusOr<ComputedLayer> ComputeLayer(StepRecorder& recorder, const LayerRequest& request,
+                                           LayerPlanPointer plan, const Recipe& recipe) {
   const LayerSpec& spec = request.layer;
-  LayerWork work{std::move(plan), StateOf(request), {}, {}};
+  ComputedLayer work{std::move(plan), StateOf(request), {}, {}};
   LayerState& state = work.state;
   StepOptions options = OptionsOf(request, recipe);
   options.plan = work.plan;
@@ -240,9 +240,10 @@ absl::StatusOr<StartedLayer> StartLayer(Engine& engine, const LayerRequest& requ
                                         const Cancellation* cancellation, StageObserver on_stage) {
   StartedLayer started;
   started.recorder = std::make_unique<StepRecorder>(engine, arithmetic, cancellation, on_stage);
-  QG_ASSIGN_OR_RETURN(LayerWork work, DoLayer(*started.recorder, request, std::move(plan), recipe));
-  started.result = StopStep(*started.recorder, request, work.plan, work.state,
-                            std::move(work.forward), std::move(work.backward));
+  QG_ASSIGN_OR_RETURN(ComputedLayer work,
+                      ComputeLayer(*started.recorder, request, std::move(plan), recipe));
+  started.result = CollectStep(*started.recorder, request, work.plan, work.state,
+                               std::move(work.forward), std::move(work.backward));
   return started;
 }
 

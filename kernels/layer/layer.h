@@ -1,21 +1,23 @@
 // Layers: what a training framework calls a module, forward and backward under a recipe
-// (docs/quantizers.md sections 9 to 11). Each is a chain of basic operations; the kinds differ in
-// which operations, and in where an operation hands its fp32 result to the next quantizer without
+// (docs/quantizers.md sections 9 to 11). Each is a chain of basic operations. The kinds differ in
+// their operations, and in where an operation hands its fp32 result to the next quantizer without
 // rounding it in between.
 //
 //   linear            y = x w^T + b
 //   layernorm_linear  linear of norm(x)
 //   layernorm_mlp     fc2 of activation(fc1 of norm(x))
-//   grouped_linear    rows of x in m_splits, a linear ("expert") each
+//   grouped_linear    one linear ("expert") for each run of rows of x; m_splits gives the lengths
 //   chain             the operations of LayerSpec::operations
 //
-// Parameters, by name: "weight", "bias", "gamma", "beta"; "fc1.weight", "fc2.bias", ... of
-// layernorm_mlp; "weight.0", "bias.0", ... of grouped_linear; OPERATION.weight, ... of a chain.
-// The gradient of a parameter has its name with dw, db, dgamma, dbeta in place of the last word
-// ("fc1.dw", "dw.0"); of a weight with a main gradient, main_grad ("fc1.main_grad").
-// Delayed scaling's states: "input", "weight", "grad_output" likewise ("fc1.input", "weight.0").
+// Names of parameters: "weight", "bias", "gamma", "beta"; in layernorm_mlp "fc1.weight",
+// "fc2.bias",
+// ...; in grouped_linear "weight.0", "bias.0", ...; in a chain OPERATION.weight, .... A gradient
+// has the name of its parameter with dw, db, dgamma or dbeta as its word ("fc1.dw", "dw.0"), or
+// main_grad if the weight has a main gradient ("fc1.main_grad"). Delayed scaling's states have the
+// words "input", "weight", "grad_output" ("fc1.input", "weight.0").
 #pragma once
 
+#include <cstdint>
 #include <limits>
 #include <map>
 #include <memory>
@@ -32,10 +34,21 @@
 
 namespace quantgate {
 
+/// The name of a parameter, gradient or state of delayed scaling, taken apart: "fc1.weight.2" is
+/// the weight of expert 2 in layer fc1.
+struct ParameterName {
+  std::string path;  ///< The enclosing layers with their dots: "fc1.", "block1.fc1."; may be empty.
+  std::string word;  ///< "weight", "dw".
+  int64_t expert = -1;  ///< -1: the name has no expert's number.
+
+  static ParameterName Parse(std::string_view text);
+  std::string Text() const;
+};
+
 /// One operation of a chain: [..., columns] in, [..., columns] out.
 struct OperationSpec {
   OperationKind kind = OperationKind::kBasicLinear;
-  std::string name;                ///< Of its parameters; unique within the chain.
+  std::string name;                ///< Prefix of its parameters' names; unique within the chain.
   NormOptions norm;                ///< kNorm.
   ActivationOptions activation;    ///< kActivation.
   float factor = 1;                ///< kScale.
@@ -46,113 +59,113 @@ struct OperationSpec {
   friend bool operator==(const OperationSpec& a, const OperationSpec& b);
 };
 
-/// Operations of a chain, a bound on untrusted input.
+// Bounds on untrusted input: operations of a chain, experts of a grouped_linear.
 inline constexpr int kOperationsMax = 64;
-/// Experts of a grouped_linear, likewise.
 inline constexpr int kExpertsMax = 256;
 
 /// What a layer computes, without its tensors.
 struct LayerSpec {
   LayerKind kind = LayerKind::kLinear;
-  NormOptions norm;                 ///< layernorm_linear, layernorm_mlp.
-  ActivationOptions activation;     ///< layernorm_mlp.
-  bool return_norm_output = false;  ///< Likewise: "norm_out" too, which is then rounded first.
-  std::vector<int64_t> m_splits;    ///< grouped_linear: rows of each expert, 0 included.
+  NormOptions norm;              ///< layernorm_linear, layernorm_mlp.
+  ActivationOptions activation;  ///< layernorm_mlp.
+  /// layernorm_linear, layernorm_mlp: also returns "norm_out", rounded before it is quantized.
+  bool return_norm_output = false;
+  std::vector<int64_t> m_splits;          ///< grouped_linear: rows of each expert, 0 included.
   std::vector<OperationSpec> operations;  ///< chain.
-  /// Neighbouring operations are one where frameworks have one kernel for them: a bias joins its
-  /// GEMM's epilogue; under delayed scaling norms and activations are quantized unrounded. False:
-  /// every operation rounds its result to the activation dtype.
+  /// True: neighbouring operations for which frameworks have one kernel are one operation: a bias
+  /// joins its GEMM's epilogue, and under delayed scaling the results of norms and activations are
+  /// quantized without rounding. False: every operation rounds its result to the activation dtype.
   bool fused = true;
-  /// How weights are divided over the tensor-parallel group of a step; all sizes above are then of
-  /// one rank's part. layernorm_mlp: kColumn, which is of fc1, with fc2 row-parallel;
-  /// layernorm_linear: kColumn; a chain's stand with its operations. A grouped_linear communicates
-  /// nothing: y, or dx, is the rank's part of it (kernels/layer/experts/grouped_run.h adds them
-  /// up).
+  /// How weights are divided over the tensor-parallel group of a step; all sizes above are then
+  /// those of one rank's part. layernorm_mlp takes kColumn: fc1 is column-parallel and fc2
+  /// row-parallel. layernorm_linear takes kColumn. The operations of a chain have modes of their
+  /// own. A grouped_linear does not communicate: its y, or dx, is this rank's summand
+  /// (kernels/layer/experts/grouped_run.h adds them up).
   ParallelMode parallel_mode = ParallelMode::kNone;
 
   const LayerTraits& traits() const { return TraitsOf(kind); }
   friend bool operator==(const LayerSpec& a, const LayerSpec& b);
 };
 
-/// A recipe as the modules of a layer follow it (Recipe::ForModule). The functions of this folder
-/// take recipes as they are given.
+/// The recipe that the modules of this layer follow (Recipe::ForModule). Other functions of this
+/// folder apply the recipe that they are given as it is.
 Recipe RecipeOfLayer(const LayerSpec& spec, const Recipe& recipe);
 
-/// One step of one layer, forward and perhaps backward, with nothing kept afterwards.
+/// One step of one layer, forward and optionally backward, with nothing kept afterwards.
 struct LayerRequest {
   LayerSpec layer;
   Tensor x;                                  ///< [..., K]: f32, bf16 or f16.
   Tensor grad_output;                        ///< y's shape. Absent: forward only.
   std::map<std::string, Tensor> parameters;  ///< High precision; biases and beta may be absent.
-  /// f32, by weight ("weight", "fc1.weight"): wgrad accumulates into a copy of it, returned as
-  /// "main_grad", "fc1.main_grad" in place of "dw", "fc1.dw".
+  /// f32 main gradients by weight ("weight", "fc1.weight"). wgrad accumulates into a copy, which is
+  /// returned as "main_grad" ("fc1.main_grad") in place of "dw" ("fc1.dw").
   std::map<std::string, Tensor> main_grads;
   RequiresGrad requires_grad;
-  uint64_t seed = 0;  ///< Of stochastic rounding; each quantization is one call of it.
-  /// What delayed scaling brings from earlier steps; fresh where absent. Recipes without it do not
-  /// look. In host memory, where values are checked, or an earlier result of the same engine.
+  uint64_t seed = 0;  ///< Of stochastic rounding; each quantization has its own call id.
+  /// Delayed scaling's states from earlier steps; absent ones are fresh. Other recipes ignore them.
+  /// In host memory, where their values are checked, or an earlier result of the same engine.
   std::map<std::string, DelayedScalingState> delayed;
-  /// Under delayed scaling: compute in high precision and note the amaxes only.
+  /// Under delayed scaling: compute in high precision and only note the amaxes.
   bool calibrate = false;
-  /// The ranks among which the layer is divided, of which this request is one's part; null: one.
+  /// The ranks that divide the layer; the request is then one rank's part. Null: one rank.
   std::shared_ptr<const ParallelStep> parallel;
-  /// Of y and of every tensor between two operations, in x's dtype: small operands may make large
-  /// ones.
+  /// Bound on the bytes, in x's dtype, of y and of every tensor between two operations, which may
+  /// be large although the operands are small.
   int64_t value_bytes_max = std::numeric_limits<int64_t>::max();
 };
 
-/// What one step of a layer does, decided when its request is checked; the step and its report
+/// What one step of a layer does. Decided when the request is checked; the step and its report
 /// follow it.
 using LayerPlanPointer = std::shared_ptr<const LayerPlan>;
 
 struct LayerResult : StepRecords {
-  /// "y", "norm_out"; "dx" and the gradients of parameters, as asked for.
+  /// "y", "norm_out", "dx" and the gradients of parameters, as far as they were asked for.
   std::vector<NamedTensor> outputs;
-  /// What one operation gave the next in the activation dtype: "fc1.y", "fc2.x", "fc2.dx", ...
+  /// Tensors between two operations, in the activation dtype: "fc1.y", "fc2.x", "fc2.dx", ...
   std::vector<NamedTensor> intermediates;
-  /// Under delayed scaling what the next step needs: "input.scale", "input.amax_history", ...
+  /// What the next step needs under delayed scaling: "input.scale", "input.amax_history", ...
   std::vector<NamedTensor> state;
-  LayerPlanPointer plan;  ///< By which it was made.
+  LayerPlanPointer plan;  ///< The plan that the step followed.
 };
 
-/// The part of CheckLayer that no recipe changes: the spec, presence, dtypes and shapes.
+/// The part of CheckLayer that does not depend on the recipe: spec, presence, dtypes and shapes.
 absl::Status CheckLayerTensors(const LayerRequest& request);
 
-/// Checks a request against a recipe and says what is wrong before anything is computed:
-/// INVALID_ARGUMENT naming field, value and rule.
+/// Checks a request under a recipe before anything is computed. INVALID_ARGUMENT naming field,
+/// value and rule.
 absl::Status CheckLayer(const LayerRequest& request, const Recipe& recipe);
 
-/// The rest of CheckLayer, of a request that CheckLayerTensors accepts, and what it decides.
+/// The rest of CheckLayer for a request that CheckLayerTensors accepts. Gives the step's plan.
 absl::StatusOr<LayerPlanPointer> DecideLayer(const LayerRequest& request, const Recipe& recipe);
 
-/// Whether the arithmetic takes every GEMM of a layer that was decided under `recipe`:
+/// Checks that the arithmetic takes every GEMM of a plan that DecideLayer made under `recipe`.
 /// INVALID_ARGUMENT or UNIMPLEMENTED naming the GEMM.
 absl::Status CheckLayerGemms(const LayerSpec& spec, const LayerPlan& plan, const Recipe& recipe,
                              const Arithmetic& arithmetic);
 
-/// Names of the outputs of a run, in order.
+/// Names of the outputs that RunLayer gives for `request`, in order.
 std::vector<std::string> LayerOutputs(const LayerRequest& request);
 
-/// Shape of an output of a request that CheckLayerTensors accepts.
+/// Shape of one of these outputs, for a request that CheckLayerTensors accepts.
 Shape LayerOutputShape(const LayerRequest& request, std::string_view output);
 
-/// A run of which the fingerprints of saved operands and what quantizations left are still to be
-/// read.
+/// A step whose work has been given to the engine. The fingerprints of saved operands and the
+/// statistics of quantizations have not been read yet.
 struct StartedLayer {
-  LayerResult result;  ///< Whoever uses its outputs need not wait.
+  LayerResult result;  ///< Its outputs can be used without waiting.
   std::unique_ptr<StepRecorder> recorder;
-  /// Completes `result`: waits for these, not for what came after them. Once.
+  /// Reads them into `result`. Waits until they are computed, but not for later work. Call once.
   absl::Status Finish() { return recorder->Read(result); }
 };
 
 /// Runs forward and, with a grad_output, backward. A numerical oddity is a result, never an error.
-/// Cancellation is looked at between stages and inside the engine's operations.
+/// Cancellation is checked between stages and inside the engine's operations.
 absl::StatusOr<LayerResult> RunLayer(Engine& engine, const LayerRequest& request,
                                      const Recipe& recipe, const Arithmetic& arithmetic,
                                      const Cancellation* cancellation,
                                      StageObserver on_stage = IgnoreStage);
-/// The same of a request of which DecideLayer gave `plan` and CheckLayerGemms accepts that, and
-/// waits for nothing: the caller has more for the engine to do meanwhile.
+/// Starts the same step without waiting for the engine, so that the caller can give it more work.
+/// `plan` must be DecideLayer's of this request, and CheckLayerGemms must accept it.
 absl::StatusOr<StartedLayer> StartLayer(Engine& engine, const LayerRequest& request,
                                         LayerPlanPointer plan, const Recipe& recipe,
                                         const Arithmetic& arithmetic,

@@ -16,7 +16,7 @@ class ProgramBackward {
 
   absl::Status Run(const Tensor& grad_output);
 
-  /// By value; absent where none is needed.
+  /// By value; absent if none is needed.
   const std::vector<ValueGradient>& gradients() const { return gradients_; }
   ParameterGradients parameters;
   std::vector<LinearWgrad> deferred;
@@ -46,7 +46,7 @@ absl::StatusOr<ValueGradient> ProgramBackward::BackwardLinearOperation(size_t in
   return dx;
 }
 
-/// Of the operation's input.
+/// The gradient of the operation's input.
 absl::StatusOr<ValueGradient> ProgramBackward::BackwardOperation(size_t index,
                                                                  const ValueGradient& dy) {
   const PlannedOperation& operation = run_.program.operations[index];
@@ -80,7 +80,7 @@ absl::StatusOr<ValueGradient> ProgramBackward::BackwardOperation(size_t index,
   return same;
 }
 
-/// Adds to what later operations gave, rounding each sum to the activation dtype.
+/// Adds to the gradient from later operations, rounding each sum to the activation dtype.
 absl::Status ProgramBackward::Contribute(int value, ValueGradient gradient) {
   if (!run_.program.values[value].needs_gradient || !gradient.has_value()) return absl::OkStatus();
   ValueGradient& sum = gradients_[value];
@@ -146,23 +146,6 @@ absl::Status NotOfThisStep(const char* what) {
 
 }  // namespace
 
-absl::StatusOr<Tensor> JoinRows(StepRecorder& recorder, const char* stage, const LayerPlan& plan,
-                                const std::vector<Tensor>& parts) {
-  if (!plan.has_experts) return parts[0];
-  QG_ASSIGN_OR_RETURN(const Tensor joined, recorder.Timed({StageKind::kOperation, stage}, [&] {
-    return recorder.engine().ConcatenateRows(parts, recorder.cancellation());
-  }));
-  return joined.Reinterpret(joined.dtype(), plan.ShapeOfRows(joined.columns()));
-}
-
-absl::StatusOr<std::vector<Tensor>> PartsOfExperts(const LayerPlan& plan, const Tensor& tensor) {
-  std::vector<Tensor> parts;
-  for (const ProgramPlan& program : plan.programs) {
-    QG_ASSIGN_OR_RETURN(parts.emplace_back(), RowSlice(tensor, program.first_row, program.rows));
-  }
-  return parts;
-}
-
 absl::StatusOr<BackwardResult> BackwardLayer(StepRecorder& recorder, const LayerSpec& spec,
                                              LayerState& state, std::unique_ptr<LayerSaved> given,
                                              const Tensor& grad_output) {
@@ -177,7 +160,7 @@ absl::StatusOr<BackwardResult> BackwardLayer(StepRecorder& recorder, const Layer
   std::vector<Tensor> parts = {cast};
   const bool is_grouped = plan.has_experts;
   if (is_grouped) {
-    QG_ASSIGN_OR_RETURN(parts, PartsOfExperts(plan, cast));
+    QG_ASSIGN_OR_RETURN(parts, SplitExpertRows(plan, cast));
   }
   ExpertAmaxes expert_amaxes(saved->options(), [&](TensorRole) { return parts; });
   std::vector<Tensor> dx;
@@ -194,7 +177,7 @@ absl::StatusOr<BackwardResult> BackwardLayer(StepRecorder& recorder, const Layer
     dx.push_back(backward.gradients()[0].plain());
   }
   if (plan.programs[0].values[0].needs_gradient) {
-    QG_ASSIGN_OR_RETURN(result.dx, JoinRows(recorder, "concatenate dx", plan, dx));
+    QG_ASSIGN_OR_RETURN(result.dx, JoinExpertRows(recorder, "concatenate dx", plan, dx));
   }
   result.gradients = Named(spec, gradients);
   if (!deferred->wgrads.empty()) result.deferred = std::move(deferred);

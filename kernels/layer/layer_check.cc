@@ -38,8 +38,8 @@ absl::Status CheckDelayed(const LayerRequest& request, const Recipe& recipe) {
   return absl::OkStatus();
 }
 
-/// What a user calls the dims of a linear operation: x where it reads x, its weight otherwise, and
-/// an expert's rows by their split.
+/// How errors name the dims of a linear operation: x if it reads x, else its weight; an expert's
+/// rows by their split.
 absl::StatusOr<LinearFields> FieldsOf(const LayerRequest& request, size_t program,
                                       const PlannedOperation& operation) {
   LinearFields fields;
@@ -54,7 +54,7 @@ absl::StatusOr<LinearFields> FieldsOf(const LayerRequest& request, size_t progra
   return fields;
 }
 
-/// What no linear unit checks: codes that a quantize operation makes for others.
+/// Checks the codes that a quantize operation makes for others, which no linear unit checks.
 absl::Status CheckQuantize(const LayerPlan& plan, const ProgramPlan& program,
                            const PlannedOperation& operation, const Recipe& recipe) {
   const std::pair<TensorRole, Usages> quantizations[] = {
@@ -72,7 +72,7 @@ absl::Status CheckQuantize(const LayerPlan& plan, const ProgramPlan& program,
   return absl::OkStatus();
 }
 
-/// Of the operands that a linear operation quantizes itself.
+/// Checks the amax groups of the operands that a linear operation quantizes itself.
 absl::Status CheckAmaxes(const LinearUnit& unit, const Recipe& recipe, const AmaxGroups& groups) {
   const LinearFacts& facts = unit.facts;
   const std::tuple<TensorRole, bool, Usages> operands[] = {
@@ -86,8 +86,8 @@ absl::Status CheckAmaxes(const LinearUnit& unit, const Recipe& recipe, const Ama
   return absl::OkStatus();
 }
 
-/// A linear operation that gathers quantizes itself: each rank's codes have the group's amax then,
-/// and the directions that are gathered.
+/// A linear operation that gathers must quantize itself, so that each rank's codes have the group's
+/// amax and the directions that are gathered.
 absl::Status CheckGathered(const PlannedOperation& operation) {
   const LinearUnit& unit = operation.linear;
   const bool x = unit.facts.x_is_codes && unit.parallel.gathers_x();
@@ -98,11 +98,11 @@ absl::Status CheckGathered(const PlannedOperation& operation) {
                              " that a quantize operation made"));
 }
 
-/// What of the step's plan a unit cannot carry out.
+/// Refuses a part of the step's overlap plan that a unit cannot carry out.
 absl::Status CheckOverlap(const LayerRequest& request, const ProgramPlan& program,
                           const PlannedOperation& operation, const Recipe& recipe) {
   const ParallelStep* const step = request.parallel.get();
-  // The units of a grouped_linear communicate nothing that could be hidden, whatever the plan.
+  // The units of a grouped_linear do not communicate, so there is nothing to overlap.
   if (step == nullptr || !operation.linear.parallel.is_parallel()) return absl::OkStatus();
   const bool is_column = operation.parallel_mode == ParallelMode::kColumn;
   const OverlapPlan& plan = is_column ? step->column_overlap : step->row_overlap;

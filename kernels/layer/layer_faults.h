@@ -4,11 +4,11 @@
 
 namespace quantgate {
 
-/// Row 8: what x requires is taken for what the weight requires, and the other way round.
+/// Row 8: the requires_grad of x and of the weight are swapped.
 inline constexpr char kFaultRequiresGradSwapped[] = "requires-grad-swapped";
-/// Row 9: under a backward override the bias gradient comes with the weight's or not at all.
+/// Row 9: under a backward override the bias gradient is computed only where the weight's is.
 inline constexpr char kFaultBiasGradientLeftToWgrad[] = "bias-gradient-left-to-wgrad";
-/// What a backward override gathered in high precision is quantized as without one.
+/// What a backward override gathered in high precision is quantized as if there were no override.
 inline constexpr char kFaultOverrideQuantizes[] = "override-quantizes-gathered";
 /// Under the override dequantized a rank keeps and gathers the source of x.
 inline constexpr char kFaultOverrideGathersOriginal[] = "override-gathers-original";
@@ -19,17 +19,43 @@ inline constexpr char kFaultBiasOnAllRanks[] = "bias-on-all-ranks";
 inline constexpr char kFaultScaleOfQuantizer[] = "scale-from-quantizer-at-backward";
 /// Columnwise codes of an earlier step are kept in place of this one's (pull request #2929).
 inline constexpr char kFaultColumnBytesStale[] = "saved-columnwise-codes-stale";
-/// A step without a group reduces its amax over that of the step before (a quantizer that keeps
-/// it).
+/// A step without a group reduces its amax over the group of the step before: the quantizer keeps
+/// the group.
 inline constexpr char kFaultGroupKept[] = "group-kept-after-its-step";
-/// Of a hybrid quantizer's two rules neither knows of the group that was set on the quantizer.
+/// Neither of a hybrid quantizer's two rules knows of the group that was set on the quantizer.
 inline constexpr char kFaultGroupOfWrapper[] = "amax-group-on-wrapper-alone";
 /// Backward communicates in the group of the last forward (pull request #3104).
 inline constexpr char kFaultBackwardUsesLastGroup[] = "backward-uses-last-group";
 /// The codes of a divided grouped_linear's x or grad_output are made under the largest amax of the
 /// ranks, though none of them are joined with another rank's.
 inline constexpr char kFaultExpertAmaxOverRanks[] = "expert-amax-over-ranks";
-/// What a divided grouped_linear gives is taken for the sum over the ranks.
+/// What one rank of a divided grouped_linear gives is taken for the sum over the ranks.
 inline constexpr char kFaultExpertPartialLeft[] = "expert-partial-left";
+
+// Of experts on several ranks.
+
+/// An expert's rows lie in the order of source ranks from the last to the first.
+inline constexpr char kFaultSourcesReversed[] = "dispatch-sources-reversed";
+/// Experts of every rank draw the random numbers of the first rank's experts.
+inline constexpr char kFaultExpertCallsAlone[] = "expert-calls-forgotten";
+
+/// Every rank puts its experts' amaxes first in the vector of all experts' amaxes.
+inline constexpr char kFaultExpertAmaxPlace[] = "expert-amaxes-misplaced";
+
+// Of sessions whose experts are divided over ranks.
+
+/// Rows that come out of a session stay in the order of its ranks.
+inline constexpr char kFaultRankOrderLeft[] = "tokens-left-in-rank-order";
+/// The gradients of different experts that have equal places on their ranks are summed.
+inline constexpr char kFaultExpertGradientsSummed[] = "expert-gradients-summed";
+/// The gradients of experts are summed over the ranks of one copy, which have different experts, in
+/// place of the ranks that have the same ones.
+inline constexpr char kFaultExpertGradientsOfCopy[] = "expert-gradients-summed-in-copy";
+/// Every rank takes the rows that come one after its own.
+inline constexpr char kFaultExpertRowsOneOff[] = "expert-rows-one-off";
+/// Every copy takes the rows of the first.
+inline constexpr char kFaultCopiesNotDivided[] = "copies-not-divided";
+/// Row 49: after a restore an update refreshes the columnwise codes of the first expert alone.
+inline constexpr char kFaultRestoredExpertsStale[] = "restored-experts-left-stale";
 
 }  // namespace quantgate

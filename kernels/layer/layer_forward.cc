@@ -88,7 +88,7 @@ absl::StatusOr<LayerValue> ForwardOperation(ProgramRun& run, size_t index,
   return ForwardScale(run, index, x);
 }
 
-/// What a step needs to run, and its check did not.
+/// Checks what a step needs to run but its check does not need: the ends of groups.
 absl::Status CheckEnds(const ParallelStep& parallel) {
   if (parallel.tp == nullptr && parallel.size() > 1) {
     return Refuse("parallel.tp", "null",
@@ -129,7 +129,8 @@ absl::StatusOr<std::vector<LayerValue>> ForwardProgram(ProgramRun& run, const Te
   return values;
 }
 
-/// What a forward quantizes of the role, by expert: rows of x as its unit casts them, or weights.
+/// The tensors of the role that a forward quantizes, by expert: rows of x as the expert's unit
+/// casts them, or weights.
 absl::StatusOr<std::vector<Tensor>> ForwardSources(StepRecorder& recorder, const LayerPlan& plan,
                                                    const LayerState& state,
                                                    const std::vector<Tensor>& inputs,
@@ -147,7 +148,7 @@ absl::StatusOr<std::vector<Tensor>> ForwardSources(StepRecorder& recorder, const
   return sources;
 }
 
-/// What lies between the operations, and a program's own x and y where they are slices.
+/// Adds the tensors between operations, and a program's own x and y if they are slices.
 void AddIntermediates(const LayerPlan& layer, const ProgramPlan& program,
                       const std::vector<LayerValue>& values, ForwardResult& result) {
   const size_t last = values.size() - 1;
@@ -177,7 +178,7 @@ absl::StatusOr<ForwardResult> ForwardLayer(StepRecorder& recorder, const LayerSp
     options.plan =
         std::make_shared<const LayerPlan>(PlanLayer(spec, OutlineOf(state, x, options), options));
   }
-  // What is saved of the step keeps the plan beside the options.
+  // LayerSaved keeps the plan beside the options.
   const LayerPlanPointer plan = std::exchange(options.plan, nullptr);
   RememberStep(recorder.faults(), options, state);
   const auto shared_options = std::make_shared<const StepOptions>(options);
@@ -191,7 +192,7 @@ absl::StatusOr<ForwardResult> ForwardLayer(StepRecorder& recorder, const LayerSp
   });
   const bool is_grouped = plan->has_experts;
   if (is_grouped) {
-    QG_ASSIGN_OR_RETURN(inputs, PartsOfExperts(*plan, x));
+    QG_ASSIGN_OR_RETURN(inputs, SplitExpertRows(*plan, x));
   }
   for (size_t i = 0; i < plan->programs.size(); ++i) {
     const ProgramPlan& program = plan->programs[i];
@@ -203,7 +204,7 @@ absl::StatusOr<ForwardResult> ForwardLayer(StepRecorder& recorder, const LayerSp
     if (run.whole_norm_out.has_value()) result.norm_out = run.whole_norm_out;
     parts.push_back(values.back().plain());
   }
-  QG_ASSIGN_OR_RETURN(result.y, JoinRows(recorder, "concatenate y", *plan, parts));
+  QG_ASSIGN_OR_RETURN(result.y, JoinExpertRows(recorder, "concatenate y", *plan, parts));
   if (options.grad_enabled) result.saved = std::move(saved);
   return result;
 }

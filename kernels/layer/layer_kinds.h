@@ -1,5 +1,5 @@
-// The kinds of layers and operations, and the one table of what is true of a kind of layer: whoever
-// must know asks it, and nobody compares kinds. docs/adding.md says what a new kind takes.
+// The kinds of layers and operations, and the one table of what is true of each kind of layer. Code
+// asks this table and does not compare kinds. docs/adding.md says what a new kind takes.
 #pragma once
 
 #include <span>
@@ -21,32 +21,33 @@ absl::StatusOr<LayerKind> ParseLayerKind(std::string_view name);
 struct LayerPart {
   OperationKind
       operation;  ///< kNorm, kBasicLinear (with its bias, where there is one), kActivation.
-  std::string_view prefix = "";  ///< kBasicLinear: of its names, "fc1." of "fc1.weight".
-  /// What it gives the next part, and the gradient of that; of the last part y and grad_output.
+  std::string_view prefix = "";  ///< kBasicLinear: prefix of its names, "fc1." of "fc1.weight".
+  /// Names of what it gives the next part and of the gradient of that; the last part gives y and
+  /// takes grad_output.
   std::string_view output = "", gradient = "";
 };
 
 struct LayerTraits {
   LayerKind kind;
   std::string_view name;
-  /// In order. Of several basic_linears the layer's parallel mode is the first one's, and those
-  /// behind it are row-parallel then.
+  /// In order. If several are basic_linears, the layer's parallel mode is that of the first, and
+  /// later ones are then row-parallel.
   std::span<const LayerPart> parts;
-  /// LayerSpec::m_splits: the parts are there once for each expert, which has rows of x of its own.
+  /// Takes LayerSpec::m_splits: each expert has the parts once, and rows of x of its own.
   bool has_experts = false;
-  /// LayerSpec::operations, each with a parallel mode of its own, in place of parts.
+  /// Takes LayerSpec::operations, each with a parallel mode of its own, in place of parts.
   bool has_operations = false;
-  /// Why the layer cannot be row-parallel; empty: it can.
+  /// Why the layer cannot be row-parallel; empty if it can.
   std::string_view column_alone_rule = "";
-  /// What a report says of a backward override beside "backward_override=MODE of NAME: "; or empty.
+  /// What a report adds to "backward_override=MODE of NAME: "; may be empty.
   std::string_view override_note = "";
 
   bool has(OperationKind operation) const;
   bool has_norm() const { return has(OperationKind::kNorm); }
   bool has_activation() const { return has(OperationKind::kActivation); }
-  /// One GEMM gives y, and one each of the gradients of x and weight.
+  /// One GEMM gives y, one dx and one dw.
   bool is_one_linear() const { return parts.size() == 1 && !has_experts; }
-  /// Tensors lie between operations, of which a report tells.
+  /// There are tensors between operations, which a report lists.
   bool has_intermediates() const { return has_operations || parts.size() > 1; }
 };
 

@@ -52,10 +52,10 @@ class Planner {
   const ParameterOutline& parameter(const std::string& name) const {
     return outline_.parameters.at(name);
   }
-  /// The operation that takes a value as its input; none takes the last one.
+  /// The operation whose input is this value; null for the last value.
   PlannedOperation* Next(int value);
-  /// The linear unit that a gradient goes to, perhaps through biases, which pass it on; none where
-  /// another operation has a part in it.
+  /// The linear unit that a value's gradient goes to, perhaps through biases, which pass it on.
+  /// Null if another operation contributes to the gradient.
   PlannedOperation* LinearBehind(int value);
 
   void PlanShapes();
@@ -174,7 +174,7 @@ void Planner::PlanLinear(size_t i) {
   facts.is_empty = unit.m == 0;
   facts.calibrate = options_.calibrate;
   unit.flow = DataflowOf(facts, recipe_);
-  // Added to the sum over the ranks, and no part of a GEMM.
+  // The bias is added to the sum over the ranks, not in a GEMM.
   if (unit.parallel.is_row()) unit.flow.bias_dtype = layer_.activation_dtype;
   if (unit.parallel.is_parallel()) {
     unit.parallel.overlap = OverlapOf(*outline_.parallel, unit, options_.defer_wgrad);
@@ -193,7 +193,7 @@ void Planner::PlanParallel(size_t i) {
   parallel.mode = operation.parallel_mode;
   parallel.first_dim = output_of(i).shape.front();
   if (rows_.empty()) return;
-  // Of x, or of y: what has all rows.
+  // M counts all rows: those of x or of y, whichever has them.
   const Shape& whole = parallel.is_column() ? output_of(i).shape : input_of(i).shape;
   int64_t inner = 1;
   for (size_t dim = 1; dim + 1 < whole.size(); ++dim) inner *= whole[dim];
@@ -214,8 +214,8 @@ void Planner::PlanQuantize(size_t i) {
   if (!recipe_.is_quantized() || layer_.is_calibration) return;
   const int output = static_cast<int>(i) + 1;
   if (operation.quantizes_forward) {
-    // What the linear unit behind it would quantize itself; others read what the rowwise codes
-    // stand for.
+    // The usages that the linear unit behind it would quantize itself. Other operations read the
+    // values of the rowwise codes.
     Usages& usages = operation.forward_usages;
     usages.rowwise = recipe_.QuantizerFor(TensorRole::kInput).rowwise.is_quantized();
     PlannedOperation* const next = Next(output);

@@ -21,7 +21,7 @@ struct ParameterOutline {
   bool is_quantized = false;
 };
 
-/// What of a layer's tensors a plan follows from.
+/// What a plan must know about a layer's tensors.
 struct LayerOutline {
   DType x_dtype = DType::kBF16;
   Shape x_shape;
@@ -33,23 +33,23 @@ struct LayerOutline {
 struct PlannedValue : ProgramValue {
   Shape shape;
   DType dtype = DType::kBF16;
-  bool is_unrounded = false;  ///< f32, for the quantizer that follows.
+  bool is_unrounded = false;  ///< f32, not rounded before the quantizer that follows.
   bool needs_gradient = false;
 };
 
-/// What an activation's backward hands to the linear unit whose output it takes.
+/// What an activation's backward hands to the linear unit before it.
 enum class ActivationGradient {
-  kRounded,      ///< To the activation dtype.
-  kUnrounded,    ///< f32: quantized, and summed into the bias gradient, as it is.
-  kForBiasOnly,  ///< Rounded, but for the bias gradient.
+  kRounded,      ///< The gradient rounded to the activation dtype.
+  kUnrounded,    ///< The f32 gradient, which is quantized and summed into the bias gradient.
+  kForBiasOnly,  ///< The rounded gradient, and the f32 one for the bias gradient only.
 };
 
 struct PlannedOperation : ProgramOperation {
-  LinearUnit linear;              ///< kBasicLinear; of a kQuantize only what quantizing takes.
-  bool needs_backward = false;    ///< Of anything that it gives a gradient to.
-  bool needs_parameters = false;  ///< Gradients of its own parameters.
+  LinearUnit linear;              ///< kBasicLinear; for kQuantize only what quantizing reads.
+  bool needs_backward = false;    ///< Something that this operation gives a gradient to needs it.
+  bool needs_parameters = false;  ///< Gradients of its own parameters are needed.
   ActivationGradient gradient = ActivationGradient::kRounded;
-  // kQuantize: in which usages, and whether anything reads what the codes stand for.
+  // kQuantize: the usages of its codes, and whether anything reads the values of the codes.
   Usages forward_usages{false, false}, backward_usages{false, false};
   bool dequantizes_forward = false, dequantizes_backward = false;
 };
@@ -58,11 +58,11 @@ struct ProgramPlan {
   std::vector<PlannedOperation> operations;
   std::vector<PlannedValue> values;
   int norm_out = -1;
-  int64_t first_row = 0, rows = 0;  ///< Of x: an expert's, or all.
+  int64_t first_row = 0, rows = 0;  ///< The rows of x that it takes: one expert's, or all.
 };
 
 struct LayerPlan {
-  bool has_experts = false;  ///< A program is an expert's, on rows of x of its own.
+  bool has_experts = false;  ///< Each program is one expert's, on its own rows of x.
   std::vector<ProgramPlan> programs;
   DType activation_dtype = DType::kBF16;
   bool fused = true;
@@ -70,20 +70,21 @@ struct LayerPlan {
   bool has_backward = false;
   bool is_delayed = false, is_calibration = false;
 
-  /// Of x's shape with another last dim.
+  /// x's shape with `columns` as the last dim.
   Shape ShapeOfRows(int64_t columns) const;
   Shape x_shape;
 };
 
-/// Dim 0 on each rank of what lies between the parallel regions of a program that takes `x`; empty
-/// where it is not divided.
+/// Dim 0, on each rank, of tensors between the parallel regions of a program whose input has shape
+/// `x`. Empty if dim 0 is not divided.
 std::vector<int64_t> SequenceRows(const LayerProgram& program, const Shape& x,
                                   const ParallelStep* parallel);
 /// Dim 0 of the output of a linear operation whose x has `first_dim`.
 int64_t OutputFirstDim(ParallelMode mode, int64_t first_dim, std::span<const int64_t> rows,
                        const ParallelStep* parallel);
 
-/// For a spec and outlines that CheckLayerTensors accepts.
+/// The plan of one step; spec and outline must be those of a request that CheckLayerTensors
+/// accepts.
 LayerPlan PlanLayer(const LayerSpec& spec, const LayerOutline& outline, const StepOptions& options);
 
 }  // namespace quantgate

@@ -41,7 +41,7 @@ void AddChain(const LayerSpec& spec, std::vector<LayerParameter>& parameters) {
   }
 }
 
-/// Puts a program together, one operation behind the other.
+/// Builds a program, one operation after the other.
 class ProgramBuilder {
  public:
   using Has = std::function<bool(const std::string&)>;
@@ -51,7 +51,7 @@ class ProgramBuilder {
     program_.values.push_back({"x", "dx"});
   }
 
-  /// The parts of the kind; `suffix` is an expert's, ".0", and empty without experts.
+  /// The program of the kind's parts. `suffix`: ".0" for expert 0, empty without experts.
   LayerProgram Parts(const std::string& suffix);
   LayerProgram Chain();
 
@@ -67,7 +67,7 @@ class ProgramBuilder {
     return program_.operations.back();
   }
 
-  /// Of what the last operation gives.
+  /// Names the value that the last operation gives, and the value's gradient.
   void Rename(const std::string& name, const std::string& gradient) {
     program_.values.back().name = name;
     program_.values.back().gradient = gradient;

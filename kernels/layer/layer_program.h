@@ -1,6 +1,7 @@
-// A layer as a program of basic operations: which there are, what each reads, and what everything
-// is called. The kinds of layers differ in nothing else. Known from the spec and from which
-// parameters there are; what a step does beyond it is the LayerPlan's (kernels/layer/layer_plan.h).
+// A layer as a program of basic operations: which operations there are, what each reads, and the
+// names of all values. The kinds of layers differ in nothing else. A program follows from the spec
+// and from which parameters exist; a LayerPlan (kernels/layer/layer_plan.h) adds what one step
+// does.
 #pragma once
 
 #include <functional>
@@ -23,18 +24,19 @@ struct LayerParameter {
   std::string main_grad;  ///< "fc1.main_grad"; weights only.
 };
 
-/// Every parameter that a layer of this spec can have, in the order of its gradients in results.
+/// Every parameter that a layer of this spec can have, in the order of gradients in results.
 std::vector<LayerParameter> ParametersOf(const LayerSpec& spec);
 
-/// One operation. Values have numbers: 0 is what the program takes, i + 1 what operation i gives.
+/// One operation. Values are numbered: 0 is the program's input, i + 1 the output of operation i.
 struct ProgramOperation {
   OperationKind kind = OperationKind::kBasicLinear;
-  std::string name;   ///< Of its stages: "norm", "activation"; an operation's of a chain.
-  std::string field;  ///< What a user calls it in errors: "layer.operations[2]".
-  int input = 0;
-  int addend = -1;    ///< kAdd: another value.
-  int unit = -1;      ///< kBasicLinear, kQuantize: which of the layer's units of three call ids.
-  LinearNames names;  ///< Likewise.
+  std::string
+      name;  ///< Prefix of its stages: "norm", "activation"; in a chain OperationSpec::name.
+  std::string field;  ///< Its name in errors: "layer.operations[2]".
+  int input = 0;      ///< The value that it reads.
+  int addend = -1;    ///< kAdd: the other value that it reads.
+  int unit = -1;      ///< kBasicLinear, kQuantize: its index among the units that have call ids.
+  LinearNames names;  ///< kBasicLinear, kQuantize.
   std::string weight, bias, gamma, beta;  ///< Its parameters; empty: none. A bias of a kBasicLinear
                                           ///< is added in the GEMM's epilogue.
   NormOptions norm;
@@ -48,7 +50,7 @@ struct ProgramValue {
   std::string name;      ///< "x", "norm_out", "fc1.y", "fc2.x", "y"; of a chain "OPERATION.y".
   std::string gradient;  ///< "dx", "dnorm_out", "fc1.grad_output", "fc2.dx", "grad_output"; of a
                          ///< chain "OPERATION.grad_output".
-  int consumers = 0;     ///< Operations that read it, counted as often as they do.
+  int consumers = 0;     ///< How many times operations read it.
 };
 
 struct LayerProgram {
@@ -60,18 +62,19 @@ struct LayerProgram {
 };
 
 /// The programs of a spec that CheckLayerSpec accepts: one, or one for each expert. `has` says
-/// which optional parameters there are.
+/// whether an optional parameter exists.
 std::vector<LayerProgram> ProgramsOf(const LayerSpec& spec,
                                      const std::function<bool(const std::string&)>& has);
 
-/// Delayed scaling's states of a layer, in order: name, and role of what is cast.
+/// One of a layer's delayed-scaling states: its name, and the role of the tensors that it scales.
 struct LayerDelayedState {
   std::string name;
   TensorRole role = TensorRole::kInput;
 };
+/// All of them, in order.
 std::vector<LayerDelayedState> DelayedStatesOf(const LayerSpec& spec);
 
-/// What of a spec makes no sense whatever its tensors: INVALID_ARGUMENT naming field, value, rule.
+/// Refuses a spec that no tensors can fit: INVALID_ARGUMENT naming field, value, rule.
 absl::Status CheckLayerSpec(const LayerSpec& spec);
 
 }  // namespace quantgate

@@ -1,4 +1,5 @@
-// A LayerRequest as the steps of kernels/layer/layer_step.h see it.
+// Between a LayerRequest or LayerResult and the steps of kernels/layer/layer_step.h: what a step is
+// given, and how its result is put together.
 #pragma once
 
 #include "kernels/layer/layer_plan.h"
@@ -6,38 +7,39 @@
 
 namespace quantgate {
 
-/// Of the tensors that are there; no tensor under a name is the same as no such name.
+// Names whose tensor is absent are left out.
 LayerOutline OutlineOf(const LayerRequest& request);
 LayerState StateOf(const LayerRequest& request);
 StepOptions OptionsOf(const LayerRequest& request, const Recipe& recipe);
-/// Decided by those, and not checked.
+/// The plan of an unchecked request.
 inline LayerPlan PlanOf(const LayerRequest& request, const Recipe& recipe) {
   return PlanLayer(request.layer, OutlineOf(request), OptionsOf(request, recipe));
 }
 
-/// What a step has computed, from which its result is put together.
-struct LayerWork {
+/// What a step has computed; CollectStep makes the result of it.
+struct ComputedLayer {
   LayerPlanPointer plan;
   LayerState state;
   ForwardResult forward;
   BackwardResult backward;  ///< Empty where there is none.
 };
-/// Forward, and with a grad_output backward, of a request that was decided and that CheckLayerGemms
-/// accepts, with delayed scaling's updates. Waits for nothing.
-absl::StatusOr<LayerWork> DoLayer(StepRecorder& recorder, const LayerRequest& request,
-                                  LayerPlanPointer plan, const Recipe& recipe);
+/// Does forward and, with a grad_output, backward, with delayed scaling's updates, without waiting
+/// for the engine. `plan` must be DecideLayer's of this request, and CheckLayerGemms must accept
+/// it.
+absl::StatusOr<ComputedLayer> ComputeLayer(StepRecorder& recorder, const LayerRequest& request,
+                                           LayerPlanPointer plan, const Recipe& recipe);
 
-/// A step that RunLayer, or its like over ranks, has done: outputs, delayed scaling's state and
-/// what the recorder noted, but for what StepRecorder::Read reads. `backward` is empty where there
-/// was none.
-LayerResult StopStep(StepRecorder& recorder, const LayerRequest& request, LayerPlanPointer plan,
-                     const LayerState& state, ForwardResult forward, BackwardResult backward);
-/// The same with that, for which it waits.
+/// Puts together the result of a step: outputs, delayed scaling's state and the recorder's records,
+/// except for those that StepRecorder::Read waits for. Ends the recording. `backward` is empty if
+/// there was none.
+LayerResult CollectStep(StepRecorder& recorder, const LayerRequest& request, LayerPlanPointer plan,
+                        const LayerState& state, ForwardResult forward, BackwardResult backward);
+/// CollectStep, then StepRecorder::Read, for which it waits.
 absl::StatusOr<LayerResult> FinishStep(StepRecorder& recorder, const LayerRequest& request,
                                        LayerPlanPointer plan, const LayerState& state,
                                        ForwardResult forward, BackwardResult backward);
 
-/// Some grad_output is quantized.
+/// Whether the step quantizes any grad_output.
 bool QuantizesGradients(const LayerPlan& plan);
 
 }  // namespace quantgate

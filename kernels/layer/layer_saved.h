@@ -1,4 +1,5 @@
-// What the steps of a layer keep for later ones.
+// The two kinds of LayerSaved: what forward keeps for backward, and what backward keeps for a
+// deferred wgrad.
 #pragma once
 
 #include <memory>
@@ -11,7 +12,7 @@
 
 namespace quantgate {
 
-/// What forward left for backward.
+/// What forward keeps for backward.
 class ForwardSaved : public LayerSaved {
  public:
   ForwardSaved(std::shared_ptr<const LayerPlan> plan, std::shared_ptr<const StepOptions> options)
@@ -34,7 +35,7 @@ class ForwardSaved : public LayerSaved {
   std::shared_ptr<const StepOptions> options_;
 };
 
-/// What backward left for a deferred wgrad.
+/// What backward keeps for a deferred wgrad.
 class DeferredSaved : public LayerSaved {
  public:
   explicit DeferredSaved(std::shared_ptr<const StepOptions> options)

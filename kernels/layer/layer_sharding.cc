@@ -9,14 +9,13 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/row_blocks.h"
 #include "kernels/layer/layer_program.h"
-#include "kernels/layer/parameter_name.h"
 
 namespace quantgate {
 namespace {
 
 constexpr int kLastDim = -2;  ///< ShardRule::dim of tensors of any rank, until they are there.
 
-/// The one program, or an expert's: all are alike.
+/// The only program, or the first expert's, since all experts' programs are alike.
 LayerProgram ProgramOf(const LayerSpec& spec) {
   return std::move(ProgramsOf(spec, [](const std::string&) { return true; }).front());
 }
@@ -36,8 +35,8 @@ const ProgramOperation* LastParallel(const LayerProgram& program) {
   return nullptr;
 }
 
-/// 2 where the columns that operation `next` reads get to a gated activation before they are
-/// multiplied.
+/// 2 if the columns that operation `next` reads reach a gated activation before a basic_linear;
+/// else 1.
 int PartsBefore(const LayerProgram& program, size_t next) {
   for (size_t i = next; i < program.operations.size(); ++i) {
     const ProgramOperation& operation = program.operations[i];
@@ -48,7 +47,7 @@ int PartsBefore(const LayerProgram& program, size_t next) {
   return 1;
 }
 
-/// The parameter with an expert's number, as the first expert has it.
+/// The name of the same parameter of the first expert.
 std::string OfFirstExpert(const LayerSpec& spec, const std::string& parameter) {
   if (!spec.traits().has_experts) return parameter;
   ParameterName name = ParameterName::Parse(parameter);
@@ -85,7 +84,7 @@ absl::StatusOr<Tensor> RowsOf(Engine& engine, const std::string& field, const Te
                       nullptr);
 }
 
-/// `tensor` with its columns by `columns`, and its rows where they are divided.
+/// This rank's part of `tensor`: columns by `columns`, and rows if `divides_rows`.
 absl::StatusOr<Tensor> Divide(Engine& engine, const std::string& field, const Tensor& tensor,
                               ShardRule columns, bool divides_rows, const ParallelStep& parallel) {
   if (!tensor.has_value()) return tensor;

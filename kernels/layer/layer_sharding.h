@@ -1,4 +1,4 @@
-// A whole layer divided over the ranks of a tensor-parallel group: which part of every tensor a
+// Dividing a whole layer over the ranks of a tensor-parallel group: which part of every tensor each
 // rank has (docs/distributed.md section 2).
 #pragma once
 
@@ -10,42 +10,43 @@
 
 namespace quantgate {
 
-/// What of a tensor each rank has.
+/// How a tensor is divided over the ranks.
 struct ShardRule {
-  int dim = -1;  ///< Divided along it; -1: everybody has all of it.
-  /// Parts of the dim that are divided each by itself: 2 where a gated activation reads two halves.
+  int dim = -1;  ///< The dim that is divided; -1: every rank has the whole tensor.
+  /// The dim consists of so many equal parts, each of which is divided by itself: 2 where a gated
+  /// activation reads two halves.
   int parts = 1;
   friend bool operator==(const ShardRule&, const ShardRule&) = default;
 };
 
-/// Some weight of the layer is divided over a tensor-parallel group.
+/// Whether any weight of the layer is divided over a tensor-parallel group.
 bool HasParallelMode(const LayerSpec& spec);
 
-/// Of a parameter of the layer, and of its gradient.
+/// How a parameter of the layer, and its gradient, is divided.
 ShardRule ParameterShardRule(const LayerSpec& spec, const std::string& parameter);
-/// Of the columns of x, or of y.
+/// How the columns of x, or of y, are divided.
 ShardRule InputColumns(const LayerSpec& spec);
 ShardRule OutputColumns(const LayerSpec& spec);
-/// Whether under sequence parallelism dim 0 of x, or of y, is divided.
+/// Whether sequence parallelism divides dim 0 of x, or of y.
 bool DividesInputRows(const LayerSpec& spec);
 bool DividesOutputRows(const LayerSpec& spec);
 
-/// The part of rank `rank` of `size`. INVALID_ARGUMENT naming `field`, the dim and the rule unless
-/// the ranks divide it.
+/// The part that rank `rank` of `size` has of `whole`. INVALID_ARGUMENT naming `field`, the dim and
+/// the rule if the dim is no multiple of rule.parts * size.
 absl::StatusOr<Tensor> ShardOf(Engine& engine, const std::string& field, const Tensor& whole,
                                const ShardRule& rule, int rank, int size);
 
-/// The ranks' parts one after the other along dim 0; an element of a vector is a row of it.
+/// Concatenates the ranks' parts along dim 0; each element of a vector is a row.
 absl::StatusOr<Tensor> JoinRows(Engine& engine, const std::vector<Tensor>& parts,
                                 const Cancellation* cancellation);
-/// The whole of which ShardOf gave `parts` by a rule that divides.
+/// The inverse of ShardOf, for a rule that divides: the whole tensor of all ranks' parts.
 absl::StatusOr<Tensor> JoinShards(Engine& engine, const std::vector<Tensor>& parts,
                                   const ShardRule& rule, const Cancellation* cancellation);
 
-/// The request of one rank of `parallel`, from the request of the whole layer: tensors are divided,
-/// x and grad_output along dim 0 too under sequence parallelism (ParallelStep::rows, of the whole
-/// layer; empty: as even as can be); states of delayed scaling are everybody's. INVALID_ARGUMENT as
-/// ShardOf, and as CheckLayerSpec.
+/// The request of one rank of `parallel`, made of the request of the whole layer: every tensor is
+/// divided, x and grad_output also along dim 0 under sequence parallelism (by ParallelStep::rows;
+/// if that is empty, as evenly as possible). Every rank has all states of delayed scaling.
+/// INVALID_ARGUMENT as ShardOf and CheckLayerSpec.
 absl::StatusOr<LayerRequest> ShardLayer(Engine& engine, const LayerRequest& whole,
                                         ParallelStep parallel);
 

@@ -3,6 +3,7 @@
 #include <set>
 #include <tuple>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
 #include "kernels/layer/layer_program.h"
@@ -25,12 +26,12 @@ absl::Status CheckOperation(const OperationSpec& operation, const std::string& f
   if (!IsName(operation.name)) {
     return Refuse(field + ".name",
                   absl::StrCat("\"", operation.name.substr(0, kNameLengthMax), "\""),
-                  "it is letters, digits and _, at most 64");
+                  "it must have 1 to 64 letters, digits and _");
   }
   if (earlier.count(operation.name) != 0) {
     return Refuse(
         field + ".name", operation.name,
-        operation.name == "x" ? "x is what the layer takes" : "another operation has this name");
+        operation.name == "x" ? "x names the layer's input" : "another operation has this name");
   }
   if (operation.kind == OperationKind::kScale && !std::isfinite(operation.factor)) {
     return Refuse(field + ".factor", absl::StrCat(operation.factor), "it is finite");
@@ -88,17 +89,36 @@ absl::Status CheckSplits(const LayerSpec& spec) {
   for (size_t i = 0; i < count; ++i) {
     if (spec.m_splits[i] >= 0) continue;
     return Refuse(absl::StrCat("layer.m_splits[", i, "]"), absl::StrCat(spec.m_splits[i]),
-                  "an expert has 0 rows or more");
+                  "it must be at least 0");
   }
   return absl::OkStatus();
 }
 
-/// What an ActivationOptions holds; it has no equality of its own.
+/// The fields of an ActivationOptions, which has no operator== of its own.
 auto ActivationFieldsOf(const ActivationOptions& options) {
   return std::tie(options.kind, options.variant, options.limit, options.alpha, options.offset);
 }
 
 }  // namespace
+
+ParameterName ParameterName::Parse(std::string_view text) {
+  ParameterName name;
+  size_t dot = text.rfind('.');
+  if (dot != text.npos && absl::SimpleAtoi(std::string(text.substr(dot + 1)), &name.expert)) {
+    text = text.substr(0, dot);
+    dot = text.rfind('.');
+  } else {
+    name.expert = -1;
+  }
+  const size_t begin = dot == text.npos ? 0 : dot + 1;
+  name.path = std::string(text.substr(0, begin));
+  name.word = std::string(text.substr(begin));
+  return name;
+}
+
+std::string ParameterName::Text() const {
+  return expert < 0 ? absl::StrCat(path, word) : absl::StrCat(path, word, ".", expert);
+}
 
 bool operator==(const OperationSpec& a, const OperationSpec& b) {
   const auto fields = [](const OperationSpec& one) {

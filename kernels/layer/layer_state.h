@@ -1,5 +1,5 @@
-// What training keeps of a layer between steps, and how one step is done. Values: the tensors of a
-// state are never written to, a step puts others in their place.
+// What training keeps of a layer between steps, and the options of one step. The tensors of a state
+// are never written to: a step replaces them.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct LayerPlan;  ///< kernels/layer/layer_plan.h.
 struct RequiresGrad {
   bool x = true;
   bool weight = true;
-  bool bias = true;  ///< Of the biases that there are.
+  bool bias = true;  ///< All biases that the layer has.
   bool norm = true;  ///< gamma and beta.
   friend bool operator==(const RequiresGrad&, const RequiresGrad&) = default;
 };
@@ -25,15 +25,15 @@ struct RequiresGrad {
 /// A parameter as training holds it: high precision, or, for weights, quantized.
 struct Parameter {
   Tensor value;               ///< Absent where the parameter is quantized.
-  QuantizedTensor quantized;  ///< With the usages that it has; no copy: not quantized.
-  Quantizer quantizer;        ///< Of `quantized`: what an update of it follows.
+  QuantizedTensor quantized;  ///< Without any copy: the parameter is not quantized.
+  Quantizer quantizer;        ///< The rule that made `quantized`, which an update follows.
   bool is_quantized() const { return quantized.usages().rowwise || quantized.usages().columnwise; }
 };
 
 /// The quantized weight of the first microbatch, for the ones after it.
 struct WeightWorkspace {
   QuantizedTensor quantized;
-  // What made it: under others it is made anew.
+  // What it was made with. A step with others quantizes the weight anew.
   Quantizer quantizer;
   AmaxGroup amax_group = {};
 };
@@ -45,13 +45,14 @@ struct SeededMemory {
   std::shared_ptr<const ParallelStep> parallel;
 };
 
-/// What a layer keeps between steps, by the names of kernels/layer/layer.h.
+/// What a layer keeps between steps, under the names of kernels/layer/layer.h.
 struct LayerState {
   std::map<std::string, Parameter> parameters;
   std::map<std::string, DelayedScalingState> delayed;
   std::map<std::string, WeightWorkspace> workspaces;  ///< By weight.
-  std::map<std::string, Tensor> main_grads;     ///< f32, by weight; absent: gradients are returned.
-  std::shared_ptr<SeededMemory> seeded_memory;  ///< Null wherever no fault is in place.
+  /// f32, by weight. The gradient of a weight without one is returned.
+  std::map<std::string, Tensor> main_grads;
+  std::shared_ptr<SeededMemory> seeded_memory;  ///< Null where no fault is seeded.
 };
 
 /// Transformer Engine's is_first_microbatch (docs/quantizers.md section 8.5).
@@ -61,33 +62,34 @@ enum class Microbatch {
   kLater,  ///< The cache is used, completed where a direction is missing; gradients accumulate.
 };
 
-/// QuantizeArguments::call_id of a role: its number in the order input, weight, grad_output, so
-/// that the random numbers of one tensor do not depend on which others are quantized.
+/// QuantizeArguments::call_id of a role within its unit: the role's place in the order input,
+/// weight, grad_output. So the random numbers of one tensor do not depend on which others are
+/// quantized.
 uint32_t CallIdOf(TensorRole role);
-/// Of the units of one step, one after the other.
+/// Units of one step take consecutive ranges of so many call ids.
 inline constexpr uint32_t kCallIdsPerUnit = 3;
 
-/// How one forward step is done. Backward follows its forward's: nothing is read from the outside
-/// again, a later change of the recipe included.
+/// How one forward step is done. Its backward follows the same options: nothing is read from
+/// outside again, not even a recipe that has changed since.
 struct StepOptions {
   Recipe recipe;
   bool grad_enabled = true;  ///< False: nothing is saved, as in evaluation.
   RequiresGrad requires_grad = {};
   Microbatch microbatch = Microbatch::kUnset;
-  /// Under delayed scaling: compute in high precision and note the amaxes only.
+  /// Under delayed scaling: compute in high precision and only note the amaxes.
   bool calibrate = false;
-  uint64_t seed = 0;  ///< Of stochastic rounding; each quantization is one call of it.
+  uint64_t seed = 0;  ///< Of stochastic rounding; each quantization has its own call id.
   /// QuantizeArguments::call_id of this step's first quantization. Forward uses the first
   /// CallIdsOf(spec), backward the same range, each tensor its own.
   uint32_t first_call_id = 0;
   bool defer_wgrad = false;  ///< BackwardLayer leaves the weights' gradients to BackwardWgrad.
-  /// The ranks among which the layer is divided; null: one. Every rank of the group takes the same
+  /// The ranks that divide the layer; null: one rank. Every rank of the group must take the same
   /// steps in the same order.
   std::shared_ptr<const ParallelStep> parallel = nullptr;
-  /// As the check of a request decided the step (kernels/layer/layer.h); null: ForwardLayer decides
-  /// it by what the layer's state holds.
+  /// The plan that the check of a request made (kernels/layer/layer.h). Null: ForwardLayer makes
+  /// one from the layer's state.
   std::shared_ptr<const LayerPlan> plan = nullptr;
-  /// Where the experts of this rank are among those of the whole grouped_linear; of 0: it has all.
+  /// This rank's expert range within the whole grouped_linear; a count of 0 means all experts.
   AmaxPlaces experts = {0, 0};
 };
 

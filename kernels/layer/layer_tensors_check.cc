@@ -48,7 +48,7 @@ class TensorsCheck {
   absl::Status CheckParallel(const LayerProgram& program);
   absl::Status CheckDivision(const LayerProgram& program) const;
   absl::Status CheckProgram(const LayerProgram& program, Shape x);
-  /// The shape of an operation's output, or what is wrong.
+  /// The shape of an operation's output, or a refusal.
   absl::StatusOr<Shape> CheckOperation(const ProgramOperation& operation,
                                        const std::vector<Shape>& values,
                                        const LayerProgram& program) const;
@@ -171,7 +171,7 @@ absl::StatusOr<Shape> TensorsCheck::CheckLinear(const ProgramOperation& operatio
   return y;
 }
 
-/// Dim 0 of x, or of y, on each rank.
+/// Checks dim 0 of x, or of y, on each rank.
 absl::Status TensorsCheck::CheckParallel(const LayerProgram& program) {
   rows_ = SequenceRows(program, request_.x.shape(), request_.parallel.get());
   if (rows_.empty()) return absl::OkStatus();
@@ -186,7 +186,7 @@ absl::Status TensorsCheck::CheckParallel(const LayerProgram& program) {
                   absl::StrCat("it has one entry for each of the ", parallel.size(), " ranks"));
   }
   if (std::any_of(rows_.begin(), rows_.end(), [](int64_t count) { return count < 0; })) {
-    return Refuse("parallel.rows", text, "a rank has 0 rows or more");
+    return Refuse("parallel.rows", text, "it must be at least 0");
   }
   const auto first =
       std::find_if(program.operations.begin(), program.operations.end(),
@@ -201,7 +201,8 @@ absl::Status TensorsCheck::CheckParallel(const LayerProgram& program) {
 }
 
 /// Columns are divided between a column-parallel operation and the next row-parallel one, and
-/// before a row-parallel one that is the first; what needs all columns cannot stand there.
+/// before the first one if that is row-parallel. Operations that need all columns cannot stand
+/// there.
 absl::Status TensorsCheck::CheckDivision(const LayerProgram& program) const {
   const auto mode_of = [](const ProgramOperation& one) { return one.parallel_mode; };
   const auto first = std::find_if(
@@ -229,7 +230,7 @@ absl::Status TensorsCheck::CheckDivision(const LayerProgram& program) const {
     if (operation.addend >= 0 &&
         is_divided[static_cast<size_t>(operation.addend)] != reads_divided) {
       return Refuse(operation.field + ".addend", program.values[operation.addend].name,
-                    "of the two that are added one is divided over the ranks");
+                    "only one of the two addends is divided over the ranks");
     }
     is_divided.push_back(is_linear ? mode == ParallelMode::kColumn : reads_divided);
   }
@@ -352,7 +353,7 @@ absl::Status TensorsCheck::Run() {
     }
     QG_RETURN_IF_ERROR(CheckProgram(programs[i], std::move(x)));
   }
-  // Of all experts together; any other y has been checked.
+  // y of all experts together; any other y has been checked.
   QG_RETURN_IF_ERROR(CheckBytes("y", {request_.x.rows(), y_.back()}));
   QG_RETURN_IF_ERROR(CheckGradOutput());
   return CheckMainGrads();

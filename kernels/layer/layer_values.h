@@ -1,5 +1,5 @@
-// What flows through a layer in one step: values forward, gradients backward, and the operations
-// that are no linear unit, each in both directions.
+// What flows through a layer in one step, values forward and gradients backward, and the operations
+// other than linear units in both directions.
 #pragma once
 
 #include <map>
@@ -11,11 +11,11 @@
 
 namespace quantgate {
 
-/// What an operation gave the next.
+/// A value between two operations.
 struct LayerValue {
   Tensor tensor;
-  QuantizedTensor codes;  ///< Of a quantize operation, for a linear unit.
-  /// What other operations read in place of `tensor`: what the codes stand for.
+  QuantizedTensor codes;  ///< Made by a quantize operation, for a linear unit.
+  /// The values of the codes, which other operations read in place of `tensor`.
   Tensor dequantized;
 
   const Tensor& plain() const { return dequantized.has_value() ? dequantized : tensor; }
@@ -23,27 +23,27 @@ struct LayerValue {
 
 /// The gradient of a value.
 struct ValueGradient : LinearGradient {
-  Tensor dequantized;  ///< As LayerValue's.
+  Tensor dequantized;  ///< As LayerValue::dequantized.
 
   bool has_value() const { return value.has_value(); }
   const Tensor& plain() const { return dequantized.has_value() ? dequantized : value; }
 };
 
-/// What one operation keeps for backward. Of a norm x, gamma, mean and rstd; of an activation x.
+/// What one operation keeps for backward.
 struct OperationSaved {
   std::optional<LinearSaved> linear;
-  std::vector<KeptOperand> operands;
+  std::vector<KeptOperand> operands;  ///< A norm's x, gamma, mean and rstd; an activation's x.
 };
 
-/// One program in one step.
+/// One program on its way through one step. References must outlive it.
 struct ProgramRun {
   StepRecorder& recorder;
   const LayerPlan& layer;
   const ProgramPlan& program;
   LayerState& state;
   std::shared_ptr<const StepOptions> options;
-  ExpertAmaxes* expert_amaxes = nullptr;  ///< Of a grouped_linear.
-  Tensor whole_norm_out = {};             ///< Where the value that is returned is gathered.
+  ExpertAmaxes* expert_amaxes = nullptr;  ///< Null but in a grouped_linear.
+  Tensor whole_norm_out = {};             ///< The returned norm_out, if it was gathered.
 };
 
 absl::StatusOr<LayerValue> ForwardNorm(ProgramRun& run, size_t operation, const LayerValue& x,
@@ -56,10 +56,10 @@ absl::StatusOr<LayerValue> ForwardAdd(ProgramRun& run, size_t operation, const L
                                       const LayerValue& addend);
 absl::StatusOr<LayerValue> ForwardScale(ProgramRun& run, size_t operation, const LayerValue& x);
 
-/// Gradients of parameters by their names.
+/// Gradients of parameters, by the names of the parameters.
 using ParameterGradients = std::map<std::string, Tensor>;
 
-/// dx, with `residual`, another gradient of x, in its sum before the rounding where that is there.
+/// dx. If `residual`, another gradient of x, is there, it is added before dx is rounded.
 absl::StatusOr<ValueGradient> BackwardNorm(ProgramRun& run, size_t operation,
                                            const OperationSaved& saved, const ValueGradient& dz,
                                            const Tensor& residual, ParameterGradients& gradients);
@@ -73,21 +73,21 @@ absl::StatusOr<ValueGradient> BackwardQuantize(ProgramRun& run, size_t operation
 absl::StatusOr<ValueGradient> BackwardScale(ProgramRun& run, size_t operation,
                                             const ValueGradient& dy);
 
-/// In the activation dtype; none for none. Stage "OPERATION.cast WHAT".
+/// `tensor` cast to the activation dtype, in stage "OPERATION.cast WHAT". Absent if `tensor` is.
 absl::StatusOr<Tensor> InActivationDType(ProgramRun& run, const PlannedOperation& operation,
                                          const char* what, const Tensor& tensor);
 
-/// x + row in every row: [..., columns] and [columns], rounded to `out`.
+/// Adds `row` [columns] to every row of `x` [..., columns]; rounds the sums to `out`.
 absl::StatusOr<Tensor> AddToEveryRow(StepRecorder& recorder, const Tensor& x, const Tensor& row,
                                      DType out);
 
-/// The parts of a grouped_linear one after the other, in the shape of x's rows; of other layers
-/// their one part.
-absl::StatusOr<Tensor> JoinRows(StepRecorder& recorder, const char* stage, const LayerPlan& plan,
-                                const std::vector<Tensor>& parts);
+/// Concatenates the parts of a grouped_linear's experts, in x's shape but for the last dim. Other
+/// layers have one part, which is returned as it is.
+absl::StatusOr<Tensor> JoinExpertRows(StepRecorder& recorder, const char* stage,
+                                      const LayerPlan& plan, const std::vector<Tensor>& parts);
 
-/// The other way round: each expert's rows.
-absl::StatusOr<std::vector<Tensor>> PartsOfExperts(const LayerPlan& plan, const Tensor& tensor);
+/// Each expert's rows of a tensor that has x's rows.
+absl::StatusOr<std::vector<Tensor>> SplitExpertRows(const LayerPlan& plan, const Tensor& tensor);
 
 /// Rows [begin, begin + count) of [..., columns], in the same memory: [count][columns].
 absl::StatusOr<Tensor> RowSlice(const Tensor& tensor, int64_t begin, int64_t count);

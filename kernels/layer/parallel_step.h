@@ -1,5 +1,5 @@
-// Tensor and sequence parallelism of a layer: how its weights are divided, and what one step needs
-// to know of the ranks (docs/distributed.md section 2).
+// Tensor and sequence parallelism of a layer: how its weights are divided, and what one step must
+// know about the ranks (docs/distributed.md section 2).
 #pragma once
 
 #include <array>
@@ -27,32 +27,34 @@ enum class ParallelMode {
 std::string_view ParallelModeName(ParallelMode mode);  ///< "none", "column", "row".
 absl::StatusOr<ParallelMode> ParseParallelMode(std::string_view name);
 
-/// The ranks of one step, an argument of it: backward uses the group of its own forward.
+/// The ranks of one step. It is an argument of the step, so backward uses the group of its own
+/// forward.
 struct ParallelStep {
   /// This rank's end of the tensor-parallel group, which must live until the step's last backward.
-  /// Null: nothing is divided so, or nothing is computed, as in checks before there are ranks.
+  /// Null if no weight is divided, or in checks before there are ranks.
   ProcessGroup* tp = nullptr;
-  /// What lies between parallel regions is divided along dim 0: x of a column-parallel layer, y of
-  /// a row-parallel one.
+  /// Tensors between parallel regions are divided along dim 0: x of a column-parallel layer, y of a
+  /// row-parallel one.
   bool sequence_parallel = false;
-  /// Of y of a row-parallel layer, of dx of a column-parallel one.
+  /// How y of a row-parallel layer and dx of a column-parallel one are summed over the ranks.
   ReductionProfile profile = {};
-  /// Under sequence parallelism dim 0 on each rank, 0 included. Empty: of x of a column-parallel
-  /// layer as this rank's on every rank, of y of a row-parallel one as even as can be, the first
-  /// ranks one more.
+  /// Dim 0 on each rank under sequence parallelism; 0 is allowed. If empty: every rank has as many
+  /// rows of a column-parallel layer's x as this one; a row-parallel layer's y is divided as evenly
+  /// as possible, and the first ranks have one row more.
   std::vector<int64_t> rows = {};
-  // Without a group.
+  // size() and rank() where `tp` is null.
   int size_without_group = 1;
   int rank_without_group = 0;
-  /// How units whose weight is cut so overlap (docs/overlap.md section 1).
+  /// How column-parallel and row-parallel units overlap (docs/overlap.md section 1).
   OverlapPlan column_overlap = {}, row_overlap = {};
-  /// Over which ranks amaxes are reduced, by the role of what is quantized, and this rank's ends of
-  /// those groups: null of a role without one, of `none`, and before there are ranks.
+  /// The ranks over which amaxes are reduced, by role.
   AmaxGroups amax_groups = {};
+  /// This rank's ends of those groups, by role. Null for a role without a group or with `none`, and
+  /// before there are ranks.
   std::array<ProcessGroup*, 3> amax_ends = {};
-  /// This rank's end of calls that communicate and multiply at the same time, on the group `tp`;
-  /// lives as long as that. Null: nothing overlaps, so that both plans are none; or, as `tp`, in
-  /// checks before there are ranks. Whether timelines come back is a choice of its Create.
+  /// This rank's end of calls that communicate over `tp` and multiply at the same time; lives as
+  /// long as `tp`. Null if both overlap plans are none, or in checks before there are ranks.
+  /// Overlap::Create chooses whether there are timelines.
   Overlap* overlap = nullptr;
 
   int size() const { return tp != nullptr ? tp->size() : size_without_group; }
@@ -61,22 +63,24 @@ struct ParallelStep {
   bool divides_rows() const { return sequence_parallel && size() > 1; }
 };
 
-/// What a spec says of a step under `recipe`, without group and overlap.
+/// The step that `parallel` describes under `recipe`, without groups and Overlap.
 ParallelStep StepOf(const ParallelSpec& parallel, const Recipe& recipe);
 
 /// One linear unit's part in a step of several ranks.
 struct LinearParallel {
   ParallelMode mode = ParallelMode::kNone;
-  /// How the weight is divided: `mode`, but in a grouped_linear, whose units communicate nothing.
+  /// How the weight is divided: as `mode`, except in a grouped_linear, whose units do not
+  /// communicate and have mode kNone.
   ParallelMode weight_mode = ParallelMode::kNone;
   int size = 1, rank = 0;
-  /// Rows of the flattened M on each rank; empty: not divided.
+  /// Rows of the flattened M on each rank; empty if M is not divided.
   std::vector<int64_t> rows;
-  int64_t first_dim = 0;  ///< Dim 0 of y: of all ranks, or this rank's.
+  int64_t first_dim = 0;  ///< Dim 0 of y as this rank has it: of all ranks, or this rank's.
   GatherMethod x_gather = GatherMethod::kSource;
   GatherMethod grad_output_gather = GatherMethod::kSource;
-  bool returns_x = false;  ///< x is returned as a whole: it is gathered in high precision.
-  /// What of the step's plan this unit carries out (kernels/layer/linear/linear_overlap.h).
+  bool returns_x = false;  ///< The whole x is returned, so it is gathered in high precision.
+  /// The part of the step's plan that this unit carries out
+  /// (kernels/layer/linear/linear_overlap.h).
   OverlapPlan overlap = {};
 
   bool is_parallel() const { return mode != ParallelMode::kNone; }
@@ -84,7 +88,7 @@ struct LinearParallel {
   bool is_row() const { return mode == ParallelMode::kRow; }
   bool gathers_x() const { return is_column() && !rows.empty(); }
   bool gathers_grad_output() const { return is_row() && !rows.empty(); }
-  /// Rows before this rank's.
+  /// The number of rows on earlier ranks.
   int64_t first_row() const;
 };
 

@@ -30,8 +30,8 @@ QuantizedTensor WithoutCodes(QuantizedTensor quantized) {
   return quantized;
 }
 
-/// A desc that left the slices of K or the choice of hardware to the engine, with what it chose: a
-/// bound is of what ran.
+/// Puts what the engine chose (slices of K, hardware) into a desc that left it to the engine, since
+/// a bound must be that of what ran.
 void SetWhatRan(const GemmResult& result, GemmDesc& desc) {
   const bool left_open =
       desc.arithmetic.any_split_k || desc.arithmetic.family == ArithmeticFamily::kAuto;
@@ -39,7 +39,7 @@ void SetWhatRan(const GemmResult& result, GemmDesc& desc) {
   if (left_open && is_hardware) desc.arithmetic = result.arithmetic;
 }
 
-/// 128-bit sum.
+/// Adds fingerprints as 128-bit numbers.
 void Add(const Fingerprint& part, Fingerprint& sum) {
   sum.low += part.low;
   sum.high += part.high + (sum.low < part.low ? 1 : 0);
@@ -200,7 +200,7 @@ absl::Status StepRecorder::Read(StepRecords& records) {
 }
 
 absl::StatusOr<StepRecords> StepRecorder::Finish() {
-  StepRecords records = Stop();
+  StepRecords records = TakeRecords();
   QG_RETURN_IF_ERROR(Read(records));
   return records;
 }

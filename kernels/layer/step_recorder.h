@@ -1,5 +1,5 @@
-// StepRecorder: one step of a layer on its way through an engine, and what its report will say of
-// it. Nothing waits for the device before Read. Used by one thread.
+// StepRecorder: runs the stages of one step of a layer on an engine, and records what the report of
+// the step will say. Does not wait for the device before Read. Used by one thread.
 #pragma once
 
 #include <map>
@@ -24,14 +24,14 @@ namespace quantgate {
 /// What an operand of a GEMM is made of.
 struct OperandOrigin {
   enum class Content { kAsGiven, kRowwiseCodes, kColumnwiseCodes, kDequantized };
-  std::string tensor;  ///< Given, an output or an intermediate of that name.
+  std::string tensor;  ///< The name of a given tensor, an output or an intermediate.
   Content content = Content::kAsGiven;
   /// "x quantized rowwise", "grad_output", "weight dequantized".
   std::string Text() const;
   friend bool operator==(const OperandOrigin&, const OperandOrigin&) = default;
 };
 
-/// A GEMM that the layer did, with its operands, so that it can be done again under another
+/// A GEMM that the layer did, with its operands, so that it can be repeated under another
 /// arithmetic.
 struct GemmRecord {
   GemmRole role = GemmRole::kFprop;
@@ -39,16 +39,16 @@ struct GemmRecord {
   GemmDesc desc;
   OperandOrigin a, b;
   GemmResult result;  ///< d is 2-D; the output of the same name has the caller's shape.
-  int pieces = 1;     ///< GEMMs that gave it, where communication ran beside them.
+  int pieces = 1;     ///< How many GEMMs it was cut into so that communication ran beside them.
 };
 
-/// One operand kept between forward and backward; equal fingerprints show that nobody wrote to it.
+/// One operand kept between forward and backward. Equal fingerprints show that nothing wrote to it.
 struct SavedOperand {
   std::string name;     ///< "x", "weight", "weight workspace" (docs/quantizers.md section 9).
   std::string content;  ///< "f8_e4m3 columnwise codes", "bf16 as given", "f8_e4m3 rowwise codes".
-  Fingerprint at_save;  ///< Codes and scale_inv together: the sum of their fingerprints.
-  Fingerprint at_use;
-  bool used = false;  ///< False: saved by the mode's rule but read by nothing.
+  Fingerprint at_save;  ///< The sum of the fingerprints of its parts, codes and scale_inv.
+  Fingerprint at_use;   ///< Likewise.
+  bool used = false;    ///< False: saved by the mode's rule, but nothing reads it.
 };
 
 /// One quantization that the layer did.
@@ -57,10 +57,11 @@ struct QuantizationRecord : QuantizationSummary {
   Usages usages;
   std::string quantizer;  ///< QuantizerText: the rule.
   std::string tensor;     ///< What was quantized: "x", "fc1.weight", "grad_output".
-  /// Whose largest amax it was quantized with, or under delayed scaling is noted where a step named
-  /// a group: "tensor (ranks 0, 1)", "none". Empty: this rank's own, or by default.
+  /// The ranks over which its amax is the maximum, if the step named a group: "tensor (ranks 0,
+  /// 1)", "none". Under delayed scaling that is the amax noted in the history. Empty: no group was
+  /// named.
   std::string amax_group = {};
-  /// Of stochastic rounding: what its random bytes follow from (docs/quantizers.md section 6.5).
+  /// What the random bytes of stochastic rounding follow from (docs/quantizers.md section 6.5).
   struct Draw {
     uint64_t seed = 0;
     uint32_t call_id = 0;
@@ -68,16 +69,16 @@ struct QuantizationRecord : QuantizationSummary {
   std::optional<Draw> draw = {};
 };
 
-/// The rule, and what it draws with these arguments.
+/// Sets the record's rule, and its draw if the rule rounds stochastically.
 void SetRule(const Quantizer& quantizer, const QuantizeArguments& arguments,
              QuantizationRecord& record);
 
-/// What a stage spends its time on, for whoever adds times up.
+/// What a stage spends its time on, for adding up times by kind.
 enum class StageKind {
-  kGemm,         ///< Also what overlaps it, and the sum of a bias gradient.
+  kGemm,         ///< Includes communication that overlaps it, and the sum of a bias gradient.
   kQuantize,     ///< To codes and back, casts, amaxes of a calibration.
   kOperation,    ///< Every other operation: norms, activations, sums.
-  kCommunicate,  ///< Among ranks alone.
+  kCommunicate,  ///< Communication among ranks that nothing overlaps.
   kCompare,      ///< For the report or the next step: fingerprints, reports, updates of scales.
 };
 
@@ -90,21 +91,20 @@ struct StageTime : StageId {
   double seconds = 0;
 };
 
-/// A stage of a step that may still be under way. Whoever wants its time waits for it; a step that
-/// is followed by another one need not.
+/// A stage that the device may still be working on. Only reading its time waits for it.
 struct TimedStage : StageId {
   std::shared_ptr<Stopwatch> stopwatch;  ///< Stopped.
 };
-/// Waits for all of them.
+/// Their times; waits for all of them.
 absl::StatusOr<std::vector<StageTime>> TimesOf(std::span<const TimedStage> stages);
 
-/// Of a stage that communicated and multiplied at the same time.
+/// The timeline of a stage that communicated and multiplied at the same time.
 struct StageTimeline {
   std::string stage;  ///< "fprop", "fc1.dgrad", ...
   OverlapTimeline timeline;
 };
 
-/// What a report says of a step beside its outputs.
+/// What a report says about a step beside its outputs.
 struct StepRecords {
   std::vector<GemmRecord> gemms;
   std::vector<SavedOperand> saved;
@@ -119,31 +119,31 @@ struct StepRecords {
 using StageObserver = absl::FunctionRef<void(const StageId& stage)>;
 inline void IgnoreStage(const StageId&) {}
 
-/// A saved operand in its report, and its fingerprint at save, perhaps still being computed. Kept
-/// beside the operand, so that the step that uses it can be another one than the step that saved.
+/// What a report says about a saved operand, and its fingerprint at save, which may still be being
+/// computed. Kept beside the operand, since a step may use what an earlier step saved.
 struct SavedMark {
   std::string name;
   std::string content;
-  std::vector<Tensor> at_save;  ///< Of Engine::StartFingerprints.
+  std::vector<Tensor> at_save;  ///< Results of Engine::StartFingerprints.
 };
 using SavedMarkPointer = std::shared_ptr<const SavedMark>;
 
-/// Something to be kept for backward. What holds no tensor has no part in its fingerprint.
+/// An operand to be kept for backward. Absent parts are left out of its fingerprint.
 struct OperandToSave {
   std::string name;
   std::string content;
   std::vector<Tensor> parts;
 };
-/// Something that was kept, where it is used.
+/// A kept operand at the place of its use.
 struct UsedOperand {
   SavedMarkPointer mark;
   std::vector<Tensor> parts;
-  bool is_read = true;
+  bool is_read = true;  ///< SavedOperand::used.
 };
 
 class StepRecorder {
  public:
-  /// References, and what `on_stage` refers to, must outlive the recorder.
+  /// The references, and what `on_stage` refers to, must outlive the recorder.
   StepRecorder(Engine& engine, const Arithmetic& arithmetic, const Cancellation* cancellation,
                StageObserver on_stage = IgnoreStage);
 
@@ -151,11 +151,11 @@ class StepRecorder {
   const Arithmetic& arithmetic() const { return arithmetic_; }
   const Cancellation* cancellation() const { return cancellation_; }
 
-  /// Puts bugs in place, for scenarios: kernels/layer/layer_faults.h.
+  /// Seeds bugs (kernels/layer/layer_faults.h), for scenarios.
   void SeedFaults(const SeededFaults& faults) { faults_ = faults; }
   const SeededFaults& faults() const { return faults_; }
 
-  /// Runs one stage: cancellation, the observer, and its time.
+  /// Runs `body` as one stage: checks for cancellation, calls the observer, and takes the time.
   template <typename Body>
   auto Timed(const StageId& stage, Body body) -> decltype(body()) {
     if (cancellation_ != nullptr) {
@@ -169,10 +169,9 @@ class StepRecorder {
     return value;
   }
 
-  /// RNE to `dtype`; no stage where that is the source's own.
+  /// `source` rounded to nearest even in `dtype`. If it has that dtype already, there is no stage.
   absl::StatusOr<Tensor> Cast(const std::string& stage, const Tensor& source, DType dtype);
-  /// Quantizes and records it; `tensor`, `role` and `amax_group` are what the report says of the
-  /// source.
+  /// Quantizes `source` and records that. `tensor`, `role` and `amax_group` are for the report.
   absl::StatusOr<QuantizedTensor> Quantize(const std::string& stage, const std::string& tensor,
                                            TensorRole role, const Tensor& source,
                                            const Quantizer& quantizer, Usages usages,
@@ -180,35 +179,37 @@ class StepRecorder {
                                            std::string amax_group = {});
   /// Runs record.desc, records it, and returns d.
   absl::StatusOr<Tensor> Gemm(const std::string& stage, GemmRecord record);
-  /// Records a GEMM that was run as part of something else, and the timeline of that if it has
-  /// tasks.
+  /// Records a GEMM that was run as part of another call, and the timeline of that call unless it
+  /// is empty.
   absl::Status RecordGemm(GemmRecord record, StageTimeline timeline);
 
-  /// Starts the fingerprints of what is kept for backward, and of it at use: all at once, since
-  /// each start takes the device longer than a small tensor.
+  /// Start the fingerprints of operands that are kept for backward, and of the same operands at
+  /// their use. Take many operands, since starting takes longer than fingerprinting a small tensor.
   absl::StatusOr<std::vector<SavedMarkPointer>> Save(std::span<const OperandToSave> operands);
   absl::Status Use(std::span<const UsedOperand> operands);
 
-  /// Once, whoever says it how often.
+  /// Adds a note to the report, once however often it is added.
   void AddNote(const std::string& note);
 
-  /// What is known without waiting: all but the fingerprints of saved operands and what
-  /// quantizations left. The last that is recorded; `on_stage` is not called any more.
-  StepRecords Stop() { return std::move(records_); }
-  /// Waits for these and reads them into what Stop gave; not for what came after them. Once.
+  /// Ends the recording and hands over the records, without waiting: the fingerprints of saved
+  /// operands and the summaries of quantizations are still missing. `on_stage` is not called after
+  /// this.
+  StepRecords TakeRecords() { return std::move(records_); }
+  /// Adds what is missing to the records that TakeRecords gave. Waits until it is computed, but not
+  /// for later work. Call once.
   absl::Status Read(StepRecords& records);
-  /// Both.
+  /// TakeRecords and Read.
   absl::StatusOr<StepRecords> Finish();
 
  private:
-  /// A record of saved_, and the parts of its fingerprints.
+  /// The fingerprint of one saved operand at save or at use.
   struct RunningFingerprint {
-    size_t record;
+    size_t record;  ///< Index into records_.saved.
     Fingerprint SavedOperand::*moment;
     std::vector<Tensor> parts;
   };
 
-  /// By operand, those of its parts.
+  /// The started fingerprints of each operand's parts, by operand.
   template <typename Operand>
   absl::StatusOr<std::vector<std::vector<Tensor>>> StartFingerprints(
       std::span<const Operand> operands);
@@ -225,9 +226,9 @@ class StepRecorder {
   StepRecords records_;
   // Read once at the end, so that nothing waits for a device between operations.
   std::vector<RunningFingerprint> fingerprints_;
-  /// What records_.quantizations are of, without the codes.
+  /// The tensors of records_.quantizations, without their codes.
   std::vector<QuantizedTensor> quantized_;
-  /// By mark, which is kept alive: an address is not given out twice.
+  /// Indices into records_.saved. Keeps the marks alive, so that no address is reused.
   std::map<SavedMarkPointer, size_t> saved_;
 };
 

@@ -6,15 +6,14 @@
 #include "kernels/base/refusal.h"
 #include "kernels/engine/zeros.h"
 #include "kernels/layer/delayed_reduction.h"
-#include "kernels/layer/experts/expert_faults.h"
+#include "kernels/layer/layer_faults.h"
 #include "kernels/layer/linear/linear_parallel.h"
-#include "kernels/layer/parameter_name.h"
 #include "kernels/training/session_faults.h"
 
 namespace quantgate {
 namespace {
 
-/// What the quantizer of a seeded fault does: rounds weights as gradients are rounded.
+/// The quantizer of a seeded fault, which rounds weights as gradients are rounded.
 Quantizer RoundedStochastically(Quantizer quantizer) {
   quantizer.rowwise.element_rounding = ElementRounding::kStochastic;
   quantizer.columnwise.element_rounding = ElementRounding::kStochastic;
@@ -45,7 +44,7 @@ absl::Status ParameterUpdate::Begin(SessionLayerState& layer) {
     if (spec_.weights != WeightStorage::kQuantized || !IsWeight(name)) continue;
     parameter.quantized.source_dtype = parameter.value.dtype();
     parameter.value = Tensor();
-    // As every later update (docs/quantizers.md section 8.3).
+    // The first quantization is like every later update (docs/quantizers.md section 8.3).
     QG_RETURN_IF_ERROR(Quantize(name, master, {true, !spec_.built_without_grad}, layer));
   }
   return absl::OkStatus();
@@ -131,7 +130,7 @@ absl::StatusOr<Tensor> ParameterUpdate::SourceOf(const Tensor& master,
   const bool through_bf16 = (spec_.requantization == Requantization::kThroughBf16) !=
                             faults_.Has(kFaultRequantizationTheOtherWay);
   if (!through_bf16) return master;
-  // The bf16 parameter is what bf16_remainder holds, which rounds ties otherwise than a cast.
+  // The parameter is the bf16 part of bf16_remainder, which rounds ties differently than a cast.
   if (spec_.masters == Masters::kBf16Remainder) return trained.split.parameter;
   return Cast(master, DType::kBF16);
 }
@@ -139,8 +138,8 @@ absl::StatusOr<Tensor> ParameterUpdate::SourceOf(const Tensor& master,
 ProcessGroup* ParameterUpdate::AmaxGroupOfHeld(const SessionSpec& spec, size_t layer,
                                                const SessionRank* rank) {
   if (rank == nullptr) return nullptr;
-  // Ranks have other experts each, in other numbers, and every expert as a whole, or the elements
-  // of one: a maximum over any of them is its own.
+  // Ranks have different experts, and different numbers of them; each expert is whole on its rank,
+  // or its copies divide its elements. So a maximum over ranks is the expert's own amax.
   const bool is_whole_elsewhere =
       spec.layers[layer].spec.traits().has_experts && spec.parallel->expert_parallel > 1;
   return is_whole_elsewhere ? nullptr : rank->held_weights;
@@ -151,7 +150,7 @@ ProcessGroup* ParameterUpdate::DelayedGroupOf(const SessionSpec& spec, size_t la
   if (rank == nullptr || !ReducesDelayedAmaxes(recipe, spec.parallel->size())) return nullptr;
   const AmaxGroup& group = AmaxGroupOf(spec.parallel->amax_groups, TensorRole::kWeight);
   if (group.is_named()) return AmaxGroupOfHeld(spec, layer, rank);
-  // Copies have the same weights, but for experts that only some of them have.
+  // Copies have the same weights, except for experts that only some of them have.
   return spec.parallel->tensor_parallel > 1 ? rank->step->tp : nullptr;
 }
 
@@ -192,7 +191,7 @@ absl::Status ParameterUpdate::QuantizeOf(const std::string& name, const Tensor& 
     amax = (usages.rowwise ? parameter.quantized.rowwise : parameter.quantized.columnwise)->amax;
   }
   if (delayed_group_ != nullptr) {
-    // As the next forward would: then every rank has the amax of the whole weight from now on.
+    // The next forward would reduce it too; this way every rank has the whole weight's amax now.
     Tensor* const amaxes[] = {&amax};
     QG_RETURN_IF_ERROR(ReduceMaxima({engine_, *delayed_group_, faults_, cancellation_}, amaxes));
     for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
@@ -234,7 +233,7 @@ absl::Status ParameterUpdate::Quantize(const std::string& name, const Tensor& ma
   }
   QG_ASSIGN_OR_RETURN(const Tensor source, SourceOf(master, layer.trained[name]));
   QG_RETURN_IF_ERROR(QuantizeOf(name, source, quantizer, usages, delayed, layer));
-  // The parameter's dtype stays what it was, whatever the update came through.
+  // The parameter's dtype stays the same, whatever dtype the update came through.
   parameter.quantized.source_dtype = before.source_dtype;
   if (usages.columnwise && !quantizer.columnwise.is_quantized()) {
     QG_RETURN_IF_ERROR(KeepUnquantized(name, master, quantizer, layer));

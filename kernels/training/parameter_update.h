@@ -1,4 +1,4 @@
-// How parameters of one layer come to be and how they follow their masters. Private to
+// Making the parameters of one layer, and updating them from their masters. Private to
 // kernels/training.
 #pragma once
 
@@ -10,9 +10,9 @@ namespace quantgate {
 
 class ParameterUpdate {
  public:
-  /// References must outlive it, but for the recipe's. Weights are quantized as `recipe` says to
-  /// layer number `layer`. Of parameters that ranks divide, gradients are of this rank's part too,
-  /// and all ranks call alike.
+  /// References other than `recipe` must outlive it. Weights are quantized by `recipe`'s rules for
+  /// layer number `layer`. If ranks divide parameters, all ranks must make the same calls, each
+  /// with the gradients of its part.
   ParameterUpdate(Engine& engine, const SessionSpec& spec, size_t layer, const Recipe& recipe,
                   const SeededFaults& faults, const Cancellation* cancellation,
                   const SessionRank* rank = nullptr)
@@ -26,46 +26,48 @@ class ParameterUpdate {
         delayed_group_(DelayedGroupOf(spec, layer, recipe_, rank)),
         division_(engine, spec, rank, faults, cancellation) {}
 
-  /// Of parameters as they were given: makes masters and quantizes weights.
+  /// Makes the masters of parameters as they were given, and quantizes weights.
   absl::Status Begin(SessionLayerState& layer);
-  /// The optimizer's update number `step` of every parameter that has a gradient, which it clears.
+  /// Does the optimizer's update number `step` for every parameter that has a gradient, and clears
+  /// the gradient.
   absl::Status Optimize(SessionLayerState& layer, const OptimizerSpec& optimizer, int64_t step);
-  /// Quantized weights from their masters once more, by the recipe's quantizer.
+  /// Quantizes quantized weights anew from their masters, by the recipe's quantizer.
   absl::Status Requantize(SessionLayerState& layer);
 
  private:
-  /// What the codes of a held weight are made from.
+  /// The tensor that a quantized weight is quantized from.
   absl::StatusOr<Tensor> SourceOf(const Tensor& master, const TrainedParameter& trained);
-  /// f32: the master, or the parameter's own values where there is none.
+  /// f32: the master or, if there is none, the parameter's own values.
   absl::StatusOr<Tensor> MasterOf(const Parameter& parameter, const TrainedParameter& trained);
   absl::StatusOr<Tensor> Updated(const Tensor& master, const Tensor& gradient,
                                  const OptimizerSpec& optimizer, int64_t step,
                                  TrainedParameter& trained);
   absl::Status Store(const std::string& name, const Tensor& master, SessionLayerState& layer);
-  /// The parameter itself, of this dtype, as one in high precision follows its master.
+  /// The value, of this dtype, of a parameter in high precision, from its master.
   absl::StatusOr<Tensor> ValueOf(const std::string& name, const Tensor& master, DType dtype,
                                  const SessionLayerState& layer);
-  /// In every direction that the weight holds: none is lost, none stays behind.
+  /// Quantizes a weight in `usages`, every direction that it holds, so that none keeps old codes.
   absl::Status Quantize(const std::string& name, const Tensor& master, Usages usages,
                         SessionLayerState& layer);
-  /// A columnwise direction that the quantizer leaves as it is, in the parameter's dtype.
+  /// Keeps a columnwise direction that the quantizer does not quantize, in the parameter's dtype.
   absl::Status KeepUnquantized(const std::string& name, const Tensor& master,
                                const Quantizer& quantizer, SessionLayerState& layer);
-  /// The codes, and under delayed scaling (`delayed` is not null) their amax noted.
+  /// Quantizes `source`; under delayed scaling (`delayed` is not null) notes the amax.
   absl::Status QuantizeOf(const std::string& name, const Tensor& source, const Quantizer& quantizer,
                           Usages usages, DelayedScalingState* delayed, SessionLayerState& layer);
-  /// Puts the amaxes of the session's group into `arguments`, where it names one.
+  /// Puts the amaxes of the session's group, if it names one, into `arguments`.
   absl::Status ReduceAmax(const Parameter& parameter, const Tensor& source,
                           const Quantizer& quantizer, Usages usages, QuantizeArguments& arguments);
   absl::StatusOr<Tensor> Cast(const Tensor& source, DType dtype);
-  /// Null: a weight's amax is its own, or that of all its parts.
+  /// The session's amax group of quantized weights. Null: a weight's amax is its own, or that of
+  /// all its parts.
   static ProcessGroup* AmaxGroupOfHeld(const SessionSpec& spec, size_t layer,
                                        const SessionRank* rank);
-  /// Over which the next forward would reduce what delayed scaling notes of the weight; null: it
-  /// would not, or all that it would ask have the same.
+  /// The group over which the next forward would reduce the amax that delayed scaling notes of the
+  /// weight. Null: it would not reduce it, or all ranks of the group have the same amax.
   static ProcessGroup* DelayedGroupOf(const SessionSpec& spec, size_t layer, const Recipe& recipe,
                                       const SessionRank* rank);
-  /// Of this quantization.
+  /// The amax group of one parameter's quantization.
   ProcessGroup* AmaxGroupFor(const Parameter& parameter) const;
 
   Engine& engine_;

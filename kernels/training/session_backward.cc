@@ -5,14 +5,14 @@
 #include "kernels/base/refusal.h"
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
-#include "kernels/training/session_run.h"
+#include "kernels/training/session_step_run.h"
 #include "kernels/training/sharding/division.h"
 
 namespace quantgate {
 namespace {
 
-/// A recomputed forward's operands beside those of the first phase: equal fingerprints show that
-/// it gave the same bits.
+/// Compares the operands of a recomputed forward with those of the first phase: equal fingerprints
+/// show equal bits.
 void CompareWithFirstPhase(const std::vector<SavedOperand>& first, StepRecords& records) {
   const std::vector<SavedOperand> second = records.saved;
   for (const SavedOperand& operand : first) {
@@ -28,7 +28,7 @@ void CompareWithFirstPhase(const std::vector<SavedOperand>& first, StepRecords& 
   }
 }
 
-/// Row 4: the scales of another microbatch under this one's codes.
+/// Row 4: puts the scales of another microbatch beside this one's codes.
 void TakeScalesOfAnother(const SessionState& state, const std::string& microbatch, size_t layer,
                          LayerSaved& saved) {
   for (const auto& [name, flight] : state.in_flight) {
@@ -42,7 +42,7 @@ void TakeScalesOfAnother(const SessionState& state, const std::string& microbatc
   }
 }
 
-/// Row 41: zeros over the x that forward was given, where it was saved as it is.
+/// Row 41: overwrites the x that forward was given with zeros, if it was saved as it is.
 absl::Status ClearInput(Engine& engine, const std::vector<std::shared_ptr<LayerSaved>>& saved) {
   if (saved[0] == nullptr) return absl::OkStatus();
   for (const SavedPart& part : saved[0]->parts()) {
@@ -60,7 +60,7 @@ void MarkMainGradients(SessionLayerState& layer) {
   }
 }
 
-/// Adds a gradient to what its parameter has so far, in the gradient's own dtype.
+/// Adds a gradient to its parameter's sum so far, in the gradient's own dtype.
 absl::Status AddGradient(const NamedTensor& gradient, const LayerOnRank& layer,
                          StepRecorder& recorder, TrainedParameter& trained) {
   if (!trained.gradient.has_value()) {
@@ -75,9 +75,9 @@ absl::Status AddGradient(const NamedTensor& gradient, const LayerOnRank& layer,
   return absl::OkStatus();
 }
 
-/// One layer's gradients: each is kept as this rank's own, and given as their sum over the ranks.
-absl::Status TakeGradients(const TrainingSession::State& session, size_t layer,
-                           const std::vector<NamedTensor>& gradients, SessionRun& run,
+/// Keeps one layer's gradients as this rank's own, and returns their sums over the ranks.
+absl::Status TakeGradients(const OneRankSession::State& session, size_t layer,
+                           const std::vector<NamedTensor>& gradients, SessionStepRun& run,
                            SessionLayerState& kept, SessionStepResult& result) {
   const SessionLayer& spec = session.spec.layers[layer];
   const LayerOnRank on_rank = run.layer(layer);
@@ -99,7 +99,7 @@ absl::Status TakeGradients(const TrainingSession::State& session, size_t layer,
 
 class Backwarding {
  public:
-  Backwarding(const TrainingSession::State& session, const BackwardStep& step,
+  Backwarding(const OneRankSession::State& session, const BackwardStep& step,
               const Cancellation* cancellation)
       : session_(session),
         step_(step),
@@ -120,9 +120,9 @@ class Backwarding {
                                     const std::map<std::string, Tensor>& before, LayerState& state);
   bool Has(const char* fault) const { return session_.faults.Has(fault); }
 
-  const TrainingSession::State& session_;
+  const OneRankSession::State& session_;
   BackwardStep step_;
-  SessionRun run_;
+  SessionStepRun run_;
   const Division division_;
   SessionState next_;
   std::shared_ptr<const InFlight> flight_;
@@ -132,13 +132,13 @@ class Backwarding {
 absl::Status Backwarding::Check() const {
   const auto found = next_.in_flight.find(step_.microbatch);
   if (found == next_.in_flight.end()) {
-    return RefusePrecondition("microbatch", step_.microbatch,
-                              "no forward of it is in flight; a backward follows one training "
-                              "forward, once");
+    return RefusePrecondition(
+        "microbatch", step_.microbatch,
+        "no forward of it is in flight; each training forward takes one backward");
   }
   if (found->second->is_offloaded) {
     return RefusePrecondition("microbatch", step_.microbatch,
-                              "what it saved is offloaded; a reload comes first");
+                              "what it saved is offloaded; reload it first");
   }
   const Tensor& gradient = step_.grad_output;
   const Shape& shape = found->second->y_shape;
@@ -158,7 +158,7 @@ absl::StatusOr<std::vector<std::shared_ptr<LayerSaved>>> Backwarding::Recompute(
                          draws_anew ? next_.next_call_id : recomputation.first_call_id,
                          RequiresGradOfLayers(next_, recomputation.step.requires_grad),
                          recomputation.parallel};
-  // On states as the first phase found them, and without a trace in those of now
+  // The forward runs on the states that the first phase found, and does not change the present ones
   // (docs/quantizers.md section 11).
   std::vector<LayerState> layers =
       scales_are_current ? LayersUnder(next_, flight_->recipe_number) : recomputation.layers;
@@ -169,7 +169,7 @@ absl::StatusOr<std::vector<std::shared_ptr<LayerSaved>>> Backwarding::Recompute(
   return std::move(pass.saved);
 }
 
-/// Row 33: what earlier microbatches left is lost.
+/// Row 33: loses the main gradients of earlier microbatches.
 absl::Status Backwarding::SeedMainGradientOverwritten(Microbatch microbatch, LayerState& state) {
   if (!Has(kFaultMainGradientOverwritten) || microbatch != Microbatch::kLater) {
     return absl::OkStatus();
@@ -181,7 +181,7 @@ absl::Status Backwarding::SeedMainGradientOverwritten(Microbatch microbatch, Lay
   return absl::OkStatus();
 }
 
-/// Row 33: what should have been overwritten is added.
+/// Row 33: adds to main gradients that should have been overwritten.
 absl::Status Backwarding::SeedMainGradientKept(Microbatch microbatch,
                                                const std::map<std::string, Tensor>& before,
                                                LayerState& state) {
@@ -234,7 +234,7 @@ absl::StatusOr<SessionStepResult> Backwarding::Run() {
   std::optional<StepOptions> options;
   bool has_reached_x = false;
   for (size_t i = layers.size(); i-- > 0;) {
-    // Nothing before it requires a gradient.
+    // Nothing before this layer requires a gradient.
     if (saved[i] == nullptr) break;
     options = saved[i]->options();
     QG_ASSIGN_OR_RETURN(gradient, BackwardOne(i, *saved[i], gradient, layers[i]));
@@ -262,22 +262,23 @@ absl::StatusOr<SessionStepResult> Backwarding::Run() {
 
 }  // namespace
 
-absl::StatusOr<SessionStepResult> TrainingSession::Backward(const BackwardStep& step,
-                                                            const Cancellation* cancellation) {
+absl::StatusOr<SessionStepResult> OneRankSession::Backward(const BackwardStep& step,
+                                                           const Cancellation* cancellation) {
   Backwarding backwarding(*state_, step, cancellation);
   QG_ASSIGN_OR_RETURN(SessionStepResult result, backwarding.Run());
   QG_RETURN_IF_ERROR(Commit(backwarding.TakeState(), *state_));
   return result;
 }
 
-absl::StatusOr<SessionStepResult> TrainingSession::Wgrad(const Cancellation* cancellation) {
+absl::StatusOr<SessionStepResult> OneRankSession::Wgrad(const Cancellation* cancellation) {
   const State& session = *state_;
   SessionState next = session.now;
   if (next.deferred.empty()) {
-    return RefusePrecondition("gradients", "not deferred",
-                              "a backward of a forward with defer_wgrad comes before wgrad");
+    return RefusePrecondition(
+        "gradients", "not deferred",
+        "no wgrad is deferred; run a forward with defer_wgrad and its backward first");
   }
-  SessionRun run(session.engine, session.spec, cancellation, session.rank.get());
+  SessionStepRun run(session.engine, session.spec, cancellation, session.rank.get());
   SessionStepResult result;
   for (const DeferredWgrad& deferred : std::exchange(next.deferred, {})) {
     const SessionLayer& layer = session.spec.layers[deferred.layer];

@@ -19,7 +19,7 @@ namespace {
 
 constexpr size_t kNameLengthMax = 64;
 
-/// A parameter as the checks of layers take it: of a quantized or divided one its type.
+/// A parameter for the checks of layers: an outline if it is quantized or divided.
 absl::StatusOr<Tensor> OutlineOf(const SessionLayerState& layer, const std::string& name,
                                  const Parameter& parameter) {
   const auto divided = layer.divided.find(name);
@@ -41,11 +41,11 @@ absl::StatusOr<LayerRequest> RequestOf(const SessionLayer& layer, const SessionL
   return request;
 }
 
-/// More gated activations than that before the first parameter leave nothing of any x.
+/// More gated activations than this before the first parameter leave no columns of any x.
 constexpr int64_t kGatesMax = int64_t{1} << 16;
 
-/// The last dim of what the layer takes, by its first parameter; absent where it has none that
-/// says. `gates` is multiplied by what gated activations before that divide the dim by.
+/// The last dim of the layer's input, found from its first parameter; absent if no parameter tells
+/// it. `gates` is multiplied by the factor by which gated activations before that divide the dim.
 std::optional<int64_t> ColumnsOf(const LayerSpec& spec,
                                  const std::map<std::string, Tensor>& parameters, int64_t& gates) {
   // No program yet: the spec has not been checked.
@@ -74,7 +74,7 @@ std::optional<int64_t> ColumnsOf(const LayerSpec& spec,
   return std::nullopt;
 }
 
-/// What the first layer takes, by the first parameter of all.
+/// The last dim of the first layer's input, found from the first parameter of any layer.
 absl::StatusOr<std::optional<int64_t>> ColumnsOfSession(const SessionSpec& spec,
                                                         const SessionState& state) {
   int64_t gates = 1;
@@ -106,7 +106,7 @@ int64_t RowsOf(const SessionSpec& spec) {
 }
 
 absl::Status CheckOptimizer(const OptimizerSpec& optimizer) {
-  // Only the options are of interest: tensors of one element.
+  // Only the options are checked, so tensors of one element do.
   QG_ASSIGN_OR_RETURN(const Tensor one, Tensor::FromScalar(0));
   if (optimizer.kind == OptimizerSpec::Kind::kAdam) {
     return CheckAdam({one, one, one, one, optimizer.adam, 1});
@@ -126,7 +126,7 @@ absl::Status CheckLayerForward(const SessionLayer& layer, const SessionLayerStat
                                const Recipe& recipe, const Arithmetic& arithmetic, bool train,
                                LayerRequest& request) {
   request.delayed = state.state.delayed;
-  // Of another copy's rows.
+  // These may have another copy's number of rows.
   request.grad_output = Tensor();
   request.main_grads.clear();
   QG_RETURN_IF_ERROR(CheckLayerTensors(request));
@@ -204,7 +204,7 @@ absl::Status CheckSessionSpec(const SessionSpec& spec) {
   if (spec.weights == WeightStorage::kQuantized) {
     QG_RETURN_IF_ERROR(CheckQuantizedWeightsOf(spec.layers, spec.recipe));
   } else if (spec.built_without_grad) {
-    return Refuse("built_without_grad", "true", "it is of quantized weights");
+    return Refuse("built_without_grad", "true", "it needs quantized weights");
   }
   QG_RETURN_IF_ERROR(CheckSessionRanks(spec));
   return CheckOptimizer(spec.optimizer);
@@ -229,7 +229,7 @@ absl::Status CheckSessionShapes(const SessionSpec& spec, const SessionState& sta
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     QG_RETURN_IF_ERROR(CheckNothingAbsent(spec.layers[i], state.layers[i]));
   }
-  // Where nothing says what the layers take their forward will.
+  // If no parameter tells the layers' input, the first forward checks it.
   QG_ASSIGN_OR_RETURN(std::optional<int64_t> columns, ColumnsOfSession(spec, state));
   for (size_t i = 0; columns.has_value() && i < spec.layers.size(); ++i) {
     QG_ASSIGN_OR_RETURN(LayerRequest request, RequestOf(spec.layers[i], state.layers[i], parallel));
@@ -242,7 +242,7 @@ absl::Status CheckSessionShapes(const SessionSpec& spec, const SessionState& sta
 
 namespace {
 
-/// In place of experts that other ranks have, which were checked where the session began.
+/// Adds outlines for experts that other ranks have, which were checked when the session was opened.
 void OutlineOtherExperts(const LayerSpec& layer, LayerRequest& request) {
   const auto own = std::find_if(request.parameters.begin(), request.parameters.end(),
                                 [](const auto& parameter) { return IsWeight(parameter.first); });
@@ -255,8 +255,8 @@ void OutlineOtherExperts(const LayerSpec& layer, LayerRequest& request) {
   }
 }
 
-/// Of a grouped_linear whose experts or rows are divided: what all ranks of a copy have together,
-/// in place of this rank's, of every copy.
+/// Checks a grouped_linear whose experts or rows are divided, for every copy: the tensors that all
+/// ranks of the copy have together replace this rank's.
 absl::Status CheckExpertsForward(const SessionSpec& spec, const SessionLayer& layer,
                                  const SessionLayerState& state, const Recipe& recipe, bool train,
                                  LayerRequest& request) {
@@ -279,13 +279,13 @@ absl::Status CheckExpertsForward(const SessionSpec& spec, const SessionLayer& la
   return absl::OkStatus();
 }
 
-/// x of a grouped_linear, which has all rows of those that its ranks gather.
+/// An outline of a grouped_linear's x with all rows that its ranks gather.
 Shape ShapeOfAllRows(const SessionSpec& spec, size_t layer, Shape x) {
   if (InputLayout(spec, layer).divides_rows) x.front() *= spec.parallel->tensor_parallel;
   return x;
 }
 
-/// Dim 0 of y on one rank.
+/// An outline of y with dim 0 as on one rank.
 int64_t RowsOfOutput(const SessionSpec& spec, size_t layer, const Shape& x) {
   const bool divides_rows = OutputLayout(spec, layer).divides_rows;
   return divides_rows ? x.front() / spec.parallel->tensor_parallel : x.front();
@@ -326,10 +326,11 @@ absl::StatusOr<Shape> CheckSessionForward(const SessionSpec& spec, const Session
 
 namespace {
 
-/// Fits every rule for a rank's rows: blocks of 128 in as many pieces as an overlap makes.
+/// A number of rows on a rank that fits every rule: blocks of 128, in as many pieces as an overlap
+/// cuts.
 constexpr int64_t kFittingRows = 128 * kOverlapCutsMax;
 
-/// Of x on this rank: what the layers say, or what fits.
+/// The shape of x on this rank: dims that the layers tell, else dims that fit every rule.
 int64_t RowsOfRank(const SessionSpec& spec, const SessionRank* rank) {
   const int64_t rows = HasExperts(spec) ? RowsOf(spec) : kFittingRows;
   if (rank == nullptr) return rows;
@@ -365,12 +366,12 @@ absl::Status CheckSessionRecipe(const SessionSpec& spec, const SessionState& sta
                                 const Recipe& recipe, const SessionRank* rank,
                                 std::optional<DType> x_dtype) {
   QG_ASSIGN_OR_RETURN(const std::optional<int64_t> columns, ColumnsOfSession(spec, state));
-  // Nothing says what the layers take, so that everything is up to x.
+  // No parameter tells the layers' input, so it all depends on x.
   if (!columns.has_value()) return absl::OkStatus();
   std::vector<DType> dtypes = {DType::kBF16, DType::kF16, DType::kF32};
   if (x_dtype.has_value()) dtypes = {*x_dtype};
   ForwardStep step;
-  // Weights that are made as where gradients are disabled are there to be evaluated.
+  // Weights built without gradients are only evaluated.
   step.train = !spec.built_without_grad;
   absl::Status refusal;
   for (const DType dtype : dtypes) {

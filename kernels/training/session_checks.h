@@ -1,4 +1,4 @@
-// What a session refuses before it computes. Private to kernels/training.
+// Checks of sessions and their steps before anything is computed. Private to kernels/training.
 #pragma once
 
 #include <map>
@@ -12,42 +12,43 @@ namespace quantgate {
 /// The status with "layer NAME: " before its message.
 absl::Status InLayer(const SessionLayer& layer, const absl::Status& status);
 
-/// Names, limits, the optimizer's options, and what goes together: INVALID_ARGUMENT.
+/// Checks names, limits, the optimizer's options, and that the options go together.
+/// INVALID_ARGUMENT.
 absl::Status CheckSessionSpec(const SessionSpec& spec);
 
-/// That a recipe can hold the weights of these layers quantized: INVALID_ARGUMENT.
+/// Checks that a recipe can hold the weights of these layers quantized. INVALID_ARGUMENT.
 absl::Status CheckQuantizedWeightsOf(const std::vector<SessionLayer>& layers, const Recipe& recipe);
 
-/// That the layers fit their parameters, or a rank's parts of both, and each layer the one before
-/// it: INVALID_ARGUMENT.
+/// Checks that the layers fit their parameters, or a rank's parts of both, and that each layer fits
+/// the one before it. INVALID_ARGUMENT.
 absl::Status CheckSessionShapes(const SessionSpec& spec, const SessionState& state,
                                 std::shared_ptr<const ParallelStep> parallel = nullptr);
 
-/// That every layer takes a forward of x under `recipe` and, in training, its backward: what
-/// CheckLayer and CheckLayerGemms say. Gives the shape of y.
+/// Checks that every layer takes a forward under `recipe` and, in training, its backward, as
+/// CheckLayer and CheckLayerGemms do. Gives the shape of y.
 absl::StatusOr<Shape> CheckSessionForward(const SessionSpec& spec, const SessionState& state,
                                           const Recipe& recipe, const ForwardStep& step,
                                           std::shared_ptr<const ParallelStep> parallel);
 
-/// Of x that nothing is known of yet: any dtype that a layer takes.
+/// The dtype of an x that is not known yet: any dtype that a layer takes.
 inline constexpr std::optional<DType> kAnyDType = std::nullopt;
 
-/// What Open, Restore and a change of recipe refuse: layers under a recipe of which no forward and
-/// backward with all gradients is possible, or with weights built without them no evaluation,
-/// whatever x of `x_dtype` has for rows: what CheckSessionForward says of one whose rows fit every
-/// rule.
+/// The check of Open, Restore and a change of recipe: that the layers can do a forward and a
+/// backward with all gradients under `recipe` (an evaluation, if weights are built without
+/// gradients) for an x of `x_dtype`, however many rows it has. Calls CheckSessionForward with a
+/// number of rows that fits every rule.
 absl::Status CheckSessionRecipe(const SessionSpec& spec, const SessionState& state,
                                 const Recipe& recipe, const SessionRank* rank,
                                 std::optional<DType> x_dtype);
-/// The one of all parameters; absent where they differ or there are none.
+/// The dtype of all parameters; absent if they differ or there are none.
 std::optional<DType> DTypeOfParameters(const SessionState& state);
 
-/// What each layer's tensors require in a forward whose gradients are `wanted`: an x only where
-/// something before it does.
+/// RequiresGrad of each layer in a forward whose gradients are `wanted`. A layer's x requires a
+/// gradient only if something before the layer does.
 std::vector<RequiresGrad> RequiresGradOfLayers(const SessionState& state,
                                                const RequiresGrad& wanted);
 
-/// Letters, digits, "_" and "-", 1 to 64 of them. INVALID_ARGUMENT naming `field`.
+/// Checks that `name` has 1 to 64 letters, digits, "_" and "-". INVALID_ARGUMENT naming `field`.
 absl::Status CheckSessionName(const std::string& field, const std::string& name);
 
 }  // namespace quantgate

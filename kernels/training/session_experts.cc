@@ -5,8 +5,7 @@
 
 #include "kernels/base/refusal.h"
 #include "kernels/layer/experts/grouped_run.h"
-#include "kernels/layer/parameter_name.h"
-#include "kernels/training/session_run.h"
+#include "kernels/training/session_step_run.h"
 #include "kernels/training/sharding/state_sharding.h"
 
 namespace quantgate {
@@ -19,7 +18,7 @@ void Rename(int64_t offset, std::map<std::string, Value>& by_name) {
   by_name = std::move(renamed);
 }
 
-/// Every expert's number plus `offset`.
+/// Adds `offset` to every expert's number.
 LayerState Renamed(LayerState state, int64_t offset) {
   Rename(offset, state.parameters);
   Rename(offset, state.delayed);
@@ -28,7 +27,7 @@ LayerState Renamed(LayerState state, int64_t offset) {
   return state;
 }
 
-/// What a rank's experts left for later, under the names of the whole layer.
+/// What a rank's experts keep for later steps, under the names of the whole layer.
 class ExpertsSaved : public LayerSaved {
  public:
   ExpertsSaved(ExpertSaved experts, int64_t first) : experts_(std::move(experts)), first_(first) {}
@@ -68,7 +67,7 @@ void NameGradients(int64_t first, std::vector<NamedTensor>& gradients) {
   for (NamedTensor& gradient : gradients) gradient.name = WithExpertOfWhole(gradient.name, first);
 }
 
-/// A grouped_linear with the rows of this rank's copy, where nobody in it divides them by their
+/// A grouped_linear with the rows of this rank's copy, if the ranks of a copy do not divide
 /// experts.
 std::optional<LayerSpec> SpecOfCopy(const SessionSpec& spec, size_t layer,
                                     const SessionRank* rank) {

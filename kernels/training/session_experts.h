@@ -1,8 +1,9 @@
-// Layers of a session, the experts of some of which are divided over its ranks (docs/distributed.md
-// sections 8 and 9.2): there a rank has its experts' parameters and states, by their numbers in the
-// whole layer, and rows travel to their experts and back, among the ranks of one copy. Or the
-// weights of all experts are (section 2.1): there a rank has a part of each expert's, and what lies
-// around the layer gathers rows and sums partial products. Private to kernels/training.
+// One layer of a session on one of its ranks. Ranks may divide the experts of a layer
+// (docs/distributed.md sections 8 and 9.2): a rank then has the parameters and states of its
+// experts, under their numbers in the whole layer, and rows are sent to their experts and back
+// among the ranks of one copy. Or ranks may divide the weights of all experts (section 2.1): a rank
+// then has a part of each weight, and rows are gathered and partial products summed around the
+// layer. Private to kernels/training.
 #pragma once
 
 #include <memory>
@@ -15,13 +16,14 @@
 
 namespace quantgate {
 
-/// A layer's steps as one rank takes them. References must outlive it; a null rank has no others.
+/// Does the steps of a layer on one rank. References must outlive it. A null `rank`: the session
+/// has one rank.
 class LayerOnRank {
  public:
   LayerOnRank(const SessionSpec& spec, size_t layer, const SessionRank* rank);
 
-  /// As ForwardLayer, BackwardLayer and BackwardWgrad, collective where experts or their weights
-  /// are divided. Names of gradients and saved parts are the whole layer's.
+  /// As ForwardLayer, BackwardLayer and BackwardWgrad; collective if experts or their weights are
+  /// divided. Gradients and saved parts have the whole layer's names.
   absl::StatusOr<ForwardResult> Forward(StepRecorder& recorder, LayerState& state, const Tensor& x,
                                         const StepOptions& options) const;
   absl::StatusOr<BackwardResult> Backward(StepRecorder& recorder, LayerState& state,
@@ -29,9 +31,10 @@ class LayerOnRank {
                                           const Tensor& grad_output) const;
   absl::StatusOr<std::vector<NamedTensor>> Wgrad(StepRecorder& recorder, LayerState& state,
                                                  std::unique_ptr<LayerSaved> deferred) const;
-  /// Of these steps: experts by their numbers in the whole layer.
+  /// Renames experts in these steps' records to their numbers in the whole layer.
   void NameExpertsOfWhole(StepRecords& records) const;
-  /// A stage with an expert's number in the whole layer, as it is recorded until then.
+  /// The name that a stage, named with the whole layer's expert number, has in the records before
+  /// NameExpertsOfWhole.
   std::string NameInRecords(const std::string& stage) const;
 
  private:
@@ -44,22 +47,22 @@ class LayerOnRank {
   const LayerSpec& spec() const { return of_copy_.has_value() ? *of_copy_ : whole_; }
 
   const LayerSpec& whole_;
-  /// With the rows of this rank's copy, where nobody in it divides them by their experts.
+  /// The layer with the rows of this rank's copy, if copies divide rows and ranks no experts.
   const std::optional<LayerSpec> of_copy_;
   const bool divides_weights_;     ///< DividesExpertWeights.
-  const SessionRank* const rank_;  ///< Null too where the layer's experts are not divided.
-  size_t place_ = 0;               ///< Among the ranks of this rank's copy,
-  ExpertDivision division_;        ///< who divide that copy's rows.
+  const SessionRank* const rank_;  ///< Null also if the layer's experts are not divided.
+  size_t place_ = 0;               ///< This rank's place among the ranks of its copy.
+  ExpertDivision division_;        ///< How the ranks of the copy divide its rows and experts.
 };
 
-/// Rows of the batch where RoutesRows, else none: an even part of every expert's for each rank, or
-/// for each copy of the layers on tensor-parallel ranks.
+/// The rows of the batch that each rank has, or each copy of layers on tensor-parallel ranks: an
+/// even part of every expert's rows. Empty unless RoutesRows.
 std::vector<std::vector<int64_t>> TokensOfRanks(const SessionSpec& spec);
 
-/// Leaves of the experts of every such layer those that are this rank's.
+/// Removes the experts that are not this rank's from every layer whose experts are divided.
 void KeepOwnExperts(const SessionSpec& spec, const SessionRank* rank,
                     std::vector<SessionLayerState>& layers);
-/// The other way round: every rank gets the experts of all ranks of its copy.
+/// The inverse: gives every rank the experts of all ranks of its copy.
 void JoinExperts(const SessionSpec& spec, std::vector<SessionState>& ranks);
 
 }  // namespace quantgate

@@ -16,7 +16,7 @@ inline constexpr char kFaultUsagesLostInEvaluation[] = "usages-lost-in-evaluatio
 inline constexpr char kFaultWorkspaceKeptAfterUpdate[] = "workspace-kept-after-update";
 /// Row 40: quantized weights are rounded stochastically when they are updated (nvfp4).
 inline constexpr char kFaultWeightsRoundedStochastically[] = "weights-rounded-stochastically";
-/// Weights are requantized through bf16 where f32 is asked for, and the other way round.
+/// Weights are requantized through bf16 where f32 is asked for, and vice versa.
 inline constexpr char kFaultRequantizationTheOtherWay[] = "requantization-the-other-way";
 /// An update of a quantized weight takes the rank's own amax in place of its group's.
 inline constexpr char kFaultUpdateForgetsGroup[] = "amax-group-forgotten-by-update";
@@ -29,7 +29,7 @@ inline constexpr char kFaultMasterIgnored[] = "master-ignored";
 inline constexpr char kFaultEvaluationPollutesHistory[] = "evaluation-pollutes-history";
 /// Row 18: forwards in flight together share one update, which merges their amaxes.
 inline constexpr char kFaultUpdatesMerged[] = "updates-merged";
-/// Row 19: the fused rule updates where the unfused one is asked for, and the other way round.
+/// Row 19: the fused rule updates where the unfused one is asked for, and vice versa.
 inline constexpr char kFaultUpdateRuleSwapped[] = "update-rule-swapped";
 /// Row 20: an infinite amax is forgotten at once.
 inline constexpr char kFaultInfiniteAmaxForgotten[] = "infinite-amax-forgotten";
@@ -55,7 +55,7 @@ inline constexpr char kFaultOverrideIgnoredUnderDelayed[] = "override-ignored-un
 /// Row 38: a forward that fails leaves what it had done.
 inline constexpr char kFaultFailedStepKeptInPart[] = "failed-step-kept-in-part";
 
-/// Row 3: a later layer's buffer lies over what an earlier one saved.
+/// Row 3: a later layer's buffer overlaps what an earlier layer saved.
 inline constexpr char kFaultSavedOperandOverwritten[] = "saved-operand-overwritten";
 /// Row 4: backward dequantizes with the scales of another microbatch in flight.
 inline constexpr char kFaultScalesOfAnotherMicrobatch[] = "scales-of-another-microbatch";

@@ -6,7 +6,7 @@
 #include "kernels/training/parallel/parallel_checks.h"
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
-#include "kernels/training/session_run.h"
+#include "kernels/training/session_step_run.h"
 #include "kernels/training/sharding/division.h"
 
 namespace quantgate {
@@ -15,18 +15,18 @@ namespace {
 absl::Status CheckForward(const SessionState& state, const ForwardStep& step) {
   QG_RETURN_IF_ERROR(CheckSessionName("microbatch", step.microbatch));
   if (state.in_flight.count(step.microbatch) != 0) {
-    return RefusePrecondition("microbatch", step.microbatch,
-                              "its forward is in flight; a second one comes after its backward, "
-                              "or has another name");
+    return RefusePrecondition(
+        "microbatch", step.microbatch,
+        "its forward is in flight; run its backward first or use another name");
   }
   if (step.train && state.in_flight.size() >= kMicrobatchesInFlightMax) {
-    return RefusePrecondition("microbatch", step.microbatch,
-                              absl::StrCat(kMicrobatchesInFlightMax,
-                                           " are in flight, the most a session keeps; a backward "
-                                           "comes first"));
+    return RefusePrecondition(
+        "microbatch", step.microbatch,
+        absl::StrCat(kMicrobatchesInFlightMax,
+                     " are in flight, the most that a session keeps; run a backward first"));
   }
   if (!step.train && step.recompute) {
-    return Refuse("recompute", "true", "it is of training, and train is false");
+    return Refuse("recompute", "true", "it needs train=true");
   }
   if (step.calibrate && !state.recipe.is_delayed()) {
     return Refuse("calibrate", "true",
@@ -36,7 +36,7 @@ absl::Status CheckForward(const SessionState& state, const ForwardStep& step) {
   return absl::OkStatus();
 }
 
-/// Zeros over what the first layer saved of its x.
+/// Overwrites what the first layer saved of its x with zeros.
 absl::Status OverwriteSaved(Engine& engine, const std::vector<std::shared_ptr<LayerSaved>>& all) {
   for (const std::shared_ptr<LayerSaved>& saved : all) {
     if (saved == nullptr) continue;
@@ -66,7 +66,7 @@ void KeepLayers(std::vector<LayerState> layers, bool keeps_delayed, SessionState
   }
 }
 
-/// The first phase saved x alone: what its layers would have saved is kept as fingerprints.
+/// The first phase saves only x, and the fingerprints of what its layers would have saved.
 std::vector<SavedOperand> TakeFirstPhase(StepRecords& records) {
   std::vector<SavedOperand> of_layers;
   std::vector<SavedOperand> kept;
@@ -77,10 +77,10 @@ std::vector<SavedOperand> TakeFirstPhase(StepRecords& records) {
   return of_layers;
 }
 
-/// One forward from its checks to what the session keeps of it.
+/// One forward, from its checks to the state that the session keeps of it.
 class Forwarding {
  public:
-  Forwarding(const TrainingSession::State& session, const ForwardStep& step,
+  Forwarding(const OneRankSession::State& session, const ForwardStep& step,
              const Cancellation* cancellation)
       : session_(session),
         step_(step),
@@ -89,7 +89,7 @@ class Forwarding {
 
   absl::StatusOr<SessionStepResult> Run();
   SessionState TakeState() { return std::move(next_); }
-  /// Absent where it was like the last one.
+  /// Absent if the forward is like the last checked one.
   const std::optional<CheckedForward>& checked() const { return checked_; }
 
  private:
@@ -103,15 +103,15 @@ class Forwarding {
     return step_.train && (step_.recompute || session_.faults.Has(kFaultBackwardReadsLiveRecipe));
   }
 
-  const TrainingSession::State& session_;
+  const OneRankSession::State& session_;
   ForwardStep step_;
-  SessionRun run_;
+  SessionStepRun run_;
   SessionState next_;
   std::optional<CheckedForward> checked_;
 };
 
 absl::StatusOr<Shape> Forwarding::CheckTensors() {
-  // The checks take the host longer than the launches behind them.
+  // Checking takes the host longer than launching the forward.
   const std::optional<CheckedForward>& last = session_.checked_forward;
   if (last.has_value() && last->IsLike(step_, next_.recipe)) return last->y_shape;
   QG_ASSIGN_OR_RETURN(const Shape y, CheckSessionForward(session_.spec, next_, next_.recipe, step_,
@@ -133,7 +133,7 @@ absl::StatusOr<uint32_t> Forwarding::TakeCallIds() {
     return RefusePrecondition("seed", absl::StrCat(session_.spec.seed),
                               absl::StrCat(first,
                                            " of its 2^32 call ids of random numbers are "
-                                           "used; a session with another seed goes on"));
+                                           "used; continue in a session with another seed"));
   }
   if (!session_.faults.Has(kFaultRandomNumbersReused)) {
     next_.next_call_id = static_cast<uint32_t>(end);
@@ -158,7 +158,7 @@ absl::StatusOr<std::shared_ptr<Recomputation>> Forwarding::MakeRecomputation(
 
 absl::Status Forwarding::UpdateScales(std::vector<LayerState>& layers) {
   if (!step_.train || step_.calibrate) {
-    // Amaxes stay in the histories of a calibration, and beside weights that an evaluation caches.
+    // A calibration keeps amaxes in the histories, an evaluation beside the weights that it caches.
     if (!step_.calibrate && step_.is_first == Microbatch::kUnset) return absl::OkStatus();
     return ReduceLayerAmaxes(run_, session_, next_.recipe, session_.parallel().get(),
                              UpdatePoint::kForward, layers);
@@ -199,8 +199,8 @@ absl::StatusOr<SessionStepResult> Forwarding::Run() {
     division.ReshardSaved(next_.layers, layers, *flight);
   }
   division.Reshard(next_.layers, layers);
-  // An evaluation leaves no trace in the histories (docs/scenarios.md section 3, row 17); a
-  // calibration is for them.
+  // An evaluation does not change the histories (docs/scenarios.md section 3, row 17); changing
+  // them is the purpose of a calibration.
   KeepLayers(std::move(layers),
              step_.train || step_.calibrate || session_.faults.Has(kFaultEvaluationPollutesHistory),
              next_);
@@ -223,8 +223,8 @@ absl::StatusOr<SessionStepResult> Forwarding::Run() {
 
 }  // namespace
 
-absl::StatusOr<SessionStepResult> TrainingSession::Forward(const ForwardStep& step,
-                                                           const Cancellation* cancellation) {
+absl::StatusOr<SessionStepResult> OneRankSession::Forward(const ForwardStep& step,
+                                                          const Cancellation* cancellation) {
   Forwarding forwarding(*state_, step, cancellation);
   absl::StatusOr<SessionStepResult> result = forwarding.Run();
   if (!result.ok()) {

@@ -4,7 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
 #include "kernels/training/session_faults.h"
-#include "kernels/training/session_run.h"
+#include "kernels/training/session_step_run.h"
 
 namespace quantgate {
 namespace {
@@ -24,7 +24,7 @@ absl::StatusOr<Tensor> Zeroed(const Tensor& like) {
 
 bool IsScale(const std::string& part) { return part.find("scale_inv") != std::string::npos; }
 
-/// Every tensor of what the microbatch keeps, in a copy of it.
+/// A copy of what the microbatch keeps, with every tensor replaced by what MoveTensor gives.
 using MoveTensor =
     absl::FunctionRef<absl::StatusOr<Tensor>(const std::string& name, const Tensor& tensor)>;
 
@@ -54,14 +54,13 @@ absl::StatusOr<std::shared_ptr<const InFlight>> FindInFlight(const SessionState&
   }
   if (found->second->is_offloaded == is_offloaded) return found->second;
   return RefusePrecondition("microbatch", microbatch,
-                            is_offloaded ? "it is not offloaded; an offload comes before a reload"
-                                         : "it is offloaded already");
+                            is_offloaded ? "it is not offloaded" : "it is offloaded already");
 }
 
 }  // namespace
 
-absl::Status TrainingSession::Offload(const std::string& microbatch,
-                                      const Cancellation* cancellation) {
+absl::Status OneRankSession::Offload(const std::string& microbatch,
+                                     const Cancellation* cancellation) {
   SessionState next = state_->now;
   QG_ASSIGN_OR_RETURN(const auto flight, FindInFlight(next, microbatch, false));
   const auto move = [&](const std::string& name, const Tensor& tensor) -> absl::StatusOr<Tensor> {
@@ -74,8 +73,8 @@ absl::Status TrainingSession::Offload(const std::string& microbatch,
   return Commit(std::move(next), *state_);
 }
 
-absl::Status TrainingSession::Reload(const std::string& microbatch,
-                                     const Cancellation* cancellation) {
+absl::Status OneRankSession::Reload(const std::string& microbatch,
+                                    const Cancellation* cancellation) {
   SessionState next = state_->now;
   QG_ASSIGN_OR_RETURN(const auto flight, FindInFlight(next, microbatch, true));
   const auto move = [&](const std::string&, const Tensor& tensor) {

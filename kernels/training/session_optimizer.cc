@@ -5,7 +5,7 @@
 #include "kernels/training/parameter_update.h"
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
-#include "kernels/training/session_run.h"
+#include "kernels/training/session_step_run.h"
 #include "kernels/training/sharding/division.h"
 #include "kernels/training/sharding/shard_faults.h"
 
@@ -19,18 +19,19 @@ absl::Status CheckOptimize(const SessionSpec& spec, const SessionState& state) {
   if (!state.deferred.empty()) {
     return RefusePrecondition("gradients",
                               absl::StrCat("deferred in ", state.deferred.size(), " layers"),
-                              "the wgrad step comes before the optimizer's");
+                              "run the deferred wgrads before the optimizer");
   }
   for (const SessionLayerState& layer : state.layers) {
     for (const auto& [name, trained] : layer.trained) {
       if (trained.gradient.has_value() || trained.has_main_gradient) return absl::OkStatus();
     }
   }
-  return RefusePrecondition("gradients", "none since the last update", "a backward comes first");
+  return RefusePrecondition("gradients", "none since the last update", "run a backward first");
 }
 
-/// Every gradient becomes its sum over the ranks, or this rank's rows or elements of it.
-absl::Status ReduceGradients(SessionRun& run, const TrainingSession::State& session,
+/// Replaces every gradient by its sum over the ranks, or by this rank's rows or elements of the
+/// sum.
+absl::Status ReduceGradients(SessionStepRun& run, const OneRankSession::State& session,
                              const Cancellation* cancellation, SessionState& next) {
   if (session.rank == nullptr) return absl::OkStatus();
   const Division division(session, cancellation);
@@ -67,14 +68,14 @@ OptimizerSpec WithLearningRate(OptimizerSpec optimizer, std::optional<float> lea
 
 }  // namespace
 
-absl::StatusOr<SessionStepResult> TrainingSession::Optimize(const OptimizerStep& step,
-                                                            const Cancellation* cancellation) {
+absl::StatusOr<SessionStepResult> OneRankSession::Optimize(const OptimizerStep& step,
+                                                           const Cancellation* cancellation) {
   const State& session = *state_;
   SessionState next = session.now;
   QG_RETURN_IF_ERROR(CheckOptimize(session.spec, next));
   ++next.optimizer_steps;
   const OptimizerSpec optimizer = WithLearningRate(session.spec.optimizer, step.learning_rate);
-  SessionRun run(session.engine, session.spec, cancellation, session.rank.get());
+  SessionStepRun run(session.engine, session.spec, cancellation, session.rank.get());
   QG_RETURN_IF_ERROR(ReduceGradients(run, session, cancellation, next));
   for (size_t i = 0; i < next.layers.size(); ++i) {
     ParameterUpdate update(session.engine, session.spec, i, next.recipe, session.faults,
@@ -83,7 +84,7 @@ absl::StatusOr<SessionStepResult> TrainingSession::Optimize(const OptimizerStep&
       return InLayer(session.spec.layers[i],
                      update.Optimize(next.layers[i], optimizer, next.optimizer_steps));
     }));
-    // What was cached is of the old weights.
+    // Cached weights are those before the update.
     if (session.faults.Has(kFaultWorkspaceKeptAfterUpdate)) continue;
     next.layers[i].state.workspaces.clear();
   }

@@ -10,13 +10,13 @@
 #include "kernels/training/parameter_update.h"
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
-#include "kernels/training/session_run.h"
+#include "kernels/training/session_step_run.h"
 #include "kernels/training/sharding/division.h"
 
 namespace quantgate {
 namespace {
 
-/// What a scale of the role brings the amax to: the format's maximum, a margin below.
+/// The value to which a scale of the role brings the amax: the format's maximum, less the margin.
 float ScaledMax(const Recipe& recipe, TensorRole role) {
   const DType element = recipe.QuantizerFor(role).rowwise.element;
   const float max_finite = element == DType::kF8E4M3 ? MaxFinite<E4M3>() : MaxFinite<E5M2>();
@@ -38,7 +38,7 @@ bool IsFresh(const DelayedScalingState& state) {
 
 class RecipeChange {
  public:
-  RecipeChange(const TrainingSession::State& session, const Recipe& to,
+  RecipeChange(const OneRankSession::State& session, const Recipe& to,
                const Cancellation* cancellation, SessionState& next)
       : session_(session), to_(to), cancellation_(cancellation), next_(next) {}
 
@@ -52,7 +52,7 @@ class RecipeChange {
     return RecipeOfLayer(session_.spec.layers[layer].spec, to_).QuantizerFor(TensorRole::kWeight);
   }
 
-  const TrainingSession::State& session_;
+  const OneRankSession::State& session_;
   const Recipe& to_;
   const Cancellation* const cancellation_;
   SessionState& next_;
@@ -69,7 +69,7 @@ absl::Status RecipeChange::CheckQuantizedWeights() const {
         return RefusePrecondition(
             "recipe", to_.ShortText(),
             absl::StrCat(path, " is held quantized by recipe ", from.ShortText(),
-                         ", and another recipe does not take it over"));
+                         ", and another recipe cannot take it over"));
       }
       if (parameter.quantizer == quantizer || session_.spec.masters != Masters::kNone) continue;
       return RefusePrecondition(
@@ -92,8 +92,8 @@ absl::Status RecipeChange::ChangeDelayed(SessionLayerState& layer) {
     QG_ASSIGN_OR_RETURN(state, WithHistoryLength(state, length));
     const TensorRole role = RoleOfState(name);
     const float ratio = ScaledMax(to_, role) / ScaledMax(next_.recipe, role);
-    // Maxima of the formats and margins are apart by powers of two, so the product is the quotient
-    // that the last update would have rounded.
+    // The formats' maxima and the margins differ by powers of two, so this product equals the scale
+    // that the last update would have computed, rounding included.
     if (ratio != 1 && !is_fresh) {
       const float scale = *state.scale.as<float>() * ratio;
       const float max = std::numeric_limits<float>::max();
@@ -118,7 +118,7 @@ absl::Status RecipeChange::RequantizeWeights() {
     if (is_of_another_rule) changed.push_back(i);
   }
   if (changed.empty()) return absl::OkStatus();
-  // Rows are divided by the blocks of the rule, as where a session begins under it.
+  // Rows are divided at blocks of the new rule, as if the session had been opened under it.
   const Division division(session_.engine, session_.spec, session_.rank.get(), session_.faults,
                           cancellation_);
   const bool by_rows = session_.rank != nullptr && session_.spec.parallel->fully_sharded;
@@ -163,12 +163,12 @@ bool OnlyAlgorithmDiffers(const Recipe& a, const Recipe& b) {
 
 }  // namespace
 
-absl::Status ApplyRecipe(const TrainingSession::State& session, const Recipe& recipe,
+absl::Status ApplyRecipe(const OneRankSession::State& session, const Recipe& recipe,
                          const Cancellation* cancellation, SessionState& next) {
   return RecipeChange(session, recipe, cancellation, next).Run();
 }
 
-absl::Status TrainingSession::ChangeRecipe(const Recipe& recipe, const Cancellation* cancellation) {
+absl::Status OneRankSession::ChangeRecipe(const Recipe& recipe, const Cancellation* cancellation) {
   const State& session = *state_;
   SessionState next = session.now;
   const bool is_ignored =
@@ -176,7 +176,7 @@ absl::Status TrainingSession::ChangeRecipe(const Recipe& recipe, const Cancellat
       (session.faults.Has(kFaultAlgorithmChangeIgnored) &&
        OnlyAlgorithmDiffers(recipe, next.recipe));
   if (!is_ignored) {
-    // A session goes on in the dtype that it computes in.
+    // A session keeps the dtype that it computes in.
     const std::optional<DType> x_dtype = session.checked_forward.has_value()
                                              ? session.checked_forward->x_dtype
                                              : DTypeOfParameters(session.now);

@@ -1,5 +1,5 @@
-// What a session holds, as a value. A step works on a copy, which shares the tensors, and the copy
-// takes the original's place when the step has succeeded: a step that fails has changed nothing.
+// The state of a session, as a value. A step works on a copy that shares the tensors, and the copy
+// replaces the original when the step has succeeded. So a step that fails has changed nothing.
 // Private to kernels/training.
 #pragma once
 
@@ -24,24 +24,24 @@ namespace quantgate {
 struct TrainedParameter {
   Tensor master;      ///< Masters::kF32.
   SplitTensor split;  ///< Masters::kBf16Remainder.
-  Tensor exp_avg;     ///< Adam: f32, from the start,
-  Tensor exp_avg_sq;  ///< and likewise.
+  Tensor exp_avg;     ///< Adam: f32, from the start.
+  Tensor exp_avg_sq;  ///< Adam: f32, from the start.
   Tensor momentum;    ///< SGD with momentum: f32, from the first update on.
   Tensor gradient;    ///< The sum since the last update; main gradients are in LayerState.
   bool has_main_gradient = false;  ///< A wgrad went into its main gradient since the last update.
 };
 
-/// A parameter of which the copies of its layer have a part each
+/// A parameter that the copies of its layer divide: each has a part
 /// (kernels/training/sharding/division.h).
 struct DividedParameter {
   enum class By {
-    kRows,      ///< A weight, in LayerState::parameters too, its master and its moments.
-    kElements,  ///< Master and moments: the row-major elements.
+    kRows,      ///< Rows of a weight (also in LayerState::parameters), its master and its moments.
+    kElements,  ///< Row-major elements of master and moments.
   };
   By by = By::kRows;
   DType dtype = DType::kBF16;
-  /// Of the parameter, or of its tensor-parallel part; `bounds` of what is divided. The quantizer
-  /// is of rows of a weight with storage kQuantized alone.
+  /// Describes the parameter, or its tensor-parallel part. `bounds` are those of rows or of
+  /// elements. `quantizer` is set only for kRows with storage kQuantized.
   ShardedWeightSpec weight = {};
   bool by_rows() const { return by == By::kRows; }
   bool is_quantized() const { return weight.storage == WeightStorage::kQuantized; }
@@ -49,11 +49,12 @@ struct DividedParameter {
 
 struct SessionLayerState {
   LayerState state;  ///< Delayed scaling's states are those of the current recipe.
-  std::map<std::string, TrainedParameter> trained;       ///< By parameter.
-  std::map<std::string, DividedParameter> divided = {};  ///< Likewise; empty: a copy has all.
+  std::map<std::string, TrainedParameter> trained;  ///< By parameter.
+  std::map<std::string, DividedParameter> divided =
+      {};  ///< By parameter; empty if none is divided.
 };
 
-/// What activation checkpointing forwards again, as the first phase found it.
+/// What activation checkpointing needs to repeat a forward, as the first phase found it.
 struct Recomputation {
   Recipe recipe;
   ForwardStep step;
@@ -61,22 +62,23 @@ struct Recomputation {
   std::vector<LayerState> layers;
   std::shared_ptr<const ParallelStep> parallel = nullptr;
   SavedMarkPointer x_mark = {};
-  std::vector<SavedOperand> saved = {};  ///< By the first phase, to be compared with the second's.
-  /// Of the layers' states then only weights of which this rank has rows.
+  std::vector<SavedOperand> saved = {};  ///< The first phase's, to be compared with the second's.
+  /// The layers' states at that time, with only the weights that this rank has rows of.
   std::vector<SessionLayerState> divided = {};
 };
 
-/// A weight as a forward read it, of which this rank's rows are kept in what the forward saved.
+/// A gathered weight that a forward saved, after this rank's rows have replaced it in what the
+/// forward saved.
 struct ReshardedWeight {
   struct Part {
     std::string name;  ///< SavedPart::name.
-    size_t place = 0;  ///< Which of the gathered parameter's tensors it was,
-    size_t from = 0;   ///< and which of the rows' it is now.
+    size_t place = 0;  ///< Which tensor of the gathered parameter the part was.
+    size_t from = 0;   ///< Which tensor of this rank's rows the part is now.
   };
   size_t layer = 0;
   std::string parameter;
   DividedParameter divided;
-  Parameter rows = {};  ///< Without tensors: those are the parts.
+  Parameter rows = {};  ///< Its tensors are absent: the parts have them.
   std::vector<Part> parts = {};
 };
 
@@ -84,14 +86,14 @@ struct ReshardedWeight {
 struct InFlight {
   int64_t recipe_number = 0;  ///< SessionState::recipe_number of its forward.
   Shape y_shape;
-  /// By layer; empty where the forward is recomputed. Never written to: backward takes clones.
+  /// By layer; empty if the forward is recomputed. Never written to: backward takes clones.
   std::vector<std::shared_ptr<LayerSaved>> saved;
   std::shared_ptr<const Recomputation> recomputation;
   bool is_offloaded = false;
   std::vector<ReshardedWeight> resharded = {};
 };
 
-/// A backward's weight gradients that wait for the wgrad step.
+/// A layer's weight gradients that wait for the wgrad step.
 struct DeferredWgrad {
   size_t layer = 0;
   std::shared_ptr<LayerSaved> saved;
@@ -101,7 +103,8 @@ struct SessionState {
   Recipe recipe;
   int64_t recipe_number = 0;  ///< Counts the changes.
   std::vector<SessionLayerState> layers = {};
-  /// Delayed scaling's states by layer under recipes that only forwards in flight still follow.
+  /// Delayed scaling's states, by layer, of recipes that only forwards in flight still follow; by
+  /// recipe_number.
   std::map<int64_t, std::vector<DelayedStates>> retired_delayed = {};
   std::map<std::string, std::shared_ptr<const InFlight>> in_flight = {};
   std::vector<DeferredWgrad> deferred = {};
@@ -110,8 +113,8 @@ struct SessionState {
   int64_t step_count = 0;
 };
 
-/// A forward that was found in order: what that depends on beside what a session keeps as it was
-/// opened.
+/// The last forward that passed the checks: what their result depends on beside the session's spec.
+/// A forward like it need not be checked again.
 struct CheckedForward {
   Recipe recipe;
   DType x_dtype = DType::kBF16;
@@ -129,23 +132,24 @@ struct CheckedForward {
   }
 };
 
-/// One rank of a session on several: its ends of their groups, which change when a step has failed
-/// and the groups are made anew.
+/// One rank of a session on several ranks, with its ends of the groups. The groups are made anew
+/// after a step that failed.
 struct SessionRank {
   int index = 0;                             ///< Among all ranks.
-  std::shared_ptr<const ParallelStep> step;  ///< Of every forward; null: layers are not divided.
-  ProcessGroup* all = nullptr;  ///< All ranks, whose amaxes of delayed scaling are one.
-  /// Those with the same part of layers whose experts are not divided; null: no others.
+  std::shared_ptr<const ParallelStep> step;  ///< Of later forwards; null: layers are not divided.
+  ProcessGroup* all = nullptr;  ///< All ranks; delayed scaling reduces amaxes over them.
+  /// The ranks with the same part of layers whose experts are not divided; null if it is alone.
   ProcessGroup* copies = nullptr;
-  /// Those that have one copy of the experts, this rank alone among them; null where nobody can.
+  /// The ranks that divide one copy of the experts, possibly this rank alone. Null under tensor
+  /// parallelism, which does not divide experts.
   ProcessGroup* experts = nullptr;
-  ProcessGroup* expert_copies = nullptr;  ///< Those with the same experts; null: no others.
-  /// The session's amax group of weights that are held quantized, whatever forwards name; null:
-  /// none.
+  ProcessGroup* expert_copies = nullptr;  ///< The ranks with the same experts; null if it is alone.
+  /// The session's amax group of weights that are held quantized, whichever groups forwards name;
+  /// null if none.
   ProcessGroup* held_weights = nullptr;
 };
 
-class TrainingSession::State {
+class OneRankSession::State {
  public:
   State(Engine& engine_in, SessionSpec spec_in, SeededFaults faults_in, SessionState now_in,
         std::shared_ptr<const SessionRank> rank_in = nullptr)
@@ -169,50 +173,52 @@ class TrainingSession::State {
   const std::shared_ptr<const SessionRank> rank;  ///< Null: there are no others.
 };
 
-/// Every place that can hold a tensor of the state between steps, absent ones included, by name in
-/// a fixed order. Microbatches in flight are not in it.
 using TensorVisitor = absl::FunctionRef<void(const std::string& name, Tensor& tensor)>;
+/// Visits every place that can hold a tensor of the state between steps, absent tensors included,
+/// in a fixed order. Leaves out what VisitTensorsInFlight visits.
 void VisitTensors(const SessionSpec& spec, SessionState& state, TensorVisitor visit);
-/// Of what is not absent.
+/// The names that VisitTensors gives for tensors that are not absent.
 std::set<std::string> HeldNames(const SessionSpec& spec, SessionState& state);
-/// Both, without what is absent.
-void VisitHeldTensors(const SessionSpec& spec, SessionState& state, TensorVisitor visit);
-/// Of every buffer once.
-int64_t BytesOf(const SessionSpec& spec, SessionState& state);
-/// What microbatches in flight and deferred gradients hold: "in_flight.MICROBATCH.LAYER.PART".
+/// Visits the tensors held by microbatches in flight, by deferred gradients and for retired
+/// recipes: "in_flight.MICROBATCH.LAYER.PART".
 void VisitTensorsInFlight(const SessionSpec& spec, const SessionState& state, TensorVisitor visit);
+/// VisitTensors and VisitTensorsInFlight, without absent tensors.
+void VisitHeldTensors(const SessionSpec& spec, SessionState& state, TensorVisitor visit);
+/// The bytes of all held tensors; a buffer that several tensors share counts once.
+int64_t BytesOf(const SessionSpec& spec, SessionState& state);
 
-/// What a tensor of the state is.
+/// What kind of tensor of the state a tensor is.
 struct TensorPlace {
   enum class Kind {
-    kParameter,  ///< Of the parameter's shape: its value, a master, a moment.
-    kGradient,   ///< Likewise: what backwards have added up since the last update.
+    kParameter,  ///< A parameter's value, master or moment; it has the parameter's shape.
+    kGradient,   ///< The sum of gradients since the last update; it has the parameter's shape.
     kCodes,      ///< Data or block scales of one direction of a quantized weight.
-    kAmax,       ///< What the scales of such a direction were made from.
-    kScale,      ///< One of the whole quantized weight.
+    kAmax,       ///< The amaxes that the scales of one direction were made from.
+    kScale,      ///< The one scale of a quantized weight.
     kDelayed,    ///< A scale of delayed scaling.
-    kHistory,    ///< Its amaxes.
+    kHistory,    ///< An amax history of delayed scaling.
   };
   Kind kind = Kind::kDelayed;
   size_t layer = 0;
-  std::string parameter = {};  ///< All but kDelayed and kHistory.
-  // kCodes, kAmax; kScale of one direction.
+  std::string parameter = {};  ///< Empty for kDelayed and kHistory.
+  // Set for kCodes, kAmax, and a kScale that belongs to one direction.
   const QuantizedTensor* quantized = nullptr;
   Usage usage = Usage::kRowwise;
 };
 using PlaceVisitor =
     absl::FunctionRef<void(const TensorPlace& place, const std::string& name, Tensor& tensor)>;
-/// VisitTensors with what each tensor is.
+/// VisitTensors, saying what each tensor is.
 void VisitPlaces(const SessionSpec& spec, SessionState& state, PlaceVisitor visit);
 
-/// The tensors of one direction of a quantized tensor below `name`.
+/// Visits the tensors of each direction of a quantized tensor, under names that begin with `name`.
 void VisitQuantized(const std::string& name, QuantizedTensor& quantized, TensorVisitor visit);
 
-/// Whether a parameter is a weight: what is quantized and has a main gradient.
+/// Whether a parameter is a weight: only weights are quantized and have main gradients.
 bool IsWeight(const std::string& parameter);
-/// "fc1.weight" with last word "dw": "fc1.dw"; "weight.0": "dw.0".
+/// The parameter's name with another word (ParameterName::word): for "dw", "fc1.weight" gives
+/// "fc1.dw" and "weight.0" gives "dw.0".
 std::string WithLastWord(const std::string& parameter, const std::string& word);
-/// "dw" of a weight, "db", "dgamma", "dbeta", with what is around the last word.
+/// The name of a parameter's gradient: "fc1.dw" of "fc1.weight", "db.0" of "bias.0".
 std::string GradientOf(const std::string& parameter);
 
 }  // namespace quantgate

@@ -2,13 +2,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/layer/parameter_name.h"
 #include "kernels/training/session_state.h"
 
 namespace quantgate {
 namespace {
 
-/// `place` has layer and parameter.
+/// `place.layer` and `place.parameter` are set.
 void VisitDirections(TensorPlace place, const std::string& name, QuantizedTensor& quantized,
                      PlaceVisitor visit) {
   using Kind = TensorPlace::Kind;
@@ -44,7 +43,7 @@ void VisitParameter(TensorPlace place, const std::string& prefix, const std::str
   visit_like_parameter(path, parameter.value);
   VisitDirections(place, path + ".quantized", parameter.quantized, visit);
   visit_like_parameter(path + ".master", trained.master);
-  // Elsewhere it is the parameter itself.
+  // If the parameter is not quantized, the bf16 part of its master is the parameter itself.
   if (parameter.is_quantized()) {
     visit_like_parameter(path + ".master_bf16", trained.split.parameter);
   }
@@ -162,6 +161,25 @@ void VisitTensorsInFlight(const SessionSpec& spec, const SessionState& state, Te
       VisitLayer(absl::StrCat("recipe.", number, ".", spec.layers[i].name, "."), retired, visit);
     }
   }
+}
+
+void VisitHeldTensors(const SessionSpec& spec, SessionState& state, TensorVisitor visit) {
+  const auto visit_held = [&](const std::string& name, Tensor& tensor) {
+    if (tensor.has_value()) visit(name, tensor);
+  };
+  VisitTensors(spec, state, visit_held);
+  VisitTensorsInFlight(spec, state, visit_held);
+}
+
+int64_t BytesOf(const SessionSpec& spec, SessionState& state) {
+  // Tensors share buffers: a saved operand is often the parameter itself.
+  std::set<std::pair<const std::byte*, size_t>> counted;
+  int64_t bytes = 0;
+  VisitHeldTensors(spec, state, [&](const std::string&, const Tensor& held) {
+    if (!counted.insert({held.data(), held.byte_size()}).second) return;
+    bytes += static_cast<int64_t>(held.byte_size());
+  });
+  return bytes;
 }
 
 }  // namespace quantgate

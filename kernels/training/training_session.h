@@ -1,7 +1,8 @@
-// TrainingSession: the state that training keeps between steps (docs/quantizers.md sections 8 to
-// 11). Layers in a row, each feeding the next; parameters in high precision or quantized, with
-// fp32 masters or without; optimizer state, main gradients, delayed scaling's histories, cached
-// quantized weights, random number offsets, and what forwards in flight saved for their backwards.
+// Session: the state that training keeps between steps (docs/quantizers.md sections 8 to 11), and
+// OneRankSession, which keeps it on one rank. A session has a row of layers, each feeding the next;
+// parameters in high precision or quantized, with or without fp32 masters; optimizer state, main
+// gradients, delayed scaling's histories, cached quantized weights, random number offsets, and what
+// forwards in flight saved for their backwards.
 //
 // Not thread-safe: one step at a time. A step that fails leaves the session as it was before.
 // Wrong order is FAILED_PRECONDITION naming the rule; wrong tensors INVALID_ARGUMENT.
@@ -32,7 +33,7 @@ struct SessionLayer {
 /// How weights are held between steps. Other parameters are always in high precision.
 enum class WeightStorage {
   kHighPrecision,
-  kQuantized,  ///< By the recipe's quantizer (quantized_model_init).
+  kQuantized,  ///< Quantized by the recipe (Transformer Engine's quantized_model_init).
 };
 /// What an optimizer updates.
 enum class Masters {
@@ -40,10 +41,10 @@ enum class Masters {
   kF32,            ///< fp32 copies.
   kBf16Remainder,  ///< The bf16 parameter, and the 16 bits that complete it to fp32.
 };
-/// How quantized weights follow their masters.
+/// What quantized weights are quantized from: the fp32 master, or the master rounded to bf16.
 enum class Requantization { kFromF32, kThroughBf16 };
 
-// Names as specs spell them: "quantized", "bf16_remainder", "through_bf16".
+// The names that specs use: "quantized", "bf16_remainder", "through_bf16".
 std::string_view WeightStorageName(WeightStorage weights);
 std::string_view MastersName(Masters masters);
 std::string_view RequantizationName(Requantization requantization);
@@ -62,7 +63,7 @@ struct SessionSpec {
   Recipe recipe;
   Arithmetic arithmetic = {};
   WeightStorage weights = WeightStorage::kHighPrecision;
-  /// Quantized weights are made as where gradients are disabled: rowwise only.
+  /// Quantized weights are made rowwise only, as under disabled gradients.
   bool built_without_grad = false;
   Masters masters = Masters::kNone;
   Requantization requantization = Requantization::kFromF32;
@@ -77,17 +78,18 @@ struct SessionSpec {
 struct ForwardStep {
   std::string microbatch = "0";  ///< Names it until its backward.
   Tensor x;
-  bool train = true;  ///< False: evaluation; nothing is saved, no scale is updated.
+  bool train = true;  ///< False: an evaluation, which saves nothing and updates no scale.
   Microbatch is_first = Microbatch::kUnset;
-  /// Activation checkpointing: saves x alone, and forwards again before backward, from the same
-  /// states and random numbers.
+  /// Activation checkpointing: saves only x, and repeats the forward before its backward, with the
+  /// same states and random numbers.
   bool recompute = false;
   bool calibrate = false;
   RequiresGrad requires_grad;
   bool defer_wgrad = false;  ///< Its backward leaves the weights' gradients to the wgrad step.
-  /// In place of the session's (ParallelSpec::amax_groups), of this forward and its backward.
+  /// Replace the session's groups (ParallelSpec::amax_groups) in this forward and its backward.
   AmaxGroups amax_groups = {};
-  int64_t value_bytes_max = std::numeric_limits<int64_t>::max();  ///< As LayerRequest's.
+  /// As LayerRequest::value_bytes_max.
+  int64_t value_bytes_max = std::numeric_limits<int64_t>::max();
 };
 struct BackwardStep {
   std::string microbatch = "0";
@@ -97,7 +99,7 @@ struct OptimizerStep {
   std::optional<float> learning_rate;  ///< Absent: the spec's.
 };
 
-/// What one rank of a session on several did in a step.
+/// What one rank of a session on several ranks did in a step.
 struct RankStepRecords {
   std::string device;  ///< DeviceDescription::id.
   struct Output {
@@ -110,18 +112,17 @@ struct RankStepRecords {
   StepRecords records;
 };
 
-/// What a step gave, and what it did.
+/// The outputs of a step, and the records of what it did.
 struct SessionStepResult : StepRecords {
   /// Forward: "y", "LAYER.norm_out"; backward: "dx" and the gradients ("LAYER.dw", ...).
   std::vector<NamedTensor> outputs;
-  /// Of a session on several ranks, in their order; the records are then theirs alone, but for
-  /// notes.
+  /// By rank, in a session on several ranks. Records other than notes are then only here.
   std::vector<RankStepRecords> ranks;
-  /// Outputs of which ranks have the same part with other bits; none where all is well.
+  /// A sentence for each output of which two ranks have the same part with different bits.
   std::vector<std::string> rank_differences;
 };
 
-/// A tensor of the state as `Get` and traces list it.
+/// A tensor of the state, as Get calls and traces list it.
 struct StateTensor {
   std::string name;  ///< "fc1.weight", "fc1.weight.master", "fc1.input.amax_history", ...
   DType dtype;
@@ -129,14 +130,15 @@ struct StateTensor {
   Fingerprint fingerprint;
 };
 
-/// Limits of one session, bounds on untrusted input.
+// Limits of one session, bounds on untrusted input.
 inline constexpr int kSessionLayersMax = 64;
 inline constexpr int kMicrobatchesInFlightMax = 64;
 
-struct SessionState;  ///< Private to kernels/training.
-struct SessionRank;   ///< Likewise.
+// Private to kernels/training.
+struct SessionState;
+struct SessionRank;
 
-/// What every session does, on however many ranks.
+/// A training session on one rank or several.
 class Session {
  public:
   virtual ~Session() = default;
@@ -145,69 +147,72 @@ class Session {
                                                     const Cancellation* cancellation) = 0;
   virtual absl::StatusOr<SessionStepResult> Backward(const BackwardStep& step,
                                                      const Cancellation* cancellation) = 0;
-  /// The wgrads that backwards deferred, in their order.
+  /// Computes the wgrads that backwards deferred, in the order of the backwards.
   virtual absl::StatusOr<SessionStepResult> Wgrad(const Cancellation* cancellation) = 0;
   /// Updates masters and parameters from the gradients so far, refreshes every direction that each
   /// quantized weight holds, and clears the gradients.
   virtual absl::StatusOr<SessionStepResult> Optimize(const OptimizerStep& step,
                                                      const Cancellation* cancellation) = 0;
-  /// From the next forward on. Forwards in flight keep theirs. The same recipe with other knobs
-  /// takes effect at once: delayed scaling's histories stay, and its scales are those that the last
-  /// update would have given with the new maximum and margin; quantized weights whose rule changed
-  /// are quantized anew from their masters. Another recipe drops delayed scaling's states, and a
-  /// later return to it begins with fresh ones. FAILED_PRECONDITION naming both rules where
-  /// quantized weights were made by another recipe (docs/quantizers.md section 8.3), or by another
-  /// rule and have no masters.
+  /// Changes the recipe of later forwards; forwards in flight keep theirs. The same recipe with
+  /// other knobs takes effect at once: delayed scaling's histories stay, its scales become those
+  /// that the last update would have given with the new maximum and margin, and quantized weights
+  /// whose rule changed are quantized anew from their masters. Another recipe drops delayed
+  /// scaling's states; a later return to delayed scaling begins with fresh ones.
+  /// FAILED_PRECONDITION naming both rules if quantized weights were made by another recipe
+  /// (docs/quantizers.md section 8.3), or by another rule and have no masters.
   virtual absl::Status ChangeRecipe(const Recipe& recipe,
                                     const Cancellation* cancellation = nullptr) = 0;
-  /// What a microbatch saved goes to host memory, and back.
+  /// Move what a microbatch saved to host memory, and back.
   virtual absl::Status Offload(const std::string& microbatch, const Cancellation* cancellation) = 0;
   virtual absl::Status Reload(const std::string& microbatch, const Cancellation* cancellation) = 0;
 
-  /// The whole state as one safetensors file's tensors and metadata, the same whatever the ranks
-  /// that the state is divided over; what cannot be joined is each rank's own (docs/distributed.md
-  /// section 9). FAILED_PRECONDITION with microbatches in flight.
+  /// The whole state as the tensors and metadata of one safetensors file. The file does not depend
+  /// on the ranks that divide the state, except for tensors that cannot be joined, which are each
+  /// rank's own (docs/distributed.md section 9). FAILED_PRECONDITION with microbatches in flight.
   virtual absl::StatusOr<TensorFile> Checkpoint(const Cancellation* cancellation) = 0;
 
-  virtual const Recipe& recipe() const = 0;  ///< As last changed.
-  /// Called, it goes back to what the session holds now, of which tensors are shared.
-  virtual std::function<void()> WayBack() = 0;
-  virtual int64_t step_count() const = 0;  ///< Steps that succeeded.
-  virtual int64_t bytes() const = 0;       ///< Of all tensors held, each buffer once.
-  /// From now on a step that would hold more than before, and more than this, is
-  /// RESOURCE_EXHAUSTED and does nothing.
+  virtual const Recipe& recipe() const = 0;  ///< The recipe of later forwards.
+  /// Returns a function that puts the session back into its present state. The restore point shares
+  /// the tensors.
+  virtual std::function<void()> RestorePoint() = 0;
+  virtual int64_t step_count() const = 0;  ///< The number of steps that succeeded.
+  virtual int64_t bytes() const = 0;       ///< The size of all tensors held; a buffer counts once.
+  /// Makes later steps fail with RESOURCE_EXHAUSTED, and do nothing, if the session would then hold
+  /// more than before the step and more than `bytes_max`.
   virtual void LimitBytes(int64_t bytes_max) = 0;
-  virtual std::vector<std::string> microbatches() const = 0;  ///< In flight.
-  /// Every tensor of the state with its fingerprint; of several ranks "rank0.fc1.weight", ...
+  virtual std::vector<std::string> microbatches() const = 0;  ///< The names of those in flight.
+  /// Every tensor of the state with its fingerprint; on several ranks "rank0.fc1.weight", ....
   virtual absl::StatusOr<std::vector<StateTensor>> Describe(const Cancellation* cancellation) = 0;
-  /// A tensor of the state, quantized ones dequantized where `name` is a weight's. On several ranks
-  /// a parameter as a whole, or a rank's own by its name.
+  /// The tensor of this name in the state; a quantized weight is dequantized. On several ranks
+  /// either a whole parameter ("fc1.weight") or one rank's own tensor ("rank0.fc1.weight").
   virtual absl::StatusOr<Tensor> Find(const std::string& name,
                                       const Cancellation* cancellation) = 0;
 };
 
-/// A session as the spec asks for it: on one rank, or on several in this `setting`, which outlives
-/// it (null: the defaults). Errors as TrainingSession::Open and ParallelSession::Open.
+/// Opens the session that the spec describes: on one rank, or on several in this `setting`, which
+/// must outlive the session (null: the defaults). Errors as OneRankSession::Open and
+/// ParallelSession::Open.
 absl::StatusOr<std::unique_ptr<Session>> OpenSession(
     Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
     const RankSetting* setting, const Cancellation* cancellation);
 
-/// A session that goes on from a checkpoint, on any engine and on other ranks than wrote it.
-/// FAILED_PRECONDITION where it is of other layers or another recipe class, or has tensors of other
-/// ranks' own. Other errors as OpenSession.
+/// Opens a session that continues from a checkpoint, on any engine and perhaps on other ranks than
+/// wrote it. FAILED_PRECONDITION if the checkpoint has other layers or another class of recipe, or
+/// has tensors that are the own of other ranks. Other errors as OpenSession.
 absl::StatusOr<std::unique_ptr<Session>> RestoreSession(Engine& engine, SessionSpec spec,
                                                         const TensorFile& checkpoint,
                                                         const RankSetting* setting,
                                                         const Cancellation* cancellation);
 
-class TrainingSession final : public Session {
+/// A session on one rank: the only one, or one of several of a ParallelSession.
+class OneRankSession final : public Session {
  public:
   class State;  ///< Private to kernels/training.
 
-  /// `parameters` by "LAYER.NAME", high precision; missing main gradients and optimizer state start
-  /// at zero. INVALID_ARGUMENT names field, value, rule. With a `rank`, that one of several, from
-  /// its own parts of the parameters.
-  static absl::StatusOr<std::unique_ptr<TrainingSession>> Open(
+  /// `parameters` are in high precision, named "LAYER.NAME"; main gradients and optimizer state
+  /// that are not given start at zero. A non-null `rank` says which of several ranks this is;
+  /// `parameters` are then its own parts. INVALID_ARGUMENT naming field, value and rule.
+  static absl::StatusOr<std::unique_ptr<OneRankSession>> Open(
       Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
       const Cancellation* cancellation, const SeededFaults& faults = {},
       std::shared_ptr<const SessionRank> rank = nullptr);
@@ -224,31 +229,31 @@ class TrainingSession final : public Session {
   absl::Status Offload(const std::string& microbatch, const Cancellation* cancellation) override;
   absl::Status Reload(const std::string& microbatch, const Cancellation* cancellation) override;
   absl::StatusOr<TensorFile> Checkpoint(const Cancellation* cancellation) override;
-  /// Its state with every tensor on the host.
+  /// A copy of the state with every tensor in host memory.
   absl::StatusOr<std::shared_ptr<const SessionState>> StateOnHost(
       const Cancellation* cancellation) const;
-  /// As RestoreSession, on one rank; with a `rank`, that one of several, with its own parts of the
-  /// checkpoint.
-  static absl::StatusOr<std::unique_ptr<TrainingSession>> Restore(
+  /// As RestoreSession. A non-null `rank` says which of several ranks this is; it takes its own
+  /// parts of the checkpoint.
+  static absl::StatusOr<std::unique_ptr<OneRankSession>> Restore(
       Engine& engine, SessionSpec spec, const TensorFile& checkpoint,
       const Cancellation* cancellation, const SeededFaults& faults = {},
       std::shared_ptr<const SessionRank> rank = nullptr);
 
   const Recipe& recipe() const override;
-  std::function<void()> WayBack() override;
-  /// What the session holds now, tensors shared, and the way back to it.
-  std::shared_ptr<const SessionState> Remember() const;
-  void GoBack(const std::shared_ptr<const SessionState>& moment);
+  std::function<void()> RestorePoint() override;
+  /// A copy of the state that shares the tensors; RestoreSnapshot puts the session back into it.
+  std::shared_ptr<const SessionState> Snapshot() const;
+  void RestoreSnapshot(const std::shared_ptr<const SessionState>& moment);
   int64_t step_count() const override;
   int64_t bytes() const override;
   void LimitBytes(int64_t bytes_max) override;
   std::vector<std::string> microbatches() const override;
   absl::StatusOr<std::vector<StateTensor>> Describe(const Cancellation* cancellation) override;
   absl::StatusOr<Tensor> Find(const std::string& name, const Cancellation* cancellation) override;
-  ~TrainingSession() override;
+  ~OneRankSession() override;
 
  private:
-  explicit TrainingSession(std::unique_ptr<State> state);
+  explicit OneRankSession(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
 };
 

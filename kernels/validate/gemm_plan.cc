@@ -13,12 +13,12 @@
 namespace quantgate {
 namespace {
 
-/// An operand in messages, and how it is stored.
+/// An operand: its name in messages, and how it is stored.
 struct GemmSide {
   std::string name;  ///< "a" or "b".
   Tensor& data;
   Tensor& scale_inv;
-  bool k_contiguous;  ///< Its last dim.
+  bool k_contiguous;  ///< Whether K is its last dim.
 
   int64_t DimOf(bool of_k) const {
     const Shape& shape = data.shape();
@@ -43,19 +43,20 @@ struct GemmSide {
   }
 };
 
-/// Of u8 that nothing says to be FP4 codes: files and tools without an FP8 type have its codes so.
+/// Refuses U8 that nothing says to be FP4 codes: files and tools without an FP8 dtype store FP8
+/// codes so.
 absl::Status BytesNeedType(const GemmSide& side) {
   return Refuse(side.name + ".tensor", TensorText(side.data),
-                "bytes are no operand; if they are codes, say of what type (append @f8_e4m3)");
+                "u8 is no operand dtype; if these are codes, say of which type (append @f8_e4m3)");
 }
 
-/// What the dtype and shape of scale_inv say, where they leave no doubt.
+/// The scaling, if dtype and shape of scale_inv leave no doubt.
 absl::StatusOr<ScaleMode> InferScaling(const GemmSide& side) {
   const Tensor& scale = side.scale_inv;
   if (scale.dtype() == DType::kF8E8M0) return ScaleMode::kMx32;
   if (scale.dtype() == DType::kF8E4M3) return ScaleMode::kNv16;
   if (side.data.dtype() == DType::kU8) return BytesNeedType(side);
-  // What could be of blocks is; blocks are whole.
+  // Scales that fit whole blocks are taken for block scales.
   const bool fits_blocks =
       side.DimOf(true) % 128 == 0 && (side.FitsBlocks(1) || side.FitsBlocks(128));
   const bool is_squeezed = !fits_blocks && (side.IsOneNumber() || side.IsLine());
@@ -86,7 +87,7 @@ absl::Status ReadAs(DType dtype, Shape shape, Tensor& tensor) {
   return absl::OkStatus();
 }
 
-/// U8, which files have for FP4 codes and which tools have for scales, as what the scaling says.
+/// Gives U8 the dtype that the scaling implies: files have it for FP4 codes, tools for scales.
 absl::Status Retype(ScaleMode mode, GemmSide& side) {
   const auto retype = [](Tensor& tensor, DType dtype) -> absl::Status {
     const bool is_u8 = tensor.has_value() && tensor.dtype() == DType::kU8;
@@ -100,8 +101,8 @@ absl::Status Retype(ScaleMode mode, GemmSide& side) {
   return absl::OkStatus();
 }
 
-/// Scales of a tensor and of rows in the shapes that reductions with kept dims give, as [1] and
-/// [rows].
+/// Reshapes the scales of a tensor and of rows to [1] and [rows] from the shapes that reductions
+/// with kept dims give.
 absl::Status Squeeze(ScaleMode mode, GemmSide& side) {
   Tensor& scale = side.scale_inv;
   const bool is_tensor = mode == ScaleMode::kTensor && side.IsOneNumber();

@@ -1,5 +1,5 @@
-// GemmPlan: one GEMM as somebody asks for it, its scalings found out, checked before anything is
-// loaded. Create is the last place that can say INVALID_ARGUMENT.
+// GemmPlan: the request of one GEMM, checked before any tensor is loaded, with the scalings of its
+// operands found. Create is the last place that can say INVALID_ARGUMENT.
 #pragma once
 
 #include <optional>
@@ -11,21 +11,21 @@
 
 namespace quantgate {
 
-/// An operand with its scales as files have them: codes of three and more dims are flattened to
-/// [rows][K], U8 is what the scaling says it is.
+/// An operand with its scales as files have them. Codes of three and more dims are flattened to
+/// [rows][K]; the scaling says which dtype U8 stands for.
 struct GemmOperandRequest {
   Tensor data;
   Tensor scale_inv;
   Tensor amax;
-  std::optional<ScaleMode> scaling;  ///< Absent: what the dtype and shape of scale_inv say.
-  std::optional<int> e4m3_max;       ///< Of nv16; absent: 448.
+  std::optional<ScaleMode> scaling;  ///< Absent: found from the dtype and shape of scale_inv.
+  std::optional<int> e4m3_max;       ///< Only for nv16; absent: 448.
 };
 
 struct GemmRequest {
   GemmOperandRequest a, b;
   GemmLayout layout = GemmLayout::kTN;
   Arithmetic arithmetic;
-  bool every_algorithm = false;  ///< Of cublaslt: each that its heuristic names, compared.
+  bool every_algorithm = false;  ///< cublaslt: run and compare every algorithm that it suggests.
   float alpha = 1.0f, beta = 0.0f;
   Tensor c, bias, d_scale;
   bool in_place = false;
@@ -34,12 +34,13 @@ struct GemmRequest {
 
 class GemmPlan {
  public:
-  /// Slots "a.tensor", "a.scale_inv", "a.amax", those of b, "c", "bias", "d_scale"; what is refused
-  /// is named so, or by its place in a GemmDesc.
+  /// Slots: "a.tensor", "a.scale_inv", "a.amax", the same of b, "c", "bias", "d_scale". Errors name
+  /// these, or members of a GemmDesc.
   static absl::StatusOr<GemmPlan> Create(GemmRequest request);
   const GemmDesc& desc() const { return desc_; }
   const GemmShape& shape() const { return shape_; }
   bool every_algorithm() const { return every_algorithm_; }
+  /// This plan with its tensors loaded.
   absl::StatusOr<GemmPlan> WithTensors(SlotLoader load) const;
 
  private:

@@ -14,7 +14,7 @@
 namespace quantgate {
 namespace {
 
-// An Arithmetic is plain data; only what its text form can say is an arithmetic.
+// An Arithmetic is plain data, but only values that its text form can express are valid.
 absl::Status CheckArithmetic(const std::string& field, const Arithmetic& arithmetic) {
   const std::string text = arithmetic.ToString();
   const absl::StatusOr<Arithmetic> parsed = Arithmetic::Parse(text);
@@ -63,7 +63,7 @@ absl::Status CheckGemms(const std::string& field, const LayerRequest& step, cons
                                         status.message())});
 }
 
-/// Likewise what only variants on several ranks look at.
+/// Refuses fields that only variants on several ranks read, if there is no such variant.
 absl::Status CheckParallelModeUsed(const LayerRunRequest& request) {
   const bool any_parallel =
       std::any_of(request.variants.begin(), request.variants.end(),
@@ -73,10 +73,10 @@ absl::Status CheckParallelModeUsed(const LayerRunRequest& request) {
   return Refuse(
       mode == ParallelMode::kNone ? "layer.operations" : "layer.parallel_mode",
       mode == ParallelMode::kNone ? "a parallel_mode" : std::string(ParallelModeName(mode)),
-      "no variant is parallel, which alone divides weights over ranks");
+      "only a parallel variant divides weights over ranks, and there is none");
 }
 
-/// What only some recipes look at must have one that does.
+/// Refuses fields that only some recipes read, if no variant has such a recipe.
 absl::Status CheckUsed(const LayerRunRequest& request) {
   const auto any = [&](auto&& predicate) {
     return std::any_of(request.variants.begin(), request.variants.end(),
@@ -99,7 +99,7 @@ absl::Status CheckUsed(const LayerRunRequest& request) {
   }
   if (!step.delayed.empty()) {
     return Refuse("delayed_state", absl::StrCat(step.delayed.size(), " states"),
-                  "no variant is fp8_delayed, which alone has them");
+                  "only fp8_delayed has them, and no variant is fp8_delayed");
   }
   return absl::OkStatus();
 }
@@ -117,7 +117,7 @@ absl::Status CheckDiffer(const std::vector<Variant>& variants) {
   return absl::OkStatus();
 }
 
-/// Of a request that CheckLayerTensors accepts: what its variants do.
+/// Decides the layer plans of all variants of a request that CheckLayerTensors accepts.
 absl::StatusOr<std::vector<LayerPlanPointer>> DecideVariants(const LayerRunRequest& request) {
   if (request.variants.empty() || request.variants.size() > kVariantsMax) {
     return Refuse("variants", absl::StrCat(request.variants.size(), " given"),
@@ -128,7 +128,7 @@ absl::StatusOr<std::vector<LayerPlanPointer>> DecideVariants(const LayerRunReque
     const Variant& variant = request.variants[i];
     const std::string field = absl::StrCat("variants[", i, "]");
     QG_RETURN_IF_ERROR(CheckArithmetic(field, variant.arithmetic));
-    // The tensors alone are known to be good here: what is wrong now is wrong for this recipe.
+    // The tensors by themselves are fine, so an error here is due to this recipe.
     absl::StatusOr<LayerPlanPointer> layer = DecideLayer(request.step, variant.recipe);
     if (!layer.ok()) {
       return StatusOf({.code = layer.status().code(),
@@ -263,7 +263,7 @@ absl::StatusOr<Plan> Plan::WithTensors(TensorLoader load) const {
 }
 
 std::string_view OutputWord(std::string_view output) {
-  // Behind the last point, or before an expert's number.
+  // The word is behind the last point, or before an expert's number.
   const size_t number = output.find_last_not_of("0123456789");
   if (number != std::string_view::npos && output[number] == '.') output = output.substr(0, number);
   const size_t point = output.rfind('.');
@@ -278,7 +278,7 @@ int Plan::StepCount() const {
   const LayerRequest& step = request_.step;
   const int outputs = static_cast<int>(LayerOutputs(step).size());
   const bool is_linear = step.layer.traits().is_one_linear();
-  // The unquantized references: of a linear layer one each, otherwise from one run.
+  // Unquantized references: one GEMM for each output of a linear layer, else one run.
   int steps = is_linear ? outputs : 1;
   for (const Variant& variant : request_.variants) {
     // Forward and backward, and a report of each output.

@@ -1,5 +1,5 @@
-// Plan: a validated request. Plan::Create is the last place that can say INVALID_ARGUMENT; running
-// a plan cannot fail for a reason that was knowable before.
+// Plan: a validated request of a layer run. Plan::Create is the last place that can say
+// INVALID_ARGUMENT; running a plan does not fail for a reason that could be known before.
 #pragma once
 
 #include <map>
@@ -11,12 +11,12 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "kernels/layer/layer.h"
-#include "kernels/validate/ranks/parallel_spec.h"
+#include "kernels/validate/ranks/parallel_variant.h"
 
 namespace quantgate {
 
 /// One column of the comparison: a recipe (with its override) under an arithmetic, on one rank or
-/// on several.
+/// several.
 struct Variant {
   Recipe recipe;
   Arithmetic arithmetic;
@@ -27,61 +27,60 @@ struct Variant {
 
 /// What a run must satisfy to pass.
 enum class Requirement {
-  kNone,     ///< Inform only.
+  kNone,     ///< Nothing: the run only informs.
   kBitwise,  ///< Every output of every variant equals the reference's bits.
-  kBound,    ///< Every output with a derived bound lies within it of `exact` on its own operands.
+  kBound,    ///< Every output is within its derived bound, if any, of `exact` on its own operands.
 };
 std::string_view RequirementName(Requirement requirement);
 
-/// Variants in one request, a bound on untrusted input.
+/// The most variants in one request, a bound on untrusted input.
 inline constexpr int kVariantsMax = 64;
 
-/// Tensors of LayerRunRequest::subjects, more than any layer has outputs.
+/// The most tensors of LayerRunRequest::subjects; no layer has as many outputs.
 inline constexpr int kSubjectsMax = 4 * kExpertsMax;
 
 struct LayerRunRequest {
   LayerRequest step;
   std::vector<Variant> variants;  ///< At least one; labels must differ.
-  /// The variant all others are compared with; absent: each variant is compared with `exact` on its
-  /// own operands.
+  /// The index of the variant that all others are compared with. Absent: each variant is compared
+  /// with `exact` on its own operands.
   std::optional<int> reference;
   Requirement requirement = Requirement::kNone;
-  /// Outputs computed elsewhere, by name: each is held to the bound of the first variant's output.
+  /// Outputs computed elsewhere, by name; each is checked against the bound of the first variant's
+  /// output.
   std::map<std::string, Tensor> subjects;
-  bool error_budget = false;  ///< Measure VariantReport::error_budgets.
+  bool error_budget = false;  ///< Whether to measure VariantReport::error_budgets.
 };
 
-/// Every tensor of a request, absent ones too, by its name: "x", "grad_output",
-/// "parameters[weight]", "main_grads[weight]", "subjects[y]", "delayed_state[input.scale]". The
-/// first error of `visit` ends it.
+/// Calls `visit` with every tensor of a request, also absent ones, and its name: "x",
+/// "grad_output", "parameters[weight]", "main_grads[weight]", "subjects[y]",
+/// "delayed_state[input.scale]". Returns the first error of `visit`.
 absl::Status VisitTensors(
     LayerRunRequest& request,
     absl::FunctionRef<absl::Status(const std::string& name, Tensor& tensor)> visit);
 
-/// What an output is, without whose: "dw" of "fc1.dw" and of "dw.0".
+/// The word of an output's name (ParameterName::word): "dw" of "fc1.dw" and of "dw.0".
 std::string_view OutputWord(std::string_view output);
-/// Whether an output is a bias's gradient, which no bound is derived for.
+/// Whether an output is a bias gradient, for which no bound is derived.
 inline bool IsBiasGradient(std::string_view output) { return OutputWord(output) == "db"; }
 
-/// Whether what lies between a layer's operations is reported: of one operation nothing does, and
-/// of several experts each is a part of an output.
+/// Whether tensors between a layer's operations are reported. A layer of one operation has none,
+/// and what its experts give are parts of outputs.
 bool ReportsIntermediates(const LayerRequest& request);
 
 class Plan {
  public:
   static absl::StatusOr<Plan> Create(LayerRunRequest request);
   const LayerRunRequest& request() const { return request_; }
-  /// What a variant does on one rank.
+  /// The layer plan of a variant, as it runs on one rank.
   const LayerPlanPointer& layer(int variant) const { return layers_[static_cast<size_t>(variant)]; }
-  /// The name of a tensor of the request, as VisitTensors has it, and what the plan was made of,
-  /// which may lack its bytes.
+  /// Gives a tensor of the request by its name (VisitTensors) and its outline.
   using TensorLoader =
       absl::FunctionRef<absl::StatusOr<Tensor>(const std::string& name, const Tensor& outline)>;
-  /// This plan with a tensor in place of each that its request has. What `load` refuses, INTERNAL
-  /// for a tensor of another dtype or shape, or what Create says of a state of delayed scaling,
-  /// whose values are checked.
+  /// This plan with every tensor loaded. Errors: those of `load`; INTERNAL for a tensor of another
+  /// dtype or shape; Create's for the values of a state of delayed scaling.
   absl::StatusOr<Plan> WithTensors(TensorLoader load) const;
-  /// Operations the run will do, the unit of its progress.
+  /// The number of steps of the run, the unit of its progress.
   int StepCount() const;
 
  private:

@@ -32,9 +32,8 @@ absl::Status CheckState(const QuantizeRequest& request) {
   const DelayedScalingState& state = request.state;
   if (!state.scale.has_value() && !state.amax_history.has_value()) return absl::OkStatus();
   if (!request.recipe.is_delayed()) {
-    return Refuse(
-        state.scale.has_value() ? "scale" : "amax_history", "given",
-        absl::StrCat("fp8_delayed alone takes it, and the recipe is ", request.recipe.name()));
+    return Refuse(state.scale.has_value() ? "scale" : "amax_history", "given",
+                  absl::StrCat("only fp8_delayed takes it; the recipe is ", request.recipe.name()));
   }
   return CheckDelayedScaling(state, "");
 }
@@ -122,7 +121,7 @@ absl::StatusOr<QuantizeResult> QuantizePlan::Run(Engine& engine,
   QuantizeResult result;
   QG_ASSIGN_OR_RETURN(result.quantized, engine.Quantize(request_.source, quantizer, request_.usages,
                                                         arguments, cancellation));
-  // Padding is no scale: the record is made before there is any.
+  // The record is made before scales are padded, since padding is not part of it.
   result.record.role = request_.role;
   result.record.usages = request_.usages;
   SetRule(quantizer, arguments, result.record);

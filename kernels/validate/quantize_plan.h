@@ -1,5 +1,5 @@
-// QuantizePlan and DequantizePlan: one tensor to codes and scales, and back. Create is the last
-// place that can say INVALID_ARGUMENT.
+// QuantizePlan and DequantizePlan: validated requests to turn one tensor into codes and scales, and
+// back. Create is the last place that can say INVALID_ARGUMENT.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace quantgate {
 
 struct QuantizeRequest {
   Tensor source;  ///< f32, bf16 or f16 [..., K].
-  /// Of fp8_delayed alone: both tensors, or none of them for a state without history.
+  /// Only for fp8_delayed: both tensors, or neither for a fresh state.
   DelayedScalingState state;
   Recipe recipe;
   TensorRole role = TensorRole::kInput;
@@ -26,19 +26,21 @@ struct QuantizeRequest {
 };
 
 struct QuantizeResult {
-  QuantizedTensor quantized;  ///< Its scales in the layout that was asked for.
+  QuantizedTensor quantized;  ///< The scales are in the layout that was asked for.
   QuantizationRecord record;
-  Tensor amax_history;  ///< f32 [length] after this cast; of fp8_delayed alone.
+  Tensor amax_history;  ///< f32 [length] after this cast; absent but for fp8_delayed.
 };
 
 class QuantizePlan {
  public:
-  /// Slots "tensor", "scale", "amax_history", also the fields of what is refused.
+  /// Slots, which errors name too: "tensor", "scale", "amax_history".
   static absl::StatusOr<QuantizePlan> Create(QuantizeRequest request);
   const QuantizeRequest& request() const { return request_; }
-  /// INVALID_ARGUMENT for values that no state of delayed scaling has.
+  /// This plan with its tensors loaded. INVALID_ARGUMENT for values that no state of delayed
+  /// scaling has.
   absl::StatusOr<QuantizePlan> WithTensors(SlotLoader load) const;
-  /// Of a plan with its tensors: the source in the engine's memory, the state in the host's.
+  /// Quantizes. The plan must have its tensors: the source in the engine's memory, the state in
+  /// host memory.
   absl::StatusOr<QuantizeResult> Run(Engine& engine, const Cancellation* cancellation) const;
 
  private:
@@ -47,7 +49,7 @@ class QuantizePlan {
 };
 
 struct DequantizeRequest {
-  QuantizedCopy parts;  ///< data, scale_inv and amax, as far as they are given.
+  QuantizedCopy parts;  ///< data, scale_inv and amax, each absent if not given.
   Usage usage = Usage::kRowwise;
   QuantizedDescription description;
   DType out_dtype = DType::kF32;  ///< f32, bf16 or f16.
@@ -55,13 +57,14 @@ struct DequantizeRequest {
 
 class DequantizePlan {
  public:
-  /// Slots as PartField. UNIMPLEMENTED for columnwise nvfp4, which Transformer Engine does not
-  /// dequantize either.
+  /// Slots are named as PartField. UNIMPLEMENTED for columnwise nvfp4, which Transformer Engine
+  /// does not dequantize either.
   static absl::StatusOr<DequantizePlan> Create(DequantizeRequest request);
   DType out_dtype() const { return out_dtype_; }
   const Shape& shape() const { return described_.shape; }
+  /// This plan with its tensors loaded.
   absl::StatusOr<DequantizePlan> WithTensors(SlotLoader load) const;
-  /// [shape] of out_dtype.
+  /// The dequantized tensor, of shape() and out_dtype().
   absl::StatusOr<Tensor> Run(Engine& engine, const Cancellation* cancellation) const;
 
  private:

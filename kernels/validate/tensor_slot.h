@@ -1,5 +1,5 @@
-// Tensors of a plan: outlines (dtype and shape, no memory) while the plan is checked, then the
-// tensors themselves.
+// Loading the tensors of a plan. A plan has outlines (dtype and shape, no memory) while it is
+// checked; then the tensors replace them.
 #pragma once
 
 #include <string>
@@ -10,11 +10,12 @@
 
 namespace quantgate {
 
-/// The tensor behind a slot of a plan, by the name that its errors have: "tensor", "a.scale_inv".
+/// Gives the tensor of a slot of a plan. Slots have the names that errors use: "tensor",
+/// "a.scale_inv".
 using SlotLoader = absl::FunctionRef<absl::StatusOr<Tensor>(const std::string& slot)>;
 
-/// Puts the tensor in place of its outline, read as the outline's dtype and shape; does nothing for
-/// a slot without value. What `load` refuses, or INTERNAL for a tensor of another size.
+/// Replaces the outline `tensor` by the loaded tensor, read as the outline's dtype and shape. Does
+/// nothing if `tensor` is absent. Errors: those of `load`; INTERNAL for a tensor of another size.
 absl::Status LoadSlot(const std::string& slot, SlotLoader load, Tensor& tensor);
 
 }  // namespace quantgate

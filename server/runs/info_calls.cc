@@ -7,7 +7,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/engine/cuda_module.h"
 #include "kernels/gemm/cublaslt/algorithm_inventory.h"
-#include "kernels/validate/ranks/parallel_spec.h"
+#include "kernels/validate/ranks/parallel_variant.h"
 #include "server/device/hardware_checks.h"
 #include "server/limits.h"
 #include "server/wire/convert_recipe.h"

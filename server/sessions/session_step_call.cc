@@ -127,7 +127,7 @@ absl::Status StepCall::Do(const Cancellation& cancellation) {
                         context_.loader.Load(step_.tensor, use_->device, &cancellation));
   }
   // A step whose answer cannot be given has not been done.
-  const std::function<void()> go_back = training().WayBack();
+  const std::function<void()> restore = training().RestorePoint();
   absl::StatusOr<SessionStepResult> result;
   do {
     context_.sessions.LimitBytes(use_);
@@ -142,7 +142,7 @@ absl::Status StepCall::Do(const Cancellation& cancellation) {
     status = context_.sessions.StepEnded(use_, static_cast<int64_t>(kept.size()));
   }
   if (!status.ok()) {
-    go_back();
+    restore();
     return status;
   }
   for (const RankStepRecords& rank : result->ranks) {

@@ -97,7 +97,7 @@ class DirectLinear {
 
 SessionSpec LinearSpec(const Recipe& recipe) { return {.layers = {{"fc", {}}}, .recipe = recipe}; }
 
-absl::Status SessionStep(TrainingSession& session) {
+absl::Status SessionStep(OneRankSession& session) {
   ForwardStep forward;
   forward.x = TheOperands().x;
   QG_RETURN_IF_ERROR(session.Forward(forward, nullptr).status());
@@ -111,17 +111,17 @@ absl::Status SessionStep(TrainingSession& session) {
 class BenchmarkSession {
  public:
   BenchmarkSession(Engine& engine, const Recipe& recipe)
-      : session_(ValueOrDie(TrainingSession::Open(engine, LinearSpec(recipe),
-                                                  {{"fc.weight", TheOperands().weight}}, nullptr))),
-        beginning_(session_->Remember()) {}
+      : session_(ValueOrDie(OneRankSession::Open(engine, LinearSpec(recipe),
+                                                 {{"fc.weight", TheOperands().weight}}, nullptr))),
+        beginning_(session_->Snapshot()) {}
 
   absl::Status Step() {
-    session_->GoBack(beginning_);
+    session_->RestoreSnapshot(beginning_);
     return SessionStep(*session_);
   }
 
  private:
-  const std::unique_ptr<TrainingSession> session_;
+  const std::unique_ptr<OneRankSession> session_;
   const std::shared_ptr<const SessionState> beginning_;
 };
 
@@ -229,9 +229,9 @@ void BM_HostTimesOfSession(benchmark::State& state, const char* text) {
   using Clock = std::chrono::steady_clock;
   TimedEngine engine;
   const Recipe recipe = ValueOrDie(Recipe::Parse(text));
-  const auto session = ValueOrDie(TrainingSession::Open(
+  const auto session = ValueOrDie(OneRankSession::Open(
       engine, LinearSpec(recipe), {{"fc.weight", TheOperands().weight}}, nullptr));
-  const auto beginning = session->Remember();
+  const auto beginning = session->Snapshot();
   double enqueue[2] = {0, 0}, wait[2] = {0, 0};
   const auto microseconds = [](Clock::duration duration) {
     return std::chrono::duration<double, std::micro>(duration).count();
@@ -248,7 +248,7 @@ void BM_HostTimesOfSession(benchmark::State& state, const char* text) {
   BackwardStep backward;
   backward.grad_output = TheOperands().grad_output;
   for (auto _ : state) {
-    session->GoBack(beginning);
+    session->RestoreSnapshot(beginning);
     timed(0, [&] { return session->Forward(forward, nullptr); });
     timed(1, [&] { return session->Backward(backward, nullptr); });
   }

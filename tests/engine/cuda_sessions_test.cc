@@ -21,12 +21,12 @@ class BothSessions {
  public:
   BothSessions(const SessionSpec& spec, const std::map<std::string, Tensor>& parameters)
       : spec_(spec) {
-    subject_ = Take(TrainingSession::Open(Cuda(), spec, parameters, nullptr));
-    reference_ = Take(TrainingSession::Open(Cpu(), spec, parameters, nullptr));
+    subject_ = Take(OneRankSession::Open(Cuda(), spec, parameters, nullptr));
+    reference_ = Take(OneRankSession::Open(Cpu(), spec, parameters, nullptr));
     CompareStates("open");
   }
 
-  using Step = std::function<absl::StatusOr<SessionStepResult>(TrainingSession&)>;
+  using Step = std::function<absl::StatusOr<SessionStepResult>(OneRankSession&)>;
   void Run(const std::string& what, const Step& step) {
     if (!is_good()) return;
     const auto reference = step(*reference_);
@@ -43,7 +43,7 @@ class BothSessions {
     CompareStates(what);
   }
 
-  using Action = std::function<absl::Status(TrainingSession&)>;
+  using Action = std::function<absl::Status(OneRankSession&)>;
   void Do(const std::string& what, const Action& action) {
     if (!is_good()) return;
     const absl::Status reference = action(*reference_);
@@ -53,18 +53,18 @@ class BothSessions {
   }
 
   void Forward(const ForwardStep& step) {
-    Run("forward of " + step.microbatch, [&](TrainingSession& s) { return s.Forward(step, {}); });
+    Run("forward of " + step.microbatch, [&](OneRankSession& s) { return s.Forward(step, {}); });
   }
   void Backward(const std::string& microbatch, uint64_t seed) {
     const BackwardStep step = BackwardOf(seed, microbatch);
-    Run("backward of " + microbatch, [&](TrainingSession& s) { return s.Backward(step, {}); });
+    Run("backward of " + microbatch, [&](OneRankSession& s) { return s.Backward(step, {}); });
   }
   void Optimize(const OptimizerStep& step = {}) {
-    Run("optimizer", [&](TrainingSession& s) { return s.Optimize(step, {}); });
+    Run("optimizer", [&](OneRankSession& s) { return s.Optimize(step, {}); });
   }
   void ChangeRecipe(const std::string& text) {
     const Recipe recipe = Recipe::Parse(text).value();
-    Do("change to " + text, [&](TrainingSession& s) { return s.ChangeRecipe(recipe); });
+    Do("change to " + text, [&](OneRankSession& s) { return s.ChangeRecipe(recipe); });
   }
   /// A microbatch from forward to update.
   void Train(uint64_t seed) {
@@ -82,14 +82,14 @@ class BothSessions {
     EXPECT_EQ(of_subject->metadata, of_reference->metadata);
     EXPECT_EQ(DifferenceOf(of_subject->tensors, of_reference->tensors), "") << "checkpoint";
     spec_.recipe = subject_->recipe();
-    subject_ = Take(TrainingSession::Restore(Cuda(), spec_, *of_reference, nullptr));
-    reference_ = Take(TrainingSession::Restore(Cpu(), spec_, *of_subject, nullptr));
+    subject_ = Take(OneRankSession::Restore(Cuda(), spec_, *of_reference, nullptr));
+    reference_ = Take(OneRankSession::Restore(Cpu(), spec_, *of_subject, nullptr));
     CompareStates("restore");
   }
 
  private:
-  static std::unique_ptr<TrainingSession> Take(
-      absl::StatusOr<std::unique_ptr<TrainingSession>> session) {
+  static std::unique_ptr<OneRankSession> Take(
+      absl::StatusOr<std::unique_ptr<OneRankSession>> session) {
     EXPECT_TRUE(session.ok()) << session.status();
     return session.ok() ? *std::move(session) : nullptr;
   }
@@ -104,7 +104,7 @@ class BothSessions {
   }
 
   SessionSpec spec_;
-  std::unique_ptr<TrainingSession> subject_, reference_;
+  std::unique_ptr<OneRankSession> subject_, reference_;
 };
 
 ForwardStep ForwardAs(Microbatch is_first, const std::string& microbatch, uint64_t seed) {
@@ -125,13 +125,13 @@ void TrainThree(BothSessions& both, uint64_t seed) {
   both.Forward(ForwardAs(Microbatch::kFirst, "offloaded", seed));
   both.Forward(recomputed);
   both.Forward(evaluation);
-  both.Do("offload", [](TrainingSession& s) { return s.Offload("offloaded", nullptr); });
+  both.Do("offload", [](OneRankSession& s) { return s.Offload("offloaded", nullptr); });
   both.Forward(deferred);
   both.Backward("recomputed", seed + 4);
-  both.Do("reload", [](TrainingSession& s) { return s.Reload("offloaded", nullptr); });
+  both.Do("reload", [](OneRankSession& s) { return s.Reload("offloaded", nullptr); });
   both.Backward("offloaded", seed + 5);
   both.Backward("deferred", seed + 6);
-  both.Run("wgrad", [](TrainingSession& s) { return s.Wgrad(nullptr); });
+  both.Run("wgrad", [](OneRankSession& s) { return s.Wgrad(nullptr); });
   both.Optimize();
 }
 
@@ -283,10 +283,10 @@ INSTANTIATE_TEST_SUITE_P(
 // Steps that fail leave both as they were.
 TEST(CudaSessions, RefuseTheSame) {
   const SessionSpec spec = TwoLayerSpec("fp8_current");
-  std::unique_ptr<TrainingSession> sessions[2] = {OpenOn(Cuda(), spec), OpenOn(Cpu(), spec)};
+  std::unique_ptr<OneRankSession> sessions[2] = {OpenOn(Cuda(), spec), OpenOn(Cpu(), spec)};
   std::vector<absl::Status> statuses[2];
   for (int i = 0; i < 2; ++i) {
-    TrainingSession& session = *sessions[i];
+    OneRankSession& session = *sessions[i];
     ForwardStep ragged = ForwardOf(1);
     ragged.x = Normal(1, {17, kIn});
     statuses[i] = {session.Backward(BackwardOf(1, "none"), nullptr).status(),

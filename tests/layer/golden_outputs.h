@@ -1,5 +1,5 @@
-// What tests/hardware/torch_layer.py and torch_layers.py recorded: reading it, and holding tensors
-// against it.
+// Reading the recordings of tests/hardware/torch_layer.py and torch_layers.py, and comparing
+// tensors with them.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -11,16 +11,16 @@
 
 namespace quantgate {
 
-/// tests/data/`name`; discarded where it is no JSON.
+/// The JSON of tests/data/`name`; discarded if it is none.
 nlohmann::json ReadGolden(const std::string& name);
 
-/// data/bytegpt_block1.safetensors, and a test failure where it is not what `golden` was made of.
+/// data/bytegpt_block1.safetensors. A test failure if `golden` was not made of it.
 TensorFile ReadSamples(const nlohmann::json& golden);
 
-/// Digest first; where it differs, the first rows say how.
+/// Expects the recorded digest; if it differs, compares the first rows to show how.
 void ExpectTensor(const Tensor& tensor, const nlohmann::json& golden);
 
-/// Elements ((i * 2654435761 mod 2^32) >> 16 - 32768) * scale, i the index, in f32.
+/// An f32 tensor whose element i is ((i * 2654435761 mod 2^32) >> 16 - 32768) * scale.
 Tensor IndexValues(Shape shape, float scale);
 
 }  // namespace quantgate

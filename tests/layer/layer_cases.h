@@ -1,5 +1,5 @@
 // Requests of every kind of layer that every recipe of tests/engine/recipe_cases.h takes, with
-// parameters of several dtypes, and short ways to say what came back.
+// parameters of several dtypes, and helpers to check their results.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/base/status_macros.h"
 #include "kernels/layer/layer.h"
 
 namespace quantgate {
@@ -24,7 +25,7 @@ struct NamedCase {
   std::string name;
   LayerRequest request;
 };
-/// One of each kind and more.
+/// At least one request of each kind.
 std::vector<NamedCase> AllLayerCases();
 
 /// Scales that move every cast: 2^3, 2^5 and 2^-4 for input, weight and grad_output.
@@ -32,11 +33,19 @@ inline constexpr float kCaseScales[] = {8, 32, 0.0625f};
 /// The request with these scales for all of its delayed-scaling states.
 LayerRequest WithScales(LayerRequest request);
 
-/// Recipes of kRecipeCases without an override, under each of the three; delayed scaling has none.
+/// The recipes of kRecipeCases without an override, each under all three backward overrides;
+/// delayed scaling only without one.
 std::vector<Recipe> CaseRecipes();
 
-/// Bit 0: x, bit 1: weight, bit 2: bias; norm as `norm`.
+/// RequiresGrad from a mask: bit 0 is x, bit 1 weight, bit 2 bias; `norm` is norm.
 RequiresGrad GradientsOf(int mask, bool norm);
+
+/// CheckLayerGemms of a request that CheckLayer accepts.
+inline absl::Status CheckGemmsOf(const LayerRequest& request, const Recipe& recipe,
+                                 const Arithmetic& arithmetic) {
+  QG_ASSIGN_OR_RETURN(const LayerPlanPointer plan, DecideLayer(request, recipe));
+  return CheckLayerGemms(request.layer, *plan, recipe, arithmetic);
+}
 
 LayerResult RunCase(const LayerRequest& request, const Recipe& recipe);
 LayerResult RunCase(const LayerRequest& request, const std::string& recipe);

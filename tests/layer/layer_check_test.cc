@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "tests/layer/check_gemms.h"
 #include "tests/layer/layer_cases.h"
 
 namespace quantgate {
@@ -115,7 +114,7 @@ TEST(CheckLayer, NamesTheSplitThatDoesNotFit) {
         [](LayerRequest& r) {
           r.layer.m_splits = {64, 0, 32};
         }},
-       {"layer.m_splits[1] is -32: an expert has 0 rows or more",
+       {"layer.m_splits[1] is -32: it must be at least 0",
         [](LayerRequest& r) {
           r.layer.m_splits = {64, -32, 32};
         }},
@@ -194,13 +193,13 @@ TEST(CheckLayer, NamesTheOperationOfAChain) {
         [](LayerRequest& r) { r.layer.operations.clear(); }},
        {"layer.operations is 65 operations: a chain has from 1 to 64",
         [](LayerRequest& r) { r.layer.operations.resize(65); }},
-       {"layer.operations[2].name is \"\": it is letters, digits and _, at most 64",
+       {"layer.operations[2].name is \"\": it must have 1 to 64 letters, digits and _",
         [](LayerRequest& r) { r.layer.operations[2].name = ""; }},
-       {"layer.operations[2].name is \"a.b\": it is letters, digits and _, at most 64",
+       {"layer.operations[2].name is \"a.b\": it must have 1 to 64 letters, digits and _",
         [](LayerRequest& r) { r.layer.operations[2].name = "a.b"; }},
        {"layer.operations[4].name is up: another operation has this name",
         [](LayerRequest& r) { r.layer.operations[4].name = "up"; }},
-       {"layer.operations[0].name is x: x is what the layer takes",
+       {"layer.operations[0].name is x: x names the layer's input",
         [](LayerRequest& r) { r.layer.operations[0].name = "x"; }},
        {"layer.operations[5].addend is \"half\": it is x or the name of an earlier operation",
         [](LayerRequest& r) { r.layer.operations[5].addend = "half"; }},

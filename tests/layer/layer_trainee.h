@@ -1,4 +1,4 @@
-// Layers in training, step by step, for tests of their steps.
+// A layer in training, for tests of its steps.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -68,7 +68,7 @@ class Trainee {
   }
 
   LayerState state;
-  StepRecords records;  ///< Of the last step.
+  StepRecords records;  ///< The last step's.
 
  private:
   const std::unique_ptr<Engine> engine_ = MakeCpuEngine({.threads = 1});
@@ -100,7 +100,7 @@ inline bool Quantizes(const StepRecords& records, const std::string& tensor) {
                      [&](const QuantizationRecord& record) { return record.tensor == tensor; });
 }
 
-/// Bytes of its own.
+/// A copy with its own bytes.
 inline Tensor Copy(const Tensor& tensor) {
   return *Tensor::FromBytes(tensor.dtype(), tensor.shape(), tensor.bytes());
 }

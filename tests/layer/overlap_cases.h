@@ -1,5 +1,5 @@
-// Divided layers of every kind that overlaps, the ways in which they can, and what must be the same
-// however they do.
+// Divided layers of every kind that can overlap, the ways in which they overlap, and what must be
+// the same under all of them.
 #pragma once
 
 #include <string>
@@ -9,7 +9,8 @@
 
 namespace quantgate {
 
-/// A way to overlap, of columns and of rows. Sums have the order of `profile` with and without.
+/// A way to overlap column-parallel and row-parallel units. Sums have the order of `profile` with
+/// and without overlap.
 struct OverlapWay {
   std::string name;
   OverlapPlan column, row;
@@ -19,7 +20,7 @@ std::vector<OverlapWay> OverlapWays(bool is_mxfp8);
 ParallelSetup SetupOf(const OverlapWay& way, int size);
 ParallelSetup WithoutOverlap(ParallelSetup setup);
 
-/// Rows on each rank, and columns of each rank's part: one multiple of what the recipe is cut in.
+/// Rows on each rank, and columns of each rank's part: a multiple of the recipe's blocks.
 int64_t UnitOf(const std::string& recipe);
 LayerRequest LinearOf(ParallelMode mode, const std::string& recipe, int size);
 Tensor NormalTensor(uint64_t seed, Shape shape);
@@ -28,9 +29,9 @@ LayerRequest NormLayerOf(LayerKind kind, const std::string& recipe, int size);
 
 void ExpectSameTensors(const std::vector<NamedTensor>& subject,
                        const std::vector<NamedTensor>& reference);
-/// Each GEMM with its operands whole and its product before any sum over the ranks.
+/// Each GEMM, with whole operands and its product before any sum over the ranks.
 void ExpectSameGemms(const LayerResult& subject, const LayerResult& reference);
-/// Everything that a step gives and keeps, byte for byte.
+/// All bytes that a step returns and keeps.
 void ExpectSameResult(const LayerResult& subject, const LayerResult& reference);
 
 }  // namespace quantgate

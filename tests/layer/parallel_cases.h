@@ -1,4 +1,4 @@
-// Layers divided over the ranks of a world on the CPU, and the ways to compare them with one rank.
+// Layers divided over the ranks of a world on the CPU, and comparisons of them with one rank.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 
 namespace quantgate {
 
-/// Under which a rank's part is what that part alone gives on one rank.
+/// Recipes under which a rank's part equals what the part gives alone on one rank.
 inline constexpr const char* kDividedRecipes[] = {
     "bf16",
     "bf16:activation_dtype=f16",
@@ -69,8 +69,8 @@ struct RankPart {
   LayerRequest request;
 };
 
-/// What rank `rank` computes of a whole request, as a request of one rank alone: no group, and the
-/// whole of dim 0.
+/// The part of rank `rank` of a whole request, as a request of one rank: without a group and with
+/// all of dim 0.
 LayerRequest AloneShard(const LayerRequest& whole, int rank, int size);
 
 /// Results by rank.
@@ -79,20 +79,21 @@ std::vector<LayerResult> RunRanks(const LayerRequest& whole, const Recipe& recip
 absl::StatusOr<std::vector<LayerResult>> TryRanks(const LayerRequest& whole, const Recipe& recipe,
                                                   const ParallelSetup& setup);
 
-/// The same on the ranks of a world with one group "tp"; results are where its engines leave them.
+/// The same on the ranks of a world with one group "tp"; results are in the memory of their
+/// engines.
 absl::StatusOr<std::vector<LayerResult>> TryRanks(World& world, const LayerRequest& whole,
                                                   const Recipe& recipe,
                                                   const Arithmetic& arithmetic,
                                                   const ParallelSetup& setup);
 
-/// An output of all ranks as the tensor of the whole layer: joined where it is divided, else rank
-/// 0's, which every other's must equal. What is summed by rows (db under sequence parallelism of a
-/// row-parallel layer) is not for this.
+/// The whole layer's output from those of all ranks: joined if it is divided, else rank 0's, which
+/// must equal every other rank's. Not for outputs that are summands of rows (db of a row-parallel
+/// layer under sequence parallelism).
 Tensor Joined(const LayerSpec& spec, const std::string& output, bool sequence_parallel,
               const std::vector<LayerResult>& results);
 
-/// p0 + p1 + ... in fp32, in this order, rounded once to the dtype of the parts: written down again
-/// here.
+/// p0 + p1 + ... in fp32, in this order, rounded once to the dtype of the parts; independent of the
+/// code under test.
 Tensor SumByHand(const std::vector<Tensor>& parts);
 /// x + row in every row, in fp32, rounded to x's dtype.
 Tensor AddRowByHand(const Tensor& x, const Tensor& row);

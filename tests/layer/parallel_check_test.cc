@@ -123,9 +123,9 @@ TEST(CheckLayer, RefusesOperationsOnDividedColumns) {
             "row-parallel operation contracts over them");
   operations[1].parallel_mode = ParallelMode::kColumn;
   operations[5].addend = "up";
-  EXPECT_EQ(CheckError(request),
-            "layer.operations[5].addend is up.y: of the two that are added one is divided over the "
-            "ranks");
+  EXPECT_EQ(
+      CheckError(request),
+      "layer.operations[5].addend is up.y: only one of the two addends is divided over the ranks");
 }
 
 TEST(CheckLayer, RefusesRowsThatAreNotTheRanks) {
@@ -141,7 +141,7 @@ TEST(CheckLayer, RefusesRowsThatAreNotTheRanks) {
   EXPECT_EQ(error_of(StepOf(2, 1, true, {2})),
             "parallel.rows is [2]: it has one entry for each of the 2 ranks");
   EXPECT_EQ(error_of(StepOf(2, 1, true, {-2, 2})),
-            "parallel.rows is [-2, 2]: a rank has 0 rows or more");
+            "parallel.rows is [-2, 2]: it must be at least 0");
   request.layer.parallel_mode = ParallelMode::kRow;
   EXPECT_EQ(error_of(StepOf(2, 1, true, {2, 1})),
             "parallel.rows is [2, 1]: dim 0 of x bf16[2x32x64] must be their sum, 3");

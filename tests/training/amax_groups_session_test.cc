@@ -255,7 +255,7 @@ TEST(AmaxGroupsOfSessions, RefusalsNameFieldValueAndRule) {
   ExpectRefusal(
       one->Forward(ForwardOn(1, "0", AmaxGroupsOf({{TensorRole::kInput, "world"}})), nullptr)
           .status(),
-      "amax_groups[input] is world: ", "a session of one rank has no groups");
+      "amax_groups[input] is world: ", "a session on one rank has no groups");
 
   // A recipe that has none of these amaxes.
   spec.parallel->amax_groups = AmaxGroupsOf({{TensorRole::kGradOutput, "world"}});

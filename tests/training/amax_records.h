@@ -1,4 +1,4 @@
-// Amax groups in tests of sessions, and what steps and histories say of amaxes.
+// Amax groups in tests of sessions, and the amaxes in records of steps and in histories.
 #pragma once
 
 #include <gtest/gtest.h>

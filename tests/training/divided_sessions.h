@@ -1,4 +1,4 @@
-// Sessions whose copies divide what they keep of two layers or a gated MLP, whatever that is.
+// Sessions of two layers or a gated MLP whose copies divide rows or elements of what they train.
 #pragma once
 
 #include <map>
@@ -12,9 +12,9 @@
 
 namespace quantgate {
 
-/// Checkpoints of a trained session under the first spec, and of sessions under the others, which
-/// went on from each other's; and what the last one, on ranks like the first's, is after more
-/// training.
+/// Trains a session under the first spec, continues under each of the others from the checkpoint
+/// before, and expects all their checkpoints to be equal. The last session, on ranks like the
+/// first's, must equal the first after more training.
 inline void ExpectSameCheckpointsElsewhere(
     Engine& engine, const std::vector<SessionSpec>& specs,
     const std::map<std::string, Tensor>& parameters,

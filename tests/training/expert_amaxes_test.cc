@@ -232,8 +232,8 @@ TEST(ExpertAmaxes, RefusalsNameFieldValueAndRule) {
       "each expert is whole on its rank, and no two ranks of a list have the same experts";
   EXPECT_EQ(refusal(experts, 2, 1, "world"), "parallel.amax_groups[input] is world: " + rule);
   EXPECT_EQ(refusal(experts, 2, 2, "0,1/2,3"), "parallel.amax_groups[input] is 0,1/2,3: " + rule);
-  EXPECT_THAT(refusal(experts, 2, 1, "data"), HasSubstr("of which there is 1"));
-  EXPECT_THAT(refusal(experts, 2, 2, "tensor"), HasSubstr("of which there is 1"));
+  EXPECT_THAT(refusal(experts, 2, 1, "data"), HasSubstr("needs data_parallel > 1"));
+  EXPECT_THAT(refusal(experts, 2, 2, "tensor"), HasSubstr("needs tensor_parallel > 1"));
   // Other layers have rows of their own on every rank; and lists of one rank are `none`.
   for (const char* group : {"world", "0,1"}) EXPECT_EQ(refusal(mixed, 2, 1, group), "");
   EXPECT_EQ(refusal(experts, 2, 1, "0/1"), "");

@@ -51,7 +51,7 @@ inline std::map<std::string, Tensor> ExpertParameters() {
   return parameters;
 }
 
-/// The first of these layers alone, and its parameters.
+/// Only the first of these layers, and its parameters.
 inline SessionSpec FirstExperts(const std::string& recipe, ParallelMode mode) {
   SessionSpec spec = ExpertLayers(recipe);
   spec.layers.resize(1);
@@ -115,14 +115,14 @@ inline std::map<std::string, Tensor> ExactExperts() {
   return parameters;
 }
 
-/// How weights are held where sums are exact: quantized ones under delayed scaling, whose updates
-/// note amaxes, no scenario follows by hand.
+/// How weights are held in tests with exact sums. Not quantized under delayed scaling: the amaxes
+/// that their updates note are not modelled by hand.
 inline std::vector<WeightStorage> ExactStorages(const Recipe& recipe) {
   if (!recipe.is_delayed()) return {WeightStorage::kHighPrecision};
   return {WeightStorage::kHighPrecision, WeightStorage::kQuantized};
 }
 
-/// The microbatches of an update, of which no sum is rounded.
+/// The microbatches of an update in which no sum is rounded.
 inline void PassExactly(Session& one, Session& ranks) {
   // Scales are powers of two; delayed scaling's first ones are 1.
   const uint64_t microbatches = one.recipe().is_delayed() ? 1 : 2;
@@ -137,7 +137,8 @@ inline void PassExactly(Session& one, Session& ranks) {
   }
 }
 
-/// An update on one rank and on the ranks of `on_ranks`, of which no sum is rounded: the same.
+/// Expects an update in which no sum is rounded to be the same on one rank and on those of
+/// `on_ranks`.
 inline void ExpectExactlyAsOne(Engine& engine, const SessionSpec& spec, const SessionSpec& on_ranks,
                                const std::map<std::string, Tensor>& parameters) {
   const auto one = OpenRanks(engine, spec, parameters);
@@ -169,8 +170,8 @@ inline void TrainToTheMiddle(Session& session, uint64_t seed) {
   PassExperts(session, seed + 5);
 }
 
-/// Microbatches in flight over an update, an evaluation, a recomputation, a weight gradient that is
-/// deferred, a move to the host and back.
+/// Trains with microbatches in flight over an update, an evaluation, a recomputation, a deferred
+/// weight gradient, and an offload.
 inline void TrainExperts(Session& one, Session& ranks, uint64_t seed) {
   const auto forward = [&](ForwardStep step, const std::string& microbatch) {
     step.microbatch = microbatch;

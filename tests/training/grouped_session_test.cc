@@ -204,9 +204,9 @@ TEST_F(GroupedStates, Refusals) {
                 spec.layers[2].spec.m_splits = {512, 0, 0, 0};
               }),
               HasSubstr("layers[2].layer.m_splits[0] is 512: on several ranks all grouped_linear"));
-  EXPECT_THAT(refusal([](SessionSpec& spec) { spec.parallel->overlap.emplace(); }),
-              HasSubstr("every divided layer is a grouped_linear, which communicates nothing "
-                        "that could be hidden"));
+  EXPECT_THAT(
+      refusal([](SessionSpec& spec) { spec.parallel->overlap.emplace(); }),
+      HasSubstr("every divided layer is a grouped_linear, which has no communication to overlap"));
   SessionSpec spec = Divided(ExpertLayers("bf16"), Ranks(2));
   auto parameters = ExpertParameters();
   parameters["fc2.bias.1"] = Normal(1, {kExpertColumns});

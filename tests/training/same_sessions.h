@@ -1,4 +1,5 @@
-// That two sessions, on other ranks or with weights divided otherwise, do and hold the same.
+// Expecting two sessions, on different ranks or with differently divided weights, to do and hold
+// the same.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -12,7 +13,8 @@
 
 namespace quantgate {
 
-/// Both do a step: equal outputs. The ranks of `b` agree on them and use what they saved as it was.
+/// Expects equal outputs of a step of both. The ranks of `b` must agree on them, and what they
+/// saved must be unchanged at use.
 inline void ExpectSameStep(Session& a, Session& b,
                            absl::FunctionRef<absl::StatusOr<SessionStepResult>(Session&)> step) {
   const auto x = step(a), y = step(b);
@@ -32,7 +34,7 @@ inline void ExpectSameStep(Session& a, Session& b,
   }
 }
 
-/// Checkpoints of the same tensors and metadata.
+/// Expects checkpoints with equal tensors and metadata.
 inline void ExpectSameFiles(Session& a, Session& b) {
   const auto x = a.Checkpoint(nullptr), y = b.Checkpoint(nullptr);
   ASSERT_TRUE(x.ok() && y.ok()) << x.status() << "\n" << y.status();

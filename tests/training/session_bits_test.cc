@@ -16,13 +16,13 @@ class SessionBits : public ::testing::TestWithParam<const char*> {
  protected:
   std::unique_ptr<Engine> engine_ = MakeCpuEngine({.threads = 2});
 
-  void ExpectState(TrainingSession& session, const std::string& name, const Tensor& expected) {
+  void ExpectState(OneRankSession& session, const std::string& name, const Tensor& expected) {
     const auto found = session.Find(name, nullptr);
     ASSERT_TRUE(found.ok()) << found.status();
     EXPECT_TRUE(SameBits(*found, expected)) << name;
   }
 
-  void ExpectState(TrainingSession& session, const NetworkByHand& by_hand) {
+  void ExpectState(OneRankSession& session, const NetworkByHand& by_hand) {
     for (const std::string parameter : {"fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"}) {
       ExpectState(session, parameter, by_hand.ParameterOf(parameter).value());
       const NamedOutputs kept = by_hand.OptimizerStateOf(parameter).value();

@@ -39,7 +39,7 @@ class SessionDelayed : public ::testing::Test {
   }
 
   std::unique_ptr<Engine> engine_ = MakeCpuEngine({.threads = 1});
-  std::unique_ptr<TrainingSession> session_;
+  std::unique_ptr<OneRankSession> session_;
 };
 
 TEST_F(SessionDelayed, AForwardUpdatesInputsAndWeightsAndABackwardGradients) {

@@ -85,7 +85,7 @@ class FailingEngine : public ForwardingEngine {
   }
 };
 
-using Step = std::function<absl::Status(TrainingSession&, const Cancellation*)>;
+using Step = std::function<absl::Status(OneRankSession&, const Cancellation*)>;
 
 struct FailureCase {
   const char* name;
@@ -95,7 +95,7 @@ struct FailureCase {
 };
 
 Step Forward(const std::string& microbatch, bool recompute = false, bool train = true) {
-  return [=](TrainingSession& session, const Cancellation* cancellation) {
+  return [=](OneRankSession& session, const Cancellation* cancellation) {
     ForwardStep step = ForwardOf(1, microbatch);
     step.recompute = recompute;
     step.train = train;
@@ -104,33 +104,33 @@ Step Forward(const std::string& microbatch, bool recompute = false, bool train =
   };
 }
 Step Backward(const std::string& microbatch) {
-  return [=](TrainingSession& session, const Cancellation* cancellation) {
+  return [=](OneRankSession& session, const Cancellation* cancellation) {
     return session.Backward(BackwardOf(2, microbatch), cancellation).status();
   };
 }
-absl::Status Optimize(TrainingSession& session, const Cancellation* cancellation) {
+absl::Status Optimize(OneRankSession& session, const Cancellation* cancellation) {
   return session.Optimize({}, cancellation).status();
 }
 Step Deferring(const std::string& microbatch) {
-  return [=](TrainingSession& session, const Cancellation* cancellation) {
+  return [=](OneRankSession& session, const Cancellation* cancellation) {
     ForwardStep step = ForwardOf(1, microbatch);
     step.defer_wgrad = true;
     return session.Forward(step, cancellation).status();
   };
 }
-absl::Status Wgrad(TrainingSession& session, const Cancellation* cancellation) {
+absl::Status Wgrad(OneRankSession& session, const Cancellation* cancellation) {
   return session.Wgrad(cancellation).status();
 }
-absl::Status Reload(TrainingSession& session, const Cancellation* cancellation) {
+absl::Status Reload(OneRankSession& session, const Cancellation* cancellation) {
   return session.Reload("a", cancellation);
 }
-absl::Status Offload(TrainingSession& session, const Cancellation* cancellation) {
+absl::Status Offload(OneRankSession& session, const Cancellation* cancellation) {
   return session.Offload("a", cancellation);
 }
-absl::Status Checkpoint(TrainingSession& session, const Cancellation* cancellation) {
+absl::Status Checkpoint(OneRankSession& session, const Cancellation* cancellation) {
   return session.Checkpoint(cancellation).status();
 }
-absl::Status ChangeRecipe(TrainingSession& session, const Cancellation* cancellation) {
+absl::Status ChangeRecipe(OneRankSession& session, const Cancellation* cancellation) {
   return session.ChangeRecipe(*Recipe::Parse("fp8_delayed:margin=2"), cancellation);
 }
 
@@ -139,7 +139,7 @@ class SessionFailure : public ::testing::TestWithParam<FailureCase> {
   std::unique_ptr<Engine> cpu_ = MakeCpuEngine({.threads = 1});
   FailingEngine engine_{*cpu_};
 
-  std::unique_ptr<TrainingSession> OpenBefore() {
+  std::unique_ptr<OneRankSession> OpenBefore() {
     engine_.cancellation = nullptr;
     engine_.fails_at = -1;
     auto session = OpenOn(engine_, TwoLayerSpec(GetParam().recipe));

@@ -1,4 +1,4 @@
-// Sessions of two linear layers for tests, and what they are fed.
+// Sessions of two linear layers for tests, and their inputs.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -36,8 +36,8 @@ inline SessionSpec TwoLayerSpec(const std::string& recipe) {
   return spec;
 }
 
-inline std::unique_ptr<TrainingSession> OpenOn(Engine& engine, const SessionSpec& spec) {
-  auto session = TrainingSession::Open(engine, spec, TwoLayerParameters(), nullptr);
+inline std::unique_ptr<OneRankSession> OpenOn(Engine& engine, const SessionSpec& spec) {
+  auto session = OneRankSession::Open(engine, spec, TwoLayerParameters(), nullptr);
   EXPECT_TRUE(session.ok()) << session.status();
   return session.ok() ? *std::move(session) : nullptr;
 }
@@ -56,7 +56,7 @@ inline BackwardStep BackwardOf(uint64_t seed, const std::string& microbatch = "0
   return step;
 }
 
-/// One of the outputs; absent, and a failure, where the step failed or has none of that name.
+/// One of the outputs. Absent, and a test failure, if the step failed or has none of that name.
 inline Tensor OutputOf(const absl::StatusOr<SessionStepResult>& result, const std::string& name) {
   EXPECT_TRUE(result.ok()) << result.status();
   if (!result.ok()) return Tensor();
@@ -94,7 +94,7 @@ inline std::string StateDigest(Session& session) {
 
 /// Two training microbatches in flight together, an evaluation between them, and an update; the
 /// digests of the state after it.
-inline std::map<std::string, std::string> TrainOnce(TrainingSession& session, uint64_t seed) {
+inline std::map<std::string, std::string> TrainOnce(OneRankSession& session, uint64_t seed) {
   ForwardStep evaluation = ForwardOf(seed + 4, "eval");
   evaluation.train = false;
   EXPECT_TRUE(session.Forward(ForwardOf(seed, "a"), nullptr).ok());

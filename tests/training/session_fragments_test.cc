@@ -209,7 +209,7 @@ TEST_F(FragmentsOfOneLayer, RefusalsNameFieldValueAndRule) {
   spec.parallel->data_parallel = 1;
   spec.parallel->tensor_parallel = 2;
   spec.layers[0].spec.parallel_mode = ParallelMode::kColumn;
-  refused(spec, "parallel.distributed_optimizer is true: ", "of which there is 1");
+  refused(spec, "parallel.distributed_optimizer is true: ", "needs data_parallel > 1");
   // Blocks of 1 x 128 need their neighbours.
   spec = Spec("nvfp4:disable_2d_quantization=true", 2);
   spec.weights = kQuantized;

@@ -62,7 +62,7 @@ class SessionLayers : public ::testing::TestWithParam<const char*> {
 
 TEST_P(SessionLayers, AStepIsThatOfTheLayersOneByOne) {
   const SessionSpec spec = SpecOfLayers(GetParam());
-  const auto session = TrainingSession::Open(*engine_, spec, ParametersOfLayers(), nullptr);
+  const auto session = OneRankSession::Open(*engine_, spec, ParametersOfLayers(), nullptr);
   ASSERT_TRUE(session.ok()) << session.status();
   ForwardStep forward;
   forward.x = Normal(50, {64, kWidth});
@@ -103,9 +103,9 @@ TEST_P(SessionLayers, AStepIsThatOfTheLayersOneByOne) {
 TEST_P(SessionLayers, EveryParameterIsUpdatedAndEveryExpertIsFresh) {
   SessionSpec spec = SpecOfLayers(GetParam());
   if (spec.recipe.is_quantized()) spec.weights = WeightStorage::kQuantized;
-  const auto opened = TrainingSession::Open(*engine_, spec, ParametersOfLayers(), nullptr);
+  const auto opened = OneRankSession::Open(*engine_, spec, ParametersOfLayers(), nullptr);
   ASSERT_TRUE(opened.ok()) << opened.status();
-  TrainingSession& session = **opened;
+  OneRankSession& session = **opened;
   for (uint64_t step = 0; step < 2; ++step) {
     ForwardStep forward;
     forward.x = Normal(60 + step, {64, kWidth});
@@ -135,7 +135,7 @@ TEST_P(SessionLayers, EveryParameterIsUpdatedAndEveryExpertIsFresh) {
   }
   const auto checkpoint = session.Checkpoint(nullptr);
   ASSERT_TRUE(checkpoint.ok());
-  const auto restored = TrainingSession::Restore(*engine_, spec, *checkpoint, nullptr);
+  const auto restored = OneRankSession::Restore(*engine_, spec, *checkpoint, nullptr);
   ASSERT_TRUE(restored.ok()) << restored.status();
   EXPECT_EQ(DigestsOf(**restored), DigestsOf(session));
 }

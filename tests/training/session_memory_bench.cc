@@ -42,7 +42,7 @@ Tensor Made(Engine& engine, uint64_t seed, Shape shape) {
 }
 
 /// Two linear layers of width x width in bf16, fp32 masters, Adam.
-std::unique_ptr<TrainingSession> OpenOne(Engine& engine, const std::string& recipe, int64_t width) {
+std::unique_ptr<OneRankSession> OpenOne(Engine& engine, const std::string& recipe, int64_t width) {
   SessionSpec spec{.layers = {{"fc1", {}}, {"fc2", {}}},
                    .recipe = ValueOrDie(Recipe::Parse(recipe))};
   spec.masters = Masters::kF32;
@@ -51,11 +51,11 @@ std::unique_ptr<TrainingSession> OpenOne(Engine& engine, const std::string& reci
   for (const char* name : {"fc1.weight", "fc2.weight"}) {
     parameters[name] = Made(engine, 1, {width, width});
   }
-  return ValueOrDie(TrainingSession::Open(engine, spec, parameters, nullptr));
+  return ValueOrDie(OneRankSession::Open(engine, spec, parameters, nullptr));
 }
 
 /// `rows` rows through the session, and back where it is an update's.
-void Step(Engine& engine, TrainingSession& session, int64_t rows, int64_t width, bool updates) {
+void Step(Engine& engine, OneRankSession& session, int64_t rows, int64_t width, bool updates) {
   ForwardStep forward;
   forward.x = Made(engine, 2, {rows, width});
   ValueOrDie(session.Forward(forward, nullptr));
@@ -75,7 +75,7 @@ void BM_OpenSessions(benchmark::State& state, const char* recipe) {
   int64_t held = 0, resident = 0;
   for (auto _ : state) {
     const int64_t before = ResidentBytes();
-    std::vector<std::unique_ptr<TrainingSession>> sessions;
+    std::vector<std::unique_ptr<OneRankSession>> sessions;
     for (int64_t i = 0; i < kSessions; ++i) {
       sessions.push_back(OpenOne(*engine, recipe, width));
       Step(*engine, *sessions.back(), kRows, width, true);

@@ -61,13 +61,13 @@ class SessionSgd : public ::testing::TestWithParam<SgdCase> {
                            .nesterov = GetParam().nesterov};
     for (const auto& [name, given] : TwoLayerParameters()) by_hand_[name].master = ValuesOf(given);
   }
-  Values MasterOf(TrainingSession& session, const std::string& name) {
+  Values MasterOf(OneRankSession& session, const std::string& name) {
     if (spec_.masters == Masters::kF32) return ValuesOf(*session.Find(name + ".master", nullptr));
     const Tensor parameter = *session.Find(name, nullptr);
     const Tensor remainder = *session.Find(name + ".master_remainder", nullptr);
     return ValuesOf(*engine_->JoinMaster({parameter, remainder}, nullptr));
   }
-  void StepBoth(TrainingSession& session, uint64_t seed, std::optional<float> learning_rate) {
+  void StepBoth(OneRankSession& session, uint64_t seed, std::optional<float> learning_rate) {
     ASSERT_TRUE(session.Forward(ForwardOf(seed), nullptr).ok());
     const auto backward = session.Backward(BackwardOf(seed + 1), nullptr);
     ASSERT_TRUE(backward.ok()) << backward.status();
@@ -99,7 +99,7 @@ TEST_P(SessionSgd, FollowsItsFormulaWithItsMomentumOverACheckpoint) {
   StepBoth(*session, 11, 0.5f);
   const auto file = session->Checkpoint(nullptr);
   ASSERT_TRUE(file.ok()) << file.status();
-  auto restored = TrainingSession::Restore(*engine_, spec_, *file, nullptr);
+  auto restored = OneRankSession::Restore(*engine_, spec_, *file, nullptr);
   ASSERT_TRUE(restored.ok()) << restored.status();
   StepBoth(**restored, 21, std::nullopt);
 }
@@ -149,7 +149,7 @@ std::vector<uint8_t> CodesAfterAnUpdate(float value, Masters masters,
     weight.as<float>()[i] = row % 32 == column % 32 ? 448.0f : value;
   }
   parameters["fc1.weight"] = weight;
-  const auto session = TrainingSession::Open(*engine, spec, parameters, nullptr);
+  const auto session = OneRankSession::Open(*engine, spec, parameters, nullptr);
   EXPECT_TRUE(session.ok()) << session.status();
   EXPECT_TRUE((*session)->Forward(ForwardOf(1), nullptr).ok());
   EXPECT_TRUE((*session)->Backward(BackwardOf(2), nullptr).ok());

@@ -23,7 +23,7 @@ struct OrderCase {
   const char* rule;
 };
 
-absl::Status Do(TrainingSession& session, const std::string& step) {
+absl::Status Do(OneRankSession& session, const std::string& step) {
   const std::string microbatch = step.substr(step.find(' ') + 1);
   if (step.find("forward") == 0) return session.Forward(ForwardOf(1, microbatch), nullptr).status();
   if (step.find("deferring") == 0) {
@@ -96,16 +96,16 @@ INSTANTIATE_TEST_SUITE_P(
                   {"forward a", "backward a"},
                   "backward a",
                   kOrder,
-                  "a backward follows one training forward, once"},
+                  "each training forward takes one backward"},
         OrderCase{"BackwardOfAnEvaluation", {"evaluate a"}, "backward a", kOrder, "in flight"},
         OrderCase{"BackwardOfAnother", {"forward a"}, "backward b", kOrder, "microbatch is b"},
         OrderCase{"ForwardTwice",
                   {"forward a"},
                   "forward a",
                   kOrder,
-                  "a second one comes after its backward, or has another name"},
+                  "run its backward first or use another name"},
         OrderCase{"WgradOfNothing", {"forward a", "backward a"}, "wgrad", kOrder, "deferred"},
-        OrderCase{"OptimizeFirst", {}, "optimize", kOrder, "a backward comes first"},
+        OrderCase{"OptimizeFirst", {}, "optimize", kOrder, "run a backward first"},
         OrderCase{"OptimizeTwice",
                   {"forward a", "backward a", "optimize"},
                   "optimize",
@@ -115,7 +115,7 @@ INSTANTIATE_TEST_SUITE_P(
                   {"deferring a", "backward a"},
                   "optimize",
                   kOrder,
-                  "the wgrad step comes before the optimizer's"},
+                  "run the deferred wgrads before the optimizer"},
         OrderCase{"OffloadOfNothing", {}, "offload a", kOrder, "in flight"},
         OrderCase{"OffloadTwice", {"forward a", "offload a"}, "offload a", kOrder, "already"},
         OrderCase{"ReloadFirst", {"forward a"}, "reload a", kOrder, "not offloaded"},
@@ -123,7 +123,7 @@ INSTANTIATE_TEST_SUITE_P(
                   {"forward a", "offload a"},
                   "backward a",
                   kOrder,
-                  "a reload comes first"},
+                  "reload it first"},
         OrderCase{"CheckpointInFlight",
                   {"forward a"},
                   "checkpoint",
@@ -134,7 +134,7 @@ INSTANTIATE_TEST_SUITE_P(
                   {"deferring a", "backward a"},
                   "checkpoint",
                   kOrder,
-                  "the wgrad step comes before"},
+                  "run the deferred wgrads before"},
         OrderCase{"NameWithADot", {}, "forward a.b", kTensors, "microbatch is \"a.b\""},
         OrderCase{"XTooNarrow", {"forward a"}, "narrow b", kTensors, "layers[fc1].x"},
         OrderCase{"GradOutputMisshapen",

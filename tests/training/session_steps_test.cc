@@ -20,13 +20,13 @@ const ExecutionContext kContext;
 
 class SessionSteps : public ::testing::TestWithParam<const char*> {
  protected:
-  std::unique_ptr<TrainingSession> Open(SessionSpec spec) {
+  std::unique_ptr<OneRankSession> Open(SessionSpec spec) {
     auto session = OpenOn(*engine_, spec);
     EXPECT_NE(session, nullptr);
     return session;
   }
   /// The gradients of two sessions' backwards of one microbatch.
-  void ExpectSameBackward(TrainingSession& a, TrainingSession& b, const std::string& microbatch) {
+  void ExpectSameBackward(OneRankSession& a, OneRankSession& b, const std::string& microbatch) {
     const auto of_a = a.Backward(BackwardOf(9, microbatch), nullptr);
     const auto of_b = b.Backward(BackwardOf(9, microbatch), nullptr);
     ASSERT_TRUE(of_a.ok() && of_b.ok()) << of_a.status() << of_b.status();
@@ -65,7 +65,7 @@ TEST_P(SessionSteps, ARecomputationAfterAnUpdateIsOfTheWeightsOfItsForward) {
   const auto original = Open(TwoLayerSpec(GetParam()));
   const auto recomputed = Open(TwoLayerSpec(GetParam()));
   for (const bool recompute : {false, true}) {
-    TrainingSession& session = recompute ? *recomputed : *original;
+    OneRankSession& session = recompute ? *recomputed : *original;
     ForwardStep forward = ForwardOf(1, "waits");
     forward.recompute = recompute;
     ASSERT_TRUE(session.Forward(forward, nullptr).ok());
@@ -77,7 +77,7 @@ TEST_P(SessionSteps, ARecomputationAfterAnUpdateIsOfTheWeightsOfItsForward) {
 TEST_P(SessionSteps, AnOffloadedMicrobatchComesBackWithTheSameBits) {
   const auto resident = Open(TwoLayerSpec(GetParam()));
   const auto offloaded = Open(TwoLayerSpec(GetParam()));
-  for (TrainingSession* session : {resident.get(), offloaded.get()}) {
+  for (OneRankSession* session : {resident.get(), offloaded.get()}) {
     ASSERT_TRUE(session->Forward(ForwardOf(1, "a"), nullptr).ok());
     ForwardStep b = ForwardOf(2, "b");
     b.recompute = true;
@@ -232,7 +232,7 @@ TEST_F(SessionGradients, AMasterWithARemainderIsTheF32Master) {
   const auto f32 = Open(spec);
   spec.masters = Masters::kBf16Remainder;
   const auto remainder = Open(spec);
-  for (TrainingSession* session : {f32.get(), remainder.get()}) {
+  for (OneRankSession* session : {f32.get(), remainder.get()}) {
     ASSERT_TRUE(session->Forward(ForwardOf(1), nullptr).ok());
     ASSERT_TRUE(session->Backward(BackwardOf(2), nullptr).ok());
     ASSERT_TRUE(session->Optimize({}, nullptr).ok());
@@ -287,7 +287,7 @@ TEST_F(SessionOpen, RefusesWhatMakesNoSense) {
   const auto expect_refused = [&](const SessionSpec& spec,
                                   const std::map<std::string, Tensor>& parameters,
                                   const std::string& what) {
-    const absl::Status status = TrainingSession::Open(*engine_, spec, parameters, nullptr).status();
+    const absl::Status status = OneRankSession::Open(*engine_, spec, parameters, nullptr).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr(what));
   };
@@ -340,7 +340,7 @@ TEST_F(SessionOpen, TakesMainGradientsAndOptimizerState) {
   auto parameters = TwoLayerParameters();
   parameters["fc1.main_grad"] = Normal(1, {kHidden, kIn}, DType::kF32);
   parameters["fc2.bias.exp_avg"] = Normal(2, {kOut}, DType::kF32);
-  const auto session = TrainingSession::Open(*engine_, spec, parameters, nullptr);
+  const auto session = OneRankSession::Open(*engine_, spec, parameters, nullptr);
   ASSERT_TRUE(session.ok()) << session.status();
   for (const char* name : {"fc1.main_grad", "fc2.bias.exp_avg"}) {
     EXPECT_TRUE(SameBits(*(*session)->Find(name, nullptr), parameters.at(name)));

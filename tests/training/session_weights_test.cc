@@ -65,7 +65,7 @@ class SessionWeights : public ::testing::Test {
 
   std::unique_ptr<Engine> engine_ = MakeCpuEngine({.threads = 1});
   std::optional<SessionSpec> spec_;
-  std::unique_ptr<TrainingSession> session_;
+  std::unique_ptr<OneRankSession> session_;
 };
 
 class SessionWeightFormats : public SessionWeights,
@@ -93,9 +93,9 @@ TEST_P(SessionWeightFormats, HasTheBitsOfHighPrecisionWeightsThatAreQuantizedEac
   SessionSpec spec = TwoLayerSpec(GetParam());
   std::map<std::string, Tensor> parameters = TwoLayerParameters();
   for (auto& [name, tensor] : parameters) tensor = *CastTensor(tensor, DType::kF32, kContext);
-  const auto plain = *TrainingSession::Open(*engine_, spec, parameters, nullptr);
+  const auto plain = *OneRankSession::Open(*engine_, spec, parameters, nullptr);
   spec.weights = WeightStorage::kQuantized;
-  const auto held = *TrainingSession::Open(*engine_, spec, parameters, nullptr);
+  const auto held = *OneRankSession::Open(*engine_, spec, parameters, nullptr);
   for (uint64_t step = 0; step < 3; ++step) {
     const auto plain_y = plain->Forward(ForwardOf(step), nullptr);
     const auto held_y = held->Forward(ForwardOf(step), nullptr);
@@ -289,7 +289,7 @@ TEST_F(SessionWeights, AnUpdateThatMovesNothingChangesNoCode) {
             parameters[name] = Normal(9, parameters.at(name).shape(), dtype);
           }
           session_ =
-              *TrainingSession::Open(*engine_, Unmoving(recipe, masters, way), parameters, nullptr);
+              *OneRankSession::Open(*engine_, Unmoving(recipe, masters, way), parameters, nullptr);
           const auto codes = [&] {
             std::map<std::string, std::string> digests = DigestsOf(*session_);
             std::erase_if(digests, [](const auto& one) {

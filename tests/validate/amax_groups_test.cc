@@ -299,7 +299,7 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"fp8_block", 2, TensorRole::kGradOutput, "tensor", "has no amax of a whole"},
         Refusal{"fp8_delayed:reduce_amax=false", 2, TensorRole::kInput, "world",
                 "under reduce_amax=false every rank has its own amaxes"},
-        Refusal{"fp8_current", 2, TensorRole::kInput, "data", "of which there is 1"},
+        Refusal{"fp8_current", 2, TensorRole::kInput, "data", "needs data_parallel > 1"},
         Refusal{"fp8_current", 4, TensorRole::kInput, "0,1/2", "every rank from 0 to 3 once"},
         Refusal{"fp8_current", 4, TensorRole::kInput, "0,1/1,2,3", "every rank from 0 to 3 once"},
         Refusal{"fp8_current", 2, TensorRole::kInput, "0,1,2", "every rank from 0 to 1 once"}));

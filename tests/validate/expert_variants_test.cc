@@ -394,7 +394,7 @@ TEST(ExpertVariants, Refusals) {
   LayerRequest accumulates = Experts(kUneven);
   accumulates.main_grads["weight.1"] = Normal(50, {kOut, kIn}, DType::kF32);
   EXPECT_THAT(refusal(accumulates, Ranks(2, 2)),
-              HasSubstr("main_grads is weight.1: what it held before would be summed"));
+              HasSubstr("main_grads is weight.1: what it held before would be added"));
   ParallelSpec sp = Ranks(2);
   sp.sequence_parallel = true;
   EXPECT_THAT(refusal(Experts(kUneven), sp), HasSubstr("sequence_parallel is given: it is of"));
@@ -413,8 +413,8 @@ TEST(ExpertVariants, Refusals) {
                                        ": each expert is whole on its rank, and no two ranks")));
   }
   EXPECT_THAT(of_amaxes(Ranks(2, 2), "0,1/2,3"), HasSubstr("no two ranks of a list have the same"));
-  EXPECT_THAT(of_amaxes(Ranks(2, 2), "tensor"), HasSubstr("of which there is 1"));
-  EXPECT_THAT(of_amaxes(Ranks(2), "data"), HasSubstr("of which there is 1"));
+  EXPECT_THAT(of_amaxes(Ranks(2, 2), "tensor"), HasSubstr("needs tensor_parallel > 1"));
+  EXPECT_THAT(of_amaxes(Ranks(2), "data"), HasSubstr("needs data_parallel > 1"));
   LayerRequest linear;
   linear.x = Normal(1, {32, kIn});
   linear.parameters["weight"] = Normal(2, {kOut, kIn});

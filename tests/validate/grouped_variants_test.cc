@@ -10,7 +10,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/validate/ranks/parallel_spec.h"
+#include "kernels/validate/ranks/parallel_variant.h"
 #include "kernels/validate/run/output_report.h"
 #include "kernels/validate/run/run.h"
 #include "tests/engine/tensor_values.h"
@@ -207,8 +207,7 @@ TEST(GroupedVariants, Refusals) {
   EXPECT_EQ(
       Refusal(Twins(column, "bf16",
                     {.tensor_parallel = 2, .sequence_parallel = true, .overlap = OverlapSpec{}})),
-      "variants[1].parallel.overlap is given: a grouped_linear communicates nothing that could "
-      "be hidden");
+      "variants[1].parallel.overlap is given: a grouped_linear has no communication to overlap");
   EXPECT_THAT(
       Refusal(Twins(column, "bf16", {.tensor_parallel = 2, .expert_parallel = 2})),
       HasSubstr("variants[1].parallel.tensor_parallel is 2: with expert_parallel the ranks of "

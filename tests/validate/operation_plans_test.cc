@@ -112,7 +112,7 @@ TEST(GemmPlan, NamesTheFieldThatIsWrong) {
   request.a.data = Outline(DType::kU8, {32, 64});
   request.b.data = Outline(DType::kF8E4M3, {128, 64});
   EXPECT_EQ(GemmPlan::Create(request).status().message(),
-            "a.tensor is u8[32x64]: bytes are no operand; if they are codes, say of what type "
+            "a.tensor is u8[32x64]: u8 is no operand dtype; if these are codes, say of which type "
             "(append @f8_e4m3)");
   request.a.data = Outline(DType::kF8E4M3, {1, 64});
   request.a.scale_inv = Outline(DType::kF32, {1});

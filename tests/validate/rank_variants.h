@@ -1,5 +1,4 @@
-// A recipe on one rank and on several as variants of one run, and what is expected of their
-// outputs.
+// A recipe on one rank and on several as variants of one run, and checks of their outputs.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -24,7 +23,7 @@ inline LayerRunRequest Twins(LayerRequest step, const std::string& recipe, Paral
   return request;
 }
 
-/// As many steps are told of as were announced.
+/// Expects as many steps to be reported as were announced.
 inline absl::StatusOr<RunReport> TryRun(const LayerRunRequest& request) {
   const auto engine = MakeCpuEngine({.threads = 2});
   const absl::StatusOr<Plan> plan = Plan::Create(request);

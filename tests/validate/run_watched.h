@@ -1,4 +1,4 @@
-// Plans of a linear layer, run with an eye on what is told of them.
+// Running plans of a linear layer, and recording what the observer is told.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ inline LayerRunRequest RequestOf(const std::vector<std::string>& recipes,
 struct Watched {
   std::vector<RunProgress> progress;
   std::vector<int> variants;
-  std::vector<size_t> comparisons;  ///< Of each variant when it was handed out.
+  std::vector<size_t> comparisons;  ///< By variant, their number when it was handed out.
 };
 
 inline absl::StatusOr<RunReport> RunWatched(const LayerRunRequest& request, Engine& engine,

@@ -4,9 +4,10 @@
 
 namespace quantgate {
 
-absl::StatusOr<QuantizeArguments> ExpertAmaxes::Of(StepRecorder& recorder, TensorRole role,
-                                                   int expert, Usages usages) {
-  const AmaxOfRole amax(options_, role);
+absl::StatusOr<QuantizeArguments> ExpertAmaxes::ArgumentsFor(StepRecorder& recorder,
+                                                             TensorRole role, int expert,
+                                                             Usages usages) {
+  const RoleAmaxGroup amax(options_, role);
   if (!amax.IsReduced(options_.recipe.QuantizerFor(role), usages)) return QuantizeArguments();
   auto found = reduced_.find(role);
   if (found == reduced_.end()) {
@@ -16,19 +17,19 @@ absl::StatusOr<QuantizeArguments> ExpertAmaxes::Of(StepRecorder& recorder, Tenso
   return found->second[static_cast<size_t>(expert)];
 }
 
-absl::StatusOr<Tensor> ExpertAmaxes::SourceOf(StepRecorder& recorder, TensorRole role, int expert,
-                                              Usages usages) {
-  const AmaxOfRole amax(options_, role);
+absl::StatusOr<Tensor> ExpertAmaxes::SourceFor(StepRecorder& recorder, TensorRole role, int expert,
+                                               Usages usages) {
+  const RoleAmaxGroup amax(options_, role);
   if (!amax.IsReduced(options_.recipe.QuantizerFor(role), usages)) return Tensor();
-  QG_ASSIGN_OR_RETURN(const std::vector<Tensor>* const sources, Made(role));
+  QG_ASSIGN_OR_RETURN(const std::vector<Tensor>* const sources, SourcesFor(role));
   return (*sources)[static_cast<size_t>(expert)];
 }
 
-absl::StatusOr<const std::vector<Tensor>*> ExpertAmaxes::Made(TensorRole role) {
-  auto found = made_.find(role);
-  if (found == made_.end()) {
+absl::StatusOr<const std::vector<Tensor>*> ExpertAmaxes::SourcesFor(TensorRole role) {
+  auto found = sources_made_.find(role);
+  if (found == sources_made_.end()) {
     QG_ASSIGN_OR_RETURN(std::vector<Tensor> sources, sources_(role));
-    found = made_.emplace(role, std::move(sources)).first;
+    found = sources_made_.emplace(role, std::move(sources)).first;
   }
   return &found->second;
 }
@@ -36,8 +37,8 @@ absl::StatusOr<const std::vector<Tensor>*> ExpertAmaxes::Made(TensorRole role) {
 absl::StatusOr<std::vector<QuantizeArguments>> ExpertAmaxes::Reduce(StepRecorder& recorder,
                                                                     TensorRole role,
                                                                     Usages usages) {
-  const AmaxOfRole amax(options_, role);
-  QG_ASSIGN_OR_RETURN(const std::vector<Tensor>* const sources, Made(role));
+  const RoleAmaxGroup amax(options_, role);
+  QG_ASSIGN_OR_RETURN(const std::vector<Tensor>* const sources, SourcesFor(role));
   std::vector<QuantizeArguments> arguments(sources->size());
   AmaxPlaces places = options_.experts;
   if (places.all == 0) places = {0, static_cast<int64_t>(sources->size())};

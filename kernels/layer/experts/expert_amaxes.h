@@ -1,5 +1,5 @@
-// Amaxes of a grouped_linear's experts over the group that a step names (docs/distributed.md
-// section 4.1).
+// Reducing the amaxes of a grouped_linear's experts over the group that a step names
+// (docs/distributed.md section 4.1).
 #pragma once
 
 #include <functional>
@@ -13,37 +13,39 @@
 
 namespace quantgate {
 
-/// Of one forward or one backward on one rank. What a role quantizes of all experts of the whole
-/// layer is reduced by one MAX over the vector of their amaxes, when the first of them is asked for
-/// [TE: one all-reduce of the amaxes of a grouped quantization]. One call for each expert would
-/// have ranks with other experts wait for each other before every GEMM; so all ranks make the same
-/// calls, whichever experts they have, and one without an expert, or without rows of it, brings 0.
+/// The amaxes of one forward or one backward on one rank. When the first expert's amax of a role is
+/// asked for, one MAX reduces the vector of the amaxes of all experts of the whole layer [TE: one
+/// all-reduce of the amaxes of a grouped quantization]. With one call for each expert, ranks with
+/// different experts would wait for each other before every GEMM. So all ranks make the same calls,
+/// whichever experts they have; a rank contributes 0 for an expert that it does not have or has no
+/// rows of.
 class ExpertAmaxes {
  public:
-  /// What the role quantizes, of this rank's experts in their order.
+  /// Makes the tensors that `role` quantizes, one for each of this rank's experts in order.
   using Sources = std::function<absl::StatusOr<std::vector<Tensor>>(TensorRole role)>;
 
-  /// References must outlive it, those in `sources` too.
+  /// `options` and everything that `sources` refers to must outlive this object.
   ExpertAmaxes(const StepOptions& options, Sources sources)
       : options_(options), sources_(std::move(sources)) {}
 
-  /// The amaxes with which this rank's expert of that number is quantized; none where the step
-  /// names no group that it calls. The same usages of all experts.
-  absl::StatusOr<QuantizeArguments> Of(StepRecorder& recorder, TensorRole role, int expert,
-                                       Usages usages);
-  /// What this rank's expert of that number quantizes of the role then, which `sources` has made
-  /// once for all of them; absent where the step names no group that it calls.
-  absl::StatusOr<Tensor> SourceOf(StepRecorder& recorder, TensorRole role, int expert,
-                                  Usages usages);
+  /// The arguments, with the reduced amaxes, that this rank's expert number `expert` is quantized
+  /// with. No amaxes where the step names no group for the role or quantizing calls none. `usages`
+  /// must be the same for all experts.
+  absl::StatusOr<QuantizeArguments> ArgumentsFor(StepRecorder& recorder, TensorRole role,
+                                                 int expert, Usages usages);
+  /// The tensor that this rank's expert number `expert` then quantizes: `sources` is called once
+  /// for all experts. Absent where ArgumentsFor gives no amaxes.
+  absl::StatusOr<Tensor> SourceFor(StepRecorder& recorder, TensorRole role, int expert,
+                                   Usages usages);
 
  private:
-  absl::StatusOr<const std::vector<Tensor>*> Made(TensorRole role);
+  absl::StatusOr<const std::vector<Tensor>*> SourcesFor(TensorRole role);
   absl::StatusOr<std::vector<QuantizeArguments>> Reduce(StepRecorder& recorder, TensorRole role,
                                                         Usages usages);
 
   const StepOptions& options_;
   const Sources sources_;
-  std::map<TensorRole, std::vector<Tensor>> made_;
+  std::map<TensorRole, std::vector<Tensor>> sources_made_;
   std::map<TensorRole, std::vector<QuantizeArguments>> reduced_;
 };
 

@@ -5,13 +5,13 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/layer/experts/expert_faults.h"
+#include "kernels/layer/layer_faults.h"
 #include "kernels/quantize/quantized_outline.h"
 
 namespace quantgate {
 namespace {
 
-/// x as experts of this rank take it, in the activation dtype.
+/// The rows of x that this rank's experts received, in the activation dtype.
 absl::StatusOr<Tensor> DispatchedInput(StepRecorder& recorder, ProcessGroup& group,
                                        const ExpertPlan& plan, const ExpertOptions& options,
                                        const Recipe& recipe, const Tensor& x) {
@@ -31,8 +31,8 @@ absl::StatusOr<Tensor> DispatchedInput(StepRecorder& recorder, ProcessGroup& gro
     return Refuse("payload", "mxfp8 with block_dim 2",
                   "tiles span rows of several tokens; block_dim must be 1");
   }
-  // Blocks lie within a row, so that any number of rows can travel: the rows of a rank need be no
-  // whole block.
+  // Blocks lie within a row, so any number of rows can be sent: a rank's rows need not make up
+  // whole blocks.
   const int64_t side = BlockLength(rule.format);
   const int64_t count = rows.shape()[0];
   std::vector<int64_t> padded(static_cast<size_t>((count + side - 1) / side * side), kNoRow);
@@ -48,7 +48,7 @@ absl::StatusOr<Tensor> DispatchedInput(StepRecorder& recorder, ProcessGroup& gro
   return recorder.engine().Dequantize(moved, Usage::kRowwise, dtype, recorder.cancellation());
 }
 
-/// What CheckLayer says of this rank's experts: row counts are known only after the dispatch.
+/// CheckLayer for this rank's experts, whose row counts are known only after the dispatch.
 absl::Status CheckExperts(const LayerSpec& layer, const LayerState& state, const Tensor& rows,
                           const StepOptions& step) {
   LayerRequest request;

@@ -1,4 +1,4 @@
-// Where the rows of tokens go, and the moves.
+// ExpertPlan: planning where the rows of tokens are sent, and sending them.
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -7,8 +7,8 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/layer/experts/expert_faults.h"
 #include "kernels/layer/experts/expert_parallel.h"
+#include "kernels/layer/layer_faults.h"
 
 namespace quantgate {
 namespace {
@@ -51,7 +51,7 @@ absl::StatusOr<Tensor> NumbersOf(const std::vector<int64_t>& numbers) {
                            std::as_bytes(std::span(numbers)));
 }
 
-/// How many rows each member sends to each of this rank's experts.
+/// Exchanges how many rows each member sends to each of this rank's experts.
 absl::StatusOr<std::vector<std::vector<int64_t>>> ExchangeCounts(ProcessGroup& group,
                                                                  const ExpertOptions& options,
                                                                  const std::vector<int64_t>& own,
@@ -73,7 +73,7 @@ absl::StatusOr<std::vector<std::vector<int64_t>>> ExchangeCounts(ProcessGroup& g
   return counts;
 }
 
-/// Copies of rows, one of each choice's token.
+/// The token of each choice.
 std::vector<int64_t> TokensOf(const std::vector<int64_t>& choices, int64_t per_token) {
   std::vector<int64_t> tokens = choices;
   for (int64_t& token : tokens) token /= per_token;
@@ -82,7 +82,7 @@ std::vector<int64_t> TokensOf(const std::vector<int64_t>& choices, int64_t per_t
 
 }  // namespace
 
-/// To each member the rows of its experts: by expert, then token, then choice.
+/// Sends to each member the rows of its experts, ordered by expert, then token, then choice.
 void ExpertPlan::PlanSending(const ExpertOptions& options, const ExpertRouting& routing) {
   std::vector<int64_t> order(routing.experts.size());
   std::iota(order.begin(), order.end(), int64_t{0});
@@ -96,15 +96,15 @@ void ExpertPlan::PlanSending(const ExpertOptions& options, const ExpertRouting& 
     const auto choice = static_cast<size_t>(order[i]);
     while (routing.experts[choice] >= options.first_expert[member + 1]) ++member;
     sent_choices_[member].push_back(order[i]);
-    // What comes back is in the order of what was sent.
+    // Rows come back in the order in which they were sent.
     positions_[choice] = static_cast<int64_t>(i);
   }
   choices_ = routing.choices;
   weights_ = routing.weights;
 }
 
-/// counts[member][expert] of this rank. What arrives lies by member, then expert; experts take it
-/// by expert, then member, then padding.
+/// `counts`: rows by [member][expert of this rank]. Received rows are ordered by member, then
+/// expert; experts take them by expert, then member, then padding.
 void ExpertPlan::PlanReceiving(const std::vector<std::vector<int64_t>>& counts,
                                const ExpertOptions& options, const SeededFaults& faults) {
   const size_t members = counts.size(), experts = counts[0].size();

@@ -10,13 +10,12 @@
 #include "kernels/comm/row_blocks.h"
 #include "kernels/layer/delayed_reduction.h"
 #include "kernels/layer/layer_request.h"
-#include "kernels/layer/parameter_name.h"
 
 namespace quantgate {
 namespace {
 
-/// What of a map by parameter or state is of experts [begin, end), by the names that they have
-/// among themselves.
+/// The entries of experts [begin, end) in a map by parameter or state, under names that number
+/// these experts from 0.
 template <typename Value>
 std::map<std::string, Value> OfExperts(const std::map<std::string, Value>& all, int64_t begin,
                                        int64_t end) {
@@ -30,7 +29,8 @@ std::map<std::string, Value> OfExperts(const std::map<std::string, Value>& all, 
   return some;
 }
 
-/// [0, m_splits[0]), ... in parts, each with an even part of each expert's.
+/// Divides the rows [0, m_splits[0]), ... into `parts`, each with an even part of each expert's
+/// rows.
 std::vector<std::vector<int64_t>> EvenRowsOfEach(const std::vector<int64_t>& m_splits, int parts) {
   std::vector<std::vector<int64_t>> rows(static_cast<size_t>(parts));
   int64_t row = 0;
@@ -43,7 +43,7 @@ std::vector<std::vector<int64_t>> EvenRowsOfEach(const std::vector<int64_t>& m_s
   return rows;
 }
 
-/// What rows of a copy are called in the whole, all of that copy's being `rows`.
+/// The numbers in the whole x of rows of a copy; `rows` are the numbers of all rows of the copy.
 std::vector<int64_t> RowsOfWhole(const std::vector<int64_t>& rows,
                                  std::span<const int64_t> of_copy) {
   std::vector<int64_t> of_whole;
@@ -117,7 +117,7 @@ absl::StatusOr<Tensor> ExpertRun::RowsOf(const Tensor& whole,
   return engine_.GatherRows(flat, rows, cancellation_);
 }
 
-/// An expert has its states on one rank of a copy: there the amaxes of that copy's rows are whole.
+/// Only one rank of a copy has an expert's states, so its amaxes are those of all rows of the copy.
 absl::Status ExpertRun::Update(const LayerSpec& spec, const LayerPlan& plan, LayerState& state,
                                UpdatePoint point) {
   if (!plan.is_delayed) return absl::OkStatus();

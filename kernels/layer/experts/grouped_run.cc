@@ -21,7 +21,7 @@ absl::StatusOr<Tensor> OwnRows(const ParallelStep& parallel, const Tensor& whole
   return parts[static_cast<size_t>(group.rank())];
 }
 
-/// SumOfExperts of what there is; what it was goes to `partials`.
+/// Replaces `partial`, unless it is absent, by SumOfExperts, and adds it to `partials`.
 absl::Status Sum(StepRecorder& recorder, const ParallelStep& parallel, const char* what,
                  Tensor& partial, std::vector<NamedTensor>& partials) {
   if (!partial.has_value()) return absl::OkStatus();
@@ -72,7 +72,7 @@ absl::StatusOr<GroupedStep> RunGrouped(Engine& engine, const LayerRequest& whole
     QG_ASSIGN_OR_RETURN(
         divided, GatherForExperts(recorder, step_of_rank, is_column ? "x" : "grad_output", own));
   }
-  QG_ASSIGN_OR_RETURN(LayerWork work, DoLayer(recorder, request, plan, recipe));
+  QG_ASSIGN_OR_RETURN(ComputedLayer work, ComputeLayer(recorder, request, plan, recipe));
   QG_RETURN_IF_ERROR(Sum(recorder, step_of_rank, is_column ? "dx" : "y",
                          is_column ? work.backward.dx : work.forward.y, step.partials));
   QG_ASSIGN_OR_RETURN(step.result, FinishStep(recorder, request, work.plan, work.state,

@@ -11,12 +11,12 @@
 namespace quantgate {
 namespace {
 
-/// A saved operand as the high-precision GEMMs of the overrides read it.
+/// A saved operand in the form that the high-precision GEMMs of backward overrides read.
 absl::StatusOr<NamedOperand> OverrideOperand(StepRecorder& recorder, const LinearUnit& unit,
                                              const std::string& name, const char* base,
                                              const KeptOperand& kept) {
   const LinearDataflow& flow = unit.flow;
-  // Codes alone: of `dequantized`, or those that were given.
+  // Only codes: the override is `dequantized`, or the operand was given as codes.
   if (!kept.original.has_value()) {
     QG_ASSIGN_OR_RETURN(
         Tensor dequantized,
@@ -27,7 +27,7 @@ absl::StatusOr<NamedOperand> OverrideOperand(StepRecorder& recorder, const Linea
         dequantized.Reinterpret(dequantized.dtype(), {dequantized.rows(), dequantized.columns()}));
     return NamedOperand{PlainOperand(matrix), {name, OperandOrigin::Content::kDequantized}};
   }
-  // Under `dequantized` without codes, what was saved has the activation dtype: no cast.
+  // Under `dequantized`, an operand saved without codes has the activation dtype already: no cast.
   QG_ASSIGN_OR_RETURN(
       Tensor cast, recorder.Cast(unit.names.Stage(absl::StrCat("cast saved ", base)), kept.original,
                                  flow.activation_dtype));
@@ -35,7 +35,7 @@ absl::StatusOr<NamedOperand> OverrideOperand(StepRecorder& recorder, const Linea
   return NamedOperand{PlainOperand(matrix), {name}};
 }
 
-/// dw of no rows: zeros, or nothing added to the main gradient, whose bits stay.
+/// dw over no rows: zeros, or the main gradient with unchanged bits.
 absl::StatusOr<Tensor> EmptyWgrad(StepRecorder& recorder, const LinearUnit& unit,
                                   const Tensor& accumulated, DType dtype) {
   return recorder.Timed({StageKind::kGemm, unit.names.Stage(kStageWgrad)}, [&] {
@@ -45,8 +45,8 @@ absl::StatusOr<Tensor> EmptyWgrad(StepRecorder& recorder, const LinearUnit& unit
   });
 }
 
-/// dw, added to `accumulated` where that is there. `partial_dx`: not null where wgrad hides its sum
-/// over the ranks, which takes its place.
+/// dw, added to `accumulated` unless that is absent. `partial_dx`, if not null, is summed over the
+/// ranks while wgrad runs, and replaced by the sum.
 absl::StatusOr<Tensor> WgradGemm(StepRecorder& recorder, const LinearWgrad& wgrad,
                                  const Tensor& accumulated, DType dtype, Tensor* partial_dx) {
   const LinearUnit& unit = wgrad.unit;
@@ -82,7 +82,7 @@ absl::StatusOr<Tensor> WgradGemm(StepRecorder& recorder, const LinearWgrad& wgra
   return std::move(done.d);
 }
 
-/// No tensor where it went to the main gradient.
+/// dw; absent if it was added to the main gradient.
 absl::StatusOr<Tensor> Wgrad(StepRecorder& recorder, const LinearWgrad& wgrad, LayerState& state,
                              Tensor* partial_dx) {
   const LinearUnit& unit = wgrad.unit;
@@ -162,8 +162,8 @@ absl::Status BackwardPass::PrepareGradOutput() {
   return absl::OkStatus();
 }
 
-// From the unquantized gradient in every mode, also where the weight is frozen (docs/quantizers.md
-// section 10.4); of a gradient that came as codes, from what they stand for.
+// The bias gradient sums the unquantized gradient in every mode, also if the weight is frozen
+// (docs/quantizers.md section 10.4). If the gradient came as codes, it sums their values.
 absl::StatusOr<Tensor> BackwardPass::BiasGradient() {
   Tensor source = grad_output_.original;
   if (gradient_.codes.rowwise.has_value() || gradient_.codes.columnwise.has_value()) {
@@ -247,7 +247,7 @@ absl::StatusOr<Tensor> BackwardPass::Dgrad() {
   return unit_.parallel.is_column() ? ColumnDgrad(std::move(record)) : RowDgrad(std::move(record));
 }
 
-/// The sum over the ranks, or, where wgrad hides that, this rank's part of it.
+/// The sum of dx over the ranks or, if wgrad will overlap that sum, this rank's summand.
 absl::StatusOr<Tensor> BackwardPass::ColumnDgrad(GemmRecord record) {
   const OverlapMethod method = overlap().dgrad;
   if (method != OverlapMethod::kNone && method != OverlapMethod::kBulk) {
@@ -260,7 +260,7 @@ absl::StatusOr<Tensor> BackwardPass::ColumnDgrad(GemmRecord record) {
   return reduces_dx_beside_wgrad() ? dx : Collectives().ReduceDx(dx);
 }
 
-/// dgrad, while wgrad's x comes.
+/// dgrad, while x is gathered for wgrad.
 absl::StatusOr<Tensor> BackwardPass::DgradBesideX(GemmRecord record) {
   QG_RETURN_IF_ERROR(Collectives().CheckScaleOfX(saved_.x));
   const Usage usage = TravellingUsage(saved_.x);
@@ -297,7 +297,7 @@ absl::StatusOr<Tensor> BackwardPass::RowDgrad(GemmRecord record) {
   return std::move(gathered.d);
 }
 
-/// An operand of wgrad, which reads columnwise: per-tensor codes travel rowwise.
+/// An operand of wgrad, which reads it columnwise; per-tensor codes are gathered rowwise.
 absl::StatusOr<KeptOperand> BackwardPass::ForWgrad(KeptOperand gathered) {
   if (!gathered.codes.rowwise.has_value()) return gathered;
   QG_RETURN_IF_ERROR(
@@ -305,7 +305,7 @@ absl::StatusOr<KeptOperand> BackwardPass::ForWgrad(KeptOperand gathered) {
   return gathered;
 }
 
-/// What was saved, of all ranks.
+/// The saved operand with the rows of all ranks.
 absl::StatusOr<KeptOperand> BackwardPass::WgradX() {
   if (!unit_.parallel.gathers_x() || flow_.is_empty) return saved_.x;
   if (x_.has_value()) return *std::move(x_);
@@ -329,7 +329,7 @@ absl::StatusOr<LinearWgrad> BackwardPass::Defer(LinearWgrad wgrad) {
   QG_RETURN_IF_ERROR(
       recorder_.Timed({StageKind::kCompare, names_.Stage("fingerprint deferred operands")}, [&] {
         std::vector<OperandToKeep> operands;
-        // What was gathered for it; a saved operand has its mark.
+        // An operand that was gathered for it has no mark yet; a saved one has.
         if (wgrad.x.mark == nullptr) {
           operands.push_back({absl::StrCat(names_.x, " gathered"),
                               ContentOf(wgrad.x, flow_.activation_dtype), &wgrad.x});

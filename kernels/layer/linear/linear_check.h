@@ -1,5 +1,5 @@
-// What a linear unit refuses before anything is computed: dims that the recipe's GEMMs and
-// quantizers do not take, and GEMMs that the arithmetic does not take. Errors are INVALID_ARGUMENT
+// Checks of a linear unit before anything is computed: the dims that the recipe's GEMMs and
+// quantizers take, and the GEMMs, outlined, that the arithmetic takes. Errors are INVALID_ARGUMENT
 // (or UNIMPLEMENTED) naming field, value and rule.
 #pragma once
 
@@ -9,8 +9,8 @@
 
 namespace quantgate {
 
-/// A dim of a unit as errors name it: the tensor, or an outline of it, that has the dim, and what
-/// the user calls that tensor.
+/// How errors name a dim of a unit: the tensor that has the dim (or an outline of it), and the name
+/// by which the user knows that tensor.
 struct LinearField {
   std::string name;
   Tensor tensor;
@@ -19,17 +19,18 @@ struct LinearFields {
   LinearField m{"x", {}}, n{"weight", {}}, k{"x", {}};
 };
 
-/// Per-tensor FP8 and fp8_block: K % 16 == 0, M % 8 == 0, N % 8 == 0, and what the FP8 backward
-/// GEMMs need; mxfp8 and nvfp4: whole blocks. And what the quantizers themselves do not take.
+/// Checks the unit's dims. Per-tensor FP8 and fp8_block need K % 16 == 0, M % 8 == 0, N % 8 == 0,
+/// and what their backward GEMMs need; mxfp8 and nvfp4 need whole blocks. Also refuses what the
+/// quantizers refuse.
 absl::Status CheckLinearUnit(const LinearUnit& unit, const LinearFields& fields,
                              const Recipe& recipe);
 
-/// Whether dims and profile of a unit that CheckLinearUnit accepts permit its overlap, which
-/// CheckOverlapPlan accepts.
+/// Checks that the dims of a unit, and the profile of its sums, permit its overlap plan.
+/// CheckLinearUnit must accept the unit and CheckOverlapPlan the plan.
 absl::Status CheckLinearUnitOverlap(const LinearUnit& unit, const Recipe& recipe,
                                     const ReductionProfile& profile);
 
-/// Every GEMM of a unit that CheckLinearUnit accepts, by outlines of its operands.
+/// Checks every GEMM of a unit that CheckLinearUnit accepts, by outlines of the operands.
 absl::Status CheckLinearUnitGemms(const LinearUnit& unit, const Recipe& recipe,
                                   const Arithmetic& arithmetic);
 

@@ -5,7 +5,7 @@
 namespace quantgate {
 namespace {
 
-/// A columnwise copy in high precision that stands for the rowwise codes.
+/// Whether the columnwise copy is in high precision, dequantized from the rowwise codes.
 bool HasDequantizedCopy(const Quantizer& quantizer) {
   return quantizer.columnwise_source == ColumnwiseSource::kRowwiseDequantized &&
          quantizer.rowwise.is_quantized() && !quantizer.columnwise.is_quantized();

@@ -10,24 +10,24 @@
 
 namespace quantgate {
 
-/// What the dataflow follows from, beside the recipe.
+/// What the dataflow depends on, beside the recipe.
 struct LinearFacts {
-  DType x_dtype = DType::kBF16;  ///< As given.
+  DType x_dtype = DType::kBF16;  ///< The dtype of the given x.
   DType weight_dtype = DType::kBF16;
   DType activation_dtype = DType::kBF16;
   bool has_bias = false;
   bool has_main_grad = false;
-  // Asked for.
+  // Which gradients are asked for.
   bool needs_dx = false;
   bool needs_dw = false;
-  bool needs_db = false;  ///< Of the bias that there is.
+  bool needs_db = false;  ///< False without a bias.
   bool is_empty = false;  ///< M == 0.
   bool calibrate = false;
-  /// x is f32 that no rounding to the activation dtype has touched, and is quantized so.
+  /// x is f32, not rounded to the activation dtype, and is quantized from f32.
   bool x_is_unrounded = false;
-  bool x_is_codes = false;            ///< x was quantized before, as the dataflow asks.
+  bool x_is_codes = false;            ///< x comes quantized, in the usages that the dataflow asks.
   bool weight_is_codes = false;       ///< The parameter itself is quantized.
-  bool grad_output_is_codes = false;  ///< grad_output was quantized before.
+  bool grad_output_is_codes = false;  ///< grad_output comes quantized.
 };
 
 struct LinearDataflow {
@@ -43,8 +43,8 @@ struct LinearDataflow {
   bool needs_dx = false;
   bool needs_dw = false;
   bool needs_db = false;
-  /// The directions that are read as codes, or as high precision made from them: a columnwise copy
-  /// may be that (columnwise_source). Neither: not quantized.
+  /// The directions that are read as codes or, where columnwise_source says so of the columnwise
+  /// copy, as high precision made from codes. Neither direction: the operand is not quantized.
   Usages x_usages{false, false};
   Usages weight_usages{false, false};
   Usages grad_output_usages{false, false};
@@ -76,7 +76,8 @@ struct LinearDataflow {
 
 LinearDataflow DataflowOf(const LinearFacts& facts, const Recipe& recipe);
 
-/// What of a unit's GEMMs is otherwise than the words suggest.
+/// Notes for the report about high-precision GEMMs that do not run as the arithmetic's name
+/// suggests.
 std::vector<std::string> LinearNotes(const LinearDataflow& flow, int64_t m, int64_t n, int64_t k,
                                      const Arithmetic& arithmetic);
 

@@ -45,7 +45,7 @@ class ForwardPass {
   const LinearInput& input_;
   std::shared_ptr<const StepOptions> options_;
 
-  // As fprop reads them; where fprop gathers x itself, this rank's rows of it.
+  // The operands as fprop reads them; this rank's rows of x if fprop gathers x itself.
   KeptOperand x_;
   KeptOperand x_shard_;  ///< Where x_ is gathered.
   KeptOperand weight_;
@@ -69,8 +69,8 @@ absl::Status ForwardPass::PrepareX() {
   }
   Tensor of_expert;
   if (input_.expert_amaxes != nullptr) {
-    QG_ASSIGN_OR_RETURN(of_expert, input_.expert_amaxes->SourceOf(recorder_, TensorRole::kInput,
-                                                                  unit_.index, flow_.x_usages));
+    QG_ASSIGN_OR_RETURN(of_expert, input_.expert_amaxes->SourceFor(recorder_, TensorRole::kInput,
+                                                                   unit_.index, flow_.x_usages));
   }
   if (of_expert.has_value()) {
     QG_ASSIGN_OR_RETURN(x_.original, of_expert.Reinterpret(of_expert.dtype(), matrix.shape()));
@@ -161,7 +161,7 @@ LinearSaved ForwardPass::OperandsToKeep() const {
       kept.weight_workspace.codes = weight_.codes;
       kept.weight = KeptOperand{weight.value, {}, {}};
     }
-    // What was given as codes is read back from them.
+    // An operand that was given as codes is read back from them.
     kept.x = unit_.facts.x_is_codes ? KeptOperand{{}, x_.codes, {}} : KeptOperand{input_.x, {}, {}};
   } else {
     if (unit_.parallel.gathers_x()) {
@@ -224,7 +224,7 @@ absl::StatusOr<LinearForward> ForwardPass::Run() {
   if (unit_.parallel.returns_x) result.whole_x = x_.original;
   QG_ASSIGN_OR_RETURN(weight_, weight.Prepare());
 
-  // Before the GEMM: who waits for the fingerprints does not wait for it.
+  // Before the GEMM, so that waiting for the fingerprints does not wait for it.
   if (flow_.has_backward()) {
     QG_ASSIGN_OR_RETURN(result.saved, Save());
   }

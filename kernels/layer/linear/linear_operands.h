@@ -1,5 +1,5 @@
-// Operands of a linear unit's GEMMs, and what records call them: what its forward and backward and
-// the checks before them share.
+// Operands of a linear unit's GEMMs and their names in records, shared by the unit's forward,
+// backward and checks.
 #pragma once
 
 #include <string>
@@ -16,34 +16,34 @@ struct NamedOperand {
 
 GemmOperand PlainOperand(const Tensor& tensor);
 
-/// cuBLASLt's FAST_ACCUM off for a GEMM whose M side is `a`.
+/// Whether a GEMM whose M side is `a` runs with cuBLASLt's FAST_ACCUM off (split accumulator).
 bool UsesSplit(const Recipe& recipe, GemmRole role, const GemmOperand& a);
 
-/// How a direction of a format is stored for dgrad and wgrad: transposed to TN where the format
-/// turns columnwise codes, otherwise in the source's layout.
+/// The layout of a quantized dgrad or wgrad: TN if the format stores columnwise codes transposed,
+/// else that of the sources.
 GemmLayout DgradLayout(const Quantizer& weight);
 GemmLayout WgradLayout(const Quantizer& x);
 
-/// One direction of an operand: its codes, or high precision where that is not quantized.
+/// One direction of an operand: its codes, or the original if that direction is not quantized.
 NamedOperand DirectionOf(const std::string& name, const KeptOperand& operand, Usage usage);
 
-/// A GEMM of a unit, to be run; `arithmetic` is the step's.
+/// A record of a GEMM that is still to be run, under the step's `arithmetic`.
 GemmRecord LinearGemmRecord(GemmRole role, const Recipe& recipe, const Arithmetic& arithmetic,
                             const std::string& output, GemmDesc desc, const NamedOperand& a,
                             const NamedOperand& b);
 
 inline bool IsAny(Usages usages) { return usages.rowwise || usages.columnwise; }
-/// Without the directions that are not in `usages`.
+/// `codes` without the directions that are not in `usages`.
 QuantizedTensor OnlyUsages(QuantizedTensor codes, Usages usages);
 
-/// The values of the rowwise codes, or of the columnwise ones where there are no others.
+/// The values of the rowwise codes or, if there are none, of the columnwise ones.
 absl::StatusOr<Tensor> DequantizeAny(StepRecorder& recorder, const std::string& stage,
                                      const QuantizedTensor& codes, DType dtype);
 
-/// Quantizes by the step's recipe, with the role's call id and, under delayed scaling, its state,
-/// which notes the amax; under the amaxes of the group that the step names for the role.
-/// `arguments`: the amaxes of a group where it names none, and row_offset where `source` are some
-/// ranks' rows.
+/// Quantizes `source` by the step's recipe, with the role's call id and the amaxes of the group
+/// that the step names for the role. Under delayed scaling takes the scale of the role's state and
+/// notes the amax there. `arguments` give the amaxes if the step names no group, and row_offset if
+/// `source` has the rows of some ranks only.
 absl::StatusOr<QuantizedTensor> QuantizeOperand(StepRecorder& recorder, const LinearUnit& unit,
                                                 TensorRole role, const char* stage,
                                                 const std::string& tensor, const Tensor& source,
@@ -51,24 +51,24 @@ absl::StatusOr<QuantizedTensor> QuantizeOperand(StepRecorder& recorder, const Li
                                                 DelayedStates& states,
                                                 QuantizeArguments arguments = {});
 
-/// What quantizing the role's tensor of a unit takes of the amaxes of a layer's experts; nothing of
-/// a unit that is none (null).
+/// The arguments with the reduced amaxes of a unit that is an expert (ExpertAmaxes::ArgumentsFor).
+/// Without amaxes if `expert_amaxes` is null: the unit is no expert.
 absl::StatusOr<QuantizeArguments> GroupAmaxesOf(StepRecorder& recorder, const LinearUnit& unit,
                                                 TensorRole role, Usages usages,
                                                 ExpertAmaxes* expert_amaxes);
 
-// What is saved, in words: "bf16 as given", "f8_e4m3 rowwise and columnwise codes".
+// SavedOperand::content: "bf16 as given", "f8_e4m3 rowwise and columnwise codes".
 std::string PlainContent(DType given, DType kept);
 std::string CodesContent(const QuantizedTensor& codes);
 std::string ContentOf(const KeptOperand& kept, DType given);
 
-/// An operand that is about to be kept: under which name, and as what.
+/// An operand to be kept for backward, with its name and content in the report.
 struct OperandToKeep {
   std::string name;
   std::string content;
   KeptOperand* operand;
 };
-/// Saves and marks them.
+/// Saves the operands in the recorder and sets their marks.
 absl::Status Keep(StepRecorder& recorder, std::span<const OperandToKeep> operands);
 
 }  // namespace quantgate

@@ -24,7 +24,7 @@ OverlapPlan OverlapOf(const ParallelStep& step, const LinearUnit& unit, bool def
 std::vector<Tensor> TravellingParts(const KeptOperand& shard, Usage usage) {
   const std::optional<QuantizedCopy>& copy = shard.codes.copy(usage);
   if (!copy.has_value()) return {shard.original};
-  // One scale for the tensor stands for the whole as it is.
+  // A scale of the whole tensor need not be gathered.
   if (TraitsOf(copy->format).scales == ScaleKind::kTensor) return {copy->data};
   return {copy->data, copy->scale_inv};
 }
@@ -48,8 +48,8 @@ KeptOperand JoinedOperand(const KeptOperand& shard, Usage usage, std::span<const
   return whole;
 }
 
-/// The owner is the stage. Buffers are shared by units of one name, as layers of one kind have
-/// them, and apart by what the scales of their GEMMs are.
+/// The owner is the stage. Units of the same name, as layers of one kind have them, share a buffer,
+/// unless the scales of their GEMMs are of different kinds.
 OverlapName LinearOverlap::NameOf(const GemmRecord& record) const {
   const LinearNames& names = unit_.names;
   const std::string unit = names.prefix.empty() ? std::string(ParallelModeName(unit_.parallel.mode))

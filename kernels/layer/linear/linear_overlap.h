@@ -1,6 +1,6 @@
-// A linear unit's GEMMs that communicate at the same time (docs/overlap.md section 1), as its plan
-// says. Every rank of the group makes the same calls in the same order. Nothing that comes back
-// lies in a communication buffer: buffers are another call's as soon as one of these has returned.
+// A linear unit's GEMMs that communicate at the same time (docs/overlap.md section 1), as the
+// unit's overlap plan says. Every rank of the group must make the same calls in the same order.
+// Results never lie in a communication buffer, because the next call may use the buffer.
 #pragma once
 
 #include <span>
@@ -11,52 +11,54 @@
 
 namespace quantgate {
 
-/// What of the step's plan a unit carries out: nothing where it gathers and scatters nothing, and
-/// no method whose GEMM, or whose communication, the step does not have. A wgrad that is deferred
-/// hides nothing in this backward.
+/// The part of the step's overlap plan that a unit carries out. Empty if the unit neither gathers
+/// nor scatters. Without methods whose GEMM or communication the step does not have; a deferred
+/// wgrad cannot hide communication of this backward.
 OverlapPlan OverlapOf(const ParallelStep& step, const LinearUnit& unit, bool defers_wgrad);
 
-/// The direction in which what is kept of a shard travels for wgrad: per-tensor FP8 rowwise.
+/// The direction in which a kept shard is gathered for wgrad: rowwise if it has no columnwise
+/// codes, as per-tensor FP8.
 inline Usage TravellingUsage(const KeptOperand& shard) {
   return shard.codes.columnwise.has_value() ? Usage::kColumnwise : Usage::kRowwise;
 }
-/// The tensors of one direction of a shard that travel as they are: codes and, in blocks, scales;
-/// what was given where there are no codes.
+/// The tensors of a shard that are gathered: the codes of one direction and, if there are several,
+/// their scales; the original if there are no codes.
 std::vector<Tensor> TravellingParts(const KeptOperand& shard, Usage usage);
-/// The direction of all ranks, of `rows` rows, from what all those tensors are together.
+/// The whole operand of `rows` rows, made of the gathered tensors that TravellingParts named.
 KeptOperand JoinedOperand(const KeptOperand& shard, Usage usage, std::span<const Tensor> parts,
                           int64_t rows);
 
 struct OverlappedGather {
   Tensor d;
-  std::vector<Tensor> parts;  ///< Of all ranks.
+  std::vector<Tensor> parts;  ///< The gathered tensors, with the rows of all ranks.
 };
 struct OverlappedReduction {
-  Tensor d;    ///< Of the GEMM.
-  Tensor sum;  ///< This rank's rows.
+  Tensor d;    ///< The GEMM's result.
+  Tensor sum;  ///< This rank's rows of the sum.
 };
 
-/// The calls of one unit in one step. Each is a stage, named after the record's role, and leaves a
-/// record with operands and product as the GEMM alone would, and a timeline where those are kept.
+/// The overlapped calls of one unit in one step. Each is a stage named after the record's role.
+/// Each records operands and product as the GEMM alone would, and a timeline if the Overlap keeps
+/// them.
 class LinearOverlap {
  public:
   LinearOverlap(StepRecorder& recorder, const LinearUnit& unit, const StepOptions& options)
       : recorder_(recorder), unit_(unit), step_(*options.parallel) {}
 
-  /// The record's operand a is this rank's rows, and becomes that of all ranks: the first of the
-  /// parts. The others: `beside`.
+  /// Gathers the record's operand a, which has this rank's rows, for its own GEMM. The result's
+  /// parts are the whole operand's tensors and then the gathered `beside`.
   absl::StatusOr<OverlappedGather> AllGatherGemm(GemmRecord record, std::vector<Tensor> beside);
-  /// This rank's rows of the sum of the ranks' products.
+  /// This rank's rows of the sum of all ranks' products.
   absl::StatusOr<Tensor> ReduceScatterGemm(GemmRecord record);
-  /// Gathers `shard` beside a GEMM that does not read it.
+  /// Gathers `shard` while a GEMM runs that does not read it.
   absl::StatusOr<OverlappedGather> BulkAllGather(GemmRecord record, std::vector<Tensor> shard);
-  /// Sums the ranks' `partial` beside a GEMM.
+  /// Sums the ranks' `partial` while a GEMM runs.
   absl::StatusOr<OverlappedReduction> BulkReduceScatter(GemmRecord record, const Tensor& partial);
 
  private:
   const OverlapPlan& plan() const { return unit_.parallel.overlap; }
   OverlapName NameOf(const GemmRecord& record) const;
-  /// The call as the stage that its name has.
+  /// Makes the call as the stage that call.name names.
   template <typename Call, typename Result>
   absl::StatusOr<Result> Run(absl::StatusOr<Result> (Overlap::*run)(const Call&),
                              const Call& call) {

@@ -13,15 +13,16 @@ namespace {
 constexpr Usages kRowwiseOnly{true, false};
 constexpr Usages kColumnwiseOnly{false, true};
 
-/// Under hybrid, what of a shard backward's gather starts from: the rowwise copy where it is per
-/// tensor, where the columnwise one cannot be dequantized, and where that is made from it.
+/// Whether, under a hybrid rule, backward gathers from the shard's rowwise copy: if that copy is
+/// per tensor, if the columnwise one cannot be dequantized, or if the columnwise one is made from
+/// it.
 bool StartsFromRowwise(const Quantizer& quantizer) {
   return quantizer.rowwise.traits().scales == ScaleKind::kTensor ||
          quantizer.columnwise.traits().scales == ScaleKind::kTwoLevel ||
          quantizer.columnwise_source == ColumnwiseSource::kRowwiseDequantized;
 }
 
-/// The directions of x's shard that backward keeps; none: its source.
+/// The directions of x's shard that are kept for backward; none: the source is kept.
 Usages KeptShardUsages(const LinearUnit& unit, const Recipe& recipe) {
   const LinearDataflow& flow = unit.flow;
   const GatherMethod method = unit.parallel.x_gather;
@@ -34,7 +35,7 @@ Usages KeptShardUsages(const LinearUnit& unit, const Recipe& recipe) {
   return {quantizer.rowwise.is_quantized(), false};
 }
 
-/// fprop's x is gathered in high precision as it is.
+/// Whether x is gathered for fprop in high precision, as it is.
 bool GathersXSource(const LinearUnit& unit) {
   return !unit.flow.quantizes_fprop || unit.parallel.returns_x ||
          unit.parallel.x_gather == GatherMethod::kSource;
@@ -60,7 +61,7 @@ Usages GradOutputShardUsages(const LinearUnit& unit, const Recipe& recipe) {
   return {false, false};
 }
 
-/// Some GEMM of backward reads grad_output itself.
+/// Whether a GEMM of backward reads the unquantized grad_output.
 bool ReadsGradOutputSource(const LinearDataflow& flow) {
   return (flow.needs_dx && !flow.quantizes_dgrad) ||
          (flow.needs_dw && !flow.grad_output_usages.columnwise);
@@ -110,7 +111,7 @@ absl::StatusOr<QuantizedTensor> LinearCollectives::QuantizeShard(const Role& rol
   QuantizeArguments arguments;
   const bool is_unset =
       recorder_.faults().Has(kFaultGroupOfWrapper) && role.method == GatherMethod::kValues;
-  const AmaxOfRole amax(options_, role.role);
+  const RoleAmaxGroup amax(options_, role.role);
   if (!amax.is_named() && ReducesAmax(quantizer, usages) && !is_unset) {
     const std::string stage = unit_.names.Stage(absl::StrCat("reduce amax of ", role.what));
     QG_RETURN_IF_ERROR(recorder_.Timed({StageKind::kCommunicate, stage}, [&] {
@@ -122,7 +123,8 @@ absl::StatusOr<QuantizedTensor> LinearCollectives::QuantizeShard(const Role& rol
                       QuantizeOperand(recorder_, unit_, role.role, role.quantize_stage, role.name,
                                       shard, usages, options_, state_.delayed, arguments));
   if (!amax.is_named() || role.method != GatherMethod::kCodes) return codes;
-  // Another group than the one that joins the codes: found here, before any of them moves.
+  // The named group may not be the one that joins the codes; differing scales are found here,
+  // before any codes are sent.
   for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
     if (!codes.copy(usage).has_value()) continue;
     QG_RETURN_IF_ERROR(
@@ -156,7 +158,7 @@ absl::StatusOr<Tensor> LinearCollectives::GatherValues(const Role& role, const K
   return Gather(role.what, values);
 }
 
-/// What fprop reads: of all ranks, but for a GEMM that gathers it.
+/// x as fprop reads it: that of all ranks, unless the GEMM gathers it.
 absl::StatusOr<KeptOperand> LinearCollectives::FpropX(const KeptOperand& shard) {
   if (parallel().overlap.fprop != OverlapMethod::kNone) {
     return KeptOperand{shard.original, OnlyUsages(shard.codes, kRowwiseOnly), {}};
@@ -191,12 +193,12 @@ absl::StatusOr<GatheredOperand> LinearCollectives::GatherX(const Tensor& shard) 
   } else if (IsAny(kept)) {
     x.shard.original = Tensor();
   }
-  SpoilSaved(x.shard);
+  SeedSavedFaults(x.shard);
   return x;
 }
 
-/// What a module with a bug keeps instead.
-void LinearCollectives::SpoilSaved(KeptOperand& shard) {
+/// Replaces what is kept by what a module with a seeded bug keeps.
+void LinearCollectives::SeedSavedFaults(KeptOperand& shard) {
   const SeededFaults& faults = recorder_.faults();
   if (!faults.Has(kFaultColumnBytesStale) && !faults.Has(kFaultScaleOfQuantizer)) return;
   std::map<std::string, QuantizedTensor>& codes = state_.seeded_memory->codes;
@@ -231,7 +233,7 @@ absl::StatusOr<Tensor> LinearCollectives::GatherOverriddenX(const Tensor& shard)
   const bool stands_for_codes =
       unit_.flow.reads_dequantized() && role.method == GatherMethod::kSource;
   if (!stands_for_codes && !recorder_.faults().Has(kFaultOverrideQuantizes)) return whole;
-  // Its rowwise codes are of the whole: made again, with the same bytes, rather than kept.
+  // The rowwise codes are those of the whole x: they are made again, with the same bytes, not kept.
   QG_ASSIGN_OR_RETURN(const QuantizedTensor codes, QuantizeWhole(role, whole, kRowwiseOnly));
   return DequantizeAny(recorder_, unit_.names.Stage("dequantize gathered x"), codes,
                        unit_.flow.activation_dtype);
@@ -276,7 +278,8 @@ absl::StatusOr<KeptOperand> LinearCollectives::GatherGradOutput(const Tensor& sh
   QG_ASSIGN_OR_RETURN(const Tensor values, GatherValues(role, part));
   QG_ASSIGN_OR_RETURN(whole.codes, QuantizeWhole(role, values, wanted));
   if (!ReadsGradOutputSource(flow)) return whole;
-  // A direction without a rule is the source's own, not what the other direction's codes stand for.
+  // A direction without a rule reads the source itself, not the values of the other direction's
+  // codes.
   whole.original = values;
   if (part.has_codes()) {
     QG_ASSIGN_OR_RETURN(whole.original, Gather(role.what, shard));

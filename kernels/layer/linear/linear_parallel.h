@@ -1,6 +1,6 @@
-// The collectives of a linear unit (docs/distributed.md section 2): what of x and grad_output is
-// gathered before the GEMMs that contract over other ranks' rows, what of y and dx is summed after
-// the GEMMs whose contraction is divided. Units that are not parallel never come here.
+// The collectives of a linear unit (docs/distributed.md section 2): x and grad_output are gathered
+// before GEMMs that need other ranks' rows, and y and dx are summed after GEMMs whose contraction
+// is divided. Units that are not parallel have none.
 #pragma once
 
 #include <string>
@@ -9,50 +9,53 @@
 
 namespace quantgate {
 
-/// Whether quantizing a shard so takes an amax of the whole tensor.
+/// Whether quantizing a shard by this rule in these usages needs the amax of the whole tensor.
 bool ReducesAmax(const Quantizer& quantizer, Usages usages);
 
 /// An operand that is divided along M.
 struct GatheredOperand {
-  KeptOperand whole;  ///< What the GEMMs read; where the GEMM gathers it, this rank's rows.
+  KeptOperand whole;  ///< What the GEMMs read; this rank's rows if the GEMM gathers it itself.
   KeptOperand shard;  ///< This rank's rows, as backward needs them.
 };
 
-/// One unit's collectives in one step. Every rank of the group calls the same in the same order.
+/// One unit's collectives in one step. Every rank of the group must make the same calls in the same
+/// order.
 class LinearCollectives {
  public:
   LinearCollectives(StepRecorder& recorder, const LinearUnit& unit, const StepOptions& options,
                     LayerState& state)
       : recorder_(recorder), unit_(unit), options_(options), state_(state) {}
 
-  /// x of fprop from this rank's rows, and what of these is kept.
+  /// x for fprop from this rank's rows, and this rank's part to keep for backward.
   absl::StatusOr<GatheredOperand> GatherX(const Tensor& shard);
-  /// x of wgrad from what forward kept, without an override.
+  /// x for wgrad from what forward kept, without a backward override.
   absl::StatusOr<KeptOperand> RegatherX(const KeptOperand& shard);
-  /// x of wgrad under an override, from its rows in the activation dtype.
+  /// x for wgrad under a backward override, from this rank's rows in the activation dtype.
   absl::StatusOr<Tensor> GatherOverriddenX(const Tensor& shard);
-  /// grad_output as dgrad and wgrad read it, without an override.
+  /// grad_output for dgrad and wgrad, without a backward override.
   absl::StatusOr<KeptOperand> GatherGradOutput(const Tensor& shard);
-  /// This rank's rows of it, for a dgrad that gathers them itself.
+  /// This rank's rows of grad_output, for a dgrad that gathers them itself.
   absl::StatusOr<KeptOperand> GradOutputShard(const Tensor& shard);
-  /// Its columnwise codes of all ranks, from those of this rank's.
+  /// The columnwise codes of the whole grad_output, from this rank's.
   absl::StatusOr<KeptOperand> GatherColumnwiseGradOutput(const KeptOperand& shard);
-  /// FAILED_PRECONDITION on every rank unless a per-tensor scale of x's codes is everybody's.
+  /// FAILED_PRECONDITION on every rank unless the per-tensor scale of x's codes is the same on all.
   absl::Status CheckScaleOfX(const KeptOperand& shard);
-  /// High precision along dim 0, in stage "all-gather WHAT".
+  /// Gathers a high-precision tensor along dim 0, in stage "all-gather WHAT".
   absl::StatusOr<Tensor> Gather(const char* what, const Tensor& shard);
 
-  /// A partial y [M][N] to the sum over the ranks, all of it or this rank's rows.
+  /// The sum over the ranks of a partial y [M][N]: all rows, or this rank's under sequence
+  /// parallelism.
   absl::StatusOr<Tensor> ReduceY(const Tensor& partial) { return Reduce("y", partial); }
-  /// That sum and the bias of a row-parallel unit, which no GEMM adds; absent: none.
+  /// Adds the bias of a row-parallel unit, which no GEMM adds, to that sum. An absent bias adds
+  /// nothing.
   absl::StatusOr<Tensor> AddBias(const Tensor& y, const Tensor& bias);
-  /// A partial dx [M][K], likewise.
+  /// The sum over the ranks of a partial dx [M][K], as ReduceY.
   absl::StatusOr<Tensor> ReduceDx(const Tensor& partial) { return Reduce("dx", partial); }
 
  private:
   struct Role {
     TensorRole role;
-    const char* what;  ///< Of stages: "x", "grad_output".
+    const char* what;  ///< The operand in names of stages: "x", "grad_output".
     const char* quantize_stage;
     const std::string& name;
     GatherMethod method;
@@ -69,11 +72,12 @@ class LinearCollectives {
                                                 Usages usages);
   absl::StatusOr<QuantizedTensor> GatherShardCodes(const Role& role, const QuantizedTensor& shard,
                                                    Usages usages);
-  /// What the codes of the shards stand for; the source of shards without codes.
+  /// The whole operand in high precision: the values of the shards' codes, or the shards themselves
+  /// if they have none.
   absl::StatusOr<Tensor> GatherValues(const Role& role, const KeptOperand& shard);
   absl::StatusOr<KeptOperand> FpropX(const KeptOperand& shard);
   absl::StatusOr<Tensor> Reduce(const char* what, const Tensor& partial);
-  void SpoilSaved(KeptOperand& shard);
+  void SeedSavedFaults(KeptOperand& shard);
 
   StepRecorder& recorder_;
   const LinearUnit& unit_;

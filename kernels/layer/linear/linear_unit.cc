@@ -1,4 +1,4 @@
-// What forward and backward of a unit share.
+// What a linear unit's forward, backward and checks share, for linear_unit.h and linear_operands.h.
 #include "kernels/layer/linear/linear_unit.h"
 
 #include "absl/strings/str_cat.h"
@@ -32,7 +32,7 @@ std::vector<Tensor> KeptOperand::Parts() const {
     const std::optional<QuantizedCopy>& copy = codes.copy(usage);
     if (!copy.has_value()) continue;
     parts.insert(parts.end(), {copy->data, copy->scale_inv});
-    // The amax of other formats is a record of the quantization; here it is part of every value.
+    // In other formats the amax only records the quantization; here it is a factor of every value.
     if (TraitsOf(copy->format).scales == ScaleKind::kTwoLevel) parts.push_back(copy->amax);
   }
   return parts;
@@ -106,7 +106,8 @@ Shape LinearUnit::OutputShape(Shape x) const {
 
 namespace {
 
-/// Columns before this rank's: random numbers of a divided tensor are those of the whole one.
+/// The number of columns on earlier ranks, since a divided tensor has the random numbers of the
+/// whole.
 int64_t ColumnOffset(const LinearUnit& unit, TensorRole role) {
   const LinearParallel& parallel = unit.parallel;
   const bool is_grad_output = role == TensorRole::kGradOutput;
@@ -121,7 +122,8 @@ int64_t RowOffset(const LinearUnit& unit, TensorRole role) {
   return is_divided ? unit.parallel.rank * unit.n : 0;
 }
 
-/// Two-level scales alone come with random numbers, and their shards all begin at multiples of 16.
+/// Whether offsets matter: only formats with two-level scales use random numbers. Their shards
+/// begin at multiples of 16.
 bool TakesOffsets(const Quantizer& quantizer) {
   return quantizer.rowwise.traits().scales == ScaleKind::kTwoLevel ||
          quantizer.columnwise.traits().scales == ScaleKind::kTwoLevel;
@@ -136,7 +138,7 @@ absl::StatusOr<QuantizedTensor> QuantizeOperand(StepRecorder& recorder, const Li
                                                 DelayedStates& states,
                                                 QuantizeArguments arguments) {
   const Quantizer& quantizer = options.recipe.QuantizerFor(role);
-  const AmaxOfRole amax(options, role);
+  const RoleAmaxGroup amax(options, role);
   QG_RETURN_IF_ERROR(amax.Reduce(recorder, unit.names, source, quantizer, usages, arguments));
   const bool is_divided = unit.parallel.weight_mode != ParallelMode::kNone;
   if (is_divided && TakesOffsets(quantizer)) {
@@ -167,7 +169,7 @@ absl::StatusOr<QuantizeArguments> GroupAmaxesOf(StepRecorder& recorder, const Li
                                                 TensorRole role, Usages usages,
                                                 ExpertAmaxes* expert_amaxes) {
   if (expert_amaxes == nullptr) return QuantizeArguments();
-  return expert_amaxes->Of(recorder, role, unit.index, usages);
+  return expert_amaxes->ArgumentsFor(recorder, role, unit.index, usages);
 }
 
 std::string PlainContent(DType given, DType kept) {

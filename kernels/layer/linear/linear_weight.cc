@@ -26,7 +26,7 @@ LinearWeight::LinearWeight(StepRecorder& recorder, const LinearUnit& unit, Layer
       parameter_(state.parameters.at(unit.names.weight)),
       expert_amaxes_(expert_amaxes) {}
 
-/// In the parameter's dtype, or in the activation dtype where it is dequantized.
+/// The weight in the parameter's dtype, or in the activation dtype if it is dequantized.
 absl::StatusOr<Tensor> LinearWeight::HighPrecision() {
   if (!parameter_.is_quantized()) return parameter_.value;
   if (dequantized_.has_value()) return dequantized_;
@@ -87,7 +87,7 @@ absl::StatusOr<QuantizedTensor> LinearWeight::Codes() {
   if (options_.microbatch == Microbatch::kLater && is_made_so) {
     const Usages held = workspace.quantized.usages();
     if (Covers(held, usages)) return OnlyUsages(workspace.quantized, usages);
-    // Both directions anew: under delayed scaling the scale may be another one by now.
+    // Both directions are quantized anew, since delayed scaling's scale may have changed.
     usages = Union(held, usages);
   }
   QG_ASSIGN_OR_RETURN(workspace.quantized, Quantize(usages));

@@ -1,4 +1,4 @@
-// The weight of a linear unit as one forward reads it: quantized from the parameter, from the
+// The weight of a linear unit as one forward reads it: quantized from the parameter, taken from the
 // workspace of an earlier microbatch, or held quantized by the parameter itself.
 #pragma once
 
@@ -8,13 +8,13 @@ namespace quantgate {
 
 class LinearWeight {
  public:
-  /// `expert_amaxes` as LinearInput's.
+  /// `expert_amaxes`: as LinearInput::expert_amaxes. References must outlive this object.
   LinearWeight(StepRecorder& recorder, const LinearUnit& unit, LayerState& state,
                const StepOptions& options, ExpertAmaxes* expert_amaxes);
 
-  /// Notes the amax and quantizes nothing.
+  /// Notes the weight's amax; quantizes nothing.
   absl::Status Calibrate();
-  /// Codes, the weight in the activation dtype, or both, as the dataflow reads it.
+  /// The codes, the weight in the activation dtype, or both, as the dataflow reads them.
   absl::StatusOr<KeptOperand> Prepare();
 
  private:
@@ -30,7 +30,7 @@ class LinearWeight {
   const StepOptions& options_;
   Parameter& parameter_;
   ExpertAmaxes* const expert_amaxes_;
-  Tensor dequantized_;  ///< Of a quantized parameter, once.
+  Tensor dequantized_;  ///< The values of a quantized parameter, computed once.
 };
 
 }  // namespace quantgate

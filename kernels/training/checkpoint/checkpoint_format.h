@@ -1,11 +1,13 @@
 // Checkpoints of sessions: one safetensors file with every tensor of the state under its name, and
-// what else the state is in the file's metadata. Tensors of several ranks are whole, so that a file
-// does not depend on which ranks wrote it. What cannot be joined is each rank's own, "rank0.NAME",
-// and metadata "ranks" says whose; such a file goes on on the same ranks alone
-// (docs/distributed.md section 9). Private to kernels/training.
+// the rest of the state in the file's metadata. The parts of several ranks are joined, so that a
+// file does not depend on which ranks wrote it. Parts that cannot be joined are stored as
+// "rank0.NAME",
+// ..., and the metadata "ranks" describes the ranks; only the same ranks can continue from such a
+// file (docs/distributed.md section 9). Private to kernels/training.
 #pragma once
 
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -23,15 +25,27 @@ inline constexpr char kCheckpointRanksKey[] = "ranks";
 
 /// The file of a state of one rank whose tensors are on the host.
 TensorFile WriteCheckpoint(const SessionSpec& spec, SessionState state);
-/// Likewise of all ranks of a session on several.
+/// The file of the states of all ranks, whose tensors are on the host.
 absl::StatusOr<TensorFile> WriteCheckpointOfRanks(const SessionSpec& spec,
                                                   std::vector<SessionState> ranks);
 
-/// The state of one rank, of which `rank` says which of spec.parallel's it is; null: there are no
-/// others. Files come from untrusted hands: INVALID_ARGUMENT for one that is no checkpoint,
-/// FAILED_PRECONDITION for one of another session or of other ranks.
+/// Reads the state of one rank. A non-null `rank` says which of spec.parallel's ranks it is. Files
+/// are untrusted: INVALID_ARGUMENT if it is no checkpoint, FAILED_PRECONDITION if it is that of
+/// another session or of other ranks.
 absl::StatusOr<SessionState> ReadCheckpoint(Engine& engine, const SessionSpec& spec,
                                             const TensorFile& file, const SessionRank* rank,
                                             const Cancellation* cancellation);
+
+/// What a checkpoint and the session that continues from it must agree on, as canonical JSON:
+/// layers, weight storage, masters, optimizer, main gradients and seed. The recipe, the arithmetic,
+/// the ranks and how they divide layers, and what only Open reads are left out. Keys are sorted,
+/// floats are written as their shortest decimal.
+nlohmann::json SessionSpecJson(const SessionSpec& spec);
+
+/// One line of ASCII.
+std::string JsonText(const nlohmann::json& json);
+
+/// FAILED_PRECONDITION naming the first place where the two specs differ and both values.
+absl::Status CheckSameSpec(const nlohmann::json& checkpoint, const nlohmann::json& session);
 
 }  // namespace quantgate

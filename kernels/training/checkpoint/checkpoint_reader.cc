@@ -1,6 +1,6 @@
-// Reads a checkpoint into a state whose tensors are outlines first: what must be there, of which
-// type, on this rank. Then the file's tensors, or this rank's parts of them, take their places.
-// Every number is checked before it is believed.
+// Reads a checkpoint. First makes a state of outlines, which say what tensors of which dtypes and
+// shapes this rank must have; then the file's tensors, or this rank's parts of them, replace the
+// outlines. No number of the file is used before it is checked.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -12,7 +12,6 @@
 #include "kernels/base/refusal.h"
 #include "kernels/quantize/quantized_outline.h"
 #include "kernels/training/checkpoint/checkpoint_format.h"
-#include "kernels/training/checkpoint/session_spec_json.h"
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_experts.h"
 #include "kernels/training/sharding/state_sharding.h"
@@ -54,9 +53,9 @@ class CheckpointReader {
   absl::Status CheckRanks() const;
   /// This rank's part of a parameter's shape.
   absl::Status Divide(size_t layer, const std::string& name, Shape& shape) const;
-  /// `all`: with the experts of other ranks, which the file has too.
+  /// `all`: the names that the file must have, including experts of other ranks.
   absl::Status Fill(const std::set<std::string>& all, SessionState& state) const;
-  /// What takes an outline's place, from a tensor of that name in the file.
+  /// The tensor that replaces an outline, made of the file's tensor of that name.
   absl::StatusOr<Tensor> PartOf(const TensorPlace& place, const std::string& name,
                                 const Tensor& whole) const;
   void ShareBf16Masters(SessionState& state) const;
@@ -270,8 +269,8 @@ absl::StatusOr<Tensor> CheckpointReader::PartOf(const TensorPlace& place, const 
   const bool is_gradient = place.kind == TensorPlace::Kind::kGradient;
   if (is_gradient && IsSummedByOptimizer(spec_, place.layer, place.parameter)) {
     return refuse(
-        "gradients since the last optimizer step; ranks that add them up then can only go on from "
-        "their own");
+        "gradients since the last optimizer step; ranks that sum them in the optimizer step can "
+        "continue only from their own");
   }
   const std::optional<ShardRule> rule = StateShardRule(spec_, place);
   if (!rule.has_value()) {
@@ -312,7 +311,7 @@ absl::Status CheckpointReader::Fill(const std::set<std::string>& all, SessionSta
   QG_RETURN_IF_ERROR(status);
   const std::set<std::string> own = HeldNames(spec_, state);
   for (const auto& [name, tensor] : tensors) {
-    // The others' own.
+    // It is another rank's own.
     if (has_ranks && absl::StartsWith(name, "rank") && !absl::StartsWith(name, prefix)) continue;
     if (all.count(name) != 0 && own.count(name) == 0) continue;
     return Malformed(absl::StrCat("tensor ", name, "; this state has none of that name"));
@@ -320,7 +319,7 @@ absl::Status CheckpointReader::Fill(const std::set<std::string>& all, SessionSta
   return absl::OkStatus();
 }
 
-/// A bf16 parameter is the upper half of its master.
+/// Makes every bf16 parameter the upper half of its master.
 void CheckpointReader::ShareBf16Masters(SessionState& state) const {
   if (spec_.masters != Masters::kBf16Remainder) return;
   for (SessionLayerState& layer : state.layers) {
@@ -330,7 +329,7 @@ void CheckpointReader::ShareBf16Masters(SessionState& state) const {
   }
 }
 
-/// That tensors which are each rank's own are of these ranks.
+/// Checks that tensors which are each rank's own belong to this session's ranks.
 absl::Status CheckpointReader::CheckRanks() const {
   const auto ranks = file_.metadata.find(kCheckpointRanksKey);
   if (ranks == file_.metadata.end()) return absl::OkStatus();
@@ -344,7 +343,7 @@ absl::Status CheckpointReader::CheckRanks() const {
       absl::StrCat(
           "each of them has its own ",
           first == file_.tensors.end() ? "tensors" : first->name.substr(RankPrefix(0).size()),
-          "; this session's are ", own, ", and such a file goes on on the same ranks alone"));
+          "; this session is on ", own, ", and only the same ranks can continue from such a file"));
 }
 
 absl::StatusOr<SessionState> CheckpointReader::Read() {
@@ -365,13 +364,14 @@ absl::StatusOr<SessionState> CheckpointReader::Read() {
   absl::StatusOr<Recipe> written = Recipe::ParseStored(recipe->second);
   if (!written.ok()) {
     return Malformed(absl::StrCat("metadata \"recipe\": ", written.status().message(),
-                                  "; a session of that recipe makes no step, and none goes on"));
+                                  "; no session can run that recipe or continue from it"));
   }
   recipe_ = *std::move(written);
   if (recipe_->name() != spec_.recipe.name()) {
-    return RefusePrecondition("checkpoint", "of recipe " + recipe_->ShortText(),
-                              absl::StrCat("this session's is ", spec_.recipe.ShortText(),
-                                           "; a session goes on under its own recipe"));
+    return RefusePrecondition(
+        "checkpoint", "of recipe " + recipe_->ShortText(),
+        absl::StrCat("this session's is ", spec_.recipe.ShortText(),
+                     "; a session continues under the recipe of its checkpoint"));
   }
   QG_RETURN_IF_ERROR(CheckRanks());
   SessionState state{.recipe = *recipe_};

@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/training/checkpoint/checkpoint_format.h"
-#include "kernels/training/checkpoint/session_spec_json.h"
 #include "kernels/training/session_experts.h"
 #include "kernels/training/sharding/state_sharding.h"
 
@@ -81,7 +80,7 @@ bool AllSame(std::span<const Tensor> tensors) {
                      [&](const Tensor& tensor) { return SameBytes(tensor, tensors[0]); });
 }
 
-/// The ranks' states, tensor by tensor, as one.
+/// Joins the ranks' states into one, tensor by tensor.
 class RanksWriter {
  public:
   RanksWriter(const SessionSpec& spec, std::vector<SessionState> ranks)
@@ -103,15 +102,15 @@ class RanksWriter {
 
   absl::Status CollectTensors();
   absl::StatusOr<Json> JoinedStateJson();
-  /// Absent: each rank's is its own.
+  /// Absent if the parts cannot be joined, so that each rank's is its own.
   absl::StatusOr<std::optional<Tensor>> Join(size_t index);
   std::vector<Tensor> TensorsAt(size_t index) const;
 
   const SessionSpec& spec_;
   const size_t tp_;
   std::vector<SessionState> ranks_;            ///< With the experts of all ranks of a copy.
-  std::vector<std::set<std::string>> own_;     ///< By rank, what it has itself.
-  std::vector<std::vector<HeldTensor>> held_;  ///< By rank, alike in number and order.
+  std::vector<std::set<std::string>> own_;     ///< By rank, the names that it has itself.
+  std::vector<std::vector<HeldTensor>> held_;  ///< By rank; the same names in the same order.
   const std::unique_ptr<Engine> host_ = MakeCpuEngine({.threads = 1});
 };
 
@@ -154,7 +153,7 @@ absl::StatusOr<std::optional<Tensor>> RanksWriter::Join(size_t index) {
                     nullptr);
 }
 
-/// That of one rank, which all share but for the sizes of their parts.
+/// The JSON of one rank's state; all ranks' are equal except for the sizes of their parts.
 absl::StatusOr<Json> RanksWriter::JoinedStateJson() {
   Json json = StateJson(ranks_[0]);
   for (size_t rank = 1; rank < ranks_.size(); ++rank) {

@@ -1,15 +1,15 @@
-// A session's checkpoint, and a session that goes on from one.
+// Writing a session's checkpoint, and restoring a session from one.
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
-#include "kernels/layer/experts/expert_faults.h"
+#include "kernels/layer/layer_faults.h"
 #include "kernels/training/checkpoint/checkpoint_format.h"
 #include "kernels/training/parallel/parallel_checks.h"
 #include "kernels/training/parallel/parallel_session.h"
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
-#include "kernels/training/session_run.h"
+#include "kernels/training/session_step_run.h"
 #include "kernels/training/sharding/division.h"
 
 namespace quantgate {
@@ -31,16 +31,17 @@ absl::Status CheckDelayed(Engine& engine, const SessionSpec& spec, const Session
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<const SessionState>> TrainingSession::StateOnHost(
+absl::StatusOr<std::shared_ptr<const SessionState>> OneRankSession::StateOnHost(
     const Cancellation* cancellation) const {
   const State& session = *state_;
   auto state = std::make_shared<SessionState>(session.now);
   if (!state->in_flight.empty()) {
     return RefusePrecondition("microbatch", state->in_flight.begin()->first,
-                              "it is in flight; its backward comes before a checkpoint");
+                              "it is in flight; run its backward before a checkpoint");
   }
   if (!state->deferred.empty()) {
-    return RefusePrecondition("gradients", "deferred", "the wgrad step comes before a checkpoint");
+    return RefusePrecondition("gradients", "deferred",
+                              "run the deferred wgrads before a checkpoint");
   }
   QG_RETURN_IF_ERROR(Division(session, cancellation).Join(state->layers));
   absl::Status status;
@@ -54,7 +55,7 @@ absl::StatusOr<std::shared_ptr<const SessionState>> TrainingSession::StateOnHost
   return state;
 }
 
-absl::StatusOr<TensorFile> TrainingSession::Checkpoint(const Cancellation* cancellation) {
+absl::StatusOr<TensorFile> OneRankSession::Checkpoint(const Cancellation* cancellation) {
   QG_ASSIGN_OR_RETURN(const auto state, StateOnHost(cancellation));
   return WriteCheckpoint(state_->spec, *state);
 }
@@ -66,11 +67,11 @@ absl::StatusOr<std::unique_ptr<Session>> RestoreSession(Engine& engine, SessionS
   if (spec.parallel.has_value()) {
     return ParallelSession::Restore(engine, std::move(spec), checkpoint, setting, cancellation);
   }
-  return TrainingSession::Restore(engine, std::move(spec), checkpoint, cancellation,
-                                  setting == nullptr ? SeededFaults() : setting->faults);
+  return OneRankSession::Restore(engine, std::move(spec), checkpoint, cancellation,
+                                 setting == nullptr ? SeededFaults() : setting->faults);
 }
 
-absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Restore(
+absl::StatusOr<std::unique_ptr<OneRankSession>> OneRankSession::Restore(
     Engine& engine, SessionSpec spec, const TensorFile& checkpoint,
     const Cancellation* cancellation, const SeededFaults& faults,
     std::shared_ptr<const SessionRank> rank) {
@@ -97,7 +98,7 @@ absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Restore(
     QG_RETURN_IF_ERROR(ApplyRecipe(*session, session->spec.recipe, cancellation, changed));
     session->now = std::move(changed);
   }
-  return std::unique_ptr<TrainingSession>(new TrainingSession(std::move(session)));
+  return std::unique_ptr<OneRankSession>(new OneRankSession(std::move(session)));
 }
 
 }  // namespace quantgate

@@ -45,20 +45,19 @@ absl::Status CheckOptions(const ParallelSpec& parallel) {
     return Refuse("parallel.reduction_profile", "nccl", "the library's own sum needs backend nccl");
   }
   if (parallel.fully_sharded && parallel.data_parallel == 1) {
-    return Refuse("parallel.fully_sharded", "true",
-                  "it divides weights over data_parallel copies, of which there is 1");
+    return Refuse("parallel.fully_sharded", "true", "fully_sharded needs data_parallel > 1");
   }
   if (!parallel.fully_sharded && !parallel.reshard_after_forward) {
-    return Refuse("parallel.reshard_after_forward", "false", "it is of fully_sharded");
+    return Refuse("parallel.reshard_after_forward", "false", "it needs fully_sharded");
   }
   if (parallel.tensor_parallel > 1) return absl::OkStatus();
   if (parallel.sequence_parallel) {
     return Refuse("parallel.sequence_parallel", "true",
-                  "it divides rows over tensor_parallel ranks, of which there is 1");
+                  "sequence_parallel needs tensor_parallel > 1");
   }
   if (parallel.overlap.has_value()) {
     return Refuse("parallel.overlap", parallel.overlap->Text(),
-                  "what overlaps is among tensor_parallel ranks, of which there is 1");
+                  "overlap needs tensor_parallel > 1");
   }
   return absl::OkStatus();
 }
@@ -70,17 +69,17 @@ absl::Status CheckDistributedOptimizer(const SessionSpec& spec) {
     return Refuse("parallel.distributed_optimizer", "true", rule);
   };
   if (parallel.data_parallel == 1) {
-    return refuse("it divides masters over data_parallel copies, of which there is 1");
+    return refuse("distributed_optimizer needs data_parallel > 1");
   }
   if (parallel.fully_sharded) {
-    return refuse("copies that are fully_sharded have rows of masters and moments already");
+    return refuse("fully_sharded copies divide masters and moments by rows already");
   }
   if (spec.optimizer.kind == OptimizerSpec::Kind::kNone) {
-    return Refuse("optimizer", "none", "parallel.distributed_optimizer needs one");
+    return Refuse("optimizer", "none", "parallel.distributed_optimizer needs an optimizer");
   }
   if (spec.masters == Masters::kF32) return absl::OkStatus();
   return Refuse("masters", std::string(MastersName(spec.masters)),
-                "parallel.distributed_optimizer divides fp32 masters: f32");
+                "parallel.distributed_optimizer needs f32 masters");
 }
 
 std::string FieldOf(size_t layer) { return absl::StrCat("layers[", layer, "].layer"); }
@@ -88,8 +87,7 @@ std::string FieldOf(size_t layer) { return absl::StrCat("layers[", layer, "].lay
 absl::Status CheckLayerModes(const LayerSpec& layer, const std::string& field, bool is_divided) {
   if (!is_divided) {
     if (!HasParallelMode(layer)) return absl::OkStatus();
-    return Refuse(field + ".parallel_mode", "given",
-                  "it divides weights over parallel.tensor_parallel ranks, of which there is 1");
+    return Refuse(field + ".parallel_mode", "given", "it needs parallel.tensor_parallel > 1");
   }
   if (!layer.traits().has_operations || !HasParallelMode(layer)) return absl::OkStatus();
   for (size_t i = 0; i < layer.operations.size(); ++i) {
@@ -98,7 +96,7 @@ absl::Status CheckLayerModes(const LayerSpec& layer, const std::string& field, b
                              operation.parallel_mode == ParallelMode::kNone;
     if (!is_left_out) continue;
     return Refuse(absl::StrCat(field, ".operations[", i, "].parallel_mode"), "none",
-                  "of a chain with a divided weight every basic_linear is divided");
+                  "if one basic_linear of a chain is divided, all must be");
   }
   return absl::OkStatus();
 }
@@ -120,7 +118,7 @@ absl::Status CheckLayouts(const SessionSpec& spec) {
   return absl::OkStatus();
 }
 
-/// Every row is numbered before anything else is known of it.
+/// Bounds the number of rows, each of which is numbered before anything else is checked.
 absl::Status CheckRoutedRows(const std::string& field, const std::vector<int64_t>& m_splits) {
   int64_t rows = 0;
   for (size_t i = 0; i < m_splits.size(); ++i) {
@@ -137,7 +135,7 @@ absl::Status CheckRoutedRows(const std::string& field, const std::vector<int64_t
   return absl::OkStatus();
 }
 
-/// That two layers route the same rows.
+/// Checks that two layers route the same rows.
 absl::Status CheckSameSplits(const std::string& field, const std::vector<int64_t>& m_splits,
                              const SessionLayer& first) {
   const std::vector<int64_t>& expected = first.spec.m_splits;
@@ -155,7 +153,7 @@ absl::Status CheckSameSplits(const std::string& field, const std::vector<int64_t
   return absl::OkStatus();
 }
 
-/// What communicates at all, that it may overlap.
+/// Checks that some layer has communication that can overlap.
 absl::Status CheckOverlapHasLayers(const SessionSpec& spec) {
   if (!spec.parallel->overlap.has_value()) return absl::OkStatus();
   for (size_t i = 0; i < spec.layers.size(); ++i) {
@@ -164,11 +162,11 @@ absl::Status CheckOverlapHasLayers(const SessionSpec& spec) {
     }
   }
   return Refuse("parallel.overlap", spec.parallel->overlap->Text(),
-                "every divided layer is a grouped_linear, which communicates nothing that "
-                "could be hidden");
+                "every divided layer is a grouped_linear, which has no communication to overlap");
 }
 
-/// Under sequence parallelism the ranks of every copy divide its rows of the batch.
+/// Checks that under sequence parallelism the ranks of every copy can divide the copy's rows of the
+/// batch.
 absl::Status CheckRowsOfCopies(const SessionSpec& spec, size_t layer) {
   const ParallelSpec& parallel = *spec.parallel;
   for (int copy = 0; parallel.sequence_parallel && copy < parallel.data_parallel; ++copy) {
@@ -184,8 +182,8 @@ absl::Status CheckRowsOfCopies(const SessionSpec& spec, size_t layer) {
   return absl::OkStatus();
 }
 
-/// Where ranks divide experts or their rows: each has an expert at least, and all layers route the
-/// same rows.
+/// If ranks divide experts or their rows, checks that each rank has at least one expert and that
+/// all layers route the same rows.
 absl::Status CheckExperts(const SessionSpec& spec) {
   const int ranks = spec.parallel->expert_parallel;
   const SessionLayer* first = nullptr;
@@ -206,7 +204,7 @@ absl::Status CheckExperts(const SessionSpec& spec) {
   if (first == nullptr && ranks == 1) return absl::OkStatus();
   if (first != nullptr) return absl::OkStatus();
   return Refuse("parallel.expert_parallel", absl::StrCat(ranks),
-                "no layer is a grouped_linear, so that there are no experts to divide");
+                "no layer is a grouped_linear, so there are no experts to divide");
 }
 
 bool QuantizesNothing(const LayerSpec& layer) {
@@ -217,7 +215,7 @@ bool QuantizesNothing(const LayerSpec& layer) {
          });
 }
 
-/// What a session's forwards quantize.
+/// Which layers' amaxes a session's groups reduce: any layer's, or only experts'.
 QuantizedLayers QuantizedLayersOf(const SessionSpec& spec) {
   const bool has_experts_alone =
       std::all_of(spec.layers.begin(), spec.layers.end(), [](const SessionLayer& layer) {
@@ -226,8 +224,9 @@ QuantizedLayers QuantizedLayersOf(const SessionSpec& spec) {
   return has_experts_alone ? QuantizedLayers::kExpertsAlone : QuantizedLayers::kAny;
 }
 
-/// Whether lists with copies of one part of the layers have the same parts, so that the largest of
-/// the parts' amaxes is the same in all of them. So it is in groups of every other kind.
+/// Whether all lists that contain copies of one part of the layers contain the same parts, so that
+/// the largest of the parts' amaxes is the same in all these lists. Always true of groups of other
+/// kinds.
 bool HaveSameParts(const AmaxGroup& group, int tensor_parallel) {
   std::map<int, std::set<int>> others;  // By part: those beside it, itself among them.
   for (const std::vector<int>& list : group.ranks) {
@@ -240,8 +239,8 @@ bool HaveSameParts(const AmaxGroup& group, int tensor_parallel) {
   return true;
 }
 
-/// Of weights that are held quantized: what a group's amax is put under can have one, and copies
-/// that divide a weight make its codes under one scale.
+/// Checks the group of weights that are held quantized: their quantizers can take a group's amax,
+/// and copies that divide a weight make its codes under one scale.
 absl::Status CheckGroupOfHeldWeights(const SessionSpec& spec, const Recipe& recipe) {
   const ParallelSpec& parallel = *spec.parallel;
   const AmaxGroup& group = AmaxGroupOf(parallel.amax_groups, TensorRole::kWeight);
@@ -265,7 +264,7 @@ absl::Status CheckGroupOfHeldWeights(const SessionSpec& spec, const Recipe& reci
                    "with copies of a tensor-parallel part have the same parts"));
 }
 
-/// "rank0", as a rank's own tensors begin.
+/// Whether a name is a prefix of ranks' own tensors: "rank0".
 bool IsRankName(const std::string& name) {
   return absl::StartsWith(name, "rank") && name.size() == 5 && name[4] >= '0' && name[4] <= '9';
 }
@@ -295,7 +294,7 @@ absl::Status CheckSessionRanks(const SessionSpec& spec) {
   if (!is_divided) return absl::OkStatus();
   if (!has_mode) {
     return Refuse("parallel.tensor_parallel", absl::StrCat(spec.parallel->tensor_parallel),
-                  "no layer has a parallel_mode, so that there is nothing to divide");
+                  "no layer has a parallel_mode, so there is nothing to divide");
   }
   QG_RETURN_IF_ERROR(CheckOverlapHasLayers(spec));
   return CheckLayouts(spec);
@@ -316,8 +315,8 @@ absl::Status CheckForwardAmaxGroups(const AmaxGroups& groups, const SessionSpec&
       (weight->second.is_named() ||
        AmaxGroupOf(spec.parallel->amax_groups, TensorRole::kWeight).is_named())) {
     return Refuse(AmaxGroupField(TensorRole::kWeight), weight->second.Text(),
-                  "weights are held quantized (weights), so that no forward quantizes one: "
-                  "their group is the session's (parallel.amax_groups)");
+                  "no forward quantizes weights that are held quantized (weights); their group is "
+                  "the session's (parallel.amax_groups)");
   }
   return CheckAmaxGroups("", groups, *spec.parallel, recipe, QuantizedLayersOf(spec));
 }
@@ -325,12 +324,12 @@ absl::Status CheckForwardAmaxGroups(const AmaxGroups& groups, const SessionSpec&
 absl::Status CheckNoAmaxGroups(const ForwardStep& step) {
   if (step.amax_groups.empty()) return absl::OkStatus();
   const auto& [role, group] = *step.amax_groups.begin();
-  return Refuse(AmaxGroupField(role), group.Text(), "a session of one rank has no groups");
+  return Refuse(AmaxGroupField(role), group.Text(), "a session on one rank has no groups");
 }
 
 absl::Status CheckOneRank(const SessionSpec& spec) {
   if (!spec.parallel.has_value()) return absl::OkStatus();
-  return Refuse("parallel", spec.parallel->Label(), "a session of one rank has none");
+  return Refuse("parallel", spec.parallel->Label(), "a session on one rank has none");
 }
 
 absl::Status CheckDividesRows(const std::string& field, const Tensor& tensor,

@@ -1,36 +1,37 @@
-// What a session on several ranks refuses before there are ranks. Private to kernels/training.
+// Checks of a session on several ranks that need no ranks. Private to kernels/training.
 #pragma once
 
 #include "kernels/training/training_session.h"
 
 namespace quantgate {
 
-/// Rows of a batch whose experts ranks divide, a bound on untrusted input.
+/// The most rows of a batch whose experts ranks divide, a bound on untrusted input.
 inline constexpr int64_t kRoutedRowsMax = int64_t{1} << 22;
 
-/// INVALID_ARGUMENT naming field, value and rule: the numbers of ranks, what goes together, that
-/// each layer takes what the one before it gives of the columns and rows of its output, that there
-/// are experts where ranks divide some; and that no layer of a session on one rank is divided.
+/// Checks the numbers of ranks, that the options go together, that each layer takes the columns and
+/// rows that the one before it leaves on a rank, and that there are experts if ranks divide
+/// experts. In a session on one rank, checks that no layer is divided. INVALID_ARGUMENT naming
+/// field, value and rule.
 absl::Status CheckSessionRanks(const SessionSpec& spec);
 
-/// INVALID_ARGUMENT naming "parallel.amax_groups[ROLE]" unless the session's ranks and its layers
-/// have its groups under `recipe`.
+/// Checks that the session's ranks and layers can reduce amaxes over the session's groups under
+/// `recipe`. INVALID_ARGUMENT naming "parallel.amax_groups[ROLE]".
 absl::Status CheckSessionAmaxGroups(const SessionSpec& spec, const Recipe& recipe);
-/// Likewise "forward.amax_groups[ROLE]" of those that one forward names; of weights that are held
-/// quantized none is a forward's.
+/// The same of the groups that one forward names: "forward.amax_groups[ROLE]". A forward must not
+/// name one for weights that are held quantized.
 absl::Status CheckForwardAmaxGroups(const AmaxGroups& groups, const SessionSpec& spec,
                                     const Recipe& recipe);
-/// That a forward of a session on one rank names none.
+/// Checks that a forward of a session on one rank names no groups.
 absl::Status CheckNoAmaxGroups(const ForwardStep& step);
 
-/// That a session has one rank: INVALID_ARGUMENT.
+/// Checks that a session has one rank. INVALID_ARGUMENT.
 absl::Status CheckOneRank(const SessionSpec& spec);
 
-/// That the ranks divide dim 0 of `tensor`, of which each has a part where `divides_rows`, each
-/// copy of the layers elsewhere.
+/// Checks that dim 0 of `tensor` can be divided over the ranks if `divides_rows`, else over the
+/// copies of the layers.
 absl::Status CheckDividesRows(const std::string& field, const Tensor& tensor,
                               const ParallelSpec& parallel, bool divides_rows);
-/// That `tensor` is of the `rows` that are routed to experts.
+/// Checks that `tensor` has the `rows` rows that are routed to experts.
 absl::Status CheckIsRoutedRows(const std::string& field, const Tensor& tensor, int64_t rows);
 
 }  // namespace quantgate

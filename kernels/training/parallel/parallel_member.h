@@ -15,11 +15,12 @@ struct ParallelSession::Member {
   Engine* engine = nullptr;
   std::string device;
   std::shared_ptr<SessionRank> rank = std::make_shared<SessionRank>();
-  /// Of forwards from now on, then those that forwards in flight still follow.
+  /// First that of later forwards, then those that forwards in flight still follow.
   std::vector<std::shared_ptr<ParallelStep>> steps;
   std::unique_ptr<RankOverlap> overlap;
-  std::unique_ptr<TrainingSession> session;
+  std::unique_ptr<OneRankSession> session;
 
+  /// Later forwards follow `step`.
   void UseStep(std::shared_ptr<ParallelStep> step) {
     if (!steps.empty()) {
       step->tp = steps[0]->tp;

@@ -1,5 +1,5 @@
-// The world of a session on several ranks: their groups, made anew after a step that failed, and
-// those that calls name.
+// ParallelSession: the world of its ranks and their groups, which are made anew after a step that
+// failed, and the groups that calls name.
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,7 +10,7 @@
 namespace quantgate {
 namespace {
 
-/// A world keeps every group that it has made.
+/// The most lists of ranks that calls may name, since a world keeps every group that it has made.
 constexpr size_t kRankListsMax = 16;
 
 }  // namespace
@@ -61,10 +61,10 @@ absl::Status ParallelSession::UseAmaxGroups(const AmaxGroups& groups) {
   for (const auto& [role, group] : groups) {
     if (group.kind != AmaxGroup::Kind::kRanks || rank_lists_.contains(group.Text())) continue;
     if (rank_lists_.size() == kRankListsMax) {
-      return RefusePrecondition(AmaxGroupField(role), group.Text(),
-                                absl::StrCat("this session has ", kRankListsMax,
-                                             " lists of ranks already, the most that it makes "
-                                             "groups of"));
+      return RefusePrecondition(
+          AmaxGroupField(role), group.Text(),
+          absl::StrCat("this session has ", kRankListsMax,
+                       " lists of ranks already, the most that it can make groups of"));
     }
     rank_lists_.insert(group.Text());
   }

@@ -1,14 +1,113 @@
 #include "kernels/training/parallel/parallel_session.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "kernels/training/checkpoint/checkpoint_format.h"
 #include "kernels/training/parallel/parallel_checks.h"
 #include "kernels/training/parallel/parallel_member.h"
+#include "kernels/training/session_checks.h"
+#include "kernels/training/session_experts.h"
 
 namespace quantgate {
+namespace {
+
+/// The parameter of which a tensor of a layer's state is a moment or the main gradient, and like
+/// which it is divided.
+std::string ParameterOf(const std::string& name) {
+  for (const char* last : {".exp_avg_sq", ".exp_avg"}) {
+    if (absl::EndsWith(name, last)) return std::string(absl::StripSuffix(name, last));
+  }
+  return WithLastWord(name, "main_grad") == name ? WithLastWord(name, "weight") : name;
+}
+
+}  // namespace
+
+ParallelSession::ParallelSession(Engine& engine, SessionSpec spec, const RankSetting* setting)
+    : engine_(engine),
+      spec_(std::move(spec)),
+      tokens_(TokensOfRanks(spec_)),
+      setting_(setting),
+      engines_(engine),
+      bytes_max_(std::numeric_limits<int64_t>::max()) {}
+
+ParallelSession::~ParallelSession() = default;
+
+absl::StatusOr<std::unique_ptr<ParallelSession>> ParallelSession::Create(
+    Engine& engine, SessionSpec spec, const RankSetting* setting) {
+  QG_RETURN_IF_ERROR(CheckSessionSpec(spec));
+  QG_RETURN_IF_ERROR(engine.CheckArithmetic(spec.arithmetic));
+  std::unique_ptr<ParallelSession> session(new ParallelSession(engine, std::move(spec), setting));
+  QG_ASSIGN_OR_RETURN(const std::vector<Engine*> engines,
+                      session->engines_.For(*session->spec_.parallel));
+  for (Engine* const of_rank : engines) {
+    const auto index = static_cast<int>(session->members_.size());
+    Member& member = *session->members_.emplace_back(std::make_unique<Member>());
+    member.engine = of_rank;
+    member.device = of_rank->Describe().id;
+    member.rank->index = index;
+    if (session->tp() == 1 && session->spec_.parallel->amax_groups.empty()) continue;
+    member.UseStep(
+        std::make_shared<ParallelStep>(StepOf(*session->spec_.parallel, session->spec_.recipe)));
+  }
+  QG_RETURN_IF_ERROR(session->MakeRanks());
+  return session;
+}
+
+absl::StatusOr<std::unique_ptr<ParallelSession>> ParallelSession::Open(
+    Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
+    const RankSetting* setting, const Cancellation* cancellation) {
+  QG_ASSIGN_OR_RETURN(std::unique_ptr<ParallelSession> session,
+                      Create(engine, std::move(spec), setting));
+  QG_RETURN_IF_ERROR(session->OpenMembers(parameters, cancellation));
+  return session;
+}
+
+absl::StatusOr<std::unique_ptr<ParallelSession>> ParallelSession::Restore(
+    Engine& engine, SessionSpec spec, const TensorFile& checkpoint, const RankSetting* setting,
+    const Cancellation* cancellation) {
+  QG_ASSIGN_OR_RETURN(std::unique_ptr<ParallelSession> session,
+                      Create(engine, std::move(spec), setting));
+  const auto restore = [&](Rank& rank) -> absl::Status {
+    Member& mine = *session->members_[static_cast<size_t>(rank.index())];
+    QG_ASSIGN_OR_RETURN(mine.session,
+                        OneRankSession::Restore(*mine.engine, session->spec_, checkpoint,
+                                                rank.cancellation(), rank.faults(), mine.rank));
+    return absl::OkStatus();
+  };
+  QG_RETURN_IF_ERROR(session->world_->Run(restore, cancellation));
+  return session;
+}
+
+absl::Status ParallelSession::OpenMembers(const std::map<std::string, Tensor>& parameters,
+                                          const Cancellation* cancellation) {
+  QG_ASSIGN_OR_RETURN(const std::shared_ptr<const Moment> given, engine_.MarkMoment());
+  const auto open = [&](Rank& rank) -> absl::Status {
+    Member& mine = *members_[static_cast<size_t>(rank.index())];
+    QG_RETURN_IF_ERROR(mine.engine->WaitFor(*given));
+    std::map<std::string, Tensor> parts;
+    for (const auto& [name, whole] : parameters) {
+      QG_ASSIGN_OR_RETURN(const Tensor imported, ImportedFor(*mine.engine, whole));
+      ShardRule rule;
+      for (const SessionLayer& layer : spec_.layers) {
+        absl::string_view within = name;
+        if (tp() == 1 || !absl::ConsumePrefix(&within, layer.name + ".")) continue;
+        rule = ParameterShardRule(layer.spec, ParameterOf(std::string(within)));
+      }
+      QG_ASSIGN_OR_RETURN(parts[name], ShardOf(*mine.engine, absl::StrCat("parameters[", name, "]"),
+                                               imported, rule, rank.index() % tp(), tp()));
+    }
+    QG_ASSIGN_OR_RETURN(mine.session,
+                        OneRankSession::Open(*mine.engine, spec_, parts, rank.cancellation(),
+                                             rank.faults(), mine.rank));
+    return absl::OkStatus();
+  };
+  return world_->Run(open, cancellation);
+}
 
 absl::Status ParallelSession::CheckBytes(int64_t before) const {
   const int64_t held = bytes();
@@ -35,7 +134,7 @@ absl::Status ParallelSession::RunMembers(StepOnRank step, const Cancellation* ca
 absl::StatusOr<SessionStepResult> ParallelSession::Run(StepOnRank step,
                                                        const Cancellation* cancellation) {
   QG_RETURN_IF_ERROR(MakeRanks());
-  const std::function<void()> go_back = WayBack();
+  const std::function<void()> restore = RestorePoint();
   std::vector<SessionStepResult> results(members_.size());
   const auto run_and_join = [&]() -> absl::StatusOr<SessionStepResult> {
     QG_RETURN_IF_ERROR(RunMembers(step, cancellation, results));
@@ -43,7 +142,7 @@ absl::StatusOr<SessionStepResult> ParallelSession::Run(StepOnRank step,
   };
   absl::StatusOr<SessionStepResult> joined = run_and_join();
   if (joined.ok()) return joined;
-  go_back();
+  restore();
   // A group that met an error makes no more calls.
   for (const auto& member : members_) member->overlap = nullptr;
   world_ = nullptr;
@@ -60,14 +159,14 @@ absl::StatusOr<SessionStepResult> ParallelSession::Forward(const ForwardStep& st
   QG_RETURN_IF_ERROR(
       UseAmaxGroups(WithGroupsOfCall(spec_.parallel->amax_groups, step.amax_groups)));
   const auto forward = [&](Rank& rank, Member& mine) -> absl::StatusOr<SessionStepResult> {
-    // Of this call: those before it are others', and stay with their backwards.
+    // Only this call's step is attached; earlier ones belong to forwards in flight.
     if (!mine.steps.empty()) QG_RETURN_IF_ERROR(AttachStep(rank, mine, *mine.steps.front()));
     ForwardStep part = step;
     QG_ASSIGN_OR_RETURN(part.x, PartOf(*mine.engine, "x", step.x, layout, rank.index()));
     return mine.session->Forward(part, rank.cancellation());
   };
   absl::StatusOr<SessionStepResult> result = Run(forward, cancellation);
-  // The world is made anew then, without the groups that only this call named.
+  // After a failure the world is made anew, without the groups that only this call named.
   if (!result.ok()) rank_lists_ = lists_before;
   return result;
 }
@@ -114,15 +213,15 @@ absl::Status ParallelSession::ChangeRecipe(const Recipe& recipe, const Cancellat
   const auto change = [&](Rank& rank, Member& mine) {
     return NothingOf(mine.session->ChangeRecipe(recipe, rank.cancellation()));
   };
-  const std::function<void()> go_back = WayBack();
-  // What overlaps follows the recipe; forwards in flight go on as they began.
+  const std::function<void()> restore = RestorePoint();
+  // The overlap plans of later forwards follow the new recipe; forwards in flight keep theirs.
   for (const auto& member : members_) {
     if (tp() > 1) {
       member->UseStep(std::make_shared<ParallelStep>(StepOf(*spec_.parallel, recipe)));
     }
   }
   const absl::Status status = Run(change, cancellation).status();
-  if (!status.ok()) go_back();
+  if (!status.ok()) restore();
   DropSteps();
   return status;
 }
@@ -162,20 +261,20 @@ std::vector<std::string> ParallelSession::microbatches() const {
   return members_[0]->session->microbatches();
 }
 
-std::function<void()> ParallelSession::WayBack() {
+std::function<void()> ParallelSession::RestorePoint() {
   std::vector<std::function<void()>> ways;
   for (const auto& member : members_) {
     ways.push_back(
-        [&member = *member, step = member->rank->step, go_back = member->session->WayBack()] {
+        [&member = *member, step = member->rank->step, restore = member->session->RestorePoint()] {
           member.rank->step = step;
-          // Those since then were of forwards that have not been done.
+          // Later steps belong to forwards that are undone.
           const auto last = std::find(member.steps.begin(), member.steps.end(), step);
           if (last != member.steps.end()) member.steps.erase(member.steps.begin(), last);
-          go_back();
+          restore();
         });
   }
   return [ways = std::move(ways)] {
-    for (const std::function<void()>& go_back : ways) go_back();
+    for (const std::function<void()>& restore : ways) restore();
   };
 }
 

@@ -10,7 +10,7 @@
 namespace quantgate {
 namespace {
 
-/// What training keeps of a parameter beside it, element by element.
+/// The tensors that training keeps beside a parameter, with the parameter's elements.
 std::vector<Tensor*> TrainedTensors(TrainedParameter& trained) {
   return {&trained.master,  &trained.split.parameter, &trained.split.remainder,
           &trained.exp_avg, &trained.exp_avg_sq,      &trained.momentum};
@@ -25,7 +25,7 @@ absl::StatusOr<Tensor> Flat(const Tensor& tensor) {
   return tensor.Reinterpret(tensor.dtype(), {tensor.element_count()});
 }
 
-/// Undivided so far: its type, and what it is called.
+/// A parameter that is not divided yet: its dtype, shape and name.
 DividedParameter UndividedOutline(const SessionLayer& layer, const std::string& name,
                                   const Parameter& parameter, DividedParameter::By by) {
   const bool is_quantized = parameter.is_quantized();
@@ -43,8 +43,8 @@ struct Place {
   std::string parameter;
 };
 
-/// The order of a flat buffer of the parameters of these layers. Weights come first: the others, of
-/// odd lengths too, would leave two FP4 codes of a byte to two ranks.
+/// The order of the layers' parameters in a flat buffer. Weights come first, because others may
+/// have odd lengths, after which two FP4 codes of one byte could belong to two ranks.
 std::vector<Place> PlacesIn(const std::vector<size_t>& indices,
                             const std::vector<SessionLayerState>& layers) {
   std::vector<Place> places;
@@ -253,7 +253,7 @@ absl::StatusOr<MasterFragment> Division::FragmentOf(const std::string& name,
                                                     const Quantizer& quantizer) const {
   MasterFragment fragment;
   fragment.name = name;
-  // Exact: what came through bf16 has been rounded.
+  // The cast is exact: a tensor that came through bf16 has been rounded already.
   QG_ASSIGN_OR_RETURN(fragment.master, own.dtype() == DType::kF32
                                            ? absl::StatusOr<Tensor>(own)
                                            : engine_.Cast(own, DType::kF32, cancellation_));
@@ -261,7 +261,7 @@ absl::StatusOr<MasterFragment> Division::FragmentOf(const std::string& name,
   fragment.shape = weight.shape;
   fragment.quantizer = quantizer;
   fragment.usages = weight.usages();
-  // A direction that is not quantized is the parameter's, in its dtype.
+  // A direction that is not quantized has the parameter's values, in its dtype.
   const bool is_from_codes = quantizer.columnwise_source == ColumnwiseSource::kRowwiseDequantized;
   if (!quantizer.columnwise.is_quantized() && !is_from_codes) fragment.usages.columnwise = false;
   return fragment;
@@ -288,7 +288,7 @@ absl::Status Division::QuantizeRows(size_t layer, const Tensor& source, const Qu
   ShardedWeightSpec spec = divided.weight;
   spec.quantizer = quantizer;
   QG_ASSIGN_OR_RETURN(ShardedWeight weight, ShardedWeight::Create(spec, CopiesOf(layer).size()));
-  // The weight's dtype stays what it was, whatever an update comes through.
+  // The weight's dtype stays the same, whatever dtype the update came through.
   QG_RETURN_IF_ERROR(weight.Replace(parameter.quantized));
   QG_RETURN_IF_ERROR(weight.Update(context(layer), source, arguments, amax_group));
   const QuantizedTensor before = std::exchange(parameter.quantized, weight.shard());

@@ -1,14 +1,14 @@
-// How copies of a session's layers divide what they train, experts' copies that of their experts
-// (docs/distributed.md sections 9.1 and 9.3). Either by rows (FSDP): between steps a rank has its
-// rows of each weight, of its master and its moments, and passes gather the weight. Or by elements
-// (the distributed optimizer): of every parameter's fp32 master and moments a rank has a run of
-// elements, which begins anywhere and is perhaps none. Private to kernels/training.
+// How copies of a session's layers, or of its experts, divide what they train (docs/distributed.md
+// sections 9.1 and 9.3). By rows (FSDP): between steps a rank has its rows of each weight, of the
+// weight's master and of its moments, and passes gather the weight. Or by elements (the distributed
+// optimizer): a rank has a run of elements of every parameter's fp32 master and moments; a run may
+// begin anywhere and may be empty. Private to kernels/training.
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "kernels/training/session_run.h"
+#include "kernels/training/session_step_run.h"
 #include "kernels/training/sharding/master_weights.h"
 #include "kernels/training/sharding/state_sharding.h"
 
@@ -16,50 +16,51 @@ namespace quantgate {
 
 class Division {
  public:
-  /// References must outlive it. Of a session that divides nothing, and for a null rank, Divide,
-  /// Join and what passes call do nothing.
+  /// References must outlive it. If the session divides nothing, or `rank` is null, Divide, Join
+  /// and the functions for passes do nothing.
   Division(Engine& engine, const SessionSpec& spec, const SessionRank* rank,
            const SeededFaults& faults, const Cancellation* cancellation)
       : engine_(engine), spec_(spec), rank_(rank), faults_(faults), cancellation_(cancellation) {}
-  /// Of an open session.
-  Division(const TrainingSession::State& session, const Cancellation* cancellation)
+  /// The division of an open session.
+  Division(const OneRankSession::State& session, const Cancellation* cancellation)
       : Division(session.engine, session.spec, session.rank.get(), session.faults, cancellation) {}
 
-  /// This rank's parts in place of the whole; SessionLayerState::divided says which.
-  /// INVALID_ARGUMENT naming the weight that `recipe` quantizes by a rule which ShardedWeight, or
-  /// QuantizeMasterWeights, refuses.
+  /// Replaces whole tensors by this rank's parts and sets SessionLayerState::divided.
+  /// INVALID_ARGUMENT naming the weight that `recipe` quantizes by a rule which ShardedWeight or
+  /// QuantizeMasterWeights refuses.
   absl::Status Divide(const Recipe& recipe, std::vector<SessionLayerState>& layers) const;
-  /// What Divide was given, with the same bits. Collective, as are all below.
+  /// The inverse of Divide, with the same bits. Collective, as all calls below.
   absl::Status Join(std::vector<SessionLayerState>& layers) const;
 
-  // Passes, of weights that are divided by rows.
+  // For passes, if weights are divided by rows.
 
-  /// Whole weights in place of this rank's rows, for a pass of these layers; `trains`: which a
-  /// backward follows. Stages "all-gather WEIGHT".
-  absl::Status Gather(SessionRun& run, const std::vector<SessionLayerState>& kept, bool trains,
+  /// Replaces this rank's rows by whole weights, for a pass of these layers. `trains`: a backward
+  /// will follow. Stages "all-gather WEIGHT".
+  absl::Status Gather(SessionStepRun& run, const std::vector<SessionLayerState>& kept, bool trains,
                       std::vector<LayerState>& layers) const;
-  /// The rows again.
+  /// Replaces the whole weights by this rank's rows again.
   void Reshard(const std::vector<SessionLayerState>& kept, std::vector<LayerState>& layers) const;
-  /// Of what a forward saved, whole weights gave way to this rank's rows, where that is asked for.
+  /// Under reshard_after_forward, replaces whole weights that a forward saved by this rank's rows.
   void ReshardSaved(const std::vector<SessionLayerState>& kept,
                     const std::vector<LayerState>& gathered, InFlight& flight) const;
-  /// And back, in a layer's own copy of what was saved. `now`: the layer as it is by then.
-  absl::Status RestoreSaved(SessionRun& run, const InFlight& flight, size_t layer,
+  /// The inverse of ReshardSaved, in a layer's own copy of what was saved. `now`: the layer's
+  /// present state.
+  absl::Status RestoreSaved(SessionStepRun& run, const InFlight& flight, size_t layer,
                             const SessionLayerState& now, LayerSaved& saved) const;
 
-  // Updates, of a divided parameter of a layer.
+  // For updates of one divided parameter of a layer.
 
-  /// This rank's rows, or its elements, flat, of the sum of the copies' gradients.
+  /// This rank's rows, or its elements in one dim, of the sum of the copies' gradients.
   absl::StatusOr<Tensor> ReduceGradient(size_t layer, const std::string& name,
                                         const DividedParameter& divided,
                                         const Tensor& gradient) const;
-  /// The whole tensor of the parameter's shape from every rank's part.
+  /// The whole tensor, in the parameter's shape, of every rank's part `own`.
   absl::StatusOr<Tensor> Whole(size_t layer, const DividedParameter& divided,
                                const Tensor& own) const;
-  /// Quantizes this rank's part `source` as the whole weight would be: `parameter`, which says the
-  /// usages, and `divided` follow. `arguments`: seed and, under delayed scaling, scale.
-  /// `amax_group`: as ShardedWeight::Update's. f32 [1] under delayed scaling: the amax of the whole
-  /// weight; else absent.
+  /// Quantizes this rank's part `source` to the bits that quantizing the whole weight gives, in the
+  /// usages of `parameter`; stores the result in `parameter` and `divided`. `arguments`: seed and,
+  /// under delayed scaling, scale. `amax_group`: as ShardedWeight::Update's. Returns the amax of
+  /// the whole weight, f32 [1], under delayed scaling; else an absent tensor.
   absl::StatusOr<Tensor> Quantize(size_t layer, const std::string& name, const Tensor& source,
                                   const Quantizer& quantizer, const QuantizeArguments& arguments,
                                   ProcessGroup* amax_group, DividedParameter& divided,
@@ -70,15 +71,16 @@ class Division {
   bool divides_elements() const {
     return rank_ != nullptr && spec_.parallel->distributed_optimizer;
   }
-  /// Over whom the parameters of a layer are divided.
+  /// The ranks that divide the parameters of a layer.
   ProcessGroup& CopiesOf(size_t layer) const { return *CopiesOfLayer(spec_, layer, *rank_); }
   GatherContext context(size_t layer) const {
     return {engine_, CopiesOf(layer), faults_, cancellation_};
   }
-  /// Of gathers.
+  /// The context of gathers, which seeded faults may change.
   GatherContext gathers(size_t layer) const;
 
-  /// This rank's part of a tensor of the parameter's shape, `earlier` places too early.
+  /// This rank's part of a tensor of the parameter's shape; a seeded fault takes it `earlier`
+  /// places too early.
   absl::StatusOr<Tensor> PartOf(size_t layer, const DividedParameter& divided, const Tensor& whole,
                                 int64_t earlier = 0) const;
   absl::StatusOr<QuantizedTensor> RowsOf(size_t layer, const QuantizedTensor& whole,
@@ -92,7 +94,7 @@ class Division {
   absl::Status DivideBuffer(const ProcessGroup& copies, const Recipe& recipe,
                             std::vector<SessionLayerState>& layers) const;
   absl::Status JoinOne(size_t layer, const std::string& name, SessionLayerState& state) const;
-  /// The whole weight; of a quantized one in `usages` at least.
+  /// The whole weight; a quantized one in `usages` at least.
   absl::StatusOr<Parameter> GatherParameter(size_t layer, const DividedParameter& divided,
                                             const Parameter& rows, Usages usages) const;
   /// `name`: in errors.
@@ -108,7 +110,7 @@ class Division {
   absl::Status QuantizeRows(size_t layer, const Tensor& source, const Quantizer& quantizer,
                             const QuantizeArguments& arguments, ProcessGroup* amax_group,
                             DividedParameter& divided, Parameter& parameter) const;
-  /// A seeded fault.
+  /// The ranks' parts of `whole` in reverse order, a seeded fault.
   absl::StatusOr<Tensor> FromLastToFirst(const Tensor& whole, const ShardBounds& bounds) const;
 
   Engine& engine_;

@@ -1,4 +1,4 @@
-// What passes do with weights of which this rank has rows.
+// Division's functions for passes, over weights that are divided by rows.
 #include <algorithm>
 #include <utility>
 
@@ -10,7 +10,7 @@
 namespace quantgate {
 namespace {
 
-/// The tensors of a parameter by where they are, null where a direction is absent.
+/// The tensors of a parameter by their places; null if a direction is absent.
 std::vector<Tensor*> TensorsByPlace(Parameter& parameter) {
   std::vector<Tensor*> tensors = {&parameter.value};
   for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
@@ -23,7 +23,7 @@ std::vector<Tensor*> TensorsByPlace(Parameter& parameter) {
   }
   return tensors;
 }
-/// How the saved parts that can be one of them end, likewise.
+/// By place, the ending of names of saved parts that can be that tensor.
 constexpr const char* kPartNames[] = {
     ".original",        ".rowwise_data",         ".rowwise_scale_inv", ".amax_rowwise",
     ".columnwise_data", ".columnwise_scale_inv", ".amax_columnwise"};
@@ -34,15 +34,15 @@ bool SharesBuffer(const Tensor& a, const Tensor* b) {
          a.byte_size() == b->byte_size();
 }
 
-/// Puts rows in place of what a part shares with the gathered weight; absent where it shares
-/// nothing.
+/// If a saved part shares a tensor with the gathered weight, replaces it by this rank's rows.
+/// Absent if it shares none.
 std::optional<ReshardedWeight::Part> ReshardPart(const SavedPart& part,
                                                  const std::vector<Tensor*>& whole,
                                                  const std::vector<Tensor*>& rows) {
   for (size_t place = 0; place < whole.size(); ++place) {
     if (!absl::EndsWith(part.name, kPartNames[place])) continue;
     if (!SharesBuffer(*part.tensor, whole[place])) return std::nullopt;
-    // What is turned after a gather has rowwise rows alone.
+    // A weight that is transposed after a gather has only rowwise rows.
     const bool is_turned = rows[place] == nullptr;
     const size_t from = is_turned ? place - kColumnwisePlace + kRowwisePlace : place;
     *part.tensor = *rows[from];
@@ -51,7 +51,7 @@ std::optional<ReshardedWeight::Part> ReshardPart(const SavedPart& part,
   return std::nullopt;
 }
 
-/// `rows` without tensors, in the directions that the parts are from.
+/// `rows` with only the directions that the parts come from, and without tensors.
 Parameter OutlineOfParts(Parameter rows, const std::vector<ReshardedWeight::Part>& parts) {
   for (Tensor* const tensor : TensorsByPlace(rows)) {
     if (tensor != nullptr) *tensor = Tensor();
@@ -93,7 +93,7 @@ absl::StatusOr<Parameter> Division::GatherParameter(size_t layer, const DividedP
   return whole;
 }
 
-absl::Status Division::Gather(SessionRun& run, const std::vector<SessionLayerState>& kept,
+absl::Status Division::Gather(SessionStepRun& run, const std::vector<SessionLayerState>& kept,
                               bool trains, std::vector<LayerState>& layers) const {
   if (!divides_rows()) return absl::OkStatus();
   for (size_t i = 0; i < layers.size(); ++i) {
@@ -103,7 +103,7 @@ absl::Status Division::Gather(SessionRun& run, const std::vector<SessionLayerSta
         parameter = layers[i].seeded_memory->gathered.at(name);
         continue;
       }
-      // Columnwise codes that are rowwise ones turned are made where they are read.
+      // Columnwise codes that are transposed rowwise ones are made where they are read.
       const bool reads_both = trains && divided.is_quantized() &&
                               divided.weight.usages.columnwise &&
                               !IsTurnedAfter(divided.weight.quantizer);
@@ -151,7 +151,7 @@ void Division::ReshardSaved(const std::vector<SessionLayerState>& kept,
   }
 }
 
-absl::Status Division::RestoreSaved(SessionRun& run, const InFlight& flight, size_t layer,
+absl::Status Division::RestoreSaved(SessionStepRun& run, const InFlight& flight, size_t layer,
                                     const SessionLayerState& now, LayerSaved& saved) const {
   const std::vector<SavedPart> parts = saved.parts();
   for (const ReshardedWeight& resharded : flight.resharded) {

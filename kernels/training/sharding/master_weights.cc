@@ -79,7 +79,7 @@ absl::Status CheckEvenBounds(const MasterFragment& fragment) {
   return absl::OkStatus();
 }
 
-/// The collectives that a cast takes part in: one maximum each.
+/// The collectives that a cast takes part in; each is one maximum.
 enum Bucket { kCurrent, kBlock, kMicro, kTwoLevel, kDelayed, kBucketCount };
 
 Bucket BucketOf(const QuantizerSpec& rule) {
@@ -95,12 +95,13 @@ Bucket BucketOf(const QuantizerSpec& rule) {
   }
 }
 
-/// One direction of one weight.
+/// The cast of one direction of one weight.
 struct Cast {
   const MasterFragment* weight = nullptr;
-  size_t index = 0;  ///< Of the weight.
+  size_t index = 0;  ///< The weight's.
   Usage usage = Usage::kRowwise;
-  /// In which codes lie as they are cast: those that lie turned in the end are turned later.
+  /// The layout of the codes as they are cast; formats that store them transposed are transposed
+  /// later.
   Usage layout = Usage::kRowwise;
   TensorFragment values;
   FragmentAmaxes amaxes;
@@ -125,7 +126,7 @@ class MasterCasts {
   absl::Status AddCasts(size_t index);
   absl::StatusOr<Tensor> ValuesOf(const MasterFragment& weight) const;
   absl::Status Measure(Bucket bucket);
-  /// `amaxes` by cast, each cast's last one being of the whole tensor.
+  /// `amaxes`: by cast; the last amax of each cast is that of the whole tensor.
   absl::Status ReduceOverGroup(std::vector<Tensor>& amaxes) const;
   absl::Status Quantize(Bucket bucket);
   absl::StatusOr<QuantizedCopy> Gathered(const Cast& cast);
@@ -140,7 +141,8 @@ class MasterCasts {
   std::vector<Tensor> values_;  ///< By weight: this rank's elements, as they are quantized.
 };
 
-/// Shapes and bounds of all weights, so that nobody's bytes come to lie at another's place.
+/// Compares the shapes and bounds of all weights over the ranks, so that each rank's bytes are put
+/// in the right place.
 absl::Status MasterCasts::Agree() {
   std::vector<int64_t> numbers;
   for (const MasterFragment& weight : weights_) {
@@ -240,7 +242,7 @@ absl::Status MasterCasts::Quantize(Bucket bucket) {
   return absl::OkStatus();
 }
 
-/// Codes [O][K] to [K][O], and of tiles the scales.
+/// Transposes codes [O][K] to [K][O], and the scales of tiles.
 absl::StatusOr<QuantizedCopy> MasterCasts::Turned(QuantizedCopy copy,
                                                   const MasterFragment& weight) {
   QuantizedTensor alone;
@@ -251,7 +253,7 @@ absl::StatusOr<QuantizedCopy> MasterCasts::Turned(QuantizedCopy copy,
   return *std::move(alone.columnwise);
 }
 
-/// The codes of all ranks under the scales that all of them have made.
+/// Gathers the codes of all ranks, under the scales that every rank has computed.
 absl::StatusOr<QuantizedCopy> MasterCasts::Gathered(const Cast& cast) {
   QuantizedCopy copy = cast.quantized.whole;
   QG_ASSIGN_OR_RETURN(const Tensor codes, context_.group.AllGather(cast.quantized.codes));

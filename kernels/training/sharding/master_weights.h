@@ -1,10 +1,10 @@
-// Quantizing weights from fp32 masters of which every rank of a group holds a fragment: a run of
-// the row-major elements, wherever it begins, perhaps none (docs/distributed.md section 7). The
+// Quantizing weights from fp32 masters of which every rank of a group has a fragment: a run of
+// row-major elements that may begin anywhere and may be empty (docs/distributed.md section 7). The
 // bytes are those of quantizing the whole weight on one rank.
 //
-// One MAX over the group for each kind of format that the weights have, whatever their number, one
-// more where a group is named whose parts have one scale, and one all-gather of bytes for each
-// direction that is cast. Every rank takes part in all of them.
+// However many weights there are, this takes one MAX over the group for each kind of format, one
+// more if an amax group is named, and one all-gather of bytes for each direction that is cast.
+// Every rank takes part in all of them.
 #pragma once
 
 #include <span>
@@ -20,11 +20,11 @@
 namespace quantgate {
 
 struct MasterFragment {
-  std::string name;  ///< Of the weight, in errors.
+  std::string name;  ///< The weight's name in errors.
   Tensor master;     ///< f32: the elements [bounds[rank], bounds[rank + 1]).
   ShardBounds bounds;
-  Shape shape;                 ///< Of the whole weight: [O][K].
-  DType dtype = DType::kBF16;  ///< Of the weight: what kThroughBf16 rounds to.
+  Shape shape;                 ///< The whole weight's: [O][K].
+  DType dtype = DType::kBF16;  ///< The weight's dtype, to which kThroughBf16 rounds.
   Quantizer quantizer;
   Usages usages = {true, true};
   Tensor scale = {};  ///< f32 [1], delayed scaling only.
@@ -37,17 +37,17 @@ struct QuantizedMaster {
   Tensor delayed_amax;
 };
 
-/// What QuantizeMasterWeights refuses of one rank's fragment, before there is a call.
+/// Refuses one rank's fragment as QuantizeMasterWeights does, without a collective call.
 absl::Status CheckMasterFragment(const MasterFragment& fragment, int rank, int ranks);
 
-/// Weights are the same on all ranks, in the same order: their shapes and bounds are compared
-/// first. All are checked before any is cast. `amax_group`: the scale of a weight that has one amax
-/// is of the largest of its members' weights, each whole; null: of its own.
+/// All ranks must bring the same weights in the same order: their shapes and bounds are compared
+/// first, and all are checked before any is cast. `amax_group`: the scale of a weight that has one
+/// amax comes from the largest amax of the group members' whole weights; null: from its own amax.
 ///
-/// INVALID_ARGUMENT naming weight, field, value and rule: bounds; fragments of FP4 weights begin at
-/// even elements, two to a byte; 1-D blocks of fp8_block and nvfp4, stochastic rounding and 4over6
-/// (kernels/quantize/fragment.h); two rules other than per-tensor FP8 with current scaling and
-/// identity, or of which one is made from the other's codes.
+/// INVALID_ARGUMENT naming weight, field, value and rule: wrong bounds; fragments of FP4 weights
+/// that begin at odd elements, since two share a byte; 1-D blocks of fp8_block and nvfp4,
+/// stochastic rounding and 4over6 (kernels/quantize/fragment.h); two rules other than per-tensor
+/// FP8 with current scaling and identity; a rule that is made from the other rule's codes.
 absl::StatusOr<std::vector<QuantizedMaster>> QuantizeMasterWeights(
     const GatherContext& context, std::span<const MasterFragment> weights,
     Requantization requantization, ProcessGroup* amax_group = nullptr);

@@ -1,5 +1,5 @@
-// Which part of a tensor each rank of a group holds: rank r has [bounds[r], bounds[r + 1]) of its
-// rows, or of its elements in row-major order. Parts may be of any length, none included.
+// Which part of a tensor each rank of a group has: rank r has [bounds[r], bounds[r + 1]) of its
+// rows, or of its elements in row-major order. Parts may have any length, including 0.
 #pragma once
 
 #include <cstdint>
@@ -14,23 +14,23 @@ namespace quantgate {
 
 using ShardBounds = std::vector<int64_t>;
 
-/// The product of the dims of a tensor that there is.
+/// The product of the dims.
 int64_t ElementsOf(const Shape& shape);
 
-/// As even as pieces of `multiple` allow, the first ranks with one more; the end may cut the last
-/// piece short.
+/// Divides `count` into whole pieces of `multiple` as evenly as possible; the first ranks have one
+/// piece more. The last piece may be shorter.
 ShardBounds EvenBounds(int64_t count, int ranks, int64_t multiple);
 
-/// Tensors laid end to end in one flat buffer that is cut evenly: for each tensor the part of its
-/// elements that every rank holds. Cuts are at multiples of `multiple` of the buffer, and no tensor
-/// begins at one but by chance.
+/// Lays tensors end to end in one flat buffer and cuts the buffer evenly at multiples of
+/// `multiple`. Gives, for each tensor, the bounds of the ranks' elements. Tensors need not begin at
+/// a cut.
 std::vector<ShardBounds> FlatBounds(std::span<const Shape> shapes, int ranks, int64_t multiple);
 
-/// How many each rank has.
+/// The number of rows or elements of each rank.
 std::vector<int64_t> LengthsOf(const ShardBounds& bounds);
 
-/// INVALID_ARGUMENT naming `field` unless there is one part for each rank, in order, from 0 to
-/// `count`.
+/// Checks that there is one part for each rank, in order, from 0 to `count`. INVALID_ARGUMENT
+/// naming `field`.
 absl::Status CheckBounds(std::string_view field, const ShardBounds& bounds, int ranks,
                          int64_t count);
 

@@ -1,12 +1,12 @@
-// Bugs that sharded weights and their optimizers can have: names for SeededFaults, asked for where
-// the bug would be. Each is in place only where a scenario run asks for it.
+// Bugs that sharded weights and their optimizers can have: names for SeededFaults, which code asks
+// for where the bug would be. Only a scenario run puts one in place.
 #pragma once
 
 namespace quantgate {
 
 /// A second gather of a weight refreshes its codes and keeps the scale of the first one.
 inline constexpr char kFaultScaleOfFirstGather[] = "stale-scale-after-second-gather";
-/// Columnwise codes that were made from gathered rowwise ones are used for the next gather's too.
+/// Columnwise codes made from one gather's rowwise codes are used again for the next gather.
 inline constexpr char kFaultDerivedColumnsKept[] = "column-bytes-stale";
 /// A weight gathered for forward and kept is read in backward after an update.
 inline constexpr char kFaultGatheredKeptAfterUpdate[] = "gathered-kept-after-update";
@@ -16,12 +16,12 @@ inline constexpr char kFaultShardAmaxAlone[] = "shard-amax-not-reduced";
 inline constexpr char kFaultShardCountsAlone[] = "shard-offset-forgotten";
 /// Fragments of FP4 weights may begin at odd elements: half a byte each belongs to two ranks.
 inline constexpr char kFaultOddFragments[] = "fragment-odd-offset-in-fp4";
-/// The amaxes of fragments are those of masters that were not rounded to bf16.
+/// The amaxes of fragments are taken from masters before their rounding to bf16.
 inline constexpr char kFaultAmaxBeforeRounding[] = "amax-of-unrounded-master";
 
 // Of sessions whose copies have rows of each weight.
 
-/// A forward takes the weight that the first forward gathered.
+/// Every forward takes the weight that the first forward gathered.
 inline constexpr char kFaultGatheredOnce[] = "gathered-weight-not-refreshed";
 /// Backward gathers the rows as they are by then, whatever its forward read.
 inline constexpr char kFaultBackwardGathersLive[] = "backward-gathers-updated-rows";

@@ -25,13 +25,13 @@ absl::Status CheckNvfp4Rule(const ShardedWeightSpec& spec, const QuantizerSpec& 
   if (!spec.usages.columnwise) return absl::OkStatus();
   if (rule.element_rounding == ElementRounding::kStochastic) {
     return RefuseWeight(spec, "element_rounding", "stochastic",
-                        "columnwise codes draw their own numbers, and backward turns the rowwise "
-                        "ones");
+                        "columnwise codes draw their own random numbers, but backward transposes "
+                        "the rowwise codes");
   }
   if (rule.four_over_six != FourOverSix::kNone) {
-    return RefuseWeight(
-        spec, "4over6", std::string(FourOverSixName(rule.four_over_six)),
-        "columnwise codes choose for themselves, and backward turns the rowwise ones");
+    return RefuseWeight(spec, "4over6", std::string(FourOverSixName(rule.four_over_six)),
+                        "columnwise codes choose between 4 and 6 for themselves, but backward "
+                        "transposes the rowwise codes");
   }
   return absl::OkStatus();
 }
@@ -40,8 +40,8 @@ absl::Status CheckRule(const ShardedWeightSpec& spec, const QuantizerSpec& rule)
   const ScalingTraits& traits = rule.traits();
   const std::string format(traits.name);
   if (traits.scales == ScaleKind::kTwoLevel) QG_RETURN_IF_ERROR(CheckNvfp4Rule(spec, rule));
-  // Columnwise codes are turned rowwise ones, and blocks that are cut short at the edge of a shard
-  // are no blocks of the whole.
+  // Columnwise codes are transposed rowwise ones, and blocks that end early at the edge of a shard
+  // are no blocks of the whole weight.
   const bool needs_tiles = traits.has_blocks() && traits.turns_columnwise &&
                            (!traits.is_micro || spec.usages.columnwise);
   if (needs_tiles && rule.block_dim != 2) {
@@ -59,20 +59,20 @@ absl::Status CheckRule(const ShardedWeightSpec& spec, const QuantizerSpec& rule)
   return absl::OkStatus();
 }
 
-/// Only then does it matter where a shard begins.
+/// Whether it matters where a shard begins.
 bool DrawsRandomNumbers(const Quantizer& quantizer) {
   return quantizer.rowwise.element_rounding == ElementRounding::kStochastic ||
          quantizer.columnwise.element_rounding == ElementRounding::kStochastic;
 }
 
-/// One direction of a tensor, as a tensor of its own.
+/// A tensor with only one direction.
 QuantizedTensor DirectionOf(const QuantizedTensor& quantized, Usage usage) {
   QuantizedTensor one = quantized;
   one.copy(usage == Usage::kRowwise ? Usage::kColumnwise : Usage::kRowwise).reset();
   return one;
 }
 
-/// The amaxes that the group's members have found.
+/// Replaces the amaxes in `arguments` by their maxima over the group's members.
 absl::Status ReduceOver(const GatherContext& context, ProcessGroup& group,
                         QuantizeArguments& arguments) {
   std::vector<Tensor*> amaxes;
@@ -226,7 +226,7 @@ void ShardedWeight::SeedGatherFaults(const GatherContext& context, QuantizedTens
 absl::StatusOr<QuantizedTensor> ShardedWeight::Gather(const GatherContext& context,
                                                       WeightPass pass) {
   if (!dtype_.has_value()) {
-    return RefusePrecondition(spec_.name, "", "it was gathered before it was given its rows");
+    return RefusePrecondition(spec_.name, "", "it has no rows yet; update it first");
   }
   const Usages usages = UsagesOf(pass);
   if (usages.columnwise && !spec_.usages.columnwise) {

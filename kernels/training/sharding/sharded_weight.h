@@ -1,6 +1,6 @@
-// A weight whose rows are divided over the ranks of a group (FSDP) and put together when a pass
-// needs it: docs/distributed.md section 6. The group is an argument of every call that meets it;
-// all its members call alike, those without rows too.
+// A weight whose rows are divided over the ranks of a group (FSDP) and gathered when a pass needs
+// it (docs/distributed.md section 6). The group is an argument of every collective call; all its
+// members, also those without rows, must make the same calls.
 //
 // | format                | gathered for forward       | for backward               |
 // |-----------------------|----------------------------|----------------------------|
@@ -24,20 +24,21 @@
 namespace quantgate {
 
 struct ShardedWeightSpec {
-  std::string name;    ///< In errors: "fc1.weight".
-  Shape shape;         ///< Of the whole weight: [O][K].
-  ShardBounds bounds;  ///< Rows of each rank.
+  std::string name;    ///< The weight's name in errors: "fc1.weight".
+  Shape shape;         ///< The whole weight's: [O][K].
+  ShardBounds bounds;  ///< The rows of each rank.
   Quantizer quantizer;
-  /// What passes read: rowwise, and columnwise where there is a backward.
+  /// The directions that passes read: rowwise, and columnwise if there is a backward.
   Usages usages = {true, true};
   WeightStorage storage = WeightStorage::kQuantized;
-  /// False: what was gathered for forward is kept for backward, in every usage.
+  /// False: the weight that forward gathered, in every usage, is kept for backward.
   bool reshard_after_forward = true;
 };
 
-/// Whether the directions' rules differ, or columnwise codes are made from rowwise ones.
+/// Whether the rules of the two directions differ, or columnwise codes are made from rowwise ones.
 bool HasTwoRules(const Quantizer& quantizer);
-/// Whether columnwise codes are gathered as rowwise ones and turned: a shard need not have them.
+/// Whether columnwise codes are the gathered rowwise codes transposed, so that a shard need not
+/// have columnwise codes.
 bool IsTurnedAfter(const Quantizer& quantizer);
 
 enum class WeightPass { kForward, kBackward };
@@ -50,26 +51,26 @@ class ShardedWeight {
   /// columnwise ones; row-scaled nvfp4; columnwise amaxes of rowwise codes (CheckGroupAmaxes).
   static absl::StatusOr<ShardedWeight> Create(ShardedWeightSpec spec, int ranks);
 
-  /// Quantizes this rank's rows (f32, bf16 or f16; the dtype of the weight is that of the first
-  /// call) under the amax of all ranks' rows. What was gathered before is dropped. Arguments: seed,
-  /// call_id and, under delayed scaling, scale; where the rows begin is added. `amax_group`: the
-  /// scale is of the largest of its members' amaxes, each of all ranks' rows; a group that is the
-  /// same of all ranks, but for members that have rows of the same weight.
+  /// Quantizes this rank's rows (f32, bf16 or f16; the first call sets the dtype of the weight)
+  /// with the amax of all ranks' rows. Drops what was gathered before. `arguments`: seed, call_id
+  /// and, under delayed scaling, scale; the offset of the rows is added. `amax_group`: the scale
+  /// comes from the largest amax of the group's members, each the amax of all ranks' rows. All
+  /// ranks must name the same group, except for members that have rows of the same weight.
   absl::Status Update(const GatherContext& context, const Tensor& rows, QuantizeArguments arguments,
                       ProcessGroup* amax_group = nullptr);
-  /// Rows that were quantized elsewhere, a checkpoint's: with the shapes and formats of Update's,
-  /// in the directions that gathers from now on read.
+  /// Replaces this rank's rows by rows that were quantized before, such as a checkpoint's. They
+  /// must have the shapes and formats that Update gives, in the directions that later gathers read.
   absl::Status Replace(QuantizedTensor shard);
 
-  /// The whole weight in the usages of this pass. FAILED_PRECONDITION before the first Update, and
-  /// on every rank where scales of the whole tensor are not the same on all.
+  /// The whole weight in the usages of this pass. FAILED_PRECONDITION before the first Update, and,
+  /// on every rank, if the ranks have different scales of the whole tensor.
   absl::StatusOr<QuantizedTensor> Gather(const GatherContext& context, WeightPass pass);
-  /// Drops what is kept between forward and backward.
+  /// Drops the weight that is kept between forward and backward.
   void Reshard() { gathered_.reset(); }
 
   /// This rank's quantized rows.
   const QuantizedTensor& shard() const { return shard_; }
-  /// f32 [1] of the last Update: max |x| over all ranks' rows under delayed scaling; else absent.
+  /// max |x| over all ranks' rows in the last Update, f32 [1], under delayed scaling; else absent.
   const Tensor& delayed_amax() const { return delayed_amax_; }
 
  private:
@@ -83,10 +84,10 @@ class ShardedWeight {
   void SeedGatherFaults(const GatherContext& context, QuantizedTensor& whole);
 
   ShardedWeightSpec spec_;
-  std::optional<DType> dtype_;  ///< Of the weight, whatever updates come through.
+  std::optional<DType> dtype_;  ///< The weight's, also if an update has another dtype.
   QuantizedTensor shard_;
   Tensor rows_;                  ///< WeightStorage::kHighPrecision.
-  QuantizeArguments arguments_;  ///< Of the last update, without places.
+  QuantizeArguments arguments_;  ///< Of the last update, without row offsets.
   Tensor delayed_amax_;
   std::optional<QuantizedTensor> gathered_;
   std::optional<QuantizedTensor> first_;  ///< Only what seeded faults read.

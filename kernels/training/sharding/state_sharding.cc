@@ -8,7 +8,7 @@
 namespace quantgate {
 namespace {
 
-/// Elements along `dim` of a weight that one scale of this direction is of.
+/// The number of a weight's elements along `dim` that share one scale of this direction.
 int64_t BlockAlong(const QuantizedCopy& copy, Usage usage, int dim) {
   const int blocks_run_along = usage == Usage::kRowwise ? 1 : 0;
   return copy.block_dim == 1 && dim != blocks_run_along ? 1 : BlockLength(copy.format);
@@ -23,7 +23,8 @@ std::optional<ShardRule> CodesRule(const QuantizedTensor& quantized, Usage usage
   return rule;
 }
 
-/// Whether what an element of y is follows from the same one of x alone: on any part of x.
+/// Whether each element of y depends only on the same element of x, so that the layer can run on
+/// any part of x.
 bool IsElementwise(const LayerSpec& layer) {
   return layer.traits().has_operations &&
          std::all_of(layer.operations.begin(), layer.operations.end(),
@@ -33,7 +34,7 @@ bool IsElementwise(const LayerSpec& layer) {
                      });
 }
 
-/// One for each row where row-scaled, else one.
+/// How amaxes are divided: there is one for each row if row-scaled, else one.
 ShardRule AmaxRule(const QuantizedTensor& quantized, Usage usage, const ShardRule& rule) {
   const int scaled_dim = usage == Usage::kRowwise ? 0 : 1;
   if (!quantized.copy(usage)->is_row_scaled() || rule.dim != scaled_dim) return {};

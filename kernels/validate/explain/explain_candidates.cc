@@ -9,7 +9,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kernels/validate/explain/explain_libraries.h"
 
 namespace quantgate {
 namespace {
@@ -53,7 +52,7 @@ std::vector<std::string> NamesOf(const std::vector<ScaledBy>& by, NameOf name_of
   return names;
 }
 
-/// The first with its formula, of the others the name before it.
+/// The first rule with its formula, the others without.
 std::string ScaleRuleText(const std::vector<ScaledBy>& by) {
   std::vector<std::string> names =
       NamesOf(by, [](const ScaledBy& one) { return one.scaled->rule; });
@@ -128,8 +127,8 @@ bool AreOneWay(const ScaledGroup& one, const ScaledGroup& other) {
                     });
 }
 
-/// How many a rule turns into scales of their own, and how many others: under that of the rules
-/// that are one here which has the fewest of the first.
+/// The numbers of distinct amaxes whose scales the rule computes and of those at a bound, for that
+/// of the equivalent rules which has the fewest of the former.
 std::pair<int64_t, int64_t> DistinctAmaxes(const std::vector<ScaledBy>& by) {
   std::optional<std::pair<int64_t, int64_t>> fewest;
   for (const ScaledBy& one : by) {
@@ -144,8 +143,8 @@ std::pair<int64_t, int64_t> DistinctAmaxes(const std::vector<ScaledBy>& by) {
   return *fewest;
 }
 
-/// A candidate of a group but for its rounding, whose name is given; nothing where no description
-/// goes with it. Absent: stochastic.
+/// The candidate of a group with this rounding (absent: stochastic), without results of the
+/// rounding. Absent if no description of the group goes with the rounding.
 std::optional<CodesCandidate> CandidateOf(const ScaledGroup& group, const RoundingCounts& counts,
                                           std::optional<CodeRounding> rounding,
                                           std::string_view rounding_name) {
@@ -230,7 +229,7 @@ std::vector<CodesCandidate> DeterministicOf(const ScaledGroup& group,
     const RuleCount& rule = counts.of(rounding);
     const bool is_usual = rounding == CodeRounding::kNearestEven;
     if (!is_usual && rule.telling == 0) continue;
-    // Saturation makes the same codes, and is there already.
+    // Saturation gives the same codes and is a candidate already.
     if (group.overflow == Overflow::kNan && rule.overflow_telling == 0) continue;
     std::optional<CodesCandidate> made =
         CandidateOf(group, counts, rounding, CodeRoundingName(rounding));
@@ -261,7 +260,7 @@ std::vector<CodesCandidate> StochasticOf(const ScaledGroup& group, const Roundin
     candidate.is_deterministic = false;
     candidate.code_matches = counts.neighbours + counts.of(counts.BestZeroSign()).matches;
     candidate.evidence.spread = spread->Result();
-    SetFirstDifference(group, counts, counts.first_stranger, candidate);
+    SetFirstDifference(group, counts, counts.first_non_neighbour, candidate);
   }
   return candidates;
 }

@@ -25,7 +25,7 @@ namespace quantgate {
 namespace {
 
 constexpr int64_t kSampleElements = 8192;
-/// Ways to scale that are counted on all elements, after the sample.
+/// The most ways to scale that are counted on all elements, after the sample.
 constexpr size_t kGroupsKept = 48;
 constexpr char kGivenScaleText[] = "given: the stored scale, as of delayed scaling";
 constexpr char kRowScaledText[] = ", row_scaled_activation=true";
@@ -73,7 +73,7 @@ std::vector<CodeBlocks> BlocksThatFit(const StoredCodes& stored) {
   return fitting;
 }
 
-/// What each stored scale comes from: the amax of the tile that its block lies in.
+/// By stored scale, the amax of the tile that its block lies in.
 std::vector<float> BlockAmaxes(const StoredCodes& stored, const CodeBlocks& blocks) {
   const std::vector<float> of_tiles = TileAmaxes(stored, blocks);
   const int64_t tile_columns = (stored.columns + blocks.amax_columns - 1) / blocks.amax_columns;
@@ -101,34 +101,34 @@ class CodesExplainer {
   absl::StatusOr<std::vector<StoredCodes>> Orient(const CodeFormat& format, bool transposed) const;
   /// The given scales in the logical layout, as each array that has their type and shape.
   absl::StatusOr<std::vector<Tensor>> LogicalScales(bool transposed) const;
-  /// As given, or of the values.
+  /// Sets the global amax and the amaxes of rows: given ones, or those of the values.
   void SetAmaxes(StoredCodes& stored) const;
-  /// `row_scaled`: under an amax of each row in place of the tensor's.
+  /// `row_scaled`: with an amax for each row in place of the tensor's.
   ScaledBlocks Scale(const StoredCodes& stored, const CodeBlocks& blocks,
                      const NamedScaleRule& rule, DType element, bool row_scaled = false) const;
-  /// As 4over6 picks them; the blocks are rows or replicated tiles of 16.
+  /// The block scales that 4over6 picks; blocks are rows or replicated tiles of 16.
   absl::StatusOr<ScaledBlocks> ScaleByFourOverSix(const StoredCodes& stored,
                                                   const CodeBlocks& blocks,
                                                   const FourOverSixKnobs& knobs,
                                                   bool row_scaled) const;
   absl::Status AddTrials(const CodeFormat& format,
                          const std::shared_ptr<const StoredCodes>& stored);
-  /// What NVFP4's quantizers have beside: 4over6, and a tensor scale of each row.
+  /// Adds what only NVFP4's quantizers have: 4over6, and a tensor scale for each row.
   absl::Status AddNvfp4(const CodeFormat& format, const std::shared_ptr<const StoredCodes>& stored);
-  /// The same codes as of the transformed values, under NVFP4's scale rules.
+  /// Adds the codes as those of transformed values, under NVFP4's scale rules.
   absl::Status AddHadamard(const CodeFormat& format, const StoredCodes& stored);
-  /// Those that go with a rule.
+  /// Adds the ways to scale elements that go with a rule.
   void AddGroups(const CodeFormat& format, const std::shared_ptr<const StoredCodes>& stored,
                  ScaledBlocks scaled);
   void AddGroup(ScaledGroup group) {
     ++described_;
     AddOrJoin(std::move(group), groups_);
   }
-  /// Every way to scale that the shapes allow. INVALID_ARGUMENT where there is none.
+  /// Adds every way to scale that the shapes allow. INVALID_ARGUMENT if there is none.
   absl::Status AddAll();
-  /// By a sample of the elements.
+  /// Keeps the ways to scale that fit a sample of the elements best.
   void KeepBestGroups();
-  /// Of every step-th element.
+  /// Counts over every step-th element.
   RoundingCounts Count(const ScaledGroup& group, int64_t step) const;
 
   const ExplainCodesRequest& request_;
@@ -345,7 +345,8 @@ absl::Status CodesExplainer::AddTrials(const CodeFormat& format,
   return absl::OkStatus();
 }
 
-/// Rows of 16 and tiles whose scale every row of theirs stores: what NVFP4's quantizers write.
+/// The blocks of NVFP4's quantizers: rows of 16, and tiles whose scale is stored for each of their
+/// rows.
 bool AreNvfp4Blocks(const CodeBlocks& blocks) {
   return blocks.rows == 1 && blocks.columns == 16 &&
          (blocks.amax_rows == 1 || blocks.amax_rows == 16);
@@ -358,7 +359,7 @@ absl::Status CodesExplainer::AddNvfp4(const CodeFormat& format,
     for (const bool row_scaled : {false, true}) {
       if (row_scaled && (blocks.amax_rows != 1 || stored->row_amaxes.empty())) continue;
       QG_RETURN_IF_ERROR(context_.CheckCancelled());
-      // Row scales go with the usual rule alone.
+      // Row scales go only with the usual rule.
       if (row_scaled) {
         AddGroups(format, stored, Scale(*stored, blocks, TwoLevelRule(), format.dtype, true));
       }
@@ -366,7 +367,7 @@ absl::Status CodesExplainer::AddNvfp4(const CodeFormat& format,
       for (const FourOverSixKnobs& knobs : kAllFourOverSixKnobs) {
         QG_ASSIGN_OR_RETURN(ScaledBlocks scaled,
                             ScaleByFourOverSix(*stored, blocks, knobs, row_scaled));
-        // The choice compares codes of this one rule, so that no other goes with it.
+        // The choice compares codes of this rule, so no other rule goes with it.
         const auto shared = std::make_shared<const ScaledBlocks>(std::move(scaled));
         AddGroup({stored,
                   &format,
@@ -379,7 +380,7 @@ absl::Status CodesExplainer::AddNvfp4(const CodeFormat& format,
 }
 
 absl::Status CodesExplainer::AddHadamard(const CodeFormat& format, const StoredCodes& stored) {
-  // Of bf16 alone, in whole groups (docs/quantizers.md section 6.4).
+  // Only bf16 is transformed, in whole groups (docs/quantizers.md section 6.4).
   if (request_.source.dtype() != DType::kBF16 || stored.columns % 16 != 0) return absl::OkStatus();
   StoredCodes transformed = stored;
   transformed.hadamard = true;
@@ -429,7 +430,7 @@ void CodesExplainer::KeepBestGroups() {
       const RoundingCounts counts = Count(groups_[i], step);
       int64_t best = 0;
       for (const RuleCount& rule : counts.rules) best = std::max(best, rule.matches);
-      // Neighbours too: stochastic rounding gives most codes of no one rule.
+      // Neighbours count too, since stochastic rounding gives most codes of no single rule.
       groups_[i].sample_score = best + counts.neighbours + counts.of(counts.BestZeroSign()).matches;
     }
   });
@@ -441,8 +442,8 @@ void CodesExplainer::KeepBestGroups() {
   groups_.resize(std::min(groups_.size(), kGroupsKept));
 }
 
-/// Adds the stochastic candidates whose codes are spread as their chances say; returns what the
-/// test said of the first that gives everything and is not.
+/// Adds the stochastic candidates whose codes pass the test. Returns the test's result for the
+/// first candidate that matches everything but does not pass.
 std::optional<SpreadResult> AddStochastic(const std::vector<ScaledGroup>& groups,
                                           const std::vector<RoundingCounts>& counts,
                                           std::vector<CodesCandidate>& candidates) {
@@ -467,7 +468,7 @@ absl::StatusOr<CodesExplanation> CodesExplainer::Explain() {
   QG_RETURN_IF_ERROR(AddAll());
   CodesExplanation explanation;
   explanation.tried = described_ * (kCodeRoundingCount + kStochasticCount);
-  // A sample sorts out most ways to scale; what is left is counted whole.
+  // A sample rules out most ways to scale; the others are counted on all elements.
   KeepBestGroups();
   QG_RETURN_IF_ERROR(context_.CheckCancelled());
   std::vector<RoundingCounts> counts(groups_.size());
@@ -482,7 +483,7 @@ absl::StatusOr<CodesExplanation> CodesExplainer::Explain() {
     std::move(of_group.begin(), of_group.end(), std::back_inserter(candidates));
   }
   SortBestFirst(candidates);
-  // Either neighbour fits whatever is one step off: it is offered only where no rule gives
+  // Stochastic rounding fits any code that is one step off, so it is offered only if no rule gives
   // everything.
   std::optional<SpreadResult> rejected;
   if (!candidates.front().is_entire()) rejected = AddStochastic(groups_, counts, candidates);

@@ -26,44 +26,45 @@ struct ExplainCodesRequest {
   /// f32, f8_e8m0 or f8_e4m3 (u8 is tried as both of them): one, or one per block of the codes as
   /// they are stored, [ceil(rows / block rows)][ceil(columns / block columns)].
   Tensor scale_inv;
-  /// Of scale_inv: padded and swizzled arrays are those of ScaleArrayTypeOf for mxfp8, nvfp4 and
-  /// (padded) fp8_block, of whose type and shape it must be.
+  /// The layout of scale_inv. Padded and swizzled arrays must have the type and shape of
+  /// ScaleArrayTypeOf for mxfp8, nvfp4 or (padded only) fp8_block.
   ScaleLayout scale_layout = ScaleLayout::kLogical;
-  /// f32 [1]: the global amax of a two-level format, after the Hadamard transform where there was
-  /// one; f32 [rows of the codes]: of each row, under row_scaled_activation. Absent: both of the
-  /// source, transformed or not.
+  /// f32 [1]: the global amax of a two-level format, after the Hadamard transform if there was one.
+  /// f32 [rows of the codes]: the amax of each row, under row_scaled_activation. Absent: the amaxes
+  /// of the source, transformed and not, are tried.
   Tensor amax;
 };
 
 struct ElementAt {
-  int64_t row = 0, column = 0;  ///< Of the source as [M][K].
+  int64_t row = 0, column = 0;  ///< In the source as [M][K].
   uint32_t given = 0, expected = 0;
 };
 
-/// What stands behind a candidate: how many cases its rules were held to, and what they leave.
+/// The evidence for a candidate: how many cases tested its rules, and which codes it does not give.
 struct CodesEvidence {
   int64_t scale_distinct = 0;  ///< Distinct stored scales.
-  /// Distinct amaxes of blocks whose scale no bound of the rule decides: the cases of the scale
-  /// rule; and the others.
+  /// Distinct amaxes of blocks whose scale the rule computes from the amax, the cases of the scale
+  /// rule; and those of blocks whose scale is at a bound of the rule.
   int64_t amax_distinct = 0, amax_bound_count = 0;
   int64_t between_count = 0;  ///< Values between two codes: the cases of the rounding.
-  int64_t tie_count = 0;      ///< Of these, exactly halfway between two codes.
-  int64_t telling_count = 0;  ///< Values of which nearest_even makes another code.
-  /// Of nearest_even: the other roundings to nearest that make the same codes of all these values.
+  int64_t tie_count = 0;      ///< Values exactly halfway between two codes.
+  int64_t telling_count = 0;  ///< Values for which nearest_even gives another code.
+  /// For nearest_even: the other roundings to nearest that give the same codes for all these
+  /// values.
   std::vector<std::string> untold_roundings;
   int64_t overflow_count = 0;      ///< Values whose code tells saturation from overflow.
   int64_t zero_telling_count = 0;  ///< Zeros whose sign the candidate does not keep.
-  /// Codes that it does not give, but the value's other neighbour: of larger and of smaller
-  /// magnitude, and how far from a tie those values lie, as a part of the codes' distance.
+  /// Codes that it does not give but that are the value's other neighbour, of larger and of smaller
+  /// magnitude.
   int64_t step_up_count = 0, step_down_count = 0;
-  double off_tie_max = 0;
-  std::optional<SpreadResult> spread;  ///< Of a stochastic candidate.
+  double off_tie_max = 0;  ///< The farthest of these from a tie, in units of the codes' distance.
+  std::optional<SpreadResult> spread;  ///< Only for a stochastic candidate.
 };
 
-/// One way in which the bytes may have been made, and how much of them it gives. Where several
-/// descriptions make the same scales and scale every element of this source alike, it has the names
-/// of all: blocks and ways to scale joined by " or ", scale rules by "; also ", the first of them
-/// with its formula.
+/// One way in which the bytes may have been made, and how much of them it reproduces. If several
+/// descriptions give the same scales and scale every element of this source alike, the candidate
+/// has the names of all: blocks and ways to scale are joined by " or ", scale rules by "; also ";
+/// the first scale rule has its formula.
 struct CodesCandidate {
   std::string element;  ///< "f8_e4m3", "f4_e2m1".
   /// "1x128", "128x128", "tensor", "16x16 replicated", "1x16 of the transpose, Hadamard-transformed
@@ -72,42 +73,43 @@ struct CodesCandidate {
   /// "divide: scale = f32(max / amax)"; "two_level, nvfp4_4over6_err_mode=mae,
   /// nvfp4_4over6_e4m3_max=256".
   std::string scale_rule;
-  /// The library that computes so: only where the candidate is established and no other that fits
-  /// is another library's.
+  /// The library that has this rule. Set only if the candidate is established and no other
+  /// established candidate belongs to another library.
   std::string scale_origin;
-  std::set<std::string> libraries;  ///< All that compute so, whatever the evidence.
-  bool has_other_names = false;     ///< Of several descriptions.
+  std::set<std::string> libraries;  ///< All libraries that have these rules, whatever the evidence.
+  bool has_other_names = false;     ///< Whether it stands for several descriptions.
   std::string element_rule;         ///< "x * scale, nearest_even, saturate".
-  bool is_deterministic = true;     ///< False: stochastic, where both neighbours of a value match.
+  bool is_deterministic = true;     ///< False: stochastic; both neighbours of a value match.
   int64_t scale_matches = 0, scale_count = 0;
   int64_t code_matches = 0, code_count = 0;
-  std::optional<ElementAt> first_difference;  ///< Of the codes.
+  std::optional<ElementAt> first_difference;  ///< The first code that does not match.
   CodesEvidence evidence;
-  /// It gives everything, and enough cases stand behind both its rules (docs/quantizers.md section
-  /// 1.6).
+  /// Whether it reproduces everything and enough cases tested both of its rules
+  /// (docs/quantizers.md section 1.6).
   bool is_established = false;
 
   bool is_entire() const { return scale_matches == scale_count && code_matches == code_count; }
 };
 
 struct CodesExplanation {
-  /// Best first: by codes and scales matched; at most kCandidatesKept. A stochastic one is there
-  /// only where no other gives everything and its codes pass StochasticSpread.
+  /// Best first, by the numbers of codes and scales that match; at most kCandidatesKept. Has a
+  /// stochastic candidate only if no other reproduces everything and its codes pass
+  /// StochasticSpread.
   std::vector<CodesCandidate> candidates;
   int64_t tried = 0;
-  /// What is certain, and what stands behind it, in sentences.
+  /// Sentences that say what is certain, and on what evidence.
   std::vector<std::string> conclusion;
-  bool is_established = false;  ///< Of any candidate.
+  bool is_established = false;  ///< Whether any candidate is.
 };
 
 inline constexpr int kCandidatesKept = 24;
 
-/// INVALID_ARGUMENT naming the field of a tensor that no candidate takes, by its dtype and shape
-/// alone: of outlines too.
+/// Checks dtypes and shapes; the tensors may be outlines. INVALID_ARGUMENT naming the field of a
+/// tensor that no candidate takes.
 absl::Status CheckExplainCodes(const ExplainCodesRequest& request);
 
-/// Errors as CheckExplainCodes; INVALID_ARGUMENT of scale_inv where it fits no candidate's blocks.
-/// Codes are compared by value class: every NaN code of a format is the same.
+/// Tries every candidate. Errors as CheckExplainCodes, and INVALID_ARGUMENT if scale_inv fits no
+/// candidate's blocks. All NaN codes of a format count as equal.
 absl::StatusOr<CodesExplanation> ExplainCodes(const ExplainCodesRequest& request,
                                               const ExecutionContext& context);
 

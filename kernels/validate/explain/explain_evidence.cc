@@ -16,7 +16,7 @@ std::string MatchText(int64_t part, int64_t all) {
                      : absl::StrCat(GroupedDigits(part), " of ", GroupedDigits(all), " match");
 }
 
-/// The least power of two that is not below.
+/// The least power of two that is not below `value`.
 std::string PowerOfTwoText(double value) {
   int exponent = 0;
   const double mantissa = std::frexp(value, &exponent);
@@ -39,7 +39,7 @@ std::string SpreadText(const SpreadResult& spread) {
       kSpreadLevel);
 }
 
-/// Of a scale rule with a bound that decides some scales.
+/// A remark for scale rules with a bound that decides some scales.
 std::string AtBoundText(const CodesEvidence& evidence) {
   if (evidence.amax_bound_count == 0) return "";
   return absl::StrCat(" (not counting ", GroupedDigits(evidence.amax_bound_count),

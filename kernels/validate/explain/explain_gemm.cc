@@ -22,12 +22,12 @@ namespace {
 constexpr int64_t kSampleRows = 24;
 constexpr int64_t kSampleColumns = 24;
 constexpr size_t kCoarseStride = 4;
-/// Outputs on which a rule without a name is measured once it gives the whole sample.
+/// The most outputs on which a rule without a name is measured, after it gives the whole sample.
 constexpr int64_t kManyOutputs = 4096;
 constexpr size_t kMeasuredMany = 16;
-/// Named arithmetics that are evaluated on every output.
+/// The most named arithmetics that are evaluated on every output.
 constexpr size_t kEvaluatedWhole = 6;
-/// Rules whose promotion intervals and slices are varied.
+/// The most rules whose promotion intervals and slices are varied.
 constexpr size_t kRefined = 6;
 
 constexpr int kSlices[] = {1, 2, 3, 4, 5, 6, 8, 12, 16};
@@ -127,7 +127,7 @@ class GemmExplainer {
   void Count(float accumulator, const Epilogue& epilogue, int64_t row, int64_t column,
              GemmCandidate& candidate) const;
   GemmDesc DescFor(const FusedRule& rule) const;
-  /// On at most about kManyOutputs outputs.
+  /// Measures a trial on at most about kManyOutputs outputs.
   absl::StatusOr<GemmCandidate> Many(const FusedRule& rule) const;
   absl::Status EvaluateRules();
   absl::StatusOr<std::vector<GemmCandidate>> Candidates();
@@ -251,7 +251,7 @@ void GemmExplainer::Evaluate(Trial& trial) const {
     absl::StrAppend(&candidate.arithmetic, candidate.arithmetic.empty() ? "" : ", ",
                     name.ToString());
   }
-  // A part of the sample sorts out most rules that have no name.
+  // A part of the sample rules out most rules without a name.
   CountSample(trial.rule, epilogue, kCoarseStride, candidate);
   if (trial.names.empty() && !candidate.is_entire()) return;
   candidate.match_count = candidate.output_count = 0;
@@ -342,7 +342,7 @@ absl::StatusOr<GemmCandidate> GemmExplainer::Many(const FusedRule& rule) const {
 absl::StatusOr<GemmCandidate> GemmExplainer::Whole(const Arithmetic& arithmetic) const {
   GemmDesc desc = desc_;
   desc.arithmetic = arithmetic;
-  // In place and out of place are the caller's to say; a rule of one rounding knows neither.
+  // The caller says whether d is in place; a rule with one rounding does not depend on it.
   if (arithmetic.family == ArithmeticFamily::kExact) desc.in_place = false;
   QG_ASSIGN_OR_RETURN(const GemmResult result, GemmCpu(desc, context_));
   GemmCandidate candidate;
@@ -359,7 +359,7 @@ absl::StatusOr<GemmCandidate> GemmExplainer::Whole(const Arithmetic& arithmetic)
   return candidate;
 }
 
-/// Best first: what gives the whole sample, then what has a name, then by the share of outputs.
+/// Best first: rules that give the whole sample, then named rules, then by the share of outputs.
 bool IsBetter(const GemmCandidate& left, const GemmCandidate& right) {
   const auto key = [](const GemmCandidate& c) {
     return std::tuple(c.gives_sample, !c.arithmetic.empty(),
@@ -414,7 +414,7 @@ absl::StatusOr<std::vector<GemmCandidate>> GemmExplainer::Candidates() {
       ++whole;
       QG_ASSIGN_OR_RETURN(candidate, Whole(trial.names.front()));
     } else if (candidate.gives_sample) {
-      // Those that are not measured could not be ranked beside those that are.
+      // Rules that are not measured cannot be ranked beside measured ones.
       if (++many > kMeasuredMany) continue;
       QG_ASSIGN_OR_RETURN(candidate, Many(trial.rule));
     }

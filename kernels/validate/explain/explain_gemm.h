@@ -16,23 +16,23 @@
 namespace quantgate {
 
 struct ExplainGemmRequest {
-  /// Operands and epilogue of the GEMM; its arithmetic and out_dtype are not looked at.
+  /// Operands and epilogue of the GEMM; its arithmetic and out_dtype are ignored.
   GemmDesc desc;
-  Tensor d;  ///< [m][n] of f32, bf16, f16 or FP8: what is to be explained.
+  Tensor d;  ///< The result to be explained: [m][n] of f32, bf16, f16 or FP8.
 };
 
 struct OutputAt {
   int64_t row = 0, column = 0;
-  uint32_t given = 0, expected = 0;  ///< Bits in d's type.
+  uint32_t given = 0, expected = 0;  ///< Bits in d's dtype.
 };
 
 struct GemmCandidate {
-  std::string arithmetic;  ///< "sm90:split"; several where their rules are one; empty: no name.
+  std::string arithmetic;  ///< "sm90:split"; several names for one rule; empty if it has none.
   std::string rule;        ///< "L=32 F=13 out=13, promoted every 128 of k".
   int64_t match_count = 0;
   int64_t output_count = 0;   ///< Outputs compared: all, some thousands, or a part of the sample.
-  bool gives_sample = false;  ///< Every output of the sample.
-  /// Where it differs from d. Beside a candidate that is entire, this output tells them apart.
+  bool gives_sample = false;  ///< Whether it gives every output of the sample.
+  /// The first output that differs from d, which tells it from candidates that give all outputs.
   std::optional<OutputAt> first_difference;
 
   bool is_entire() const { return match_count == output_count; }
@@ -47,12 +47,11 @@ struct GemmExplanation {
 
 inline constexpr int kGemmCandidatesKept = 24;
 
-/// The GEMM's shape. INVALID_ARGUMENT as CheckGemm says, or where d is not of that shape: by dtypes
-/// and shapes alone, of outlines too.
+/// Checks dtypes and shapes, and gives the GEMM's shape; tensors may be outlines. INVALID_ARGUMENT
+/// as CheckGemm, or if d does not have that shape.
 absl::StatusOr<GemmShape> CheckExplainGemm(const ExplainGemmRequest& request);
 
-/// Errors as CheckExplainGemm. NaN outputs are equal to
-/// each other.
+/// Tries every candidate. Errors as CheckExplainGemm. All NaN outputs count as equal.
 absl::StatusOr<GemmExplanation> ExplainGemm(const ExplainGemmRequest& request,
                                             const ExecutionContext& context);
 

@@ -1,4 +1,4 @@
-#include "kernels/validate/explain/explain_libraries.h"
+#include "kernels/validate/explain/explain_candidates.h"
 
 #include <algorithm>
 #include <limits>
@@ -7,7 +7,7 @@
 namespace quantgate {
 namespace {
 
-/// Which tensor's codes a library stores in blocks of that shape.
+/// Which tensors' codes a library stores in blocks of a shape.
 enum class Orientation { kAsGiven, kTransposed, kEither };
 
 constexpr DType kE4M3[] = {DType::kF8E4M3};
@@ -33,16 +33,16 @@ constexpr CodeBlocks kWholeLines[] = {{1, kWhole, 1, kWhole}, {kWhole, 1, kWhole
 /// One kind of codes that a library writes. All of them saturate.
 struct LibraryQuantizer {
   std::string_view name;
-  std::string_view scale_rule;  ///< Before its formula; it says type and levels of the scales.
+  std::string_view scale_rule;  ///< Its name without formula; implies dtype and levels of scales.
   std::span<const DType> elements;
   std::span<const CodeBlocks> blocks;
   Orientation orientation = Orientation::kAsGiven;
-  /// Absent: any, as all of them give the same.
+  /// Absent: any, since all give the same.
   std::optional<ElementScaling> scaling = std::nullopt;
   std::optional<CodeRounding> rounding = CodeRounding::kNearestEven;  ///< Absent: stochastic.
   ZeroSign zeros = ZeroSign::kKept;
   bool takes_partial_blocks = false;
-  bool transforms = false;  ///< By Hadamard, where the codes are transposed, in rows.
+  bool transforms = false;  ///< Hadamard-transforms values of transposed codes that lie in rows.
 };
 
 // The sources that have them: docs/quantizers.md section 1.6.
@@ -238,7 +238,7 @@ bool HasOrientation(const StoredCodes& stored, const CodeBlocks& blocks,
          stored.transposed == (quantizer.orientation == Orientation::kTransposed);
 }
 
-/// Whether no zero's code is against it.
+/// Whether the codes of all zeros have this sign.
 bool HasZeros(const RoundingCounts& counts, ZeroSign sign) {
   return counts.of(sign).matches == counts.zeros;
 }
@@ -248,7 +248,7 @@ bool HasZeros(const RoundingCounts& counts, ZeroSign sign) {
 std::string_view LibraryOf(const ScaledGroup& group, const ScaledBy& by,
                            const RoundingCounts& counts, std::optional<CodeRounding> rounding) {
   if (group.overflow != Overflow::kSaturate && counts.overflowing > 0) return "";
-  // Of 4over6, whose blocks and elements are its own.
+  // 4over6 has blocks and elements of its own.
   if (!by.scaled->library.empty()) {
     return HasZeros(counts, ZeroSign::kKept) ? by.scaled->library : "";
   }

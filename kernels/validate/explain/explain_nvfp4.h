@@ -1,6 +1,6 @@
-// What ExplainCodes needs of NVFP4 beyond rules of a block's amax: the block scales that 4over6
-// picks by its errors, and the values of the Hadamard transform (docs/quantizers.md sections 6.4
-// and 6.7).
+// What ExplainCodes needs for NVFP4 beside the rules on a block's amax: the block scales that
+// 4over6 picks by its errors, and the values after the Hadamard transform (docs/quantizers.md
+// sections 6.4 and 6.7).
 #pragma once
 
 #include <array>
@@ -21,27 +21,27 @@ struct FourOverSixKnobs {
   FourOverSix error;
   int e4m3_max;
 
-  /// As the recipe nvfp4 spells them.
+  /// The knobs as recipe nvfp4 spells them.
   std::string Text() const;
 };
 inline constexpr std::array kAllFourOverSixKnobs = {
     FourOverSixKnobs{FourOverSix::kMae, 256}, FourOverSixKnobs{FourOverSix::kMae, 448},
     FourOverSixKnobs{FourOverSix::kMse, 256}, FourOverSixKnobs{FourOverSix::kMse, 448}};
 
-/// An f32 source with zeros up to multiples of 16 rows and columns, which the quantizer needs; they
-/// change no block's amax and add 0 to its errors.
+/// An f32 source padded with zeros to multiples of 16 rows and columns, which the quantizer needs.
+/// Zeros change no block's amax and add 0 to its errors.
 absl::StatusOr<Tensor> PaddedToBlocks(const Tensor& f32);
 
-/// The scale codes of the quantizer itself, [lines][length / 16] of a padded source's rows or
-/// columns; block_dim 2 has tiles, whose scale each of their lines repeats. Without `global_amax`
-/// each line has a tensor scale of its own.
+/// The scale codes that the quantizer itself gives a padded source: [lines][length / 16], where
+/// lines are rows or columns. With block_dim 2, every line of a tile repeats the tile's scale.
+/// Without `global_amax` each line has its own tensor scale.
 absl::StatusOr<Tensor> FourOverSixScaleCodes(const Tensor& padded, const FourOverSixKnobs& knobs,
                                              int block_dim, Usage usage,
                                              std::optional<float> global_amax,
                                              const ExecutionContext& context);
 
-/// Every 16 values in place of their transform, widened from its bf16. The values are bf16's, and
-/// their number is a multiple of 16.
+/// Every 16 values replaced by their Hadamard transform, which is bf16 widened to f32. `values`
+/// must be values of bf16, and their number a multiple of 16.
 std::vector<float> HadamardTransformed(const std::vector<float>& values,
                                        const ExecutionContext& context);
 

@@ -43,7 +43,7 @@ float SourceMax(DType source) {
 /// False for zeros, infinities and NaN, which are cases of their own.
 bool IsOrdinary(float value) { return value > 0 && value <= kFloatMax; }
 
-/// scale multiplies; what is stored is f32(1 / scale).
+/// Elements are multiplied by scale; f32(1 / scale) is stored.
 ScaleRuleResult FromScale(float scale) {
   const float scale_inv = ScaleInverse(scale);
   return {std::bit_cast<uint32_t>(scale_inv),
@@ -51,7 +51,7 @@ ScaleRuleResult FromScale(float scale) {
           !IsOrdinary(scale) || !IsOrdinary(scale_inv)};
 }
 
-/// What is stored divides, or its reciprocal multiplies.
+/// Elements are divided by the stored scale, or multiplied by its reciprocal.
 ScaleRuleResult FromScaleInverse(float scale_inv) {
   return {
       std::bit_cast<uint32_t>(scale_inv), {0, 1.0f / scale_inv, scale_inv}, !IsOrdinary(scale_inv)};
@@ -135,7 +135,7 @@ bool IsMxElement(DType element) {
 }
 bool IsFp4Element(DType element) { return element == DType::kF4E2M1x2; }
 
-/// A power of two: to multiply by its inverse is to divide by it.
+/// A power of two: multiplying by its inverse equals dividing by it.
 ScaleRuleResult FromE8m0(uint8_t code) {
   return {code, {E8m0Multiplier(code)}, code == 0 || code >= 0xFE};
 }
@@ -158,8 +158,8 @@ ScaleRuleResult E8m0(const ScaleRuleInput& input) {
 
 constexpr uint8_t kSmallestNormalE4m3 = 1 << E4M3::kMantissaBits;
 
-/// The factors of a block's code under a scale of the whole tensor, `global` being its reciprocal;
-/// `least` is the code that no block's is below.
+/// The factors for a block's scale code under a scale of the whole tensor. `global`: the reciprocal
+/// of that scale. `least`: the least code that a block can have.
 ScaleRuleResult FromTwoLevels(uint8_t code, uint8_t least, float tensor, float global) {
   const float block = DecodeFloat<E4M3>(code);
   return {code,
@@ -202,7 +202,7 @@ ScaleRuleResult TwoLevelFloored(const ScaleRuleInput& input) {
   return result;
 }
 
-/// A quotient in the type of the source.
+/// A quotient rounded to the dtype of the source.
 float InType(DType source, float value) {
   if (source == DType::kBF16) return DecodeFloat<BFloat16>(EncodeFloat<BFloat16>(value));
   if (source == DType::kF16) return DecodeFloat<Float16>(EncodeFloat<Float16>(value));

@@ -1,5 +1,5 @@
-// The ways in which quantizers in use compute a block's scale and scale its elements: what
-// ExplainCodes tries (docs/quantizers.md section 1.6).
+// The scale rules that ExplainCodes tries: how quantizers in use compute a block's scale and scale
+// its elements (docs/quantizers.md section 1.6).
 #pragma once
 
 #include <array>
@@ -11,10 +11,10 @@
 
 namespace quantgate {
 
-/// What a rule may look at.
+/// What a rule may depend on.
 struct ScaleRuleInput {
-  float amax = 0;         ///< Of the block; NaN elements ignored.
-  float global_amax = 0;  ///< Of the tensor.
+  float amax = 0;         ///< The block's; NaN elements are ignored.
+  float global_amax = 0;  ///< The tensor's.
   DType element = DType::kF8E4M3;
   DType source = DType::kBF16;
 };
@@ -29,22 +29,22 @@ enum class ElementScaling {
   kDivideByGlobalScale,  ///< x / f32(block scale / global scale); global scale: 1 / tensor scale.
 };
 inline constexpr int kScalingCount = 6;
-/// "x * scale".
+/// The formula: "x * scale".
 std::string_view ScalingText(ElementScaling scaling);
 constexpr bool Divides(ElementScaling scaling) {
   return scaling == ElementScaling::kDivide || scaling == ElementScaling::kDivideByProduct ||
          scaling == ElementScaling::kDivideByGlobalScale;
 }
 
-/// What a rule makes of it.
+/// What a rule computes.
 struct ScaleRuleResult {
-  uint32_t scale_inv_bits = 0;  ///< The stored scale, in its own type.
-  /// By ElementScaling: what elements are multiplied or divided by; 0 where the rule does not go
-  /// with it.
+  uint32_t scale_inv_bits = 0;  ///< The bits of the stored scale, in its own dtype.
+  /// By ElementScaling: the factor or divisor of elements; 0 if the rule does not go with that
+  /// scaling.
   std::array<float, kScalingCount> factors = {};
-  /// Not the amax but a bound of the rule decides, or may have: a floor or ceiling of amax or
-  /// scale, the end of the scale's type, a case for zeros or infinities. So many amaxes have that
-  /// scale that it says nothing of the rule.
+  /// A bound of the rule, not the amax, decides the scale, or may have decided it: a floor or
+  /// ceiling of amax or scale, the end of the scale's range, a case for zeros or infinities. So
+  /// many amaxes give that scale that it is no evidence for the rule.
   bool is_at_bound = false;
 
   float factor(ElementScaling scaling) const { return factors[static_cast<int>(scaling)]; }
@@ -52,17 +52,17 @@ struct ScaleRuleResult {
 
 struct NamedScaleRule {
   std::string_view name;  ///< "divide: scale = f32(max / amax), scale_inv = f32(1 / scale)".
-  DType scale;            ///< Type of the stored scale.
+  DType scale;            ///< The dtype of the stored scale.
   bool (*fits)(DType element);
   ScaleRuleResult (*apply)(const ScaleRuleInput& input);
 };
 
 std::span<const NamedScaleRule> AllScaleRules();
-/// NVFP4's usual one, which alone goes with a tensor scale of each row.
+/// NVFP4's usual rule, the only one that goes with a tensor scale for each row.
 const NamedScaleRule& TwoLevelRule();
-/// Whether a block's scale, which is never below the code `least`, is at an end of what it may be.
+/// Whether a block's E4M3 scale, which is never below the code `least`, is at an end of its range.
 bool IsE4m3AtBound(uint8_t code, uint8_t least);
-/// Of a stored fp32 scale whose amax is not the source's.
+/// The result for a given fp32 scale, if its amax is not the source's.
 ScaleRuleResult GivenScale(float scale_inv);
 
 }  // namespace quantgate

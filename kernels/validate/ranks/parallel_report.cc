@@ -10,13 +10,12 @@
 #include "kernels/layer/layer_program.h"
 #include "kernels/layer/layer_sharding.h"
 #include "kernels/layer/layer_values.h"
-#include "kernels/validate/ranks/cut_gemms.h"
 #include "kernels/validate/ranks/rank_sum.h"
 
 namespace quantgate {
 namespace {
 
-/// The parameter that a gradient is of; none for y, dx, norm_out.
+/// The parameter of a gradient; absent for y, dx and norm_out.
 std::string ParameterOf(const LayerSpec& layer, const std::string& output) {
   for (const LayerParameter& parameter : ParametersOf(layer)) {
     if (output == parameter.gradient || output == parameter.main_grad) return parameter.name;
@@ -24,7 +23,7 @@ std::string ParameterOf(const LayerSpec& layer, const std::string& output) {
   return "";
 }
 
-/// The basic_linear whose GEMM gives `output`, y or dx of the layer; null where another operation
+/// The basic_linear whose GEMM gives `output`, y or dx of the layer; null if another operation
 /// gives it.
 const ProgramOperation* LinearGiving(const LayerProgram& program, const std::string& output) {
   for (const ProgramOperation& operation : program.operations) {
@@ -34,7 +33,7 @@ const ProgramOperation* LinearGiving(const LayerProgram& program, const std::str
   return nullptr;
 }
 
-/// What a rank gave to the sum that `output` is; absent where nothing did.
+/// A rank's summand of `output`; absent if it has none.
 Tensor PartialOf(const RankStep& step, const std::string& output) {
   for (const NamedTensor& partial : step.partials) {
     if (partial.name == output) return partial.tensor;
@@ -47,24 +46,24 @@ Tensor PartialOf(const RankStep& step, const std::string& output) {
 
 struct ParallelReporter::Assembly {
   enum class Kind {
-    kSame,        ///< Every rank has all of it.
-    kShards,      ///< Each has a part, by `rule`.
-    kRows,        ///< Each has rows of dim 0.
-    kGathered,    ///< Every rank has all of it, and computed its own rows.
+    kSame,        ///< Every rank has the whole output.
+    kShards,      ///< Each rank has a part, by `rule`.
+    kRows,        ///< Each rank has rows of dim 0.
+    kGathered,    ///< Every rank has the whole output but computed only its own rows.
     kSum,         ///< The ranks have added their partial products.
-    kSumOfShards  ///< Each has what its own rows give: added here.
+    kSumOfShards  ///< Each rank has the summand of its own rows; the report adds them.
   };
   Kind kind = Kind::kSame;
   ShardRule rule = {};
-  bool sum_has_rows = false;  ///< kSum: each rank has rows of it.
-  std::string bias = {};      ///< kSum: the parameter that is added after it.
+  bool sum_has_rows = false;  ///< kSum: each rank has rows of the sum.
+  std::string bias = {};      ///< kSum: the parameter that is added to the sum.
 };
 
-/// What is known of an output's parts, in their order.
+/// What is known about an output's parts, in their order.
 struct ParallelReporter::Parts {
   std::vector<Tensor> own, f32;  ///< Exact values.
   std::optional<BoundCheck> bound;
-  std::string arithmetic, note;  ///< Of the last one.
+  std::string arithmetic, note;  ///< Those of the last part.
 
   absl::Status Add(const OutputReporter::Part& part) {
     own.push_back(part.exact.own);
@@ -83,7 +82,7 @@ struct ParallelReporter::Addends {
   ReductionProfile profile = {};
   std::optional<BoundCheck> bound;
   bool has_bounds = true;
-  std::string arithmetic, derivation;  ///< Of the last one.
+  std::string arithmetic, derivation;  ///< Those of the last addend.
 
   void Add(const OutputReporter::Part& part, Tensor partial) {
     partials.push_back(std::move(partial));
@@ -97,7 +96,7 @@ struct ParallelReporter::Addends {
   }
 };
 
-/// One rank's part of what a report needs, on its own engine.
+/// Reports one rank's parts of outputs, on the rank's engine.
 class ParallelReporter::RankReporter {
  public:
   RankReporter(const RankStep& step, const Cancellation* cancellation)
@@ -335,7 +334,7 @@ absl::StatusOr<ReportedOutput> ParallelReporter::FinishSum(NamedTensor value, Ad
   QG_ASSIGN_OR_RETURN(ReportedOutput reported, whole_.Measure(value, sum));
   reported.report.rank_difference = std::move(difference);
   if (has_bounds) {
-    // Each partial within its own bound, and the sum within what the additions may do to them.
+    // Each partial must be within its own bound, and the sum within the bound of the additions.
     QG_ASSIGN_OR_RETURN(const Tensor host, engine_.ToHost(value.tensor, cancellation_));
     QG_ASSIGN_OR_RETURN(BoundCheck added,
                         CheckRankSum({partials, bias, profile}, host, cancellation_));
@@ -474,7 +473,7 @@ absl::StatusOr<std::vector<NamedTensor>> ParallelReporter::StateOfExperts() {
         all.push_back({name, std::move(host)});
         continue;
       }
-      // Of the first copy's rank for this expert, and now of another's.
+      // The first copy's rank has this expert's state, and so has another copy's.
       const auto first = known->tensor.bytes(), mine = host.bytes();
       if (std::equal(mine.begin(), mine.end(), first.begin(), first.end())) continue;
       if (std::count(differing.begin(), differing.end(), name) == 0) differing.push_back(name);

@@ -1,5 +1,5 @@
-// Reports of a variant on several ranks: whole outputs from the ranks' parts, and what each should
-// be (docs/distributed.md section 5).
+// Reports of a variant on several ranks: whole outputs are joined from the ranks' parts and
+// compared with what they should be (docs/distributed.md section 5).
 #pragma once
 
 #include <string>
@@ -11,32 +11,33 @@
 
 namespace quantgate {
 
-/// What the report of one variant on several ranks is made of. Used by one thread.
+/// Makes the report of one variant on several ranks. Used by one thread.
 class ParallelReporter {
  public:
-  /// `whole` reports on `engine`, the run's own, what `request` gives.
+  /// `engine` is the run's own; `whole` reports on it the outputs of `request`. References must
+  /// outlive the reporter.
   ParallelReporter(Engine& engine, OutputReporter& whole, const LayerRequest& request,
                    const Variant& variant, const ParallelStepResult& step,
                    const Cancellation* cancellation);
   ~ParallelReporter();
 
-  /// One output of the layer, whole. Its exact value is joined from those of the ranks' parts on
-  /// the operands they had, or for a sum over ranks added from them.
+  /// The report of one whole output of the layer. Its exact value is joined from the exact values
+  /// of the ranks' parts on the operands that they had or, for a sum over ranks, added from them.
   absl::StatusOr<ReportedOutput> Report(const std::string& output);
 
-  /// What each rank did.
+  /// What each rank did, by rank.
   absl::StatusOr<std::vector<VariantReport::RankReport>> Ranks();
-  /// What the next step needs, where all ranks have the same.
+  /// VariantReport::state, the tensors that all ranks have alike.
   absl::StatusOr<std::vector<NamedTensor>> State();
-  /// What a reader of the report must know beside it.
+  /// Notes for the report.
   const std::vector<std::string>& notes() const { return notes_; }
 
  private:
   class RankReporter;
-  /// How the ranks' parts make the whole.
+  /// How the ranks' parts make up an output.
   struct Assembly;
   struct Parts;
-  /// What is known of a sum's.
+  /// What is known about the addends of a sum over ranks.
   struct Addends;
 
   Assembly AssemblyOf(const std::string& output) const;
@@ -45,15 +46,15 @@ class ParallelReporter {
 
   absl::StatusOr<ReportedOutput> ReportJoined(const std::string& output, const Assembly& assembly);
   absl::StatusOr<ReportedOutput> ReportSum(const std::string& output, const Assembly& assembly);
-  /// `value`, what ranks or copies of experts have added.
+  /// The report of `value`, the sum that ranks or copies of experts have computed.
   absl::StatusOr<ReportedOutput> FinishSum(NamedTensor value, Addends addends,
                                            std::string difference);
-  /// y or dx of divided experts.
+  /// The report of y or dx of divided experts.
   absl::StatusOr<ReportedOutput> ReportExpertRows(const std::string& output);
-  /// The gradient of one of them, and where there are copies of it their sum.
+  /// The report of one expert's gradient, or of the sum over copies if there are several.
   absl::StatusOr<ReportedOutput> ReportExpert(const std::string& output);
   absl::StatusOr<ReportedOutput> ReportExpertSum(const std::string& output);
-  /// The tokens' rows of all ranks, in the whole's order.
+  /// The rows of all ranks' tokens, in the order of the whole output.
   absl::StatusOr<Tensor> JoinTokens(const std::string& output);
   absl::StatusOr<std::vector<NamedTensor>> StateOfExperts();
   void NoteDiffering(const std::vector<std::string>& states);
@@ -61,10 +62,10 @@ class ParallelReporter {
 
   /// The ranks' tensors of this name, on the host.
   absl::StatusOr<std::vector<Tensor>> PartsOf(const std::string& output);
-  /// What the ranks have as a whole tensor of the run's engine.
+  /// The whole tensor, in the memory of the run's engine.
   absl::StatusOr<Tensor> Join(const std::vector<Tensor>& parts, const Assembly& assembly);
-  /// The first rank's (or copy's, as `whose` says), which all have; else `difference` and a note
-  /// say whose is another.
+  /// The first rank's part (or the first copy's; `whose` says which), which should be equal on all.
+  /// If it is not, `difference` and a note say whose part differs.
   absl::StatusOr<Tensor> FirstOfEqual(const std::string& output, const std::vector<Tensor>& parts,
                                       const char* whose, std::string& difference);
 

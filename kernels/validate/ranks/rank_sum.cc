@@ -13,7 +13,7 @@ namespace quantgate {
 namespace {
 
 constexpr double kUnitF32 = 0x1p-24;
-/// Of the fp64 sums here, with room for the roundings of the bound itself.
+/// The error of the fp64 sums here, with room for the roundings of the bound itself.
 constexpr double kUnitF64 = 0x1p-52;
 
 /// Half an ulp of 1 is 2^this.
@@ -79,7 +79,7 @@ class Reader {
   Tensor bias_;
 };
 
-/// What the additions of a sum may do to one element.
+/// The bound on the errors of a sum's additions in one element.
 class Additions {
  public:
   Additions(const RankSum& sum, DType dtype)
@@ -99,7 +99,7 @@ class Additions {
     return bound + (additions_ + 2) * kUnitF64 * (element.magnitude + std::fabs(element.bias));
   }
 
-  /// |error| / bound; infinite where it does not pass.
+  /// |error| / bound; infinite if NaN or an infinity does not pass.
   double RatioOf(const Element& element, double subject) const {
     const double target = element.sum + element.bias;
     const double bound = BoundOf(element);

@@ -15,8 +15,8 @@
 namespace quantgate {
 namespace {
 
-/// One operand as it was on its way from what was given to what the GEMM read: each version in
-/// f32, in the layout of the GEMM, with the stage that made it of the one before.
+/// A version of an operand on its way from the given tensor to what the GEMM read: in f32, in the
+/// layout of the GEMM, with the stage that made it of the version before.
 struct Version {
   std::string stage;
   Tensor matrix;
@@ -28,14 +28,14 @@ struct Side {
   TensorRole role;
   std::string name;  ///< "x", "weight", "grad_output", "fc1.x", ...
   const GemmOperand* operand;
-  bool k_is_last;     ///< Of the operand's layout.
-  Usage usage;        ///< Of the copy that was read, or dequantized.
-  bool is_quantized;  ///< Codes, or what was dequantized from codes.
+  bool k_is_last;     ///< Whether K is the last dim of the operand's layout.
+  Usage usage;        ///< The copy that was read, or dequantized.
+  bool is_quantized;  ///< Whether it was codes, or dequantized from codes.
   bool is_transposed;
   std::vector<Version> versions;  ///< The original first.
 };
 
-/// The bias that a GEMM's epilogue adds, as it was given; none: it adds none.
+/// The bias that a GEMM's epilogue adds, as it was given; absent if it adds none.
 Tensor GivenBias(const LayerRequest& request, const GemmRecord& gemm) {
   if (!gemm.desc.bias.has_value()) return Tensor();
   const auto programs = ProgramsOf(request.layer, [&](const std::string& parameter) {
@@ -79,8 +79,8 @@ std::pair<Side, Side> SidesOf(const GemmRecord& gemm) {
   return {std::move(a), std::move(b)};
 }
 
-/// A format whose codes a GEMM reads so. Outer scales, which no quantizer here makes, are read as
-/// one for the tensor.
+/// A format whose codes a GEMM reads with this scaling. Outer scales, which no quantizer here
+/// makes, count as one for the tensor.
 QuantizerFormat FormatOf(ScaleMode scaling) {
   const ScaleMode made = scaling == ScaleMode::kOuter ? ScaleMode::kTensor : scaling;
   for (const ScalingTraits& traits : AllQuantizerFormats()) {
@@ -89,7 +89,7 @@ QuantizerFormat FormatOf(ScaleMode scaling) {
   return QuantizerFormat::kIdentity;
 }
 
-/// The values an operand stands for, in f32: one direction of a tensor in the operand's layout.
+/// The values of one direction of a tensor in f32, in the operand's layout.
 absl::StatusOr<Tensor> OperandValues(Engine& engine, const Side& side,
                                      const Cancellation* cancellation) {
   const GemmOperand& operand = *side.operand;
@@ -131,7 +131,7 @@ class Budgets {
   /// The exact product of two f32 matrices in gemm's layout, with its epilogue, in f32.
   absl::StatusOr<Tensor> Exact(const GemmDesc& desc, const Tensor& a, const Tensor& b) const;
   absl::StatusOr<Tensor> Accumulated(const GemmRecord& gemm) const;
-  /// Sums of differences are formed on the host.
+  /// Copies a tensor to the host, where sums of differences are formed.
   absl::StatusOr<Tensor> OnHost(absl::StatusOr<Tensor> tensor) const {
     QG_RETURN_IF_ERROR(tensor.status());
     return engine_.ToHost(*tensor, cancellation_);
@@ -217,8 +217,8 @@ absl::StatusOr<Tensor> Budgets::Accumulated(const GemmRecord& gemm) const {
 struct Difference {
   std::string stage;
   std::vector<std::pair<double, const float*>> parts;
-  /// The term before is what the elements cost under ideal scales, and both together are what
-  /// quantization cost.
+  /// The term before this one is the error of the elements under ideal scales; both together are
+  /// the error of quantization.
   bool shares_with_previous = false;
 
   double At(int64_t i) const {
@@ -254,9 +254,9 @@ struct TermSums {
   }
 };
 
-/// Two quantizations of one tensor err almost independently of each other, so that the ideal one's
-/// error has nothing to do with the total. What both terms share is divided as the powers of the
-/// errors: under the ideal scales over under the actual ones.
+/// Two quantizations of one tensor have almost independent errors, so the error under ideal scales
+/// hardly correlates with the total. The share of both terms together is divided by the powers of
+/// the errors: that under ideal scales over that under actual ones.
 void DivideShare(const TermSums& together, double total_square, BudgetTerm& elements,
                  BudgetTerm& scale_rule, int64_t count) {
   const double actual_square = together.square.Sum();
@@ -324,7 +324,7 @@ absl::StatusOr<ErrorBudget> Budgets::Measure(const GemmRecord& gemm) {
     start_of_total = values(with_given_bias);
     terms.push_back({"bias: cast", {{1, start}, {-1, start_of_total}}});
   }
-  // Each operand's stages with the other one original, and what is left of both together.
+  // Each operand's stages with the other operand original, then the remainder for both together.
   const float* last_of[2] = {start, start};
   for (int s = 0; s < 2; ++s) {
     const Side& side = s == 0 ? a : b;

@@ -1,5 +1,5 @@
-// Error budget of one GEMM of a layer: how much of the distance between its output and the exact
-// product of the original operands comes from each stage. Stages are swapped one at a time against
+// The error budget of one GEMM of a layer: how much each stage contributes to the distance between
+// its output and the exact product of the original operands. Stages are replaced one at a time by
 // the exact oracle (docs/definitions.md section 5.3).
 #pragma once
 
@@ -15,11 +15,12 @@ namespace quantgate {
 /// value is finite.
 struct BudgetTerm {
   std::string stage;  ///< "x: elements", "x: scale rule", "accumulation", "output cast", ...
-  double mean = 0;    ///< Adds up to the total's mean.
+  double mean = 0;    ///< The means of all terms add up to the total's.
   double rms = 0;
   double max_abs = 0;
-  /// Adds up to 1; negative: it cancels part of the others. sum t T / sum T^2, which "elements" and
-  /// "scale rule" of an operand divide by the power of the error under ideal scales.
+  /// sum t T / sum T^2. The shares of all terms add up to 1; a negative share cancels part of the
+  /// others. "elements" and "scale rule" of one operand divide the operand's share by the power of
+  /// the error under ideal scales.
   double share = 0;
 };
 
@@ -29,13 +30,13 @@ struct ErrorBudget {
   int64_t non_finite_count = 0;  ///< Left out of every sum.
   BudgetTerm total;
   std::vector<BudgetTerm> terms;
-  /// max |sum of terms - total|: only the fp64 rounding of the sums.
+  /// max |sum of terms - total|, which is due only to the fp64 rounding of the sums.
   double closure = 0;
 };
 
-/// The budget of every GEMM of `result`, which RunLayer made of `request` under `recipe`. Of layers
-/// of several operations the originals are what each GEMM was given, unquantized. Nothing for
-/// outputs that no GEMM made.
+/// The budget of every GEMM of `result`, which RunLayer made of `request` under `recipe`. In layers
+/// of several operations, the original operands of a GEMM are its inputs before quantization.
+/// Outputs that no GEMM made have no budget.
 absl::StatusOr<std::vector<ErrorBudget>> MeasureErrorBudgets(Engine& engine,
                                                              const LayerRequest& request,
                                                              const Recipe& recipe,

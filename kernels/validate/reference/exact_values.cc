@@ -19,8 +19,8 @@ absl::StatusOr<Tensor> AsMatrix(const Tensor& tensor) {
   return tensor.Reinterpret(tensor.dtype(), {tensor.rows(), tensor.columns()});
 }
 
-/// The main gradient that the output of this name accumulates into: "fc1.main_grad" is of
-/// "fc1.weight". None for another output.
+/// The main gradient that the output of this name accumulates into: "fc1.main_grad" belongs to
+/// "fc1.weight". Absent for other outputs.
 Tensor MainGradOf(const LayerRequest& request, const std::string& output) {
   constexpr char kMainGrad[] = "main_grad";
   const size_t word = output.find(kMainGrad);
@@ -31,7 +31,7 @@ Tensor MainGradOf(const LayerRequest& request, const std::string& output) {
   return found == request.main_grads.end() ? Tensor() : found->second;
 }
 
-/// For all who ask.
+/// A note that reads `note` at the first call and gives the same text to all calls.
 ExactValues::Note ReadOnce(Deferred<std::string> note) {
   struct Memory {
     Deferred<std::string> note;
@@ -44,8 +44,8 @@ ExactValues::Note ReadOnce(Deferred<std::string> note) {
   };
 }
 
-/// What an exact result depends on beside its operands' contents, dtypes and shapes; how a model
-/// would accumulate is not part of it.
+/// What an exact result depends on beside the contents, dtypes and shapes of its operands. How a
+/// model accumulates is not part of that.
 std::string RulesOf(const GemmDesc& desc, DType out_dtype) {
   std::string key = absl::StrCat(static_cast<int>(desc.layout), " ", desc.alpha, " ", desc.beta,
                                  " ", std::string(DTypeName(out_dtype)));
@@ -86,7 +86,7 @@ absl::Status ExactValues::File() {
 }
 
 absl::Status ExactValues::BeginVariant() {
-  // Before the first there is nothing to forget, and to file is to wait.
+  // Before the first variant there is nothing to forget, and filing waits.
   if (!std::exchange(has_variant_, true)) return absl::OkStatus();
   QG_RETURN_IF_ERROR(File());
   contents_.Forget();
@@ -141,7 +141,7 @@ absl::StatusOr<ExactValues::Value> ExactValues::InBothDTypes(const GemmDesc& des
   std::optional<Result> own = f32;
   if (desc.out_dtype != DType::kF32) {
     QG_ASSIGN_OR_RETURN(own, Find(desc, desc.out_dtype));
-    // Of the original operands f32 alone may be known.
+    // For the original operands only the f32 value may be known.
     if (!f32.has_value() && !own.has_value()) return ComputeBoth(desc);
   }
   if (!f32.has_value()) {
@@ -238,7 +238,7 @@ absl::Status ExactValues::RunUnquantized() {
   request.delayed.clear();
   request.calibrate = false;
   request.seed = 0;
-  // Widening is exact; gradients have the dtype of what they are of, and so are not rounded either.
+  // Widening is exact, and gradients have the dtype of their tensor, so neither is rounded.
   std::vector<Tensor*> tensors = {&request.x, &request.grad_output};
   for (auto& [name, parameter] : request.parameters) tensors.push_back(&parameter);
   for (Tensor* tensor : tensors) {

@@ -1,5 +1,6 @@
-// Exact values of a layer's outputs: the same GEMMs under arithmetic `exact`. Results are kept by
-// the identity of their operands, since variants of one run share many of them. Used by one thread.
+// ExactValues: the exact values of a layer's outputs, from the same GEMMs under arithmetic `exact`.
+// Results are kept by the contents of their operands, since variants of one run share many of them.
+// Used by one thread.
 #pragma once
 
 #include <functional>
@@ -19,14 +20,15 @@ namespace quantgate {
 
 class ExactValues {
  public:
-  /// Bits needed and available, in words; asking waits for the GEMM that counts them.
+  /// Gives a text about the bits that were needed and available. Calling it waits for the GEMM that
+  /// counts them.
   using Note = std::function<absl::StatusOr<std::string>()>;
-  /// One that is known.
+  /// A note whose text is known.
   static Note NoteOf(std::string text) {
     return [text = std::move(text)]() -> absl::StatusOr<std::string> { return text; };
   }
 
-  /// One output, each rounded once from the real-number value.
+  /// The exact value of one output; both tensors are rounded once from the real number.
   struct Value {
     Tensor own;  ///< In the output's own dtype.
     Tensor f32;
@@ -39,26 +41,26 @@ class ExactValues {
         cancellation_(cancellation),
         contents_(engine, cancellation) {}
 
-  /// What tensors are known by here. Whoever asks for several values starts the keys of the tensors
-  /// that they are of.
+  /// The keys of tensors. Before asking for several values, start the keys of their operands.
   ContentKeys& contents() { return contents_; }
-  /// Before the values of another variant: files those of the one before, and forgets the keys of
-  /// its tensors.
+  /// Call before asking for values of another variant. Files the values of the variant before it
+  /// and forgets the keys of that variant's tensors.
   absl::Status BeginVariant();
 
-  /// The output or intermediate `name` from the request's original operands, in f32. Of a linear
-  /// layer each is one GEMM, rounded once; of others, the whole layer under the recipe bf16 with
-  /// activation_dtype=f32 and arithmetic `exact`: every operation rounds to f32. Computed once.
+  /// The output or intermediate `name` computed from the request's original operands, in f32. In a
+  /// linear layer each is one GEMM, rounded once. In other layers the whole layer runs under recipe
+  /// bf16 with activation_dtype=f32 and arithmetic `exact`, so every operation rounds to f32.
+  /// Computed once.
   absl::StatusOr<Tensor> Unquantized(const std::string& name);
-  /// Begins the one of that name of a linear layer.
+  /// Begins to compute Unquantized(name), if the layer is linear.
   absl::Status StartUnquantized(const std::string& name);
 
-  /// A GEMM that the layer did, on the operands it had. Waits for nothing where no value so far is
-  /// of operands of these dtypes and shapes: then none can be the same.
+  /// The exact value of a GEMM that the layer did, on the operands that it had. Does not wait if no
+  /// earlier value has operands of these dtypes and shapes, since none can then be the same.
   absl::StatusOr<Value> OfGemm(const GemmDesc& desc);
-  /// A bias's gradient of `dtype`, which sums the rows of `grad_output`.
+  /// The exact value of a bias gradient of `dtype`, which sums the rows of `grad_output`.
   absl::StatusOr<Value> OfBiasGradient(const Tensor& grad_output, DType dtype);
-  /// An output that no GEMM made: wgrad of an empty batch.
+  /// The exact value of an output that no GEMM made: wgrad of an empty batch.
   absl::StatusOr<Value> OfEmptySum(const std::string& name, DType dtype);
 
  private:
@@ -66,11 +68,11 @@ class ExactValues {
     Tensor d;
     Note note;
   };
-  /// One that is known.
+  /// A result that is known.
   absl::StatusOr<std::optional<Result>> Find(const GemmDesc& desc, DType out_dtype);
-  /// Computed, whether it is known or not; from then on it is.
+  /// Computes a result, whether it is known or not, and keeps it.
   absl::StatusOr<Result> Compute(const GemmDesc& desc, DType out_dtype);
-  /// The same in desc's dtype, which is not f32, and in f32.
+  /// Compute in desc's dtype, which is not f32, and in f32.
   absl::StatusOr<Value> ComputeBoth(const GemmDesc& desc);
   absl::StatusOr<StartedGemm> Start(const GemmDesc& desc, DType out_dtype, bool also_f32);
   void Keep(const GemmDesc& desc, DType out_dtype, const Result& result);
@@ -78,7 +80,7 @@ class ExactValues {
   absl::Status File();
   absl::StatusOr<Value> InBothDTypes(const GemmDesc& desc);
   absl::StatusOr<GemmDesc> UnquantizedDesc(const std::string& name);
-  /// All of a layer of several operations into unquantized_.
+  /// Computes all values of a layer of several operations into unquantized_.
   absl::Status RunUnquantized();
   absl::StatusOr<GemmDesc> ColumnSumDesc(const Tensor& grad_output);
   /// Everything that an exact result depends on.
@@ -90,15 +92,15 @@ class ExactValues {
   ContentKeys contents_;
   bool has_variant_ = false;
   std::map<std::string, Tensor> unquantized_;
-  /// Of every value so far, all that it depends on but for contents.
+  /// What every value so far depends on, except for contents.
   std::set<std::string> outlines_;
-  std::map<std::string, Result> exact_;  ///< By what they depend on.
+  std::map<std::string, Result> exact_;  ///< By KeyOf.
   struct Unfiled {
     GemmDesc desc;
     DType out_dtype;
     Result result;
   };
-  std::vector<Unfiled> unfiled_;  ///< Not yet among exact_: nobody has asked for contents since.
+  std::vector<Unfiled> unfiled_;  ///< Not yet in exact_, since contents were not needed so far.
 };
 
 }  // namespace quantgate

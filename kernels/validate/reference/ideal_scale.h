@@ -1,7 +1,6 @@
-// What quantization would make of a matrix if scales cost nothing: the same element format and the
-// same blocks, every scale the fp32 number amax / max. The distance from here to the original is
-// the price of the elements; the distance to what the quantizer made is the price of its scale
-// rule.
+// Quantization with ideal scales: the same element format and the same blocks, but every scale is
+// the fp32 number amax / max. The distance from its result to the original is the error of the
+// elements; the distance to the quantizer's result is the error of the scale rule.
 #pragma once
 
 #include "absl/status/statusor.h"
@@ -10,16 +9,16 @@
 
 namespace quantgate {
 
-/// `matrix` (f32, 2-D) with each element rounded to nearest even on its block's grid, in f32: the
-/// code times f32(amax / max). `along_rows`: blocks run along the last dim. Blocks are those of
-/// spec.format and spec.block_dim. All-zero blocks stay zero; blocks whose amax is infinite take
-/// scale 1, as the quantizers do.
+/// `matrix` (f32, 2-D) with each element rounded to nearest even on its block's grid: the code
+/// times f32(amax / max), in f32. Blocks are those of spec.format and spec.block_dim; with
+/// `along_rows` they run along the last dim. All-zero blocks stay zero; blocks whose amax is
+/// infinite take scale 1, as the quantizers do.
 absl::StatusOr<Tensor> WithIdealScales(const Tensor& matrix, const QuantizerSpec& spec,
                                        bool along_rows, const ExecutionContext& context);
 
-/// `matrix` (f32, 2-D, columns a multiple of 16) with each 16 neighbours of a row transformed as
-/// docs/quantizers.md section 6.4 says, but in fp64 and rounded once to f32: what the transform of
-/// tensor cores approximates.
+/// `matrix` (f32, 2-D, columns a multiple of 16) with every 16 neighbours of a row transformed by
+/// docs/quantizers.md section 6.4, but in fp64 and rounded once to f32. The transform of tensor
+/// cores approximates this.
 absl::StatusOr<Tensor> WithHadamard(const Tensor& matrix, const ExecutionContext& context);
 
 }  // namespace quantgate

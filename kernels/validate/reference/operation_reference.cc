@@ -11,7 +11,6 @@
 #include "absl/strings/str_format.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/exact/exact_operand.h"
-#include "kernels/validate/reference/activation_reference.h"
 #include "kernels/validate/reference/running_error.h"
 
 namespace quantgate {
@@ -311,7 +310,7 @@ error_bound::OutputFacts FactsOfOutput(DType dtype) {
   }
 }
 
-/// What a rounding to this dtype adds to the error.
+/// The error that rounding to this dtype adds.
 void AddRounding(OperationReference& reference, DType dtype) {
   const error_bound::OutputFacts facts = FactsOfOutput(dtype);
   for (int64_t i = 0; i < reference.value.element_count(); ++i) {

@@ -1,6 +1,6 @@
-// What the operations of a layer that are no GEMM should give: each evaluated from its own inputs
-// in fp64, with the bound that the roundings of the same formula in fp32 stay below
-// (docs/definitions.md section 5.4).
+// References for operations of a layer other than GEMMs: each is evaluated from its own inputs in
+// fp64, with a bound on the roundings of the same formula in fp32 (docs/definitions.md
+// section 5.4).
 #pragma once
 
 #include <span>
@@ -13,46 +13,45 @@
 
 namespace quantgate {
 
-/// One output of an operation, and what it is computed from. Tensors that its kind does not name
-/// are absent.
+/// One output of an operation, and its inputs. Inputs that the kind does not list are absent.
 struct OperationCall {
   enum class Kind {
-    kNorm,                ///< x, gamma, perhaps beta.
+    kNorm,                ///< x, gamma, optionally beta.
     kNormDx,              ///< x, gamma, gradient.
     kNormDgamma,          ///< x, gradient.
     kNormDbeta,           ///< gradient.
     kActivation,          ///< x.
     kActivationGradient,  ///< x, gradient.
-    kAdd,                 ///< x, addend: a bias where it has one row.
+    kAdd,                 ///< x, addend; an addend of one row is a bias.
     kScale,               ///< x.
-    kCopy,                ///< x, as it is.
+    kCopy,                ///< x, which is returned as it is.
   };
   Kind kind = Kind::kNorm;
   NormOptions norm;
   ActivationOptions activation;
   float factor = 1;  ///< kScale.
-  /// Of several: its fp32 result is added to those before it, and not its rounded one.
+  /// In a sum of several calls: the fp32 result is added without being rounded before.
   bool is_joined = false;
   Tensor x, gamma, beta, gradient, addend;
 };
 
-/// In host memory, of the output's shape.
+/// Tensors in host memory, of the output's shape.
 struct OperationReference {
   Tensor value;  ///< f64.
-  Tensor error;  ///< f64: how far the fp32 result may lie from `value` before its rounding.
+  Tensor error;  ///< f64: the bound on |fp32 result - value|, before the result is rounded.
   std::string derivation;  ///< One line.
 };
 
-/// One operation, or the sum of what several give, each term and each sum rounded to `rounded`
-/// before the next is added.
+/// The reference of one operation, or of the sum of several operations' results. In a sum, each
+/// term and each partial sum is rounded to `rounded` before the next term is added.
 absl::StatusOr<OperationReference> EvaluateOperations(Engine& engine,
                                                       std::span<const OperationCall> calls,
                                                       DType rounded,
                                                       const Cancellation* cancellation);
 
-/// Holds `subject`, f32, bf16 or f16 of the reference's shape, to the reference: |subject - value|
-/// at most `error` and half an ulp of the subject's dtype. NaN passes only where the value is NaN,
-/// an infinity where overflow lies within the bound.
+/// Checks that |subject - value| is at most `error` plus half an ulp of the subject's dtype.
+/// `subject`: f32, bf16 or f16, of the reference's shape. NaN passes only where the value is NaN,
+/// an infinity only where overflow lies within the bound.
 absl::StatusOr<BoundCheck> CheckOperationBound(const OperationReference& reference,
                                                const Tensor& subject,
                                                const Cancellation* cancellation);

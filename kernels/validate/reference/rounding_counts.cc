@@ -49,7 +49,8 @@ uint8_t& At(Expected& expected, CodeRounding rounding) {
   return expected[static_cast<int>(rounding)];
 }
 
-/// Of a magnitude between two codes; `nearest` is nearest_even's. Magnitude codes.
+/// The code that each rule gives a magnitude between two codes; `nearest` is nearest_even's. Codes
+/// are those of magnitudes.
 Expected OfNeighbours(uint8_t lower, uint8_t nearest, bool is_tie, bool is_negative) {
   const auto upper = static_cast<uint8_t>(lower + 1);
   Expected expected = All(nearest);
@@ -64,7 +65,8 @@ Expected OfNeighbours(uint8_t lower, uint8_t nearest, bool is_tie, bool is_negat
   return expected;
 }
 
-/// Of a value beyond the largest finite code. A tie there is told for even and away alone.
+/// The code that each rule gives a value beyond the largest finite code. A tie there tells only
+/// even from away.
 Expected OfOverflow(const CodeFormat& format, Overflow overflow, float scaled, uint8_t sign) {
   const auto largest = static_cast<uint8_t>(sign | format.max);
   if (overflow == Overflow::kSaturate) return All(largest);
@@ -77,7 +79,7 @@ Expected OfOverflow(const CodeFormat& format, Overflow overflow, float scaled, u
   return expected;
 }
 
-/// Every NaN code of a format is the same.
+/// Whether two codes are equal; all NaN codes of a format are.
 bool IsSame(const CodeFormat& format, uint8_t a, uint8_t b) {
   return a == b || (format.has_nan && std::isnan(format.values[a]) && std::isnan(format.values[b]));
 }
@@ -143,7 +145,7 @@ void RoundingCounts::Add(const CodeFormat& format, Overflow overflow, float scal
     if (IsSame(format, expected[0], given)) {
       ++neighbours;
     } else {
-      Keep(first_stranger, at, given, expected[0]);
+      Keep(first_non_neighbour, at, given, expected[0]);
     }
     return;
   }
@@ -156,7 +158,7 @@ void RoundingCounts::Add(const CodeFormat& format, Overflow overflow, float scal
     if (given == code) {
       ++neighbours;
     } else {
-      Keep(first_stranger, at, given, code);
+      Keep(first_non_neighbour, at, given, code);
     }
     return;
   }
@@ -170,7 +172,7 @@ void RoundingCounts::Add(const CodeFormat& format, Overflow overflow, float scal
   for (uint8_t& code : expected) code |= sign;
   CountRules(rules, format, expected, given, at);
   const bool is_lower = given == (sign | lower), is_upper = given == (sign | (lower + 1));
-  if (!is_lower && !is_upper) return Keep(first_stranger, at, given, sign | lower);
+  if (!is_lower && !is_upper) return Keep(first_non_neighbour, at, given, sign | lower);
   ++neighbours;
   fraction_chance.Add(fraction, is_upper);
   eight_bits.Add(fraction, is_upper);

@@ -1,5 +1,5 @@
-// How codes lie beside the values that they stand for: which rules of rounding give them, how many
-// values tell those apart, and how far off the codes are that a rule does not give.
+// Comparing given codes with the values that they were rounded from: which rounding rules give the
+// codes, how many values tell the rules apart, and how far off other codes are.
 #pragma once
 
 #include <array>
@@ -13,12 +13,12 @@
 
 namespace quantgate {
 
-/// One element format by functions and values.
+/// One element format: its cast, and the values of its codes.
 struct CodeFormat {
-  DType dtype;  ///< As stored: kF4E2M1x2 for packed FP4.
+  DType dtype;  ///< The dtype in which codes are stored: kF4E2M1x2 for packed FP4.
   const char* name;
   uint8_t (*encode)(float value, ElementRounding rounding, Overflow overflow);
-  const float* values;  ///< Of the 256 codes; those beyond the format's width repeat.
+  const float* values;  ///< The values of 256 codes; codes beyond the format's width repeat.
   uint8_t sign;         ///< The sign bit.
   uint8_t max;          ///< The code of the largest finite magnitude.
   bool has_nan;
@@ -26,7 +26,7 @@ struct CodeFormat {
 
 std::span<const CodeFormat> AllCodeFormats();
 
-/// Rules that make one code of a value. The first six differ at exact ties alone.
+/// Deterministic rounding rules. The first six differ only at exact ties.
 enum class CodeRounding {
   kNearestEven,
   kNearestAway,
@@ -40,58 +40,60 @@ enum class CodeRounding {
 inline constexpr int kCodeRoundingCount = 8;
 /// "nearest_even", "nearest_toward_zero", "away_from_zero".
 std::string_view CodeRoundingName(CodeRounding rounding);
-/// Rounds to nearest, whatever it does at ties.
+/// Whether a rule rounds to nearest, whatever it does at ties.
 constexpr bool IsNearest(CodeRounding rounding) { return rounding < CodeRounding::kTowardZero; }
 
-/// What becomes of the sign of a zero.
+/// What a cast does to the sign of a zero.
 enum class ZeroSign { kKept, kPositive, kNegative };
 inline constexpr int kZeroSignCount = 3;
 
 /// The first code that a rule does not give.
 struct FirstMiss {
-  int64_t at = -1;  ///< None.
+  int64_t at = -1;  ///< Index of the code; -1: the rule gives all codes.
   uint8_t given = 0, expected = 0;
 };
 
-/// Codes that one rule gives, of values that are not zeros.
+/// How one rule compares with the given codes of values that are not zeros.
 struct RuleCount {
-  int64_t matches = 0;
-  int64_t telling = 0;  ///< Values of which nearest_even makes another code.
-  /// Values beyond the largest code of which saturation and overflow make different codes: one that
-  /// is rounded to the largest code does not tell them apart. All, where the format has no other.
+  int64_t matches = 0;  ///< Codes that the rule gives.
+  int64_t telling = 0;  ///< Values for which nearest_even gives another code than this rule.
+  /// Values beyond the largest code for which saturation and overflow give different codes. A value
+  /// that is rounded to the largest code does not tell them apart. All values beyond the largest
+  /// code, if the format has no NaN.
   int64_t overflow_telling = 0;
-  /// Codes that it does not give, the value's other neighbour: the larger, the smaller magnitude.
+  /// Codes that the rule does not give but that are the value's other neighbour, of larger and of
+  /// smaller magnitude.
   int64_t step_up = 0, step_down = 0;
-  double off_tie_max = 0;  ///< Of these: how far from a tie, as a part of the codes' distance.
+  double off_tie_max = 0;  ///< The farthest of these from a tie, in units of the codes' distance.
   FirstMiss first;
 };
 
-/// Codes of zeros by what becomes of the sign.
+/// How one treatment of signs compares with the given codes of zeros.
 struct ZeroCount {
   int64_t matches = 0;
-  int64_t telling = 0;  ///< Zeros of which kKept makes another code.
+  int64_t telling = 0;  ///< Zeros for which kKept gives another code than this treatment.
   FirstMiss first;
 };
 
-/// Of all values of a tensor under one way to scale them. Not thread-safe.
+/// Counts over all values of a tensor under one way to scale them. Not thread-safe.
 struct RoundingCounts {
   int64_t count = 0;
   int64_t zeros = 0;
-  int64_t between = 0;      ///< Values between two codes, on which alone a rule of rounding shows.
-  int64_t ties = 0;         ///< Of these, exactly halfway.
+  int64_t between = 0;      ///< Values between two codes; only these show the rounding rule.
+  int64_t ties = 0;         ///< Values exactly halfway between two codes.
   int64_t overflowing = 0;  ///< Values beyond the largest finite code.
-  int64_t neighbours = 0;   ///< Codes that are exact, or one of the two beside their value.
+  int64_t neighbours = 0;   ///< Codes that are exact or one of the two neighbours of their value.
   std::array<RuleCount, kCodeRoundingCount> rules;
   std::array<ZeroCount, kZeroSignCount> zero_signs;
-  FirstMiss first_stranger;  ///< The first code that is no neighbour.
+  FirstMiss first_non_neighbour;  ///< The first code that is no neighbour of its value.
   StochasticSpread fraction_chance{StochasticChance::kFraction};
   StochasticSpread eight_bits{StochasticChance::kEightBits};
 
-  /// `given` is the code of the scaled value, `at` where it stands.
+  /// Adds one value: `given` is the code of the scaled value, `at` its index.
   void Add(const CodeFormat& format, Overflow overflow, float scaled, uint8_t given, int64_t at);
   const RuleCount& of(CodeRounding rounding) const { return rules[static_cast<int>(rounding)]; }
   const ZeroCount& of(ZeroSign sign) const { return zero_signs[static_cast<int>(sign)]; }
-  /// The one that gives most zeros; kKept among equals.
+  /// The treatment that gives most zeros; kKept among equals.
   ZeroSign BestZeroSign() const;
 };
 

@@ -1,6 +1,6 @@
-// RunningError: an expression in fp64, and how far its value in fp32 may lie from that (running
-// error analysis: Higham, "Accuracy and Stability of Numerical Algorithms", section 3.3). Written
-// over this type, a formula gives its own bound, element by element:
+// RunningError: a value in fp64 with a bound on its distance from the same value in fp32 (running
+// error analysis: Higham, "Accuracy and Stability of Numerical Algorithms", section 3.3). A formula
+// written over this type computes its own bound, element by element:
 //
 // - every fp32 operation rounds its result by at most u = 2^-24 of it, or by 2^-150 where a product
 //   or quotient is subnormal, on top of what its operands' errors make of it;
@@ -17,14 +17,16 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <span>
 
 #include "kernels/gemm/bound/error_bound_element.h"
+#include "kernels/numerics/activation.h"
 
 namespace quantgate {
 
 struct RunningError {
   double value = 0;
-  double error = 0;  ///< |fp32 - value|; infinite: anything.
+  double error = 0;  ///< Bound on |fp32 - value|; infinite if there is none.
 };
 
 namespace running_error {
@@ -37,15 +39,16 @@ inline constexpr double kInfinity = error_bound::kInfinity;
 /// The smallest magnitude that fp32 rounds to infinity.
 inline constexpr double kOverflow = 0x1p128 - 0x1p103;
 
-/// One fp32 rounding of `value`, whose operands' errors make `propagated` of it; an error that
-/// cannot be told is infinite.
+/// `value` after one fp32 rounding; the errors of its operands contribute `propagated`. An error
+/// that cannot be bounded is infinite.
 inline RunningError Rounded(double value, double propagated, double underflow = 0) {
   const double error = propagated + kRounding * (std::fabs(value) + propagated) + underflow;
   const bool is_bounded = std::isfinite(value) && std::fabs(value) + error < kOverflow;
   return {value, is_bounded ? error : kInfinity};
 }
 
-/// Of an operation whose value is NaN: fp32 gets one too, unless its operands may be others.
+/// The result of an operation whose value is NaN: fp32 gets NaN too, unless its operands may
+/// differ.
 inline RunningError NotANumber(const RunningError& a, const RunningError& b) {
   const auto is_nan = [](const RunningError& x) {
     return std::isnan(x.value) && std::isfinite(x.error);
@@ -55,7 +58,7 @@ inline RunningError NotANumber(const RunningError& a, const RunningError& b) {
   return {std::numeric_limits<double>::quiet_NaN(), is_certain ? 0 : kInfinity};
 }
 
-/// An infinity that fp32 has too, and not a value that may have overflowed.
+/// Whether the value is an infinity in fp32 too, and not one that may have overflowed.
 inline bool IsCertainlyInfinite(const RunningError& a) {
   return std::isinf(a.value) && std::isfinite(a.error);
 }
@@ -66,7 +69,7 @@ double Sigmoid(double x);
 
 }  // namespace running_error
 
-/// A value that both sides have.
+/// A given value, equal in fp64 and fp32.
 inline RunningError Given(double value) { return {value, 0}; }
 
 inline RunningError operator-(const RunningError& a) { return {-a.value, a.error}; }
@@ -168,10 +171,21 @@ class RunningSum {
   RunningError Sum() const;
 
  private:
-  double value_ = 0, magnitude_ = 0, error_ = 0;  // Of the terms that are not certainly special.
-  double special_ = 0;       // The sum of NaN and infinities that fp32 has too.
-  bool is_certain_ = false;  // There are such.
+  double value_ = 0, magnitude_ = 0, error_ = 0;  // Over the terms other than those in special_.
+  double special_ = 0;       // The sum of terms that are NaN or infinite in fp32 too.
+  bool is_certain_ = false;  // There are such terms.
   int64_t count_ = 0;
 };
+
+// Activation functions and their gradients in fp64, with a bound on the error of their fp32
+// evaluation (docs/quantizers.md section 10.6): the formulas of kernels/numerics/activation.h,
+// operation by operation.
+
+/// One row: `h` has F elements, or 2 F of a gated kind; `out` has F.
+void ActivationReference(const ActivationOptions& options, std::span<const float> h,
+                         std::span<RunningError> out);
+/// One row: `dy` has F elements, `out` as many as `h`.
+void ActivationGradientReference(const ActivationOptions& options, std::span<const float> h,
+                                 std::span<const float> dy, std::span<RunningError> out);
 
 }  // namespace quantgate

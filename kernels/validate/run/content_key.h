@@ -1,4 +1,4 @@
-// What identifies tensors by their contents.
+// ContentKeys: fingerprints of tensors, by which equal tensors are recognised.
 #pragma once
 
 #include <map>
@@ -13,27 +13,27 @@
 
 namespace quantgate {
 
-/// Fingerprints of tensors that nobody writes to any more. Used by one thread.
+/// Fingerprints of tensors that are not written to any more. Used by one thread.
 class ContentKeys {
  public:
   ContentKeys(Engine& engine, const Cancellation* cancellation)
       : engine_(engine), cancellation_(cancellation) {}
 
-  /// How long what is begun is remembered, and the tensors are kept alive.
+  /// How long fingerprints are remembered and their tensors kept alive.
   enum class Memory { kUntilForget, kForGood };
-  /// Begins to compute those of all these tensors; absent ones are left out. Whoever is the first
-  /// to ask for one of them waits for all that were begun, and not for what the engine was given
-  /// since.
+  /// Begins to compute the fingerprints of all these tensors, except absent ones. The first call
+  /// that asks for one of them waits for all that were begun, but not for later work of the engine.
   absl::Status Start(std::span<const Tensor> tensors, Memory memory);
+  /// Forgets the fingerprints that were begun with kUntilForget.
   void Forget();
 
   absl::StatusOr<Fingerprint> FingerprintOf(const Tensor& tensor);
-  /// Equal for tensors of equal dtypes, shapes and contents, one by one; absent ones too have a
-  /// place in it.
+  /// A key of a list of tensors, equal for lists whose tensors have equal dtypes, shapes and
+  /// contents one by one. Absent tensors count.
   absl::StatusOr<std::string> KeyOf(std::span<const Tensor* const> tensors);
 
  private:
-  /// Two tensors at one address can differ in what they are taken for.
+  /// Tensors at one address may differ in dtype and shape.
   using Place = std::tuple<const std::byte*, DType, Shape>;
   static Place PlaceOf(const Tensor& tensor) {
     return {tensor.data(), tensor.dtype(), tensor.shape()};
@@ -41,18 +41,17 @@ class ContentKeys {
   absl::StatusOr<std::vector<Fingerprint>> FingerprintsOf(std::span<const Tensor> tensors);
   absl::Status ReadStarted();
 
-  /// With the tensor, whose address is not given out again meanwhile.
   struct Known {
-    Tensor tensor;
+    Tensor tensor;  ///< Kept alive, so that its address is not reused.
     Memory memory;
-    std::optional<Fingerprint> fingerprint;  ///< Once read.
+    std::optional<Fingerprint> fingerprint;  ///< Absent until it is read.
   };
 
   Engine& engine_;
   const Cancellation* const cancellation_;
   std::map<Place, Known> known_;
-  std::vector<Place> unread_;    ///< Those of known_ that are still to be read.
-  std::vector<Tensor> started_;  ///< Of Engine::StartFingerprints, in their order.
+  std::vector<Place> unread_;    ///< Keys of known_ whose fingerprints are still to be read.
+  std::vector<Tensor> started_;  ///< Results of Engine::StartFingerprints, in the order of unread_.
 };
 
 }  // namespace quantgate

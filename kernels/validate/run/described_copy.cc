@@ -23,7 +23,7 @@ absl::Status Doubt(Usage usage, const std::string& what) {
       absl::StrCat(what, "; say format, element, block_dim and e4m3_max (--format-hint)"));
 }
 
-/// The one format with such scales and elements; none where several have them, or no one.
+/// The only format with such scales and elements; absent if there are several, or none.
 std::optional<QuantizerFormat> OnlyFormatOf(ScaleKind scales, DType element) {
   std::optional<QuantizerFormat> only;
   for (const ScalingTraits& traits : AllQuantizerFormats()) {
@@ -36,7 +36,7 @@ std::optional<QuantizerFormat> OnlyFormatOf(ScaleKind scales, DType element) {
   return only;
 }
 
-/// What scales of this dtype and shape are; none of a dtype that scales do not have.
+/// The kind of scales of this dtype and shape; absent for a dtype that no scales have.
 std::optional<ScaleKind> ScaleKindOf(const Tensor& scale) {
   if (scale.dtype() == DType::kF32) {
     return scale.shape() == Shape{1} ? ScaleKind::kTensor : ScaleKind::kF32;
@@ -47,7 +47,7 @@ std::optional<ScaleKind> ScaleKindOf(const Tensor& scale) {
   return std::nullopt;
 }
 
-/// The format that dtypes and shapes leave no doubt about.
+/// The format, if dtypes and shapes leave no doubt.
 absl::StatusOr<QuantizerSpec> InferSpec(Usage usage, const QuantizedCopy& outlines) {
   const Tensor& data = outlines.data;
   const Tensor& scale = outlines.scale_inv;
@@ -82,7 +82,7 @@ absl::StatusOr<QuantizerSpec> InferSpec(Usage usage, const QuantizedCopy& outlin
   return spec;
 }
 
-/// U8 codes and scales, which files have for types that they lack, as what they are.
+/// Gives U8 codes and scales, which files have for dtypes that they lack, their dtypes.
 absl::Status RetypeTensor(DType dtype, const std::string& field, Tensor& tensor) {
   if (!tensor.has_value() || tensor.dtype() == dtype) return absl::OkStatus();
   if (tensor.dtype() == DType::kU8 && DTypeBytes(dtype) == 1) {
@@ -148,7 +148,7 @@ Shape FlattenScales(const Shape& scales, const Shape& codes) {
   if (scales.size() < 3 || scales.size() != codes.size()) return scales;
   const size_t row_dim = scales.size() - 2;
   if (!std::equal(scales.begin(), scales.begin() + row_dim, codes.begin())) return scales;
-  // Rows of one, or of the blocks of some format.
+  // A row has one scale, or one for each block of some format.
   const auto formats = AllQuantizerFormats();
   const bool is_whole =
       std::any_of(formats.begin(), formats.end(), [&](const ScalingTraits& traits) {
@@ -180,7 +180,7 @@ absl::StatusOr<DescribedCopy> DescribeCopy(const QuantizedDescription& descripti
   QG_RETURN_IF_ERROR(RetypeTensor(element, PartField(usage, "data"), copy.data));
   QG_ASSIGN_OR_RETURN(described.shape, SourceShape(spec, usage, copy.data));
   if (!description.shape.empty()) {
-    // A columnwise copy has lost the leading dims.
+    // A columnwise copy does not tell the leading dims.
     const Shape& told = description.shape;
     const bool fits = CheckedElementCount(told, DType::kF32, "shape").ok() && !told.empty() &&
                       told.back() == described.shape.back() &&

@@ -26,7 +26,7 @@ std::string ArithmeticText(const OutputSource& source) {
   return arithmetics.empty() ? "none: a sum over no rows" : absl::StrJoin(arithmetics, " and ");
 }
 
-/// Values whose memory is the same are the same; reported_ keeps that memory alive.
+/// An identity by address: values in the same memory are equal, and reported_ keeps it alive.
 std::string AddressOf(const ExactValues::Value& value) {
   return absl::StrCat(reinterpret_cast<uintptr_t>(value.f32.data()));
 }
@@ -178,7 +178,7 @@ absl::StatusOr<OutputReporter::Started> OutputReporter::Start(const LayerResult&
   Started started;
   const auto is_known = [&](const std::string& truth) -> absl::StatusOr<bool> {
     started.identity = absl::StrCat(output.name, " ", arithmetic, " ", truth);
-    // To ask for the contents is to wait for them.
+    // Asking for the contents waits for them.
     if (!reported_.contains(started.identity)) return false;
     QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
                         exact_.contents().FingerprintOf(output.tensor));
@@ -190,7 +190,7 @@ absl::StatusOr<OutputReporter::Started> OutputReporter::Start(const LayerResult&
   QG_ASSIGN_OR_RETURN(Engine::HostRead read_value, engine_.StartToHost(output.tensor));
   Truth truth;
   if (!source.operations.empty()) {
-    // Known by its inputs before anything is evaluated.
+    // The inputs identify the truth, so a known one need not be evaluated.
     QG_ASSIGN_OR_RETURN(truth.identity, IdentityOf(source.operations));
     QG_ASSIGN_OR_RETURN(const bool known, is_known(truth.identity));
     if (known) return started;
@@ -252,7 +252,7 @@ absl::StatusOr<OutputReporter::StartedBound> OutputReporter::StartBound(const Ou
   if (source.gemm == nullptr || source.gemm->desc.arithmetic.family == ArithmeticFamily::kExact) {
     return started;
   }
-  // As the GEMM has it: of rank 2.
+  // The GEMM has a 2-D output.
   const int64_t rows = source.gemm->result.d.rows();
   QG_ASSIGN_OR_RETURN(const Tensor subject, RowSlice(value, 0, rows));
   QG_ASSIGN_OR_RETURN(const Tensor exact, RowSlice(truth.value.f32, 0, rows));

@@ -13,7 +13,7 @@
 namespace quantgate {
 namespace {
 
-/// Looks a name up in the layer's plan, and tensors up in what went in and came out.
+/// Finds an output's name in the layer's plan, and the tensors in request and result.
 class SourceFinder {
  public:
   SourceFinder(Engine& engine, const LayerRequest& request, const LayerResult& result,
@@ -30,14 +30,14 @@ class SourceFinder {
   using Kind = OperationCall::Kind;
   using Source = std::optional<OutputSource>;
 
-  /// Parts of an output of all experts.
+  /// The source of an output that joins parts of all experts.
   absl::StatusOr<std::vector<OutputSource>> PartsOf(const std::string& output) const;
   absl::StatusOr<Source> OfValue(const ProgramPlan& program, const std::string& output) const;
   absl::StatusOr<Source> OfGradient(const ProgramPlan& program, const std::string& output) const;
   absl::StatusOr<Source> OfParameter(const ProgramPlan& program, const std::string& output) const;
-  /// What an operation gives the gradient of value `value`, one of those that it reads.
+  /// An operation's contribution to the gradient of `value`, which it reads.
   absl::StatusOr<OperationCall> Contribution(const ProgramPlan& program, size_t operation) const;
-  /// The gradient that the rows of a bias's are summed of.
+  /// The gradient whose rows a bias gradient sums.
   absl::StatusOr<Tensor> SummedBy(const ProgramPlan& program, size_t operation) const;
 
   absl::StatusOr<Tensor> TensorOf(const std::string& name) const;
@@ -73,7 +73,7 @@ absl::StatusOr<std::vector<OutputSource>> SourceFinder::PartsOf(const std::strin
       parts.emplace_back().gemm = gemm;
       continue;
     }
-    // An expert whose bias is an operation of its own.
+    // This expert's bias is an operation of its own.
     QG_ASSIGN_OR_RETURN(Source source, OfValue(plan_.programs[i], part));
     if (source.has_value()) parts.push_back(*std::move(source));
   }

@@ -1,4 +1,4 @@
-// Where an output of a layer comes from: what a report needs in order to say what it should be.
+// What a layer's output was computed from, so that a report can say what the output should be.
 #pragma once
 
 #include <string>
@@ -10,27 +10,28 @@
 
 namespace quantgate {
 
-/// One of these; none: a sum over no rows. Pointers are into the LayerResult.
+/// One of the members is set; none if the output is a sum over no rows. Pointers are into the
+/// LayerResult.
 struct OutputSource {
-  const GemmRecord* gemm = nullptr;
-  Tensor summed;                          ///< A bias's gradient: the gradient whose rows it sums.
-  Tensor quantized;                       ///< What a quantize operation was given.
-  std::vector<OperationCall> operations;  ///< As EvaluateOperations takes them.
-  std::vector<OutputSource> parts;        ///< Of experts, one after the other along the rows.
+  const GemmRecord* gemm = nullptr;       ///< The GEMM that gave the output.
+  Tensor summed;                          ///< For a bias gradient: the tensor whose rows it sums.
+  Tensor quantized;                       ///< The input of a quantize operation.
+  std::vector<OperationCall> operations;  ///< Arguments of EvaluateOperations.
+  std::vector<OutputSource> parts;        ///< One for each expert, concatenated along the rows.
 };
 
-/// Of `output`, an output or intermediate of `result`, which was made of `request`: by the plan
-/// that it was made by.
+/// The source of `output`, an output or intermediate of `result`, which RunLayer made of `request`.
+/// Follows result.plan.
 absl::StatusOr<OutputSource> SourceOf(Engine& engine, const LayerRequest& request,
                                       const LayerResult& result, const std::string& output,
                                       const Cancellation* cancellation);
 
-/// The GEMM that gave `output`; null for none.
+/// The GEMM that gave `output`; null if none did.
 const GemmRecord* FindGemm(const LayerResult& result, const std::string& output);
-/// What was given under this name: "x", "grad_output", a parameter, an expert's rows ("x.2"); an
-/// absent tensor for another name.
+/// The given tensor of this name: "x", "grad_output", a parameter, or an expert's rows ("x.2").
+/// Absent if there is none.
 Tensor FindGiven(const LayerRequest& request, const std::string& name);
-/// The output or intermediate of this name; an absent tensor for none.
+/// The output or intermediate of this name; absent if there is none.
 Tensor FindComputed(const LayerResult& result, const std::string& name);
 
 }  // namespace quantgate

@@ -19,8 +19,8 @@
 namespace quantgate {
 namespace {
 
-/// Names each step before it starts, or one that is begun and goes on by itself as soon as it is;
-/// counts the others before it.
+/// Reports the run's progress: each step before it starts or, if it continues in the background,
+/// when it has been begun.
 class Progress {
  public:
   Progress(const RunObserver& observer, const Plan& plan, const Cancellation* cancellation)
@@ -41,7 +41,7 @@ class Progress {
 
  private:
   void Tell(int step, const std::string& what) {
-    // To count takes a while, and the engine may have work by now.
+    // Counting takes a while, so it is done late, when the engine may have work.
     if (step_count_ < 0) step_count_ = plan_.StepCount();
     observer_.on_progress({step, step_count_, what});
   }
@@ -53,7 +53,7 @@ class Progress {
   int step_ = 0;
 };
 
-/// Whatever the reports of a variant's outputs identify by its contents.
+/// All tensors that reports of a variant's outputs identify by contents.
 std::vector<Tensor> TensorsOf(const LayerResult& result) {
   std::vector<Tensor> tensors;
   for (const GemmRecord& gemm : result.gemms) {
@@ -68,7 +68,7 @@ std::vector<Tensor> TensorsOf(const LayerResult& result) {
   return tensors;
 }
 
-/// By the names of RunReport::inputs.
+/// The inputs of a run, under the names of RunReport::inputs.
 std::vector<NamedTensor> InputsOf(const LayerRequest& request) {
   std::vector<NamedTensor> inputs = {{"x", request.x}, {"grad_output", request.grad_output}};
   for (const auto& [name, tensor] : request.parameters) {
@@ -104,7 +104,7 @@ VariantReport::GemmLine GemmLineOf(const GemmRecord& gemm) {
 
 namespace {
 
-/// But for what StartedLayer::Finish completes.
+/// Without what StartedLayer::Finish adds.
 VariantReport DescribeVariant(const Variant& variant, LayerResult& result) {
   VariantReport report;
   report.label = variant.Label();
@@ -156,8 +156,7 @@ class PlanRun {
   absl::StatusOr<RunReport> Run() {
     QG_RETURN_IF_ERROR(ComputeUnquantized());
     report_.variants.resize(request_.variants.size());
-    // The reference goes first, so that every other variant's report is whole when it is handed
-    // out.
+    // The reference goes first, so that other variants' reports are complete when handed out.
     if (request_.reference.has_value()) QG_RETURN_IF_ERROR(RunVariant(*request_.reference));
     for (int index = 0; index < static_cast<int>(request_.variants.size()); ++index) {
       if (request_.reference != index) QG_RETURN_IF_ERROR(RunVariant(index));
@@ -182,7 +181,7 @@ class PlanRun {
   bool IsLinear() const { return request_.step.layer.traits().is_one_linear(); }
   bool HasIntermediates() const { return ReportsIntermediates(request_.step); }
 
-  /// Counted only where an output has NaN or infinities.
+  /// Counted only if an output has NaN or infinities.
   absl::StatusOr<std::vector<NonFinite>> NonFiniteInputs() {
     std::vector<NonFinite> counted;
     if (!HasNonFinite(report_.variants)) return counted;
@@ -194,7 +193,7 @@ class PlanRun {
     return counted;
   }
 
-  // The engine has its first large work before it is asked what the inputs contain.
+  // Fingerprints of inputs are asked for after the engine has its first large work.
   absl::Status ComputeUnquantized() {
     if (!IsLinear()) {
       QG_RETURN_IF_ERROR(progress_.Begin(UnquantizedStep("the whole layer")));
@@ -219,12 +218,12 @@ class PlanRun {
     return exact_.contents().Start(tensors, ContentKeys::Memory::kForGood);
   }
 
-  /// `body` as one step of the run, with its time among `stages`.
+  /// Runs `body` as one step of the run and adds its time to `stages`.
   template <typename Body>
   absl::Status Timed(const std::string& stage, const VariantReport& report,
                      std::vector<TimedStage>& stages, Body body) {
     QG_RETURN_IF_ERROR(progress_.Begin(absl::StrCat(report.label, ": ", stage)));
-    // By the clock of the layer's own stages, so that all of them can be added up.
+    // The engine's stopwatch is that of the layer's stages, so that all times can be added up.
     std::shared_ptr<Stopwatch> stopwatch = engine_.StartStopwatch();
     QG_RETURN_IF_ERROR(body());
     QG_RETURN_IF_ERROR(stopwatch->Stop());
@@ -298,7 +297,8 @@ class PlanRun {
       return Timed(stage, report, stages, body);
     };
     report.outputs.reserve(result.outputs.size() + result.intermediates.size());
-    // All are begun before the first is waited for, unless a stage has comparisons to do that wait.
+    // All reports are begun before the first is waited for, unless comparisons with a reference
+    // wait.
     const bool is_compared = request_.reference.has_value() && request_.reference != index;
     const bool waits = is_compared || !request_.subjects.empty();
     std::vector<OutputReporter::Started> started;
@@ -345,8 +345,8 @@ class PlanRun {
     return absl::OkStatus();
   }
 
-  /// With one variant nothing is kept for others. The engine is at a bound last, which takes it a
-  /// while: what is known before is handed out and prepared meanwhile.
+  /// The reports of the only variant, none of which is kept for others. The engine computes a bound
+  /// last, which takes a while; meanwhile everything else is handed out.
   absl::Status FinishOnlyVariant(const LayerResult& result,
                                  std::vector<OutputReporter::Started>& started,
                                  std::vector<TimedStage>& stages, VariantReport& report) {
@@ -381,7 +381,7 @@ class PlanRun {
     return absl::OkStatus();
   }
 
-  /// Those between the operations come behind the layer's outputs.
+  /// Hands out one report; intermediates come after the layer's outputs.
   void HandOut(int index, const LayerResult& result, OutputReport output, VariantReport& report) {
     output.is_intermediate = report.outputs.size() >= result.outputs.size();
     report.outputs.push_back(std::move(output));
@@ -396,7 +396,7 @@ class PlanRun {
   absl::Status CompareOne(const ReportedOutput& reported, VariantReport& report) {
     const VariantReport& reference = report_.variants[*request_.reference];
     const OutputReport* found = FindOutput(reference, reported.report.tensor);
-    // What lies between operations depends on the recipe: one may round where another does not.
+    // Intermediates depend on the recipe: one recipe may round where another does not.
     if (found == nullptr) return absl::OkStatus();
     const OutputReport& other = *found;
     QG_ASSIGN_OR_RETURN(std::optional<TensorComparison> comparison,
@@ -421,7 +421,7 @@ class PlanRun {
   OutputReporter reporter_;
   Progress progress_;
   RankEngines rank_engines_;
-  StartedLayer layer_;  ///< Of the last variant on one rank.
+  StartedLayer layer_;  ///< The last variant on one rank.
   RunReport report_;
 };
 
@@ -440,7 +440,7 @@ absl::StatusOr<RunReport> RunPlan(const Plan& plan, Engine& engine,
   const auto run = std::make_shared<PlanRun>(plan, engine, cancellation, observer, setting);
   QG_RETURN_IF_ERROR(run->CheckRanks());
   absl::StatusOr<RunReport> report = run->Run();
-  if (report.ok()) report->made = run;
+  if (report.ok()) report->kept_alive = run;
   switch (report.status().code()) {
     case absl::StatusCode::kOk:
     case absl::StatusCode::kCancelled:
@@ -450,11 +450,11 @@ absl::StatusOr<RunReport> RunPlan(const Plan& plan, Engine& engine,
     case absl::StatusCode::kUnavailable:  // A rank has gone.
       return report;
     case absl::StatusCode::kFailedPrecondition:
-      // Only the tensors say whether the scales under a named group agree.
+      // Whether the scales under a named group agree depends on the values of tensors.
       if (NamesAmaxGroups(plan)) return report;
       [[fallthrough]];
     default:
-      // The plan was accepted, so whoever refuses it now is wrong, or the plan's rules are.
+      // The plan was accepted, so a refusal now is a bug, here or in the plan's checks.
       return absl::InternalError(
           absl::StrCat("an accepted plan failed: ", report.status().ToString()));
   }

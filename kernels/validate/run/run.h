@@ -1,4 +1,4 @@
-// Runs a plan and forms its report.
+// RunPlan, which runs a plan, and the report that it makes.
 #pragma once
 
 #include <memory>
@@ -18,32 +18,33 @@ namespace quantgate {
 struct TensorComparison {
   std::string tensor;     ///< "y", "dx", "dw", "main_grad", "db", "fc1.dw", ...
   std::string reference;  ///< "exact" or the label of the reference variant.
-  ParityReport parity;    ///< Subject's bits against the reference's (`exact`: rounded once to the
-                          ///< subject's dtype).
-  ErrorReport error;      ///< Against the reference.
-  std::optional<NearerReport>
-      nearer;  ///< Subject and reference variant against `exact` of the subject's operands.
+  /// The subject's bits against the reference's; `exact` is rounded once to the subject's dtype.
+  ParityReport parity;
+  ErrorReport error;  ///< Against the reference.
+  /// Which of subject and reference variant is nearer to `exact` of the subject's operands.
+  std::optional<NearerReport> nearer;
 };
 
 /// One output tensor of one variant, with both named references (docs/definitions.md section 5.1).
 struct OutputReport {
   std::string tensor;
-  bool is_intermediate = false;  ///< Not an output: what one operation gave the next.
-  std::string arithmetic;        ///< What ran, fully resolved; "pairwise fp32 sum" for db, "fp32
-                                 ///< operations" for what no GEMM made.
+  bool is_intermediate = false;  ///< A tensor between two operations, not an output.
+  /// The arithmetic that ran, fully resolved; "pairwise fp32 sum" for db, "fp32 operations" for
+  /// what no GEMM made.
+  std::string arithmetic;
   Tensor value;
-  /// For RunObserver::on_output: reads `value`, and does not wait for what the engine was asked
-  /// after its report began. Empty where several ranks have it.
+  /// For RunObserver::on_output: reads `value` without waiting for work that the engine was given
+  /// after this report began. Empty if several ranks have the value.
   Engine::HostRead read_value;
   Fingerprint fingerprint;
-  ErrorReport against_unquantized;  ///< Original operands, `exact`, rounded once to f32.
-  TensorComparison against_exact;   ///< The subject's own quantized operands under `exact`.
-  std::optional<BoundCheck>
-      bound;  ///< Absent where no bound is derived (db) or the GEMM's arithmetic is exact.
-  std::string exact_note;                   ///< Bits needed and available.
-  std::optional<BoundCheck> subject_bound;  ///< Of LayerRunRequest::subjects[tensor].
-  /// Of a value that every rank has: which rank's differs from the reported one, rank 0's. Empty
-  /// where none does; else no requirement is met.
+  ErrorReport against_unquantized;  ///< Against `exact` of the original operands, rounded to f32.
+  TensorComparison against_exact;   ///< Against `exact` of the subject's own quantized operands.
+  /// Absent if no bound is derived (db) or the GEMM's arithmetic is exact.
+  std::optional<BoundCheck> bound;
+  std::string exact_note;                   ///< The bits that `exact` needed and had.
+  std::optional<BoundCheck> subject_bound;  ///< The check of LayerRunRequest::subjects[tensor].
+  /// Which rank's value differs from the reported one, rank 0's, if every rank has the value. Empty
+  /// if none differs; otherwise no requirement is met.
   std::string rank_difference;
 };
 
@@ -53,11 +54,11 @@ struct Verdict {
   /// What is required: "0 differing elements"; "|error| <= 0.066 x sum|a||b| + half ulp".
   std::string threshold;
   std::string source;  ///< Where the threshold comes from.
-  std::string found;   ///< What there is of it: "0"; "12 in y of fp8_current / none / sm90".
+  std::string found;   ///< What was found: "0"; "12 in y of fp8_current / none / sm90".
   /// "y of fp8_current / none / sm90 differs from ... in 12 of 524288 elements, first at (0, 7)".
   std::string finding;
-  /// NaN and infinities in outputs and how many exact has in the same places, and the inputs that
-  /// have any; empty where all outputs are finite.
+  /// The numbers of NaN and infinities in outputs and of those that `exact` has in the same places,
+  /// and the inputs that have any. Empty if all outputs are finite.
   std::string non_finite, non_finite_inputs;
 };
 
@@ -67,25 +68,24 @@ struct VariantReport {
   std::string recipe_name;  ///< Base name, for metric labels.
   std::string recipe_digest;
   std::string backward_override;
-  std::string arithmetic;             ///< As asked, canonical.
-  bool is_hardware = false;           ///< Of any of its GEMMs.
-  std::vector<OutputReport> outputs;  ///< Intermediates behind them.
-  std::vector<TensorComparison>
-      against_reference;  ///< Empty for the reference itself and without a reference.
+  std::string arithmetic;             ///< As asked for, canonical.
+  bool is_hardware = false;           ///< Whether hardware ran any of its GEMMs.
+  std::vector<OutputReport> outputs;  ///< Outputs, then intermediates.
+  /// Empty for the reference variant itself, and without one.
+  std::vector<TensorComparison> against_reference;
   std::vector<SavedOperand> saved;
   std::vector<QuantizationRecord> quantizations;
   struct GemmLine {
     std::string role, output, text, a_source, b_source, arithmetic;
     bool is_hardware = false;
-    std::string algorithm;  ///< Of hardware: CublasLtAlgorithm::ToString().
+    std::string algorithm;  ///< CublasLtAlgorithm::ToString(), if is_hardware.
   };
   std::vector<GemmLine> gemms;
-  std::vector<ErrorBudget> error_budgets;  ///< One per GEMM, where the request asks for them.
+  std::vector<ErrorBudget> error_budgets;  ///< One for each GEMM, if the request asks for them.
   std::vector<StageTime> stages;
   std::vector<std::string> notes;
   std::vector<NamedTensor> state;  ///< LayerResult::state.
-  /// Of a variant on several ranks, in their order. What lies between operations, saved operands,
-  /// quantizations and GEMMs are then theirs and not the variant's.
+  /// What one rank did in a variant on several ranks.
   struct RankReport {
     int rank = 0;
     std::string device;  ///< DeviceDescription::id.
@@ -102,18 +102,20 @@ struct VariantReport {
     std::vector<StageTime> stages;
     std::vector<StageTimeline> timelines;  ///< Of stages that overlap.
   };
+  /// By rank. Intermediates, saved operands, quantizations and GEMMs are then only here.
   std::vector<RankReport> ranks;
 };
 
-/// What a report says of a GEMM that a layer did.
+/// What a report says about a GEMM that a layer did.
 VariantReport::GemmLine GemmLineOf(const GemmRecord& gemm);
 
-/// Equal or not, between any two variants, per output: the matrix of `quantgate compare`.
+/// Whether two variants have equal bits in one output: a cell of the matrix of `quantgate compare`.
 struct PairSummary {
-  int subject = 0;  ///< Indices into variants.
+  // Indices into RunReport::variants.
+  int subject = 0;
   int reference = 0;
   std::string tensor;
-  bool comparable = true;  ///< False when one side lacks the tensor or dtypes differ.
+  bool comparable = true;  ///< False if one side lacks the tensor or the dtypes differ.
   int64_t mismatch_count = 0;
   int64_t element_count = 0;
   double relative_frobenius = 0;
@@ -123,16 +125,16 @@ struct RunReport {
   std::vector<VariantReport> variants;
   std::vector<PairSummary> pairs;  ///< Every subject > reference, per tensor.
   Verdict verdict;
-  /// What the run took: "x", "grad_output", "parameters[weight]", "main_grads[weight]",
-  /// "delayed_state[input.scale]".
+  /// A tensor that the run was given.
   struct Input {
+    /// "x", "grad_output", "parameters[weight]", "main_grads[weight]",
+    /// "delayed_state[input.scale]".
     std::string name;
     Fingerprint fingerprint;
   };
   std::vector<Input> inputs;
-  /// Everything else that the run made. To give its tensors back takes a while: whoever is in a
-  /// hurry drops it later.
-  std::shared_ptr<const void> made;
+  /// Keeps intermediates alive so that they can be freed off the critical path.
+  std::shared_ptr<const void> kept_alive;
 };
 
 struct RunProgress {
@@ -148,20 +150,22 @@ inline void IgnoreVariant(int, const VariantReport&) {}
 struct RunObserver {
   absl::FunctionRef<void(const RunProgress&)> on_progress;
   absl::FunctionRef<void(int index, const VariantReport&)> on_variant;
-  /// Each of VariantReport::outputs as soon as it is measured: the engine may still be at the next,
-  /// or at its own bound.
+  /// Called with each of VariantReport::outputs as soon as it is measured. The engine may still be
+  /// computing the output's own bound or the next output.
   absl::FunctionRef<void(int index, const OutputReport&)> on_output = IgnoreOutput;
-  /// Where the engine is still at the last bound: the variant but for bounds, error budgets and the
-  /// last stages, which on_variant adds. Behind the last on_output; not of every variant.
+  /// Called after the last on_output if the engine is still computing the last bound. The variant
+  /// lacks bounds, error budgets and the last stages; on_variant follows with them. Not called for
+  /// every variant.
   absl::FunctionRef<void(int index, const VariantReport&)> on_measured = IgnoreVariant;
 };
 
-/// CANCELLED, DEADLINE_EXCEEDED (also of ranks that wait for one another), RESOURCE_EXHAUSTED
-/// (memory), UNAVAILABLE (a rank has gone) or INTERNAL; a mismatch is a result.
-/// FAILED_PRECONDITION or UNIMPLEMENTED, before anything runs, where this host or build does not
-/// have the engines or the backend of a variant on several ranks, which run in this `setting`
-/// (null: the defaults). FAILED_PRECONDITION too where codes would be joined under scales that
-/// differ, as amax groups that a variant names leave them.
+/// Runs every variant of the plan and forms the report; a mismatch is a result, not an error.
+/// `setting`: how variants on several ranks run (null: the defaults). Errors: CANCELLED,
+/// DEADLINE_EXCEEDED (also if ranks wait for one another too long), RESOURCE_EXHAUSTED (memory),
+/// UNAVAILABLE (a rank has gone), INTERNAL. Before anything runs FAILED_PRECONDITION or
+/// UNIMPLEMENTED, if this host or build lacks the engines or the backend of a variant on several
+/// ranks. FAILED_PRECONDITION also if the amax groups that a variant names leave ranks with
+/// different scales for codes that are to be joined.
 absl::StatusOr<RunReport> RunPlan(const Plan& plan, Engine& engine,
                                   const Cancellation* cancellation, const RunObserver& observer,
                                   const RankSetting* setting = nullptr);

@@ -20,7 +20,7 @@ std::string Listed(const std::vector<std::string>& parts, const char* separator)
                       separator, "and ", parts.size() - kListedMax, " more");
 }
 
-/// Counts failures, keeps the first in words and each by its number.
+/// Counts failures, and keeps the words of the first and the number of each.
 struct Findings {
   int checked = 0;
   int failed = 0;
@@ -39,8 +39,8 @@ struct Findings {
   }
 };
 
-/// A bound so small beside an error says nothing of its size: those of sums whose terms are all 0
-/// are half of fp32's smallest subnormal.
+/// Beyond this ratio the bound is no measure of an error: the bound of a sum whose terms are all 0
+/// is half of fp32's smallest subnormal.
 constexpr double kRatioMax = 0x1p64;
 
 std::string OutputOf(const std::string& tensor, const VariantReport& variant) {
@@ -60,8 +60,7 @@ void JudgeParity(const TensorComparison& comparison, const VariantReport& varian
                              OutputOf(comparison.tensor, variant)));
 }
 
-/// Ranks that disagree on what all of them have: whatever the reported one's bits are, another's
-/// are wrong.
+/// Fails if ranks differ in a value that all of them have, since then at least one rank is wrong.
 void JudgeRanks(const std::vector<VariantReport>& variants, Findings& findings) {
   for (const VariantReport& variant : variants) {
     for (const OutputReport& output : variant.outputs) {
@@ -103,7 +102,7 @@ Verdict JudgeBitwise(const VariantReport& reference, const std::vector<VariantRe
   JudgeRanks(variants, findings);
   for (const VariantReport& variant : variants) {
     if (variant.label == reference.label) continue;
-    // Of outputs alone: what lies between a layer's operations is each recipe's own.
+    // Only outputs: intermediates differ between recipes.
     for (const TensorComparison& comparison : variant.against_reference) {
       const OutputReport* output = FindOutput(variant, comparison.tensor);
       if (output != nullptr && output->is_intermediate) continue;
@@ -127,7 +126,7 @@ Verdict JudgeBitwise(const VariantReport& reference, const std::vector<VariantRe
 }
 
 std::string BoundText(const BoundCheck& check) {
-  // Of operations that are no GEMM the derivation says all.
+  // For operations other than GEMMs the derivation says everything.
   if (check.bound.factor == 0)
     return "|error| <= its own fp32 roundings + half an ulp of the output";
   return absl::StrCat("|error| <= ", check.bound.factor,

@@ -1,4 +1,4 @@
-// The verdict of a run: its criterion, the threshold, where that comes from, and what was found.
+// The verdict of a run: the criterion, the threshold and its source, and what was found.
 #pragma once
 
 #include <optional>
@@ -9,7 +9,7 @@
 
 namespace quantgate {
 
-/// NaN and infinities of one tensor.
+/// The numbers of NaN and infinities in one tensor.
 struct NonFinite {
   std::string tensor;
   NonFiniteCounts counts;
@@ -17,15 +17,16 @@ struct NonFinite {
   bool any() const { return counts.count() > 0; }
 };
 
-/// Of the subject of a comparison.
+/// Those of the subject of a comparison.
 NonFinite NonFiniteOf(const std::string& tensor, const ParityReport& parity);
 
-/// Whether any output of a variant, or what is exact for it, has NaN or infinities: the verdict
-/// then needs those of the inputs.
+/// Whether any output of a variant, or its exact value, has NaN or infinities. JudgeRun then needs
+/// those of the inputs.
 bool HasNonFinite(const std::vector<VariantReport>& variants);
 
-/// `inputs` are read where HasNonFinite. NaN and infinities pass a bound where exact has the same
-/// in the same place, and nowhere else (CheckBound): the verdict counts those of both sides.
+/// The verdict over all variants. `inputs` are read only if HasNonFinite. NaN and infinities pass a
+/// bound only where the exact value has the same in the same place (CheckBound); the verdict counts
+/// those of both sides.
 Verdict JudgeRun(Requirement requirement, std::optional<int> reference,
                  const std::vector<VariantReport>& variants,
                  const std::vector<NonFinite>& inputs = {});

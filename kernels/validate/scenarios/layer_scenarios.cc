@@ -76,9 +76,8 @@ absl::Status CheckFrozenWeight(ScenarioContext& context) {
 /// Of opening a session and its first forward.
 absl::Status FirstStep(ScenarioContext& context, const SessionSpec& spec) {
   QG_ASSIGN_OR_RETURN(const auto parameters, MakeParameters(context, 50));
-  QG_ASSIGN_OR_RETURN(auto session,
-                      TrainingSession::Open(context.engine(), spec, parameters,
-                                            context.cancellation(), context.faults()));
+  QG_ASSIGN_OR_RETURN(auto session, OneRankSession::Open(context.engine(), spec, parameters,
+                                                         context.cancellation(), context.faults()));
   ForwardStep step;
   QG_ASSIGN_OR_RETURN(step.x, context.Generate(Distribution::kNormal, 1, DType::kBF16, {32, 32}));
   return session->Forward(step, context.cancellation()).status();
@@ -331,11 +330,10 @@ absl::Status CheckEngines(ScenarioContext& context) {
   }
   QG_ASSIGN_OR_RETURN(const auto parameters, MakeParameters(context, 50));
   const SessionSpec spec = TwoLayerSpec(context.recipe());
-  QG_ASSIGN_OR_RETURN(auto subject,
-                      TrainingSession::Open(context.engine(), spec, parameters,
-                                            context.cancellation(), context.faults()));
-  QG_ASSIGN_OR_RETURN(auto reference, TrainingSession::Open(context.reference(), spec, parameters,
-                                                            context.cancellation()));
+  QG_ASSIGN_OR_RETURN(auto subject, OneRankSession::Open(context.engine(), spec, parameters,
+                                                         context.cancellation(), context.faults()));
+  QG_ASSIGN_OR_RETURN(auto reference, OneRankSession::Open(context.reference(), spec, parameters,
+                                                           context.cancellation()));
   for (uint64_t step = 0; step < 5; ++step) {
     context.SetStep(static_cast<int64_t>(step));
     ForwardStep forward;
@@ -344,7 +342,7 @@ absl::Status CheckEngines(ScenarioContext& context) {
     QG_ASSIGN_OR_RETURN(const Tensor dy, context.Generate(Distribution::kNormal, 900 + step,
                                                           DType::kBF16, {32, 32}, 0x1p-6f));
     for (const bool is_forward : {true, false}) {
-      const auto run = [&](TrainingSession& session) {
+      const auto run = [&](OneRankSession& session) {
         return is_forward ? session.Forward(forward, context.cancellation())
                           : session.Backward({"0", dy}, context.cancellation());
       };

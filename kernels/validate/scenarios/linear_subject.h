@@ -1,4 +1,4 @@
-// A linear step by the layer code on the engine that is looked at, beside the one by hand.
+// A linear step by the layer code on the engine under test, compared with the step by hand.
 #pragma once
 
 #include <string>
@@ -14,16 +14,16 @@ struct LinearRun : StepRecords {
   NamedOutputs outputs;
 };
 
-/// The step with all operands in the engine's memory. `operands.first_call_id` and `scales` must be
-/// those of a fresh run.
+/// Runs the step with all operands in the engine's memory. `operands.first_call_id` and `scales`
+/// must be those of a fresh run.
 absl::StatusOr<LinearRun> RunLinearOn(ScenarioContext& context, const LinearOperands& operands,
                                       const Recipe& recipe);
 
-/// All outputs are there, no other, and bit-equal.
+/// Expects the same outputs with equal bits, and no others.
 absl::Status ExpectSameOutputs(ScenarioContext& context, std::string_view step,
                                const NamedOutputs& subject, const NamedOutputs& expected);
 
-/// RunLinearOn under context.recipe() gives what ExpectedLinear gives.
+/// Expects RunLinearOn under context.recipe() to give what ExpectedLinear gives.
 absl::StatusOr<LinearRun> ExpectLinearAsByHand(ScenarioContext& context, std::string_view step,
                                                const LinearOperands& operands);
 

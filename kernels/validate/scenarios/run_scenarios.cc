@@ -10,9 +10,20 @@
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/steady_time.h"
-#include "kernels/validate/scenarios/faults/fault_seeder.h"
 
 namespace quantgate {
+
+/// Makes a set of seeded faults that is not empty. Only this file can: SeededFaults befriends the
+/// class, and a test checks that no other file names it.
+class FaultSeeder {
+ public:
+  static SeededFaults With(const std::string& name) {
+    SeededFaults faults;
+    faults.names_.insert(name);
+    return faults;
+  }
+};
+
 namespace {
 
 /// The engine that expected values come from: no vector code, no threads.

@@ -1,6 +1,6 @@
 // Scenario: a named invariant over runs or training, and the faults that it must catch. A fault is
 // a known bug of training frameworks (docs/scenarios.md) put in place on purpose: around the engine
-// (faulty_engine.h), around communication (faulty_transport.h, faulty_overlap.h), or in layer and
+// (faulty_engine.h), around communication (faulty_communication.h), or in layer and
 // session code that asks SeededFaults at the place of the bug.
 #pragma once
 
@@ -18,10 +18,10 @@ namespace quantgate {
 struct Fault {
   std::string name;         ///< Kebab-case.
   std::string description;  ///< What the code with the bug does, one sentence.
-  int bug_class = 0;        ///< Its number in AllBugClasses(); 0: none of them.
-  /// The alterations, made anew for each run; null: the fault is elsewhere, by its name.
+  int bug_class = 0;        ///< BugClass::number; 0 if it is in no class.
+  /// Makes the alterations of the engine for each run. Null: code asks SeededFaults for the name.
   std::function<EngineAlterations()> alter_engine = {};
-  bool is_around_communication = false;
+  bool is_around_communication = false;  ///< faulty_communication.h asks for the name.
 };
 
 struct Scenario {
@@ -29,10 +29,10 @@ struct Scenario {
   std::string invariant;  ///< One sentence.
   std::string criterion;  ///< What is compared with what, and how near they must be.
   std::vector<int> bug_classes = {};
-  std::vector<std::string> faults;   ///< Names. Each must make the scenario fail.
-  std::vector<std::string> recipes;  ///< As Recipe::Parse takes them; it runs once under each.
-  /// Looks at the invariant under context.recipe(). What does not hold goes to the context; a
-  /// status says that it could not look.
+  std::vector<std::string> faults;   ///< Names of faults, each of which must make it fail.
+  std::vector<std::string> recipes;  ///< Texts for Recipe::Parse. It runs once under each.
+  /// Checks the invariant under context.recipe(). Differences go to the context; an error status
+  /// means that the invariant could not be checked.
   std::function<absl::Status(ScenarioContext& context)> run;
 };
 
@@ -44,9 +44,10 @@ const std::vector<Fault>& AllFaults();
 struct BugClass {
   int number = 0;
   std::string_view title;
-  /// Why no scenario is about it; empty where one is.
+  /// Why no scenario covers it; empty if one does.
   std::string_view left_out;
-  /// Of Transformer Engine, that made or mended such a bug; 0: none is known.
+  /// The number of a Transformer Engine pull request that caused or fixed such a bug; 0 if none is
+  /// known.
   int pull_request = 0;
 };
 const std::vector<BugClass>& AllBugClasses();

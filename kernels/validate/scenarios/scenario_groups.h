@@ -1,5 +1,5 @@
-// The scenarios of this build by what they are about, each group with the faults that are about it
-// too. A new scenario is an entry of a group and a function beside it.
+// The scenarios of this build by subject, each group with the faults that it is about. A new
+// scenario is an entry of a group and a function beside it.
 #pragma once
 
 #include <vector>
@@ -39,7 +39,7 @@ ScenarioGroup ExpertSessionScenarios();   ///< Training on ranks that have exper
 ScenarioGroup ExpertShardScenarios();     ///< Training on ranks that have pieces of experts.
 ScenarioGroup GatherScenarios();          ///< Quantized tensors divided and put together.
 ScenarioGroup ParallelScenarios();        ///< Layers divided over ranks.
-ScenarioGroup ParallelStepScenarios();    ///< Their groups, scales and codes from step to step.
+ScenarioGroup ParallelStepScenarios();    ///< Groups, scales and codes from step to step.
 ScenarioGroup WeightScenarios();          ///< Quantized and cached weights, main gradients.
 ScenarioGroup GroupCallScenarios();       ///< Calls of ranks that agree and that do not.
 ScenarioGroup GroupSumScenarios();        ///< Orders and roundings of sums over ranks.

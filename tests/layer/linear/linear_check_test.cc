@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/layer/check_gemms.h"
+#include "tests/layer/layer_cases.h"
 
 namespace quantgate {
 namespace {

@@ -38,7 +38,7 @@ TEST_F(BadInputTest, Quantize) {
       },
       {kInvalid, "tensor", "f8_e5m2[4x4]", "are quantized"});
   refuse([](auto& r) { *r.mutable_scale() = Generated("uniform", 1, "f32", {1}); },
-         {kInvalid, "scale", "given", "fp8_delayed alone takes it"});
+         {kInvalid, "scale", "given", "only fp8_delayed takes it"});
   refuse(
       [](auto& r) {
         r.mutable_recipe()->set_name("fp8_delayed");

@@ -77,7 +77,7 @@ TEST_F(ParallelSessionsTest, AForwardNamesTheGroupOfItsAmaxes) {
   EXPECT_EQ(Get(named).spec().parallel().amax_groups().at("input"), "data");
   (*copies.mutable_spec()->mutable_parallel()->mutable_amax_groups())["input"] = "tensor";
   ExpectRefused(copies, grpc::StatusCode::INVALID_ARGUMENT,
-                "parallel.amax_groups[input] is tensor: it is of tensor_parallel ranks");
+                "parallel.amax_groups[input] is tensor: this group needs tensor_parallel > 1");
 }
 
 TEST_F(ParallelSessionsTest, CopiesAndRefusals) {

@@ -29,9 +29,9 @@ class SessionStoreTest : public ::testing::Test {
   void Start() {
     store_ = std::make_unique<SessionStore>(limits_, [this] { return now_; });
   }
-  std::unique_ptr<TrainingSession> Training() {
+  std::unique_ptr<OneRankSession> Training() {
     SessionSpec spec{.layers = {{"fc", {}}}, .recipe = *Recipe::Parse("bf16")};
-    auto training = TrainingSession::Open(
+    auto training = OneRankSession::Open(
         *device_.engine, spec,
         {{"fc.weight", Generated(Distribution::kNormal, 1, DType::kBF16, {16, 16})}}, nullptr);
     EXPECT_TRUE(training.ok()) << training.status();

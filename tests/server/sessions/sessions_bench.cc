@@ -50,7 +50,7 @@ void BM_StepDirect(benchmark::State& state) {
   const SessionSpec spec{.layers = {{"fc", {}}}, .recipe = *Recipe::Parse("fp8_current")};
   const Tensor weight = Generated(Distribution::kNormal, 1, DType::kBF16, {kSize, kSize});
   const auto session =
-      TrainingSession::Open(*engine, spec, {{"fc.weight", weight}}, nullptr).value();
+      OneRankSession::Open(*engine, spec, {{"fc.weight", weight}}, nullptr).value();
   ForwardStep step;
   step.train = false;
   for (auto _ : state) {

@@ -27,7 +27,7 @@ class SessionCheckpoint : public ::testing::TestWithParam<SessionCase> {
 };
 
 /// With gradients that no update has used yet, and weights that are cached.
-void TrainToTheMiddle(TrainingSession& session) {
+void TrainToTheMiddle(OneRankSession& session) {
   TrainOnce(session, 100);
   ForwardStep forward = ForwardOf(200);
   forward.is_first = Microbatch::kFirst;
@@ -35,7 +35,7 @@ void TrainToTheMiddle(TrainingSession& session) {
   ASSERT_TRUE(session.Backward(BackwardOf(201), nullptr).ok());
 }
 
-void GoOn(TrainingSession& session) {
+void GoOn(OneRankSession& session) {
   ForwardStep forward = ForwardOf(202);
   forward.is_first = Microbatch::kLater;
   ASSERT_TRUE(session.Forward(forward, nullptr).ok());
@@ -57,7 +57,7 @@ TEST_P(SessionCheckpoint, GoesOnWithTheSameBitsFromAFileOnAnotherEngine) {
   const auto scalar = MakeCpuEngine({.isa = Isa::kScalar, .threads = 1});
   const auto read = ReadSafetensors(file.path());
   ASSERT_TRUE(read.ok()) << read.status();
-  auto restored = TrainingSession::Restore(*scalar, spec, *read, nullptr);
+  auto restored = OneRankSession::Restore(*scalar, spec, *read, nullptr);
   ASSERT_TRUE(restored.ok()) << restored.status();
   EXPECT_EQ(DigestsOf(**restored), DigestsOf(*uninterrupted));
   EXPECT_EQ((*restored)->step_count(), uninterrupted->step_count());
@@ -73,7 +73,7 @@ TEST_P(SessionCheckpoint, WritesTheSameBytesAgainAfterARestore) {
   TrainToTheMiddle(*session);
   const auto first = session->Checkpoint(nullptr);
   ASSERT_TRUE(first.ok());
-  const auto restored = TrainingSession::Restore(*engine_, spec, *first, nullptr);
+  const auto restored = OneRankSession::Restore(*engine_, spec, *first, nullptr);
   ASSERT_TRUE(restored.ok()) << restored.status();
   const auto second = (*restored)->Checkpoint(nullptr);
   ASSERT_TRUE(second.ok());
@@ -92,9 +92,9 @@ TEST_P(SessionCheckpoint, AnUpdateAfterARestoreTakesTheGradientsOfBefore) {
   const auto before = DigestsOf(*session);
   const auto checkpoint = session->Checkpoint(nullptr);
   ASSERT_TRUE(checkpoint.ok());
-  const auto restored = TrainingSession::Restore(*engine_, spec, *checkpoint, nullptr);
+  const auto restored = OneRankSession::Restore(*engine_, spec, *checkpoint, nullptr);
   ASSERT_TRUE(restored.ok()) << restored.status();
-  for (TrainingSession* each : {session.get(), restored->get()}) {
+  for (OneRankSession* each : {session.get(), restored->get()}) {
     const auto updated = each->Optimize({}, nullptr);
     ASSERT_TRUE(updated.ok()) << updated.status();
   }
@@ -127,7 +127,7 @@ class SessionRestore : public ::testing::Test {
     file_ = *session->Checkpoint(nullptr);
   }
   absl::Status Restore(const SessionSpec& spec) {
-    return TrainingSession::Restore(*engine_, spec, file_, nullptr).status();
+    return OneRankSession::Restore(*engine_, spec, file_, nullptr).status();
   }
   void ExpectMalformed(const std::string& what) {
     const absl::Status status = Restore(*spec_);
@@ -175,9 +175,9 @@ TEST_F(SessionRestore, RefusesAnotherSessionByName) {
 TEST_F(SessionRestore, TakesOtherKnobsOfItsRecipeAsAChange) {
   SessionSpec spec = *spec_;
   spec.recipe = *Recipe::Parse("fp8_delayed:amax_history_len=4,margin=3");
-  auto restored = TrainingSession::Restore(*engine_, spec, file_, nullptr);
+  auto restored = OneRankSession::Restore(*engine_, spec, file_, nullptr);
   ASSERT_TRUE(restored.ok()) << restored.status();
-  auto same = TrainingSession::Restore(*engine_, *spec_, file_, nullptr);
+  auto same = OneRankSession::Restore(*engine_, *spec_, file_, nullptr);
   ASSERT_TRUE((*same)->ChangeRecipe(spec.recipe).ok());
   EXPECT_EQ(DigestsOf(**restored), DigestsOf(**same));
 }

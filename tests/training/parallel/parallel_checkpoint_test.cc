@@ -1,6 +1,6 @@
 // Checkpoints of sessions on several ranks: the bytes do not depend on the ranks, whoever wrote the
 // file and whoever went on from it; training goes on with the bits of training that never stopped;
-// what is each rank's own goes on on the same ranks alone.
+// what is each rank's own only the same ranks can continue.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -226,7 +226,7 @@ TEST_P(OwnParts, GoOnOnTheSameRanksAlone) {
       const absl::Status refused =
           RestoreSession(*engine_, elsewhere, file, nullptr, nullptr).status();
       EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
-      EXPECT_THAT(std::string(refused.message()), HasSubstr("goes on on the same ranks alone"));
+      EXPECT_THAT(std::string(refused.message()), HasSubstr("only the same ranks can continue"));
     }
   }
 }

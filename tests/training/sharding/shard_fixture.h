@@ -1,4 +1,4 @@
-// Ranks on the CPU for tests of sharded weights, weights with trouble in them, and comparisons.
+// Ranks on the CPU for tests of sharded weights, difficult weights, and comparisons.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 
 namespace quantgate {
 
-/// Runs a body on `ranks` ranks, each with a CPU engine of its own; what World::Run gives.
+/// World::Run of `body` on `ranks` ranks, each with its own CPU engine.
 inline absl::Status OnRanks(int ranks,
                             absl::FunctionRef<absl::Status(const GatherContext& context)> body) {
   std::vector<std::unique_ptr<Engine>> engines;

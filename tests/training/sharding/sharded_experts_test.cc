@@ -316,11 +316,11 @@ TEST_F(ShardedExpertStates, RefusalsNameFieldValueAndRule) {
     return std::string(status.message());
   };
   EXPECT_THAT(refusal([](SessionSpec& spec) { spec.parallel = Sharded(Experts(4)); }),
-              HasSubstr("parallel.fully_sharded is true: it divides weights over data_parallel "
-                        "copies, of which there is 1"));
-  EXPECT_THAT(refusal([](SessionSpec& spec) { spec.parallel = WithFragments(Experts(4)); }),
-              HasSubstr("parallel.distributed_optimizer is true: it divides masters over "
-                        "data_parallel copies, of which there is 1"));
+              HasSubstr("parallel.fully_sharded is true: fully_sharded needs data_parallel > 1"));
+  EXPECT_THAT(
+      refusal([](SessionSpec& spec) { spec.parallel = WithFragments(Experts(4)); }),
+      HasSubstr(
+          "parallel.distributed_optimizer is true: distributed_optimizer needs data_parallel > 1"));
   EXPECT_THAT(refusal([](SessionSpec& spec) { spec.parallel->distributed_optimizer = true; }),
               HasSubstr("parallel.distributed_optimizer is true: copies that are fully_sharded"));
   EXPECT_THAT(refusal([](SessionSpec& spec) {

@@ -322,10 +322,9 @@ TEST(ShardedWeight, RefusesWhatCannotBeDivided) {
             "w.format is nvfp4: is not sharded where the directions have two rules");
   QuantizerSpec picks = Nvfp4Tiles();
   picks.four_over_six = FourOverSix::kMae;
-  EXPECT_EQ(
-      refusal(picks, {0, 128, kOut}),
-      "w.4over6 is mae: columnwise codes choose for themselves, and backward turns the rowwise "
-      "ones");
+  EXPECT_EQ(refusal(picks, {0, 128, kOut}),
+            "w.4over6 is mae: columnwise codes choose between 4 and 6 for themselves, but backward "
+            "transposes the rowwise codes");
 }
 
 TEST(ShardedWeight, ScalesThatDifferAreFoundBeforeCodesMove) {

@@ -1,5 +1,5 @@
-// FaultyEngine: an engine with some operations altered, for scenarios to catch. Nothing of it is in
-// production code.
+// FaultyEngine: an engine with some operations altered, for scenarios to catch. Production code
+// uses none of this.
 #pragma once
 
 #include <functional>
@@ -46,7 +46,8 @@ struct ConvertScalesCall {
   }
 };
 
-/// What is done in place of each operation; `engine` is the one without the fault. Null: as it is.
+/// Replacements of operations. `engine` is the one without the fault. Null: the operation is not
+/// altered.
 struct EngineAlterations {
   std::function<absl::StatusOr<QuantizedTensor>(Engine& engine, QuantizeCall call)> quantize = {};
   std::function<absl::StatusOr<Tensor>(Engine& engine, DequantizeCall call)> dequantize = {};
@@ -83,7 +84,7 @@ struct EngineAlterations {
   std::function<absl::StatusOr<Tensor>(Engine& engine, RowSums sums,
                                        const Cancellation* cancellation)>
       sum_rows = {};
-  /// Of OrderedSum and OrderedSumTo: changes what is summed and how.
+  /// For OrderedSum and OrderedSumTo: changes what is summed, and how.
   std::function<void(std::vector<Tensor>& parts_in_order, SumAccumulation& accumulation)> sum = {};
 };
 
@@ -93,10 +94,10 @@ class FaultyEngine final : public ForwardingEngine {
   FaultyEngine(Engine& engine, EngineAlterations alterations);
   FaultyEngine(std::unique_ptr<Engine> engine, EngineAlterations alterations);
 
-  /// `engine`, which must outlive it, with the alterations that are around `model`, if any are.
+  /// `engine`, which must outlive the result, with the alterations of `model`, if it has any.
   static std::unique_ptr<Engine> AroundAs(Engine& model, Engine& engine);
 
-  /// With the same alterations.
+  /// The lane has the same alterations.
   absl::StatusOr<std::unique_ptr<Engine>> OpenLane(LanePriority priority) override;
   absl::StatusOr<QuantizedTensor> Quantize(const Tensor& source, const Quantizer& quantizer,
                                            Usages usages, const QuantizeArguments& arguments,
@@ -135,7 +136,7 @@ class FaultyEngine final : public ForwardingEngine {
                             const Tensor& to, const Cancellation* cancellation) override;
 
  private:
-  const std::unique_ptr<Engine> owned_;  // Of a lane: what engine_ is.
+  const std::unique_ptr<Engine> owned_;  // If this is a lane: the engine that engine_ refers to.
   Engine& engine_;
   const EngineAlterations alterations_;
 };

@@ -1,5 +1,5 @@
-// CheckDigest: one SHA-256 over what a scenario has compared (docs/definitions.md section 4.3). Two
-// runs with one digest saw the same bytes, wherever they ran.
+// CheckDigest: one SHA-256 over everything that a scenario has checked (docs/definitions.md section
+// 4.3). Two runs with equal digests saw the same bytes, wherever they ran.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +10,17 @@
 
 namespace quantgate {
 
-/// A chain: each check is hashed together with the digest of those before it.
+/// A chain: each check is hashed together with the digest of the checks before it.
 class CheckDigest {
  public:
-  /// Name, dtype, shape and bytes of a subject on the host.
+  /// Adds name, dtype, shape and bytes of a subject on the host.
   void AddTensor(int64_t step, std::string_view name, const Tensor& subject);
-  /// A subject that is no tensor, as text that is the same on every machine.
+  /// Adds a subject other than a tensor, as text that is the same on every machine.
   void AddFact(int64_t step, std::string_view name, std::string_view subject);
-  /// All checks of another one, under a heading.
+  /// Adds the checks of another digest under a heading.
   void AddAll(std::string_view heading, const CheckDigest& other);
 
-  /// 64 hex digits; empty where there was no check.
+  /// 64 hex digits; empty if there was no check.
   std::string Hex() const { return count_ == 0 ? "" : last_.Hex(); }
 
  private:

@@ -1,5 +1,5 @@
-// What codes and scales must be: element by element with the scalar functions of kernels/numerics,
-// no engine involved, so that nothing a fault does to an engine can reach it
+// Expected codes and scales, computed element by element with the scalar functions of
+// kernels/numerics. No engine is involved, so a fault in an engine cannot change them
 // (docs/quantizers.md sections 3 to 6).
 #pragma once
 
@@ -10,32 +10,33 @@
 
 namespace quantgate {
 
-/// One direction of a 2-D host tensor (f32, bf16 or f16) under a rule; codes of 8 or 4 bits. The
-/// source of a columnwise copy with spec.hadamard is bf16.
+/// One direction of a 2-D host tensor (f32, bf16 or f16) quantized by a rule with codes of 8 or 4
+/// bits. The source of a columnwise copy with spec.hadamard must be bf16.
 absl::StatusOr<QuantizedCopy> ExpectedCopy(const Tensor& source, const QuantizerSpec& spec,
                                            Usage usage, const QuantizeArguments& arguments = {});
 
-/// As Engine::Quantize: both directions, the columnwise one perhaps from the rowwise codes.
+/// What Engine::Quantize must give. The columnwise direction may be made from the rowwise codes.
 absl::StatusOr<QuantizedTensor> ExpectedQuantization(const Tensor& source,
                                                      const Quantizer& quantizer, Usages usages,
                                                      const QuantizeArguments& arguments = {});
 
-/// The values of a copy of an [rows][columns] tensor, host, in that shape. Of nvfp4 both
-/// directions.
+/// The values of a copy of a [rows][columns] tensor, on the host, in that shape. Takes both
+/// directions of nvfp4.
 absl::StatusOr<Tensor> ExpectedValues(const QuantizedCopy& copy, Usage usage, int64_t rows,
                                       int64_t columns, DType out);
 
 /// The random Hadamard transform of every 16 elements of each column of a bf16 tensor.
 absl::StatusOr<Tensor> ExpectedHadamard(const Tensor& source);
 
-/// max |x|, NaN ignored; 0 of nothing.
+/// max |x|, ignoring NaN; 0 for an empty tensor.
 float ExpectedAmax(const Tensor& source);
-/// Puts the maxima over these tensors into `arguments`, as a group's: of all elements, and where
-/// the quantizer transforms columns of those too.
+/// Puts the maxima over these tensors into `arguments`, as the amaxes of a group: over all elements
+/// and, if the quantizer transforms columns, over the transformed elements.
 absl::Status ExpectedGroupAmaxes(std::span<const Tensor> tensors, const Quantizer& quantizer,
                                  QuantizeArguments& arguments);
 
-/// One element of a floating-point host tensor, exact; and one rounded to nearest even into it.
+/// Read an element of a floating-point host tensor, exactly, and write one, rounded to nearest
+/// even.
 float ValueAt(const Tensor& tensor, int64_t index);
 void SetValue(Tensor& tensor, int64_t index, float value);
 

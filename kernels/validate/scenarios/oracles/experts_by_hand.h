@@ -1,5 +1,5 @@
-// One grouped_linear of four experts whose training sessions on ranks are compared with its experts
-// by hand, each a linear layer by itself.
+// A grouped_linear of four experts, and the same by hand with each expert as a linear layer of its
+// own. Training sessions on ranks are compared with it.
 #pragma once
 
 #include <cstdint>
@@ -21,17 +21,17 @@ inline constexpr int64_t kDividedColumns = 64;  ///< Whole blocks of 32 on each 
 inline constexpr size_t kExpertCount = 4;
 
 using RowsOfExperts = std::vector<int64_t>;
-/// Of one copy.
+/// The rows of one copy.
 inline const RowsOfExperts& FewRows() {
   static const auto& rows = *new RowsOfExperts{64, 0, 32, 96};
   return rows;
 }
-/// Whole blocks of 32 on each of four copies.
+/// Rows that are whole blocks of 32 on each of four copies.
 inline const RowsOfExperts& RowsOfCopies() {
   static const auto& rows = *new RowsOfExperts{128, 0, 256, 128};
   return rows;
 }
-/// On each of two.
+/// Rows that are whole blocks of 32 on each of two copies.
 inline const RowsOfExperts& RowsOfTwoCopies() {
   static const auto& rows = *new RowsOfExperts{64, 0, 128, 64};
   return rows;
@@ -55,7 +55,7 @@ inline SessionSpec ExpertSpec(const Recipe& recipe, WeightStorage weights,
   return spec;
 }
 
-/// Of each of so many copies.
+/// The spec on `copies` copies of `ranks` ranks that divide the experts.
 inline SessionSpec OnExpertRanks(SessionSpec spec, int ranks, int copies = 1) {
   if (ranks * copies == 1) return spec;
   spec.parallel.emplace();
@@ -76,7 +76,7 @@ inline absl::StatusOr<std::map<std::string, Tensor>> MakeExperts(ScenarioContext
   return weights;
 }
 
-/// Adds biases of so many outputs.
+/// Adds a bias of `outputs` elements to every expert.
 inline absl::Status AddBiases(ScenarioContext& context, int64_t outputs,
                               std::map<std::string, Tensor>& parameters) {
   for (size_t expert = 0; expert < kExpertCount; ++expert) {
@@ -87,9 +87,8 @@ inline absl::Status AddBiases(ScenarioContext& context, int64_t outputs,
   return absl::OkStatus();
 }
 
-/// Every expert as copies of one linear layer, CopiesByHand, or as copies of its parts,
-/// PlacesByHand, on its own rows. An expert without rows is left as it is and has
-/// gradients of zero.
+/// Every expert on its own rows, as copies of one linear layer (CopiesByHand) or as copies of its
+/// parts (PlacesByHand). An expert without rows does nothing and has zero gradients.
 template <typename LinearByHand = CopiesByHand>
 class ExpertsByHand {
  public:
@@ -112,8 +111,8 @@ class ExpertsByHand {
     }
   }
 
-  void GoOnAs(int copies) {
-    for (LinearByHand& expert : experts_) expert.GoOnAs(copies);
+  void ResumeAs(int copies) {
+    for (LinearByHand& expert : experts_) expert.ResumeAs(copies);
   }
   void ShareAmaxes() {
     for (LinearByHand& expert : experts_) expert.ShareAmaxes();

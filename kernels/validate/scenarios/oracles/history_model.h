@@ -1,5 +1,5 @@
-// A delayed-scaling history in the words of docs/quantizers.md section 2, without NaN: what
-// scenarios compare the engine's states with.
+// HistoryModel: delayed scaling's history as docs/quantizers.md section 2 describes it, without
+// NaN. Scenarios compare the engine's states with it.
 #pragma once
 
 #include <vector>
@@ -14,7 +14,7 @@ class HistoryModel {
 
   void NoteCast(float amax);
   void Update();
-  /// From the next update on.
+  /// Sets the algorithm of later updates.
   void SetAlgorithm(AmaxAlgorithm algorithm) { algorithm_ = algorithm; }
 
   float scale() const { return scale_; }

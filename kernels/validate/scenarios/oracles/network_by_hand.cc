@@ -144,7 +144,7 @@ absl::StatusOr<Tensor> NetworkByHand::Forward(const std::string& microbatch, con
     flight.linears.push_back(std::move(operands));
   }
   next_call_id_ += call_ids_between_;
-  if (!leaves_updates_) {
+  if (!skips_history_updates_) {
     for (HistoryModel* history : noted) history->Update();
   }
   if (train) flights_.insert_or_assign(microbatch, std::move(flight));
@@ -201,7 +201,7 @@ absl::StatusOr<NamedOutputs> NetworkByHand::Backward(const std::string& microbat
     all[layer.name + ".db"] = outputs.at("db");
     QG_RETURN_IF_ERROR(AddGradient(layer.name + ".bias", outputs.at("db")));
   }
-  if (!leaves_updates_) {
+  if (!skips_history_updates_) {
     for (HistoryModel* history : noted) history->Update();
   }
   all["dx"] = gradient;

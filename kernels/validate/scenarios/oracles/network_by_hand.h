@@ -1,7 +1,7 @@
-// Training by hand: a row of linear layers with activations between them, forward, backward and
-// optimizer, from the calls of expected_linear.h, the reference engine's activations, and the
-// scalar optimizer steps of kernels/numerics. What sessions are compared with; no session and no
-// layer code.
+// Training by hand: forward, backward and optimizer of a row of linear layers with activations
+// between them. Made of the calls of expected_linear.h, the reference engine's activations, and the
+// scalar optimizer steps of kernels/numerics; no session and no layer code. Sessions are compared
+// with it.
 #pragma once
 
 #include <map>
@@ -16,42 +16,42 @@ namespace quantgate {
 
 class NetworkByHand {
  public:
-  /// Of the spec: the layers (linear, or a chain of one activation), the recipe, how weights are
-  /// held and followed, the optimizer, the seed. Parameters as TrainingSession::Open takes them, on
-  /// the host.
+  /// Takes from the spec the layers (linear, or a chain of one activation), the recipe, weight
+  /// storage, masters and requantization, the optimizer and the seed. `parameters`: as for
+  /// OneRankSession::Open, on the host.
   NetworkByHand(Engine& reference, const SessionSpec& spec,
                 const std::map<std::string, Tensor>& parameters);
 
   absl::StatusOr<Tensor> Forward(const std::string& microbatch, const Tensor& x, bool train = true);
-  /// "dx", "LAYER.dw", "LAYER.db"; with main gradients those of weights are in main_grads().
+  /// Gives "dx", "LAYER.dw", "LAYER.db". With main gradients, those of weights are in main_grads().
   absl::StatusOr<NamedOutputs> Backward(const std::string& microbatch, const Tensor& grad_output,
                                         Microbatch is_first = Microbatch::kUnset);
   absl::Status Optimize();
-  /// From the next forward on. Of delayed scaling only the algorithm may change.
+  /// Changes the recipe of later forwards. Under delayed scaling only the algorithm may change.
   void ChangeRecipe(const Recipe& recipe);
 
-  /// Parameters as the next forward reads them: "fc1.weight".
+  /// The parameter of this name ("fc1.weight"), as the next forward reads it.
   absl::StatusOr<Tensor> ParameterOf(const std::string& name) const;
   /// "master", "exp_avg" and "exp_avg_sq" of a parameter; f32.
   absl::StatusOr<NamedOutputs> OptimizerStateOf(const std::string& name) const;
   const std::map<std::string, Tensor>& main_grads() const { return main_grads_; }
   const std::map<std::string, HistoryModel>& histories() const { return histories_; }
   std::map<std::string, HistoryModel>& histories() { return histories_; }
-  /// The random numbers of one of several networks that a session runs together, one after the
+  /// Draws the random numbers of network `place` of `networks` that a session runs one after the
   /// other in each forward.
   void DrawAsOneOf(uint32_t place, uint32_t networks) {
     next_call_id_ = place * CallIds();
     call_ids_between_ = (networks - 1) * CallIds();
   }
-  /// From now on passes note their amaxes, and somebody else updates the histories.
-  void LeaveUpdates() { leaves_updates_ = true; }
-  /// From now on what the one layer quantizes of the role is under the amaxes of this tensor, of
-  /// which it is a part.
+  /// Later passes only note their amaxes; the caller updates the histories.
+  void SkipHistoryUpdates() { skips_history_updates_ = true; }
+  /// The only layer quantizes later tensors of `role` with the amaxes of `whole`, of which they are
+  /// parts.
   void TakeAmaxesOf(TensorRole role, const Tensor& whole) { wholes_[role] = whole; }
-  /// What a weight is quantized from.
+  /// The tensor that a weight is quantized from.
   absl::StatusOr<Tensor> WeightSource(const std::string& name) const;
-  /// What backwards have added up since the last update, by parameter, and what the next update
-  /// takes in its place.
+  /// The sums of gradients since the last update, by parameter, and their replacement before the
+  /// next update.
   NamedOutputs gradients() const;
   void ReplaceGradients(const NamedOutputs& gradients);
 
@@ -63,14 +63,14 @@ class NetworkByHand {
     Shape shape;
     Tensor gradient;
   };
-  /// What backward reads again.
+  /// What backward needs of its forward.
   struct Flight {
     Recipe recipe;
     uint32_t first_call_id = 0;
     std::vector<LinearOperands> linears;  ///< By layer; activations have x alone.
   };
 
-  /// Of one forward.
+  /// The number of call ids of one forward.
   uint32_t CallIds() const;
   absl::StatusOr<LinearOperands> OperandsOf(const SessionLayer& layer, const Tensor& x,
                                             uint32_t first_call_id) const;
@@ -85,7 +85,7 @@ class NetworkByHand {
   uint32_t next_call_id_ = 0;
   uint32_t call_ids_between_ = 0;
   int64_t optimizer_steps_ = 0;
-  bool leaves_updates_ = false;
+  bool skips_history_updates_ = false;
   std::map<std::string, Trained> trained_;
   std::map<std::string, Tensor> main_grads_;
   std::map<std::string, HistoryModel> histories_;  ///< "fc1.input", "fc1.weight", ...

@@ -1,4 +1,4 @@
-// A quantization by the engine beside the one that must come out.
+// Checks of the engine's quantizations against the expected ones (expected_copy.h).
 #pragma once
 
 #include <string_view>
@@ -8,26 +8,27 @@
 
 namespace quantgate {
 
-/// Of a host tensor, by the engine.
+/// Quantizes a host tensor on the engine under test.
 absl::StatusOr<QuantizedTensor> QuantizeOn(ScenarioContext& context, const Tensor& source,
                                            const Quantizer& quantizer, Usages usages,
                                            const QuantizeArguments& arguments = {});
 
-/// Shape and both copies; `expected` on the host.
+/// Expects equal shapes and copies; `expected` is on the host.
 absl::Status ExpectSameQuantization(ScenarioContext& context, std::string_view tensor,
                                     const QuantizedTensor& subject,
                                     const QuantizedTensor& expected);
 
-/// QuantizeOn gives what ExpectedQuantization gives.
+/// Expects QuantizeOn to give what ExpectedQuantization gives.
 absl::Status ExpectQuantizesAsSpecified(ScenarioContext& context, std::string_view tensor,
                                         const Tensor& source, const Quantizer& quantizer,
                                         Usages usages, const QuantizeArguments& arguments = {});
 
-/// Dequantizing a copy of `quantized` gives what its codes and scales say, in the source's shape.
+/// Expects dequantizing a copy of `quantized` to give the values of its codes and scales, in the
+/// source's shape.
 absl::Status ExpectDequantizesAsSpecified(ScenarioContext& context, std::string_view tensor,
                                           const QuantizedTensor& quantized, Usage usage, DType out);
 
-/// The copies, which are in the engine's memory, on the host.
+/// `quantized`, whose copies are in the engine's memory, with its copies on the host.
 absl::StatusOr<QuantizedTensor> CopiesOnHost(Engine& engine, const QuantizedTensor& quantized);
 
 }  // namespace quantgate

@@ -1,6 +1,6 @@
-// Stochastic rounding to E2M1 as throws of coins: tensors whose blocks all have one scale, and what
-// counts of roundings must be. The bounds are six standard deviations of a binomial count: one run
-// in 5e8 of a fair generator would leave them, and the draws are the same in every run.
+// Stochastic rounding to E2M1 as coin tosses: tensors whose blocks all have one scale, and checks
+// of the numbers of roundings up. The bounds are six standard deviations of a binomial count: one
+// run in 5e8 of a fair generator would exceed them, and the draws are the same in every run.
 #pragma once
 
 #include <cstdint>
@@ -17,34 +17,37 @@ inline constexpr int64_t kNoiseSize = 256;
 /// The scaled value is the source's divided by this.
 inline constexpr float kNoiseUnit = 256.0f;
 
-/// f32, under a block scale of 256 everywhere: an element that is looked at is value_of(row) units.
+/// An f32 tensor whose blocks all have the scale 256. Every element that is looked at is
+/// value_of(row) units; the others set the scale.
 absl::StatusOr<Tensor> TensorOfUnits(absl::FunctionRef<float(int64_t row)> value_of);
 bool IsLookedAt(int64_t row, int64_t column);
 
 /// Decoded codes of a copy by (row, column) of the source.
 std::vector<float> NoiseCodes(const QuantizedCopy& copy, Usage usage);
 
-/// All elements are 2.5 units, half way between codes: how often two draws agree. That is half of
-/// the pairs of a[row][column] and b[partner(row, column)], or they share random bytes. A negative
-/// partner: none.
+/// Expects half of the pairs a[row][column] and b[partner(row, column)] to be rounded the same way,
+/// within the bound; otherwise the two draws share random bytes. All elements are 2.5 units, half
+/// way between codes. A negative partner means that there is none.
 void ExpectIndependent(ScenarioContext& context, const std::string& pair,
                        const std::vector<float>& a, const std::vector<float>& b,
                        absl::FunctionRef<int64_t(int64_t row, int64_t column)> partner);
 int64_t SameElement(int64_t row, int64_t column);
 
-/// Counts of roundings up between every two neighbouring codes, at several distances.
+/// Counts roundings up between every two neighbouring codes, at several distances from them.
 class RungCounts {
  public:
   RungCounts();
-  /// A tensor whose rows go through all the distances.
+  /// A tensor whose rows cycle through all the distances.
   absl::StatusOr<Tensor> Source() const;
-  /// A draw of it.
+  /// Adds the codes of one draw of that tensor.
   void Take(ScenarioContext& context, const std::vector<float>& codes);
-  /// Each is the binomial's; of numbers that are codes none moves. `what`: "rowwise".
+  /// Expects every count to be within the bound of its binomial, and values that are codes to stay.
+  /// `what`: "rowwise".
   void Expect(ScenarioContext& context, const std::string& what) const;
 
  private:
-  /// Between two neighbouring codes, `odd` / 512 of the way: never at an edge of the 256 bytes.
+  /// A value `odd` / 512 of the way between two neighbouring codes; `odd` values are never at an
+  /// edge between two of the 256 random bytes.
   struct Rung {
     float low, high;
     int odd;

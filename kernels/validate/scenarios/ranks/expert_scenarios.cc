@@ -7,8 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/layer/experts/expert_faults.h"
 #include "kernels/layer/experts/expert_parallel.h"
+#include "kernels/layer/layer_faults.h"
 #include "kernels/numerics/cast.h"
 #include "kernels/validate/scenarios/oracles/expected_copy.h"
 #include "kernels/validate/scenarios/ranks/virtual_ranks.h"

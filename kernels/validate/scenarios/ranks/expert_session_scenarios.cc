@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "kernels/base/status_macros.h"
-#include "kernels/layer/experts/expert_faults.h"
 #include "kernels/layer/layer_faults.h"
 #include "kernels/training/session_faults.h"
 #include "kernels/training/sharding/shard_faults.h"
@@ -32,7 +31,7 @@ absl::Status CheckExpertTraining(ScenarioContext& context) {
     uint64_t seed = 20;
     for (const int ranks : {3, 2, 1, 4}) {
       context.SetStep(ranks);
-      QG_RETURN_IF_ERROR(training.session().GoOnAs(OnExpertRanks(spec, ranks)));
+      QG_RETURN_IF_ERROR(training.session().ResumeAs(OnExpertRanks(spec, ranks)));
       QG_RETURN_IF_ERROR(training.TrainStep(seed++));
       QG_RETURN_IF_ERROR(training.Optimize());
       QG_RETURN_IF_ERROR(training.TrainStep(seed++));
@@ -61,8 +60,8 @@ absl::Status CheckExpertCopies(ScenarioContext& context) {
     QG_RETURN_IF_ERROR(train());
     for (const auto& [ranks, copies] : {std::pair(1, 4), std::pair(1, 1), std::pair(2, 2)}) {
       context.SetStep(10 * ranks + copies);
-      QG_RETURN_IF_ERROR(training.session().GoOnAs(OnExpertRanks(spec, ranks, copies)));
-      training.by_hand().GoOnAs(copies);
+      QG_RETURN_IF_ERROR(training.session().ResumeAs(OnExpertRanks(spec, ranks, copies)));
+      training.by_hand().ResumeAs(copies);
       QG_RETURN_IF_ERROR(train());
     }
     QG_RETURN_IF_ERROR(training.Forward("last", seed));

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "kernels/base/status_macros.h"
-#include "kernels/layer/experts/expert_faults.h"
+#include "kernels/layer/layer_faults.h"
 #include "kernels/training/sharding/shard_faults.h"
 #include "kernels/validate/scenarios/faults/comm_faults.h"
 #include "kernels/validate/scenarios/oracles/experts_by_hand.h"
@@ -43,9 +43,9 @@ absl::Status TrainPiecesOfExperts(ScenarioContext& context, WeightStorage storag
   uint64_t seed = 20;
   for (const auto& [ranks, copies] :
        {std::pair(1, 2), std::pair(1, 1), std::pair(1, 3), std::pair(2, 2)}) {
-    QG_RETURN_IF_ERROR(
-        training.session().GoOnAs(DividedOverCopies(OnExpertRanks(spec, ranks, copies), division)));
-    training.by_hand().GoOnAs(copies);
+    QG_RETURN_IF_ERROR(training.session().ResumeAs(
+        DividedOverCopies(OnExpertRanks(spec, ranks, copies), division)));
+    training.by_hand().ResumeAs(copies);
     QG_RETURN_IF_ERROR(training.TrainStep(seed++));
     QG_RETURN_IF_ERROR(training.Optimize());
   }

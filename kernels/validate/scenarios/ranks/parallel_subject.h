@@ -1,5 +1,5 @@
-// A layer divided over virtual ranks on the engine that is looked at, beside its shards run alone
-// on the reference engine.
+// A layer divided over virtual ranks on the engine under test, and its shards run alone on the
+// reference engine, with which it is compared.
 #pragma once
 
 #include <map>
@@ -31,29 +31,30 @@ class RankLayer {
   StepRecords records_;
 };
 
-/// Of a step; absent where it has none.
+/// The tensors of one step; each may be absent.
 struct StepTensors {
   Tensor y = {}, dx = {}, dw = {};
-  GemmOperand wgrad_grad_output = {},
-              wgrad_x = {};  ///< What wgrad's GEMM read: data and scale_inv.
+  GemmOperand wgrad_grad_output = {}, wgrad_x = {};  ///< Operands of wgrad: data and scale_inv.
 };
-/// With the operands of the layer's last backward; in the memory of its engine.
+/// The tensors of a step, with the operands of the layer's last backward, in the memory of its
+/// engine.
 StepTensors TensorsOf(const RankLayer& layer, const Tensor& y, const BackwardResult& backward);
-/// The tensors of a rank's step, read by its engine.
+/// The tensors of a rank's step, copied to the host by the rank's engine.
 absl::StatusOr<StepTensors> OnHost(Rank& rank, StepTensors tensors);
 
-/// What a rank does of a whole request, with its tensors in its engine's memory.
+/// A rank's part of a whole request, with its tensors in the memory of the rank's engine.
 absl::StatusOr<LayerRequest> ShardOn(Rank& rank, const LayerRequest& whole, ParallelStep step);
 absl::StatusOr<LayerRequest> ShardOn(Rank& rank, const LayerRequest& whole, ProcessGroup& group,
                                      bool sequence_parallel);
 StepOptions StepOptionsOf(ScenarioContext& context, const LayerRequest& shard);
 
-/// Each shard as a layer of one rank, with all rows, on the reference engine; a row-parallel one
-/// without its bias. `weight`: everybody's part of it, in place of the ranks' own.
+/// Runs each shard as a layer of one rank, with all rows, on the reference engine; a row-parallel
+/// shard without its bias. `weight`: a part that all ranks have in place of their own.
 absl::StatusOr<std::vector<StepTensors>> ShardsAlone(ScenarioContext& context,
                                                      const LayerRequest& whole, int size,
                                                      const Tensor& weight = {});
-/// In fp32 in this order, rounded once: docs/distributed.md section 1.1, rank_asc_fp32.
+/// The sum of the parts in fp32, in this order, rounded once: docs/distributed.md section 1.1,
+/// rank_asc_fp32.
 absl::StatusOr<Tensor> SumInOrder(const std::vector<Tensor>& parts);
 /// Part `rank` of `size` of the rows.
 absl::StatusOr<Tensor> RowPart(const Tensor& tensor, int rank, int size);
@@ -66,14 +67,14 @@ absl::StatusOr<StepTensors> OneStep(ScenarioContext& context, Rank& rank,
 absl::StatusOr<std::vector<StepTensors>> StepOnRanks(ScenarioContext& context,
                                                      const LayerRequest& whole, int size,
                                                      bool sequence_parallel);
-/// What each rank of a group gives, from the shards alone. `weight` as above.
+/// What each rank of a group must give, computed from the shards alone. `weight` as above.
 absl::StatusOr<std::vector<StepTensors>> ExpectedRanks(ScenarioContext& context,
                                                        const LayerRequest& whole, int size,
                                                        bool sequence_parallel,
                                                        const Tensor& weight = {});
 absl::Status ExpectStep(ScenarioContext& context, const std::string& name,
                         const StepTensors& subject, const StepTensors& expected);
-/// Steps of all ranks, perhaps none, are what ExpectedRanks gives.
+/// Expects the steps of all ranks to equal ExpectedRanks; `subjects` may be empty.
 absl::Status ExpectStepsOfRanks(ScenarioContext& context, const std::vector<StepTensors>& subjects,
                                 const LayerRequest& whole, bool sequence_parallel);
 /// "column SP, rank 1:".
@@ -85,7 +86,7 @@ inline constexpr ParallelMode kParallelModes[] = {ParallelMode::kColumn, Paralle
 absl::StatusOr<LayerRequest> MakeParallelLinear(ScenarioContext& context, ParallelMode mode,
                                                 int64_t rows, uint64_t seed, int64_t columns = 128);
 
-/// What a step under delayed scaling leaves to the next one, on the host, by the tensor's name.
+/// Delayed scaling's states after a step, on the host, by the names of the states.
 using StatesByName = std::map<std::string, DelayedScalingState>;
 absl::StatusOr<StatesByName> StatesAfter(Engine& engine, const LayerResult& result);
 

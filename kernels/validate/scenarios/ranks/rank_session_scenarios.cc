@@ -69,8 +69,8 @@ absl::Status GoOnElsewhere(ScenarioContext& context, WeightStorage weights, Copy
   QG_RETURN_IF_ERROR(training.Optimize());
   for (const int copies : {2, 1, 4}) {
     context.SetStep(copies);
-    QG_RETURN_IF_ERROR(training.session().GoOnAs(OnCopies(spec, copies, division)));
-    training.by_hand().GoOnAs(copies);
+    QG_RETURN_IF_ERROR(training.session().ResumeAs(OnCopies(spec, copies, division)));
+    training.by_hand().ResumeAs(copies);
     QG_RETURN_IF_ERROR(training.TrainStep(2 + copies));
     QG_RETURN_IF_ERROR(training.Optimize());
   }

@@ -39,8 +39,8 @@ absl::Status RankSession::Open(const SessionSpec& spec,
   return absl::OkStatus();
 }
 
-absl::Status RankSession::GoOnAs(const SessionSpec& spec) {
-  if (has_parted()) return absl::OkStatus();
+absl::Status RankSession::ResumeAs(const SessionSpec& spec) {
+  if (has_diverged()) return absl::OkStatus();
   const absl::StatusOr<TensorFile> file = session_->Checkpoint(context_.cancellation());
   context_.ExpectCode("checkpoint", file.status(), absl::StatusCode::kOk);
   if (!file.ok()) return absl::OkStatus();
@@ -77,7 +77,7 @@ bool RankSession::Accept(const std::string& call, const absl::StatusOr<SessionSt
 }
 
 absl::Status RankSession::Forward(const ForwardStep& step, const ExpectedOutputs& expected) {
-  if (has_parted()) return absl::OkStatus();
+  if (has_diverged()) return absl::OkStatus();
   ForwardStep on_engine = step;
   QG_ASSIGN_OR_RETURN(on_engine.x, context_.ToEngine(step.x));
   const auto result = session_->Forward(on_engine, context_.cancellation());
@@ -88,7 +88,7 @@ absl::Status RankSession::Forward(const ForwardStep& step, const ExpectedOutputs
 }
 
 absl::Status RankSession::Backward(const BackwardStep& step, const ExpectedOutputs& expected) {
-  if (has_parted()) return absl::OkStatus();
+  if (has_diverged()) return absl::OkStatus();
   BackwardStep on_engine = step;
   QG_ASSIGN_OR_RETURN(on_engine.grad_output, context_.ToEngine(step.grad_output));
   const auto result = session_->Backward(on_engine, context_.cancellation());
@@ -103,8 +103,8 @@ absl::Status RankSession::Backward(const BackwardStep& step, const ExpectedOutpu
   return ExpectSameOutputs(context_, "", subject, outputs);
 }
 
-absl::Status RankSession::MoveAwayAndBack(const std::string& microbatch) {
-  if (has_parted()) return absl::OkStatus();
+absl::Status RankSession::OffloadAndReload(const std::string& microbatch) {
+  if (has_diverged()) return absl::OkStatus();
   context_.ExpectCode("offload", session_->Offload(microbatch, context_.cancellation()),
                       absl::StatusCode::kOk);
   context_.ExpectCode("reload", session_->Reload(microbatch, context_.cancellation()),
@@ -113,7 +113,7 @@ absl::Status RankSession::MoveAwayAndBack(const std::string& microbatch) {
 }
 
 absl::Status RankSession::Optimize() {
-  if (has_parted()) return absl::OkStatus();
+  if (has_diverged()) return absl::OkStatus();
   context_.ExpectCode("optimizer", session_->Optimize({}, context_.cancellation()).status(),
                       absl::StatusCode::kOk);
   return absl::OkStatus();
@@ -165,7 +165,7 @@ CopiesByHand::CopiesByHand(Engine& reference, const SessionSpec& spec,
                            const std::map<std::string, Tensor>& parameters, int copies)
     : reference_(reference),
       copies_(static_cast<size_t>(copies), NetworkByHand(reference, spec, parameters)) {
-  for (NetworkByHand& copy : copies_) copy.LeaveUpdates();
+  for (NetworkByHand& copy : copies_) copy.SkipHistoryUpdates();
 }
 
 void CopiesByHand::DrawAsOneOf(uint32_t place, uint32_t count) {
@@ -176,7 +176,7 @@ void CopiesByHand::TakeAmaxesOf(TensorRole role, const Tensor& whole) {
   for (NetworkByHand& copy : copies_) copy.TakeAmaxesOf(role, whole);
 }
 
-void CopiesByHand::GoOnAs(int copies) {
+void CopiesByHand::ResumeAs(int copies) {
   std::vector<NetworkByHand> next(static_cast<size_t>(copies), copies_[0]);
   copies_.swap(next);
 }
@@ -195,7 +195,7 @@ absl::StatusOr<NamedOutputs> CopiesByHand::Forward(const ForwardStep& step) {
     QG_ASSIGN_OR_RETURN(rows.emplace_back(),
                         copies_[static_cast<size_t>(copy)].Forward(step.microbatch, x, step.train));
   }
-  if (step.train && !leaves_updates_) UpdateHistoriesOf(networks(), false);
+  if (step.train && !skips_history_updates_) UpdateHistoriesOf(networks(), false);
   NamedOutputs outputs;
   QG_ASSIGN_OR_RETURN(outputs["y"], reference_.ConcatenateRows(rows, nullptr));
   return outputs;
@@ -213,7 +213,7 @@ absl::StatusOr<NamedOutputs> CopiesByHand::Backward(const BackwardStep& step) {
     outputs.erase("dx");
     gradients.push_back(std::move(outputs));
   }
-  if (!leaves_updates_) UpdateHistoriesOf(networks(), true);
+  if (!skips_history_updates_) UpdateHistoriesOf(networks(), true);
   QG_ASSIGN_OR_RETURN(NamedOutputs outputs, SumsOf(gradients));
   QG_ASSIGN_OR_RETURN(outputs["dx"], reference_.ConcatenateRows(rows, nullptr));
   return outputs;
@@ -231,7 +231,7 @@ PlacesByHand::PlacesByHand(Engine& reference, const SessionSpec& spec,
       parts[name] = reference.Slice(whole, dim, place * width, width, nullptr).value();
     }
     places_.emplace_back(reference, spec, parts, copies);
-    places_.back().LeaveUpdates();
+    places_.back().SkipHistoryUpdates();
   }
 }
 

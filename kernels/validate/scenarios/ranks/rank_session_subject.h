@@ -1,5 +1,5 @@
-// A training session on several ranks, on engines like the one that is looked at, and by hand what
-// it must give: copies of a network that divide the rows of a batch, and parts of a weight.
+// A training session on several ranks, on engines like the one under test, and what it must give
+// computed by hand: copies of a network that divide the rows of a batch, and parts of a weight.
 #pragma once
 
 #include <functional>
@@ -13,20 +13,20 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/rank_setting.h"
 #include "kernels/training/training_session.h"
-#include "kernels/validate/scenarios/faults/faulty_transport.h"
+#include "kernels/validate/scenarios/faults/faulty_communication.h"
 #include "kernels/validate/scenarios/oracles/network_by_hand.h"
 #include "kernels/validate/scenarios/scenario_context.h"
 
 namespace quantgate {
 
-/// What a pass of the expected side gives, by name.
+/// Computes the expected outputs of a pass, by name.
 using ExpectedOutputs = std::function<absl::StatusOr<NamedOutputs>()>;
 
-/// The session. Every call compares what it gives; a call that the session refuses is a difference
-/// too, and after the first difference calls do nothing.
+/// The session under test. Every call compares its outputs with the expected ones. A call that the
+/// session refuses counts as a difference; after the first difference, calls do nothing.
 class RankSession {
  public:
-  /// With the faults of the scenario's run on every rank. `context` must outlive it.
+  /// Every rank has the faults of the scenario's run. `context` must outlive it.
   explicit RankSession(ScenarioContext& context) : context_(context) {
     setting_.faults = context.faults();
     setting_.communicators = context.communicators();
@@ -35,23 +35,23 @@ class RankSession {
 
   /// Parameters on the host.
   absl::Status Open(const SessionSpec& spec, const std::map<std::string, Tensor>& parameters);
-  /// Goes on from its own checkpoint under this spec, which may have other ranks.
-  absl::Status GoOnAs(const SessionSpec& spec);
+  /// Continues from the session's own checkpoint under this spec, which may have other ranks.
+  absl::Status ResumeAs(const SessionSpec& spec);
   absl::Status Forward(const ForwardStep& step, const ExpectedOutputs& expected);
-  /// With the weights' gradients of the wgrad step, where its forward deferred them.
+  /// Does the wgrad step too, if the forward deferred the weights' gradients.
   absl::Status Backward(const BackwardStep& step, const ExpectedOutputs& expected);
   absl::Status Optimize();
-  /// To the host and back.
-  absl::Status MoveAwayAndBack(const std::string& microbatch);
+  /// Moves what a microbatch saved to host memory and back.
+  absl::Status OffloadAndReload(const std::string& microbatch);
 
  private:
-  bool has_parted() const { return session_ == nullptr || context_.difference_count() > 0; }
+  bool has_diverged() const { return session_ == nullptr || context_.difference_count() > 0; }
   SessionSpec Placed(SessionSpec spec) const;
   void Keep(const SessionSpec& spec, absl::StatusOr<std::unique_ptr<Session>> session);
-  /// Whether the call was done, and what it did was what it should.
+  /// Whether the call succeeded and its records are as they should be.
   bool Accept(const std::string& call, const absl::StatusOr<SessionStepResult>& result);
   static std::string MetadataText(const TensorFile& file);
-  /// The next checkpoint is the one that the session began with.
+  /// Expects the next checkpoint to equal the one that the session began with.
   absl::Status ExpectSameCheckpoint(const TensorFile& file);
 
   ScenarioContext& context_;
@@ -64,13 +64,13 @@ struct BatchShape {
   int64_t rows = 0, inputs = 0, outputs = 0;
 };
 
-/// Of ForwardStep.
+/// Options of a ForwardStep.
 struct ForwardFlags {
   bool trains = true, recomputes = false, defers_wgrad = false;
 };
 
-/// A session on ranks and what it is compared with, driven together: `ByHand` has the steps of
-/// CopiesByHand. Tensors are made from the seeds of the calls.
+/// Drives a session on ranks together with what it is compared with. `ByHand` has the steps of
+/// CopiesByHand. Tensors are generated from the seeds of the calls.
 template <typename ByHand>
 class ComparedRanks {
  public:
@@ -116,26 +116,28 @@ class ComparedRanks {
   ByHand by_hand_;
 };
 
-/// What copies have of weights, masters and moments (docs/distributed.md sections 9.1 and 9.3).
+/// Which parts of weights, masters and moments copies have (docs/distributed.md sections 9.1
+/// and 9.3).
 enum class CopyDivision {
-  kNone,      ///< All of it.
+  kNone,      ///< All of them.
   kRows,      ///< Rows of all three.
   kElements,  ///< Runs of elements of masters and moments.
 };
 inline constexpr CopyDivision kCopyDivisions[] = {CopyDivision::kNone, CopyDivision::kRows,
                                                   CopyDivision::kElements};
-/// A session of several copies so; of one rank as it is.
+/// The spec with this division, if it has several copies; that of one rank is returned as it is.
 SessionSpec DividedOverCopies(SessionSpec spec, CopyDivision division);
 
-/// Microbatches wait for their backwards while an update changes the weights that their forwards
-/// read: one forwards again for it, another is moved to the host and defers its wgrad.
+/// Trains with microbatches that wait for their backwards while an update changes the weights that
+/// their forwards read. One of them recomputes its forward; another is offloaded and defers its
+/// wgrad.
 template <typename ByHand>
 absl::Status TrainOverAnUpdate(ComparedRanks<ByHand>& training) {
   QG_RETURN_IF_ERROR(training.Forward("a", 1));
   QG_RETURN_IF_ERROR(training.Forward("e", 2, {.trains = false}));
   QG_RETURN_IF_ERROR(training.Forward("b", 3, {.defers_wgrad = true}));
   QG_RETURN_IF_ERROR(training.Forward("c", 8, {.recomputes = true}));
-  QG_RETURN_IF_ERROR(training.session().MoveAwayAndBack("b"));
+  QG_RETURN_IF_ERROR(training.session().OffloadAndReload("b"));
   QG_RETURN_IF_ERROR(training.Backward("a", 4));
   QG_RETURN_IF_ERROR(training.Optimize());
   QG_RETURN_IF_ERROR(training.Backward("c", 9));
@@ -145,8 +147,9 @@ absl::Status TrainOverAnUpdate(ComparedRanks<ByHand>& training) {
   return training.TrainStep(7);
 }
 
-/// docs/distributed.md section 9: every copy by hand on its rows of the batch. Gradients, and under
-/// delayed scaling amaxes, are those of all copies, summed in their order in fp32.
+/// Copies of a network by hand, each on its rows of the batch (docs/distributed.md section 9).
+/// Gradients are summed over the copies, in their order, in fp32; delayed scaling's amaxes are
+/// those of all copies.
 class CopiesByHand {
  public:
   CopiesByHand(Engine& reference, const SessionSpec& spec,
@@ -155,20 +158,20 @@ class CopiesByHand {
   absl::StatusOr<NamedOutputs> Forward(const ForwardStep& step);
   absl::StatusOr<NamedOutputs> Backward(const BackwardStep& step);
   absl::Status Optimize();
-  /// From now on so many, between an update and the next forward.
-  void GoOnAs(int copies);
-  /// As NetworkByHand's; every copy draws the same random numbers.
+  /// Continues with so many copies; call between an update and the next forward.
+  void ResumeAs(int copies);
+  /// As NetworkByHand::DrawAsOneOf; every copy draws the same random numbers.
   void DrawAsOneOf(uint32_t place, uint32_t count);
-  /// From now on every copy quantizes its rows of x and of grad_output under the amaxes of all
-  /// copies'. Of one layer.
+  /// Every copy quantizes later rows of x and grad_output with the amaxes of all copies' rows. For
+  /// one layer.
   void ShareAmaxes() { shares_amaxes_ = true; }
-  /// As NetworkByHand's, which every copy is.
+  /// As NetworkByHand::TakeAmaxesOf, for every copy.
   void TakeAmaxesOf(TensorRole role, const Tensor& whole);
   absl::StatusOr<Tensor> WeightSource(const std::string& name) const {
     return copies_[0].WeightSource(name);
   }
-  /// From now on passes note amaxes, and who has all ranks updates the histories.
-  void LeaveUpdates() { leaves_updates_ = true; }
+  /// Later passes only note amaxes; the owner of all ranks updates the histories.
+  void SkipHistoryUpdates() { skips_history_updates_ = true; }
   std::vector<NetworkByHand*> networks();
 
  private:
@@ -177,13 +180,13 @@ class CopiesByHand {
   Engine& reference_;
   std::vector<NetworkByHand> copies_;
   bool shares_amaxes_ = false;
-  bool leaves_updates_ = false;
+  bool skips_history_updates_ = false;
 };
 
-/// docs/distributed.md section 2: one linear layer fc, row-parallel without bias, which the spec's
-/// tensor-parallel ranks divide, by hand: every place's part of the weight on so many copies, and
-/// sums of partial products in the order of the places. Delayed scaling's amaxes are those of all
-/// ranks.
+/// One linear layer fc, column-parallel or row-parallel without bias, that tensor-parallel ranks
+/// divide (docs/distributed.md section 2), by hand: each place's part of the weight is on so many
+/// copies, and partial products are summed in the order of the places. Delayed scaling's amaxes are
+/// those of all ranks.
 class PlacesByHand {
  public:
   PlacesByHand(Engine& reference, const SessionSpec& spec,
@@ -192,9 +195,9 @@ class PlacesByHand {
   absl::StatusOr<NamedOutputs> Forward(const ForwardStep& step);
   absl::StatusOr<NamedOutputs> Backward(const BackwardStep& step);
   absl::Status Optimize();
-  /// As CopiesByHand's.
+  /// As CopiesByHand::DrawAsOneOf.
   void DrawAsOneOf(uint32_t place, uint32_t count);
-  /// Likewise; and places share those of their parts of the weight.
+  /// As CopiesByHand::ShareAmaxes; places also share the amaxes of their parts of the weight.
   void ShareAmaxes();
 
  private:
@@ -214,11 +217,11 @@ class PlacesByHand {
   bool shares_amaxes_ = false;
 };
 
-/// How weights can be held that NetworkByHand follows. Under delayed scaling an update of quantized
-/// ones notes their amaxes, which it does in forward.
+/// The weight storages that NetworkByHand models. Not quantized ones under delayed scaling: their
+/// updates note amaxes, which NetworkByHand does in forward.
 std::vector<WeightStorage> StoragesByHand(const Recipe& recipe);
 
-/// Under the names of one: sums of tensors of the same name in this order.
+/// Sums tensors of the same name over the parts, in this order.
 absl::StatusOr<NamedOutputs> SumsOf(const std::vector<NamedOutputs>& parts);
 
 }  // namespace quantgate

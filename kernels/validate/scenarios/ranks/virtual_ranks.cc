@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "kernels/base/status_macros.h"
-#include "kernels/validate/scenarios/faults/faulty_transport.h"
 
 namespace quantgate {
 namespace {

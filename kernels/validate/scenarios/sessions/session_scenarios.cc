@@ -22,7 +22,7 @@ absl::StatusOr<Training> OpenTwoLayers(ScenarioContext& context) {
 
 absl::Status TrainSteps(ScenarioContext& context, ComparedTraining& training, int64_t begin,
                         int64_t end) {
-  for (int64_t step = begin; step < end && !training.has_parted(); ++step) {
+  for (int64_t step = begin; step < end && !training.has_diverged(); ++step) {
     context.SetStep(step);
     QG_RETURN_IF_ERROR(training.TrainStep(static_cast<uint64_t>(step)));
     QG_RETURN_IF_ERROR(training.Optimize());
@@ -177,7 +177,7 @@ absl::Status CheckUsersTensors(ScenarioContext& context) {
 
 absl::Status CheckOffload(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(const Training training, OpenTwoLayers(context));
-  for (int64_t round = 0; round < 2 && !training->has_parted(); ++round) {
+  for (int64_t round = 0; round < 2 && !training->has_diverged(); ++round) {
     context.SetStep(round);
     for (const char* name : {"a", "b"}) {
       ForwardStep step;
@@ -185,7 +185,7 @@ absl::Status CheckOffload(ScenarioContext& context) {
       QG_ASSIGN_OR_RETURN(step.x, training->MakeX(40 + round));
       QG_RETURN_IF_ERROR(training->Forward(step));
     }
-    TrainingSession& session = training->session();
+    OneRankSession& session = training->session();
     QG_RETURN_IF_ERROR(session.Offload("a", context.cancellation()));
     QG_ASSIGN_OR_RETURN(const Tensor grad_output, training->MakeGradOutput(50 + round));
     QG_RETURN_IF_ERROR(training->Backward("b", grad_output));
@@ -202,8 +202,8 @@ absl::Status CheckCheckpoint(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(const TensorFile file,
                       training->session().Checkpoint(context.cancellation()));
   QG_ASSIGN_OR_RETURN(auto restored,
-                      TrainingSession::Restore(context.engine(), spec, file, context.cancellation(),
-                                               context.faults()));
+                      OneRankSession::Restore(context.engine(), spec, file, context.cancellation(),
+                                              context.faults()));
   training->Replace(std::move(restored));
   return TrainSteps(context, *training, 3, 6);
 }

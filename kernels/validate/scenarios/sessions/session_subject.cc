@@ -64,9 +64,8 @@ absl::StatusOr<std::unique_ptr<ComparedTraining>> ComparedTraining::Open(Scenari
   for (const auto& [name, tensor] : parameters) {
     QG_ASSIGN_OR_RETURN(on_engine[name], context.ToEngine(tensor));
   }
-  QG_ASSIGN_OR_RETURN(
-      auto session, TrainingSession::Open(context.engine(), spec, on_engine, context.cancellation(),
-                                          context.faults()));
+  QG_ASSIGN_OR_RETURN(auto session, OneRankSession::Open(context.engine(), spec, on_engine,
+                                                         context.cancellation(), context.faults()));
   return std::unique_ptr<ComparedTraining>(new ComparedTraining(
       context, std::move(session), NetworkByHand(context.reference(), spec, parameters)));
 }
@@ -86,7 +85,7 @@ void ExpectSavedUnchanged(ScenarioContext& context, const StepRecords& records) 
 }
 
 absl::Status ComparedTraining::Forward(const ForwardStep& step) {
-  if (has_parted()) return absl::OkStatus();
+  if (has_diverged()) return absl::OkStatus();
   ForwardStep on_engine = step;
   QG_ASSIGN_OR_RETURN(on_engine.x, context_.ToEngine(step.x));
   const auto result = session_->Forward(on_engine, context_.cancellation());
@@ -99,7 +98,7 @@ absl::Status ComparedTraining::Forward(const ForwardStep& step) {
 
 absl::Status ComparedTraining::Backward(const std::string& microbatch, const Tensor& grad_output,
                                         Microbatch is_first) {
-  if (has_parted()) return absl::OkStatus();
+  if (has_diverged()) return absl::OkStatus();
   QG_ASSIGN_OR_RETURN(const Tensor on_engine, context_.ToEngine(grad_output));
   const auto result = session_->Backward({microbatch, on_engine}, context_.cancellation());
   context_.ExpectCode("backward", result.status(), absl::StatusCode::kOk);
@@ -111,13 +110,13 @@ absl::Status ComparedTraining::Backward(const std::string& microbatch, const Ten
 }
 
 absl::Status ComparedTraining::Optimize() {
-  if (has_parted()) return absl::OkStatus();
+  if (has_diverged()) return absl::OkStatus();
   QG_RETURN_IF_ERROR(session_->Optimize({}, context_.cancellation()).status());
   return by_hand_.Optimize();
 }
 
 absl::Status ComparedTraining::ChangeRecipe(const Recipe& recipe) {
-  if (has_parted()) return absl::OkStatus();
+  if (has_diverged()) return absl::OkStatus();
   by_hand_.ChangeRecipe(recipe);
   return session_->ChangeRecipe(recipe, context_.cancellation());
 }

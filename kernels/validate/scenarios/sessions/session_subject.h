@@ -1,4 +1,4 @@
-// A training session on the engine that is looked at, beside the network by hand.
+// A training session on the engine under test, compared with the network by hand.
 #pragma once
 
 #include <map>
@@ -15,12 +15,12 @@ namespace quantgate {
 /// fc1 (linear), a relu, fc2 (linear): 32 x 64 x 32 in bf16, with biases; fp32 masters and SGD.
 SessionSpec TwoLayerSpec(const Recipe& recipe);
 
-/// Parameters of a spec's linear layers, by TrainingSession's names, on the host.
+/// Parameters of a spec's linear layers, by OneRankSession's names, on the host.
 absl::StatusOr<std::map<std::string, Tensor>> MakeParameters(ScenarioContext& context,
                                                              uint64_t seed);
 
-/// Both sides of a comparison, driven together. Every call compares what it gives; a step that the
-/// session refuses is a difference too, and after the first difference calls do nothing.
+/// Drives a session together with the network by hand. Every call compares the outputs. A step that
+/// the session refuses counts as a difference; after the first difference, calls do nothing.
 class ComparedTraining {
  public:
   static absl::StatusOr<std::unique_ptr<ComparedTraining>> Open(ScenarioContext& context,
@@ -38,28 +38,28 @@ class ComparedTraining {
 
   absl::StatusOr<Tensor> MakeX(uint64_t seed, float scale = 1.0f);
   absl::StatusOr<Tensor> MakeGradOutput(uint64_t seed, float scale = 1.0f);
-  TrainingSession& session() { return *session_; }
+  OneRankSession& session() { return *session_; }
   NetworkByHand& by_hand() { return by_hand_; }
-  /// Another session in the place of this one, as after a restore.
-  void Replace(std::unique_ptr<TrainingSession> session) { session_ = std::move(session); }
+  /// Replaces the session, as after a restore.
+  void Replace(std::unique_ptr<OneRankSession> session) { session_ = std::move(session); }
 
-  /// Whether the two sides have gone apart.
-  bool has_parted() const { return context_.difference_count() > 0; }
+  /// Whether there has been a difference.
+  bool has_diverged() const { return context_.difference_count() > 0; }
 
  private:
-  ComparedTraining(ScenarioContext& context, std::unique_ptr<TrainingSession> session,
+  ComparedTraining(ScenarioContext& context, std::unique_ptr<OneRankSession> session,
                    NetworkByHand by_hand)
       : context_(context), session_(std::move(session)), by_hand_(std::move(by_hand)) {}
 
   ScenarioContext& context_;
-  std::unique_ptr<TrainingSession> session_;
+  std::unique_ptr<OneRankSession> session_;
   NetworkByHand by_hand_;
 };
 
-/// Outputs of a step by name.
+/// The outputs of a step, by name.
 NamedOutputs OutputsOf(const SessionStepResult& result);
 
-/// Saved operands have the same fingerprint at use as at save, in those that were used.
+/// Expects every saved operand that was used to have the same fingerprint at use as at save.
 void ExpectSavedUnchanged(ScenarioContext& context, const StepRecords& records);
 
 }  // namespace quantgate

@@ -117,8 +117,8 @@ absl::Status CheckMainGradients(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(const Tensor weight, SmallIntegers(context, 80, {kN, kK}));
   QG_ASSIGN_OR_RETURN(const Tensor on_engine, context.ToEngine(weight));
   QG_ASSIGN_OR_RETURN(auto session,
-                      TrainingSession::Open(context.engine(), spec, {{"fc.weight", on_engine}},
-                                            context.cancellation(), context.faults()));
+                      OneRankSession::Open(context.engine(), spec, {{"fc.weight", on_engine}},
+                                           context.cancellation(), context.faults()));
   std::vector<double> expected(kN * kK);
   int64_t step_number = 0;
   for (const Microbatch is_first : {Microbatch::kFirst, Microbatch::kLater, Microbatch::kUnset,
@@ -166,9 +166,8 @@ absl::Status CheckExpertWeights(ScenarioContext& context) {
     }
     QG_ASSIGN_OR_RETURN(parameters[absl::StrCat("fc.weight.", expert)], context.ToEngine(weight));
   }
-  QG_ASSIGN_OR_RETURN(auto session,
-                      TrainingSession::Open(context.engine(), spec, parameters,
-                                            context.cancellation(), context.faults()));
+  QG_ASSIGN_OR_RETURN(auto session, OneRankSession::Open(context.engine(), spec, parameters,
+                                                         context.cancellation(), context.faults()));
   for (int64_t step = 0; step < 2 && context.difference_count() == 0; ++step) {
     context.SetStep(step);
     const auto rows = [&](uint64_t seed, int64_t columns, float scale) {

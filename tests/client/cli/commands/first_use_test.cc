@@ -196,7 +196,7 @@ TEST_F(FirstUseTest, BytesThatMayBeCodesAreAskedForTheirType) {
       {{"diff", file + ":bytes", file + ":codes"}, "append @f8_e4m3"},
       {{"gemm", "--a", file + ":bytes", "--a-scale-inv", file + ":scale", "--b", file + ":codes",
         "--b-scale-inv", file + ":scale"},
-       "--a is u8[16x32]: bytes are no operand; if they are codes, say of what type (append "
+       "--a is u8[16x32]: u8 is no operand dtype; if these are codes, say of which type (append "
        "@f8_e4m3"},
       {{"gemm", "--a", file + ":codes", "--b", file + ":bytes"}, "--b is u8[16x32]"},
       {{"tensor", "stat", file + ":bytes"}, "append @f8_e4m3"},

@@ -145,7 +145,7 @@ TEST_F(ParallelCommandTest, AmaxGroupsThatCannotBeAreRefused) {
   EXPECT_THAT(refusal(fp8 + Arguments{"--amax-group", "input=everyone"}),
               HasSubstr("known: default, none, tensor, data, world, or lists of ranks"));
   EXPECT_THAT(refusal(fp8 + Arguments{"--amax-group", "input=0/2"}),
-              HasSubstr("the lists have every rank from 0 to 1 once"));
+              HasSubstr("the lists must have every rank from 0 to 1 once"));
   EXPECT_THAT(refusal({"--tp", "2", "--recipe", "mxfp8", "--amax-group", "input=world"}),
               HasSubstr("recipe mxfp8 has no amax of a whole input tensor"));
 }
@@ -317,7 +317,7 @@ TEST_F(ParallelCommandTest, BadInput) {
   EXPECT_THAT(refusal({"--sequence-parallel"}),
               HasSubstr("--sequence-parallel: given without --tp"));
   EXPECT_THAT(refusal({"--tp", "3"}), HasSubstr("multiple of 3"));
-  EXPECT_THAT(refusal({"--dp", "2"}), HasSubstr("--dp is 2: copies of a layer are of sessions"));
+  EXPECT_THAT(refusal({"--dp", "2"}), HasSubstr("--dp is 2: only sessions, whose optimizer sums"));
   EXPECT_THAT(refusal({"--overlap", "default"}), HasSubstr("--overlap: given without --tp"));
   EXPECT_THAT(refusal({"--tp", "2", "--overlap", "fprop=none"}),
               HasSubstr("\"fprop=none\" is none of column_fprop"));

@@ -253,7 +253,7 @@ TEST_F(SessionRunTest, AmaxesOfCopiesAreReducedAsAsked) {
   Trace(weight, "", R"({"forward": {"amax_groups": {"input": "none"}}, "x": ")" + x + "\"}");
   const ProcessResult refused = Quantgate(command);
   EXPECT_NE(refused.exit_code, 0);
-  EXPECT_THAT(refused.err, HasSubstr("forward.amax_groups[input] is none: a session of one rank"));
+  EXPECT_THAT(refused.err, HasSubstr("forward.amax_groups[input] is none: a session on one rank"));
 }
 
 // Copies that divide masters by elements have the bits of whole ones, and so their checkpoint goes

@@ -1,4 +1,4 @@
-#include "kernels/training/session_run.h"
+#include "kernels/training/session_step_run.h"
 
 #include <cmath>
 #include <cstring>
@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/layer/delayed_reduction.h"
-#include "kernels/layer/experts/expert_faults.h"
+#include "kernels/layer/layer_faults.h"
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
 #include "kernels/training/sharding/shard_faults.h"
@@ -65,15 +65,15 @@ void VisitNames(StepRecords& records, absl::FunctionRef<void(std::string& name)>
   for (StageTimeline& timeline : records.timelines) visit(timeline.stage);
 }
 
-SessionRun::SessionRun(Engine& engine, const SessionSpec& spec, const Cancellation* cancellation,
-                       const SessionRank* rank)
+SessionStepRun::SessionStepRun(Engine& engine, const SessionSpec& spec,
+                               const Cancellation* cancellation, const SessionRank* rank)
     : spec_(spec), rank_(rank), recorder_(engine, spec.arithmetic, cancellation) {
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     layers_.push_back(std::make_unique<StepRecorder>(engine, spec.arithmetic, cancellation));
   }
 }
 
-absl::StatusOr<StepRecords> SessionRun::Finish() {
+absl::StatusOr<StepRecords> SessionStepRun::Finish() {
   QG_ASSIGN_OR_RETURN(StepRecords all, recorder_.Finish());
   for (size_t i = 0; i < layers_.size(); ++i) {
     QG_ASSIGN_OR_RETURN(StepRecords records, layers_[i]->Finish());
@@ -97,7 +97,7 @@ uint64_t CallIdsOfSession(const SessionSpec& spec) {
   return count;
 }
 
-absl::StatusOr<ForwardPass> ForwardLayers(SessionRun& run, const SessionSpec& spec,
+absl::StatusOr<ForwardPass> ForwardLayers(SessionStepRun& run, const SessionSpec& spec,
                                           const ForwardPlan& plan,
                                           std::vector<LayerState>& layers) {
   ForwardPass pass;
@@ -127,11 +127,11 @@ absl::StatusOr<ForwardPass> ForwardLayers(SessionRun& run, const SessionSpec& sp
   return pass;
 }
 
-absl::Status ReduceLayerAmaxes(SessionRun& run, const TrainingSession::State& session,
+absl::Status ReduceLayerAmaxes(SessionStepRun& run, const OneRankSession::State& session,
                                const Recipe& recipe, const ParallelStep* step, UpdatePoint point,
                                std::vector<LayerState>& layers) {
   if (session.rank == nullptr) return absl::OkStatus();
-  // An expert sees the rows of all ranks of its copy: there its amaxes are whole.
+  // An expert gets the rows of all ranks of its copy, so its amaxes are those of the whole copy.
   std::vector<ReducedLayer> reduced, experts;
   for (size_t i = 0; i < layers.size(); ++i) {
     (DividesExperts(session.spec, i) ? experts : reduced)
@@ -143,7 +143,7 @@ absl::Status ReduceLayerAmaxes(SessionRun& run, const TrainingSession::State& se
                              step);
 }
 
-absl::Status UpdateLayerScales(SessionRun& run, const TrainingSession::State& session,
+absl::Status UpdateLayerScales(SessionStepRun& run, const OneRankSession::State& session,
                                const Recipe& recipe, const ParallelStep* step, UpdatePoint point,
                                std::vector<LayerState>& layers) {
   const SeededFaults& faults = session.faults;
@@ -178,7 +178,7 @@ ProcessGroup* GradientGroup(const SessionSpec& spec, size_t layer, const Session
   return copies != nullptr && is_other ? rank.step->tp : copies;
 }
 
-absl::StatusOr<Tensor> SumOverRanks(const TrainingSession::State& session, size_t layer,
+absl::StatusOr<Tensor> SumOverRanks(const OneRankSession::State& session, size_t layer,
                                     const std::string& parameter, const Tensor& gradient) {
   if (session.rank == nullptr) return gradient;
   const SessionRank& rank = *session.rank;
@@ -223,7 +223,7 @@ void DropRetired(SessionState& state) {
   }
 }
 
-absl::Status Commit(SessionState next, TrainingSession::State& session) {
+absl::Status Commit(SessionState next, OneRankSession::State& session) {
   if (session.bytes_max < std::numeric_limits<int64_t>::max()) {
     const int64_t bytes = BytesOf(session.spec, next);
     if (bytes > session.bytes_max && bytes > BytesOf(session.spec, session.now)) {

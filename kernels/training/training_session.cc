@@ -1,4 +1,8 @@
+#include "kernels/training/training_session.h"
+
+#include <initializer_list>
 #include <set>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -24,7 +28,7 @@ std::optional<std::string> NameWithin(const SessionLayer& layer, const std::stri
   return name.substr(prefix.size());
 }
 
-/// The session's own tensors, which may be given in place of zeros.
+/// Whether it is a tensor of the session itself, which may be given instead of starting at zero.
 bool IsTrained(const std::string& name) {
   for (const char* last : {"main_grad", "exp_avg", "exp_avg_sq"}) {
     if (WithLastWord(name, last) == name) return true;
@@ -68,7 +72,7 @@ absl::Status MakeTrained(Engine& engine, const SessionSpec& spec, SessionLayerSt
   return absl::OkStatus();
 }
 
-/// Tensors given in place of the zeros that a session starts with.
+/// Puts given tensors in place of the zeros that a session starts with.
 absl::Status PutTrained(Engine& engine, const SessionSpec& spec,
                         const std::map<std::string, Tensor>& parameters, SessionState& state,
                         const Cancellation* cancellation) {
@@ -93,15 +97,29 @@ absl::Status PutTrained(Engine& engine, const SessionSpec& spec,
   return absl::OkStatus();
 }
 
+/// The value whose name is `name`; INVALID_ARGUMENT listing the names.
+template <typename Value>
+absl::StatusOr<Value> Parse(const char* field, std::string_view name,
+                            std::initializer_list<Value> values,
+                            std::string_view (*name_of)(Value)) {
+  std::vector<std::string> names;
+  for (const Value value : values) {
+    if (name_of(value) == name) return value;
+    names.emplace_back(name_of(value));
+  }
+  return Refuse(field, absl::StrCat("\"", std::string(name.substr(0, 64)), "\""),
+                absl::StrCat("unknown name; known: ", absl::StrJoin(names, ", ")));
+}
+
 }  // namespace
 
-TrainingSession::TrainingSession(std::unique_ptr<State> state) : state_(std::move(state)) {}
-TrainingSession::~TrainingSession() = default;
+OneRankSession::OneRankSession(std::unique_ptr<State> state) : state_(std::move(state)) {}
+OneRankSession::~OneRankSession() = default;
 
-const Recipe& TrainingSession::recipe() const { return state_->now.recipe; }
-int64_t TrainingSession::step_count() const { return state_->now.step_count; }
+const Recipe& OneRankSession::recipe() const { return state_->now.recipe; }
+int64_t OneRankSession::step_count() const { return state_->now.step_count; }
 
-std::vector<std::string> TrainingSession::microbatches() const {
+std::vector<std::string> OneRankSession::microbatches() const {
   std::vector<std::string> names;
   for (const auto& [name, flight] : state_->now.in_flight) names.push_back(name);
   return names;
@@ -113,11 +131,11 @@ absl::StatusOr<std::unique_ptr<Session>> OpenSession(
   if (spec.parallel.has_value()) {
     return ParallelSession::Open(engine, std::move(spec), parameters, setting, cancellation);
   }
-  return TrainingSession::Open(engine, std::move(spec), parameters, cancellation,
-                               setting == nullptr ? SeededFaults() : setting->faults);
+  return OneRankSession::Open(engine, std::move(spec), parameters, cancellation,
+                              setting == nullptr ? SeededFaults() : setting->faults);
 }
 
-absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Open(
+absl::StatusOr<std::unique_ptr<OneRankSession>> OneRankSession::Open(
     Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
     const Cancellation* cancellation, const SeededFaults& faults,
     std::shared_ptr<const SessionRank> rank) {
@@ -142,8 +160,90 @@ absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Open(
   KeepOwnExperts(spec, rank.get(), state.layers);
   QG_RETURN_IF_ERROR(
       Division(engine, spec, rank.get(), faults, cancellation).Divide(spec.recipe, state.layers));
-  return std::unique_ptr<TrainingSession>(new TrainingSession(
+  return std::unique_ptr<OneRankSession>(new OneRankSession(
       std::make_unique<State>(engine, std::move(spec), faults, std::move(state), std::move(rank))));
+}
+
+std::shared_ptr<const SessionState> OneRankSession::Snapshot() const {
+  return std::make_shared<const SessionState>(state_->now);
+}
+
+void OneRankSession::RestoreSnapshot(const std::shared_ptr<const SessionState>& moment) {
+  state_->now = *moment;
+}
+
+std::function<void()> OneRankSession::RestorePoint() {
+  return [this, moment = Snapshot()] { RestoreSnapshot(moment); };
+}
+
+int64_t OneRankSession::bytes() const { return BytesOf(state_->spec, state_->now); }
+
+void OneRankSession::LimitBytes(int64_t bytes_max) { state_->bytes_max = bytes_max; }
+
+absl::StatusOr<std::vector<StateTensor>> OneRankSession::Describe(
+    const Cancellation* cancellation) {
+  SessionState state = state_->now;
+  std::vector<StateTensor> tensors;
+  std::vector<Tensor> held;
+  VisitHeldTensors(state_->spec, state, [&](const std::string& name, Tensor& tensor) {
+    tensors.push_back({name, tensor.dtype(), tensor.shape(), {}});
+    held.push_back(tensor);
+  });
+  QG_ASSIGN_OR_RETURN(const std::vector<Fingerprint> fingerprints,
+                      state_->engine.FingerprintsOf(held, cancellation));
+  for (size_t i = 0; i < tensors.size(); ++i) tensors[i].fingerprint = fingerprints[i];
+  return tensors;
+}
+
+absl::StatusOr<Tensor> OneRankSession::Find(const std::string& name,
+                                            const Cancellation* cancellation) {
+  SessionState state = state_->now;
+  for (size_t i = 0; i < state.layers.size(); ++i) {
+    for (const auto& [parameter_name, parameter] : state.layers[i].state.parameters) {
+      if (absl::StrCat(state_->spec.layers[i].name, ".", parameter_name) != name) continue;
+      if (!parameter.is_quantized()) return parameter.value;
+      const QuantizedTensor& quantized = parameter.quantized;
+      const Usage usage = quantized.rowwise.has_value() ? Usage::kRowwise : Usage::kColumnwise;
+      return state_->engine.Dequantize(quantized, usage, quantized.source_dtype, cancellation);
+    }
+  }
+  Tensor found;
+  VisitHeldTensors(state_->spec, state, [&](const std::string& candidate, Tensor& tensor) {
+    if (candidate == name) found = tensor;
+  });
+  if (found.has_value()) return found;
+  return StatusOf({.code = absl::StatusCode::kNotFound,
+                   .field = "tensor",
+                   .value = name,
+                   .rule = "the session has none of that name"});
+}
+
+std::string_view WeightStorageName(WeightStorage weights) {
+  return weights == WeightStorage::kQuantized ? "quantized" : "high_precision";
+}
+
+std::string_view MastersName(Masters masters) {
+  if (masters == Masters::kNone) return "none";
+  return masters == Masters::kF32 ? "f32" : "bf16_remainder";
+}
+
+std::string_view RequantizationName(Requantization requantization) {
+  return requantization == Requantization::kFromF32 ? "from_f32" : "through_bf16";
+}
+
+absl::StatusOr<WeightStorage> ParseWeightStorage(std::string_view name) {
+  return Parse("weights", name, {WeightStorage::kHighPrecision, WeightStorage::kQuantized},
+               WeightStorageName);
+}
+
+absl::StatusOr<Masters> ParseMasters(std::string_view name) {
+  return Parse("masters", name, {Masters::kNone, Masters::kF32, Masters::kBf16Remainder},
+               MastersName);
+}
+
+absl::StatusOr<Requantization> ParseRequantization(std::string_view name) {
+  return Parse("requantization", name, {Requantization::kFromF32, Requantization::kThroughBf16},
+               RequantizationName);
 }
 
 }  // namespace quantgate

@@ -1,5 +1,4 @@
-// What a variant on several ranks (docs/distributed.md section 2) must satisfy before there are
-// ranks.
+// Checks of a variant on several ranks (docs/distributed.md section 2) that need no ranks.
 #pragma once
 
 #include <string>
@@ -11,14 +10,14 @@
 
 namespace quantgate {
 
-/// The request of one rank without its tensors' data, from the whole layer's. INVALID_ARGUMENT
-/// naming the tensor, the dim and the rule where the ranks do not divide it.
+/// The request of one tensor-parallel rank, with outlines for tensors, made of the whole layer's
+/// request. INVALID_ARGUMENT naming the tensor, the dim and the rule if the dim cannot be divided.
 absl::StatusOr<LayerRequest> OutlineShard(const LayerRequest& whole, const ParallelSpec& parallel,
                                           const Recipe& recipe, int rank);
 
-/// Everything about a parallel variant of `step` that is known before it runs, for a step that
-/// CheckLayer accepts under `recipe`. INVALID_ARGUMENT or UNIMPLEMENTED naming `field`, value and
-/// rule.
+/// Checks everything about a parallel variant of `step` that can be known before it runs.
+/// CheckLayer must accept `step` under `recipe`. INVALID_ARGUMENT or UNIMPLEMENTED naming `field`,
+/// value and rule.
 absl::Status CheckParallel(const std::string& field, const LayerRequest& step,
                            const ParallelSpec& parallel, const Recipe& recipe,
                            const Arithmetic& arithmetic);

@@ -1,4 +1,4 @@
-#include "kernels/training/checkpoint/session_spec_json.h"
+#include "kernels/training/checkpoint/checkpoint_format.h"
 
 #include <string>
 
@@ -102,8 +102,9 @@ absl::Status CheckSameSpec(const Json& checkpoint, const Json& session) {
   return StatusOf(
       {.code = absl::StatusCode::kFailedPrecondition,
        .field = "checkpoint",
+       .value = "",
        .rule = absl::StrCat(path, " is ", text(checkpoint), ", this session's is ", text(session),
-                            "; a session goes on from a checkpoint of its own layers")});
+                            "; a session continues only from a checkpoint of the same layers")});
 }
 
 }  // namespace quantgate

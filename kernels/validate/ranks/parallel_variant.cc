@@ -1,4 +1,4 @@
-#include "kernels/validate/ranks/parallel_spec.h"
+#include "kernels/validate/ranks/parallel_variant.h"
 
 #include <algorithm>
 #include <map>
@@ -23,7 +23,7 @@
 namespace quantgate {
 namespace {
 
-/// One tensor's outline, divided as ShardLayer divides the tensor.
+/// Divides outlines as ShardLayer divides tensors.
 class ShardOutline {
  public:
   ShardOutline(const ParallelStep& step) : step_(step) {}
@@ -58,8 +58,8 @@ class ShardOutline {
   const ParallelStep& step_;
 };
 
-/// Whether something between or beside the parallel operations of a chain has no meaning yet when
-/// its report is formed.
+/// Refuses operations in a parallel chain for whose outputs a report cannot derive what they should
+/// be.
 absl::Status CheckChain(const LayerSpec& layer, const ParallelSpec& parallel) {
   for (size_t i = 0; i < layer.operations.size(); ++i) {
     const OperationSpec& operation = layer.operations[i];
@@ -68,8 +68,8 @@ absl::Status CheckChain(const LayerSpec& layer, const ParallelSpec& parallel) {
       return StatusOf({.code = absl::StatusCode::kUnimplemented,
                        .field = field + ".kind",
                        .value = "add",
-                       .rule = "a parallel variant takes no chain with one: what the gradient of "
-                               "its operands should be is not derived over ranks"});
+                       .rule = "a parallel variant takes no chain with one: the gradients of its "
+                               "operands are not derived over ranks"});
     }
     if (operation.kind == OperationKind::kBasicLinear && parallel.sequence_parallel &&
         operation.parallel_mode == ParallelMode::kNone) {
@@ -81,11 +81,11 @@ absl::Status CheckChain(const LayerSpec& layer, const ParallelSpec& parallel) {
   return absl::OkStatus();
 }
 
-/// What the layers around a grouped_linear do for it.
+/// Checks a grouped_linear, for which the layers around it communicate.
 absl::Status CheckGrouped(const std::string& field, const Tensor& x, const ParallelSpec& parallel) {
   if (parallel.overlap.has_value()) {
     return Refuse(field + ".parallel.overlap", "given",
-                  "a grouped_linear communicates nothing that could be hidden");
+                  "a grouped_linear has no communication to overlap");
   }
   if (!parallel.sequence_parallel || x.rank() >= 2) return absl::OkStatus();
   return Refuse("x", TensorText(x),
@@ -106,8 +106,8 @@ absl::Status CheckKind(const std::string& field, const LayerRequest& step,
   return layer.traits().has_operations ? CheckChain(layer, parallel) : absl::OkStatus();
 }
 
-/// What a rank cannot carry out of one side of the overlap that a request asks for; `part` is the
-/// refused field behind the plan of that side.
+/// A refusal of one side of the overlap plan, with the field of the request. `part`: the refused
+/// field below the plan of that side.
 absl::Status OfOverlap(const std::string& field, const ParallelSpec& parallel, const char* side,
                        const absl::Status& status, absl::string_view part) {
   const std::string overlap = field + ".parallel.overlap";
@@ -122,8 +122,8 @@ absl::Status OfOverlap(const std::string& field, const ParallelSpec& parallel, c
                  status);
 }
 
-/// What is wrong with a rank's part, said of the request, whose fault it is. `first_expert`: the
-/// part's first one.
+/// A refusal of a rank's part, with the fields of the whole request. `first_expert`: the first
+/// expert of the part.
 absl::Status OfPart(const std::string& field, const ParallelSpec& parallel,
                     const absl::Status& status, int64_t first_expert = 0) {
   std::optional<Refusal> refusal = RefusalOf(status);
@@ -145,7 +145,7 @@ absl::Status OfPart(const std::string& field, const ParallelSpec& parallel,
   return StatusOf(*refusal);
 }
 
-/// Whether a rank can do its part, and `arithmetic` takes what it multiplies.
+/// Checks that a rank can do its part, and that `arithmetic` takes the part's GEMMs.
 absl::Status CheckPart(const std::string& field, const ParallelSpec& parallel,
                        const LayerRequest& part, const Recipe& recipe, const Arithmetic& arithmetic,
                        int64_t first_expert = 0) {
@@ -163,7 +163,7 @@ absl::Status CheckPart(const std::string& field, const ParallelSpec& parallel,
                                         " in a rank's part: ", status.message())});
 }
 
-/// What sessions alone have.
+/// Refuses options that only sessions have.
 absl::Status CheckNoDivision(const std::string& field, const ParallelSpec& parallel,
                              const char* rule) {
   struct Given {
@@ -190,7 +190,7 @@ absl::Status CheckProfileOf(const std::string& field, const ParallelSpec& parall
                 "the library's own sum needs backend nccl");
 }
 
-/// The request of one rank's experts without its tensors' data.
+/// The request of one rank's experts, with outlines for tensors.
 absl::StatusOr<LayerRequest> OutlineExperts(const LayerRequest& step, const ParallelSpec& parallel,
                                             int rank) {
   const int ranks = parallel.expert_parallel, place = rank % ranks;
@@ -208,7 +208,7 @@ absl::StatusOr<LayerRequest> OutlineExperts(const LayerRequest& step, const Para
   return ExpertsOfRank(of_copy, division, place, std::move(x), std::move(dy));
 }
 
-/// A variant whose experts are divided.
+/// Checks a variant with divided experts.
 absl::Status CheckExpertParallel(const std::string& field, const LayerRequest& step,
                                  const ParallelSpec& parallel, const Recipe& recipe,
                                  const Arithmetic& arithmetic) {
@@ -227,15 +227,15 @@ absl::Status CheckExpertParallel(const std::string& field, const LayerRequest& s
   }
   if (copies < 1 || copies > kWorldSizeMax || parallel.size() > kWorldSizeMax) {
     return refuse("data_parallel", absl::StrCat(copies),
-                  absl::StrCat("copies of ", ranks, " ranks each are from 1 on, and ",
-                               kWorldSizeMax, " ranks together at most"));
+                  absl::StrCat("it must be at least 1, and all copies of ", ranks,
+                               " ranks together have at most ", kWorldSizeMax, " ranks"));
   }
   QG_RETURN_IF_ERROR(CheckAmaxGroups(field + ".parallel.", parallel.amax_groups, parallel, recipe,
                                      QuantizedLayers::kExpertsAlone));
   QG_RETURN_IF_ERROR(CheckNoDivision(field, parallel, "experts' weights are whole on their ranks"));
   if (parallel.sequence_parallel || parallel.overlap.has_value()) {
     return refuse(parallel.sequence_parallel ? "sequence_parallel" : "overlap", "given",
-                  "it is of tensor-parallel ranks");
+                  "it needs tensor_parallel > 1");
   }
   if (parallel.profile != ReductionProfile{} && copies == 1) {
     return refuse("reduction_profile", ReductionProfileName(parallel.profile),
@@ -244,8 +244,7 @@ absl::Status CheckExpertParallel(const std::string& field, const LayerRequest& s
   QG_RETURN_IF_ERROR(CheckProfileOf(field, parallel));
   if (copies > 1 && !step.main_grads.empty()) {
     return Refuse("main_grads", step.main_grads.begin()->first,
-                  "what it held before would be summed over the copies (data_parallel) as "
-                  "often as there are copies");
+                  "what it held before would be added once for each copy (data_parallel)");
   }
   const LayerSpec& layer = step.layer;
   if (!layer.traits().has_experts) {
@@ -306,8 +305,8 @@ absl::Status CheckParallel(const std::string& field, const LayerRequest& step,
   }
   if (parallel.data_parallel != 1) {
     return Refuse(field + ".parallel.data_parallel", absl::StrCat(parallel.data_parallel),
-                  "copies of a layer are of sessions, whose optimizer sums their gradients, "
-                  "and of experts that expert_parallel divides");
+                  "only sessions, whose optimizer sums gradients, and layers with expert_parallel "
+                  "have copies");
   }
   if (parallel.tensor_parallel < 2 || parallel.tensor_parallel > kWorldSizeMax) {
     return Refuse(field + ".parallel.tensor_parallel", absl::StrCat(parallel.tensor_parallel),

@@ -1,8 +1,8 @@
-// Operations of a layer that keep nothing for backward: bias, quantize, add, scale.
+#include "kernels/layer/layer_values.h"
+
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/layer/layer_values.h"
 #include "kernels/layer/linear/linear_operands.h"
 
 namespace quantgate {
@@ -12,7 +12,7 @@ absl::StatusOr<Tensor> AsMatrix(const Tensor& tensor) {
   return tensor.Reinterpret(tensor.dtype(), {tensor.rows(), tensor.columns()});
 }
 
-/// `row` [columns] in every row of a tensor of this shape, by doubling.
+/// A tensor of this shape with `row` [columns] in every row, made by doubling.
 absl::StatusOr<Tensor> InEveryRow(StepRecorder& recorder, const Tensor& row, const Shape& shape,
                                   int64_t rows) {
   QG_ASSIGN_OR_RETURN(Tensor all, row.Reinterpret(row.dtype(), {1, row.element_count()}));
@@ -24,7 +24,7 @@ absl::StatusOr<Tensor> InEveryRow(StepRecorder& recorder, const Tensor& row, con
   return all.Reinterpret(all.dtype(), shape);
 }
 
-/// What a quantize operation's rowwise codes stand for, in the shape of their source.
+/// The values of a quantize operation's rowwise codes, in the shape of their source.
 absl::StatusOr<Tensor> Dequantized(ProgramRun& run, const PlannedOperation& operation,
                                    const char* what, const QuantizedTensor& codes,
                                    const Shape& shape) {
@@ -38,7 +38,7 @@ absl::StatusOr<Tensor> Dequantized(ProgramRun& run, const PlannedOperation& oper
   return matrix.Reinterpret(matrix.dtype(), shape);
 }
 
-/// Of what a quantize operation quantizes, in a step that updates or notes them.
+/// Prepares the delayed-scaling state of a quantize operation, in a step that updates or notes it.
 absl::Status PrepareState(ProgramRun& run, const PlannedOperation& operation, TensorRole role) {
   const LinearDataflow& flow = operation.linear.flow;
   if (!flow.is_delayed && !flow.is_calibration) return absl::OkStatus();
@@ -54,6 +54,47 @@ absl::Status CalibrateState(ProgramRun& run, const PlannedOperation& operation, 
                    run.state.delayed[operation.names.StateOf(role)]);
 }
 
+struct NamedOperands {
+  std::vector<const char*> names;
+  std::vector<Tensor> tensors;
+};
+
+/// Keeps the operands that are not absent, under "norm x", "norm gamma", ...
+absl::Status KeepAll(ProgramRun& run, const PlannedOperation& operation,
+                     const NamedOperands& operands, OperationSaved& saved) {
+  return run.recorder.Timed(
+      {StageKind::kCompare, operation.name + ".fingerprint saved operands"}, [&]() -> absl::Status {
+        for (const Tensor& tensor : operands.tensors) saved.operands.push_back({tensor, {}, {}});
+        std::vector<OperandToKeep> kept;
+        for (size_t i = 0; i < operands.tensors.size(); ++i) {
+          const Tensor& tensor = operands.tensors[i];
+          if (!tensor.has_value()) continue;
+          kept.push_back({absl::StrCat(operation.name, " ", operands.names[i]),
+                          std::string(DTypeName(tensor.dtype())), &saved.operands[i]});
+        }
+        return Keep(run.recorder, kept);
+      });
+}
+
+absl::Status UseAll(ProgramRun& run, const PlannedOperation& operation,
+                    const OperationSaved& saved) {
+  return run.recorder.Timed({StageKind::kCompare, operation.name + ".check saved operands"},
+                            [&]() -> absl::Status {
+                              std::vector<UsedOperand> used;
+                              for (const KeptOperand& kept : saved.operands) {
+                                if (kept.mark != nullptr)
+                                  used.push_back({kept.mark, kept.Parts(), true});
+                              }
+                              return run.recorder.Use(used);
+                            });
+}
+
+absl::StatusOr<Tensor> ParameterOf(ProgramRun& run, const PlannedOperation& operation,
+                                   const char* what, const std::string& name) {
+  if (name.empty()) return Tensor();
+  return InActivationDType(run, operation, what, run.state.parameters.at(name).value);
+}
+
 }  // namespace
 
 absl::StatusOr<Tensor> InActivationDType(ProgramRun& run, const PlannedOperation& operation,
@@ -67,6 +108,23 @@ absl::StatusOr<Tensor> RowSlice(const Tensor& tensor, int64_t begin, int64_t cou
   QG_ASSIGN_OR_RETURN(const Tensor flat,
                       tensor.Reinterpret(tensor.dtype(), {tensor.rows(), tensor.columns()}));
   return flat.RowRange(begin, count);
+}
+
+absl::StatusOr<Tensor> JoinExpertRows(StepRecorder& recorder, const char* stage,
+                                      const LayerPlan& plan, const std::vector<Tensor>& parts) {
+  if (!plan.has_experts) return parts[0];
+  QG_ASSIGN_OR_RETURN(const Tensor joined, recorder.Timed({StageKind::kOperation, stage}, [&] {
+    return recorder.engine().ConcatenateRows(parts, recorder.cancellation());
+  }));
+  return joined.Reinterpret(joined.dtype(), plan.ShapeOfRows(joined.columns()));
+}
+
+absl::StatusOr<std::vector<Tensor>> SplitExpertRows(const LayerPlan& plan, const Tensor& tensor) {
+  std::vector<Tensor> parts;
+  for (const ProgramPlan& program : plan.programs) {
+    QG_ASSIGN_OR_RETURN(parts.emplace_back(), RowSlice(tensor, program.first_row, program.rows));
+  }
+  return parts;
 }
 
 absl::StatusOr<Tensor> AddToEveryRow(StepRecorder& recorder, const Tensor& x, const Tensor& row,
@@ -181,6 +239,95 @@ absl::StatusOr<ValueGradient> BackwardScale(ProgramRun& run, size_t index,
         return run.recorder.engine().Scale(dy.plain(), operation.factor, run.layer.activation_dtype,
                                            run.recorder.cancellation());
       }));
+  return dx;
+}
+
+absl::StatusOr<LayerValue> ForwardNorm(ProgramRun& run, size_t index, const LayerValue& x,
+                                       OperationSaved& saved) {
+  const PlannedOperation& operation = run.program.operations[index];
+  NormForwardDesc desc;
+  desc.options = operation.norm;
+  desc.out = run.program.values[index + 1].dtype;
+  QG_ASSIGN_OR_RETURN(desc.x, InActivationDType(run, operation, "x", x.plain()));
+  QG_ASSIGN_OR_RETURN(desc.gamma, ParameterOf(run, operation, "gamma", operation.gamma));
+  QG_ASSIGN_OR_RETURN(desc.beta, ParameterOf(run, operation, "beta", operation.beta));
+  QG_ASSIGN_OR_RETURN(NormForwardResult norm,
+                      run.recorder.Timed({StageKind::kOperation, operation.name}, [&] {
+                        return run.recorder.engine().NormForward(desc, run.recorder.cancellation());
+                      }));
+  if (operation.needs_backward) {
+    QG_RETURN_IF_ERROR(KeepAll(
+        run, operation,
+        {{"x", "gamma", "mean", "rstd"}, {desc.x, desc.gamma, norm.mean, norm.rstd}}, saved));
+  }
+  return LayerValue{std::move(norm.y), {}, {}};
+}
+
+absl::StatusOr<ValueGradient> BackwardNorm(ProgramRun& run, size_t index,
+                                           const OperationSaved& saved, const ValueGradient& dz,
+                                           const Tensor& residual, ParameterGradients& gradients) {
+  const PlannedOperation& operation = run.program.operations[index];
+  QG_RETURN_IF_ERROR(UseAll(run, operation, saved));
+  NormBackwardDesc desc;
+  desc.options = operation.norm;
+  desc.dz = dz.plain();
+  desc.x = saved.operands[0].original;
+  desc.gamma = saved.operands[1].original;
+  desc.mean = saved.operands[2].original;
+  desc.rstd = saved.operands[3].original;
+  desc.residual = residual;
+  desc.wanted.dx = run.program.values[operation.input].needs_gradient;
+  desc.wanted.dgamma = operation.needs_parameters;
+  desc.wanted.dbeta = operation.needs_parameters && !operation.beta.empty();
+  QG_ASSIGN_OR_RETURN(
+      NormGradients norm,
+      run.recorder.Timed({StageKind::kOperation, operation.name + ".backward"}, [&] {
+        return run.recorder.engine().NormBackward(desc, run.recorder.cancellation());
+      }));
+  if (desc.wanted.dgamma) gradients[operation.gamma] = std::move(norm.dgamma);
+  if (desc.wanted.dbeta) gradients[operation.beta] = std::move(norm.dbeta);
+  ValueGradient dx;
+  dx.value = std::move(norm.dx);
+  return dx;
+}
+
+absl::StatusOr<LayerValue> ForwardActivation(ProgramRun& run, size_t index, const LayerValue& x,
+                                             OperationSaved& saved) {
+  const PlannedOperation& operation = run.program.operations[index];
+  QG_ASSIGN_OR_RETURN(const Tensor h, InActivationDType(run, operation, "x", x.plain()));
+  LayerValue y;
+  QG_ASSIGN_OR_RETURN(y.tensor, run.recorder.Timed({StageKind::kOperation, operation.name}, [&] {
+    return run.recorder.engine().ActivationForward(
+        h, operation.activation, run.program.values[index + 1].dtype, run.recorder.cancellation());
+  }));
+  if (operation.needs_backward) {
+    QG_RETURN_IF_ERROR(KeepAll(run, operation, {{"x"}, {h}}, saved));
+  }
+  return y;
+}
+
+absl::StatusOr<ValueGradient> BackwardActivation(ProgramRun& run, size_t index,
+                                                 const OperationSaved& saved,
+                                                 const ValueGradient& dy) {
+  const PlannedOperation& operation = run.program.operations[index];
+  QG_RETURN_IF_ERROR(UseAll(run, operation, saved));
+  const bool is_rounded = operation.gradient == ActivationGradient::kRounded;
+  const DType out = is_rounded ? run.layer.activation_dtype : DType::kF32;
+  QG_ASSIGN_OR_RETURN(
+      Tensor dh, run.recorder.Timed({StageKind::kOperation, operation.name + ".backward"}, [&] {
+        return run.recorder.engine().ActivationBackward(dy.plain(), saved.operands[0].original,
+                                                        operation.activation, out,
+                                                        run.recorder.cancellation());
+      }));
+  ValueGradient dx;
+  if (operation.gradient == ActivationGradient::kForBiasOnly) {
+    QG_ASSIGN_OR_RETURN(dx.value, run.recorder.Cast(operation.name + ".round gradient", dh,
+                                                    run.layer.activation_dtype));
+    dx.bias_source = std::move(dh);
+    return dx;
+  }
+  dx.is_unrounded = !is_rounded;
+  dx.value = std::move(dh);
   return dx;
 }
 
