@@ -164,6 +164,7 @@ void AddMatrix(const std::vector<std::string>& names, Json& run) {
   for (size_t place = 0; place < run["variants"].size(); ++place) {
     Json& variant = run["variants"][place];
     variant["place"] = place;
+    variant["is_broken"] = false;
     std::map<Json, Json> cells;
     for (Json& output : variant["outputs"]) {
       const Json name = At(output, "/tensor/name");
@@ -172,10 +173,13 @@ void AddMatrix(const std::vector<std::string>& names, Json& run) {
         if (comparison["tensor"] == name) output["to_reference"] = comparison;
       }
       cells[name] = CellOf(output);
+      output["is_broken"] = cells[name]["is_broken"];
+      if (output["is_broken"] == true) variant["is_broken"] = true;
     }
     variant.erase("against_reference");
     variant["cells"] = Json::array();
     for (const std::string& name : names) variant["cells"].push_back({{"cell", cells[name]}});
+    variant["is_open"] = variant["is_broken"] == true || run["variants"].size() == 1;
     Json overlaps = Json::array();
     variant["has_amax_groups"] = false;
     for (const Json& rank : variant["ranks"]) {
@@ -191,13 +195,36 @@ void AddMatrix(const std::vector<std::string>& names, Json& run) {
   }
 }
 
+/// Marks the cell of the lowest SQNR, and says whose it is.
+void MarkLowest(const std::vector<std::string>& names, Json& run) {
+  Json* lowest = nullptr;
+  double least = INFINITY;
+  run["lowest"] = nullptr;
+  for (Json& variant : run["variants"]) {
+    for (size_t i = 0; i < names.size(); ++i) {
+      Json& cell = variant["cells"][i]["cell"];
+      if (cell.is_null()) continue;
+      cell["is_lowest"] = false;
+      const double sqnr = RealIn(cell["sqnr_db"]);
+      if (!(std::isnan(sqnr) ? least > -INFINITY : sqnr < least)) continue;
+      least = std::isnan(sqnr) ? -INFINITY : sqnr;
+      lowest = &cell;
+      run["lowest"] = {
+          {"tensor", names[i]}, {"label", variant["label"]}, {"sqnr_db", cell["sqnr_db"]}};
+    }
+  }
+  if (lowest != nullptr) (*lowest)["is_lowest"] = true;
+}
+
 /// Rows of the lower triangle: each variant but the first against those before it, by the largest
 /// relative difference of any tensor.
 Json PairRows(const Json& run) {
   Json rows = Json::array();
   for (size_t subject = 1; subject < run["variants"].size() && !run["pairs"].empty(); ++subject) {
-    const Json& label = run["variants"][subject]["label"];
-    rows.push_back({{"place", subject}, {"other", subject - 1}, {"label", label}});
+    rows.push_back({{"other", subject - 1}});
+    for (const char* name : {"place", "label", "recipe", "backward_override", "arithmetic"}) {
+      rows.back()[name] = run["variants"][subject][name];
+    }
     const Json cell{{"is_equal", true}, {"level", 0}, {"worst", 0.0}, {"tensors", Json::array()}};
     rows.back()["cells"] = Json(subject, cell);
   }
@@ -263,6 +290,13 @@ Json SeriesOf(Json& page, Json rows, const char* key, const std::vector<Quantity
     }
   }
   return groups;
+}
+
+Json VerdictOf(const v1::Verdict& verdict) {
+  Json json = JsonOf(verdict);
+  json["word"] = VerdictWord(verdict);
+  json["details"] = VerdictDetails(verdict);
+  return json;
 }
 
 }  // namespace
@@ -337,13 +371,20 @@ int HeatLevel(double value, HeatRange range) {
 Json ViewOf(const ReportDocument& document) {
   Json page = JsonOf(document);
   page["is_trace"] = false;
-  Json& verdict = page["verdict"];
-  verdict["word"] = VerdictWord(document.verdict);
-  verdict["details"] = VerdictDetails(document.verdict);
-  for (Json& one : page["comparisons"]) {
-    const bool is_equal = At(one, "/parity/equal") == true;
-    one["level"] = is_equal ? 5 : SqnrLevel(RealIn(At(one, "/error/sqnr_db")));
+  page["verdict"] = VerdictOf(document.verdict);
+  page["asked"] = document.verdict.criterion() == v1::REQUIREMENT_BOUND
+                      ? "whether outputs lie within their derived bounds"
+                  : document.verdict.criterion() == v1::REQUIREMENT_BITWISE
+                      ? "whether outputs have the bits of the reference"
+                      : "how far outputs lie from those of unquantized operands";
+  int failed_count = 0;
+  page["first_failed"] = nullptr;
+  for (const Json& one : page["comparisons"]) {
+    if (one["passes"] == false && failed_count++ == 0) page["first_failed"] = one["tensor"];
   }
+  page["failed_count"] = failed_count;
+  page["comparison_count"] = document.comparisons.size();
+  page["passed_count"] = document.comparisons.size() - failed_count;
   if (document.has_run) {
     Json& run = page["run"];
     const v1::Environment& environment = document.run.environment();
@@ -357,7 +398,12 @@ Json ViewOf(const ReportDocument& document) {
     run["output_names"] = OutputNames(document.run);
     run["is_single"] = document.run.variants_size() == 1;
     run["is_stored"] = run["reproduce"] != "" && run["reproduce"] != page["command"];
+    run["is_wide"] = run["output_names"].size() > 1;
     AddMatrix(OutputNames(document.run), run);
+    MarkLowest(OutputNames(document.run), run);
+    const auto is_within = [](const Json& variant) { return variant["is_broken"] == false; };
+    run["within_count"] = std::count_if(run["variants"].begin(), run["variants"].end(), is_within);
+    run["folds"] = run["within_count"] > 1 && document.verdict.criterion() == v1::REQUIREMENT_BOUND;
     run["pair_rows"] = PairRows(run);
     for (const char* unshown : {"pairs", "request"}) run.erase(unshown);
   }
@@ -368,17 +414,35 @@ Json ViewOf(const ReportDocument& document) {
 Json ViewOf(const TraceReport& report) {
   Json page = JsonOf(report);
   page["is_trace"] = true;
-  page["title"] = absl::StrCat(report.steps.size(), " steps, ", report.variants.size(),
-                               report.variants.size() == 1 ? " variant" : " variants");
+  const auto counted = [](size_t count, const char* what) {
+    return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
+  };
+  page["title"] = absl::StrCat(counted(report.steps.size(), "step"), ", ",
+                               counted(report.variants.size(), "variant"));
   page["remarks"] = report.notes;
   page["reference_label"] = page["variants"][report.reference];
+  page["verdict"] = report.verdict ? VerdictOf(*report.verdict) : Json();
+  page["compared_count"] = report.tensors.size();
+  page["lowest"] = nullptr;
+  int equal_count = 0;
+  double least = INFINITY;
   for (Json& row : page["tensors"]) {
+    equal_count += At(row, "/parity/equal") == true ? 1 : 0;
+    const double sqnr = RealIn(At(row, "/error/sqnr_db"));
+    if (sqnr < least) {
+      least = sqnr;
+      page["lowest"] = {{"tensor", row["tensor"]},
+                        {"label", row["label"]},
+                        {"step", row["step"]},
+                        {"sqnr_db", sqnr}};
+    }
     const double count = RealIn(At(row, "/parity/element_count"));
     row["differing"] = count == 0 ? 0 : RealIn(At(row, "/parity/mismatch_count")) / count;
     // Of equal tensors the quotient that the cosine is may be a rounding below 1.
     const double cosine = RealIn(At(row, "/error/cosine"));
     row["turned"] = At(row, "/parity/equal") == true ? 0 * cosine : 1 - cosine;
   }
+  page["equal_count"] = equal_count;
   page["tensors"] = SeriesOf(page, std::move(page["tensors"]), "tensor",
                              {{"elements that differ, %", "/differing", 100},
                               {"SQNR, dB", "/error/sqnr_db"},

@@ -186,6 +186,69 @@ TEST(RenderHtmlTest, HeatMapsAreLinesThroughTheirBlocks) {
                              "4–7: rms 0.4, max 0.5</title>"));
 }
 
+// The first variant has dx at 27.75 dB, the second at 15.6 and beyond its bound.
+TEST(RenderHtmlTest, VariantsBeyondABoundComeFirstAndTheFurthestCellIsMarked) {
+  ReportDocument document = SampleCompare();
+  document.verdict.set_found("17 beyond it in dx");
+  const std::string html = RenderHtml(document);
+  const size_t broken = html.find("<details open><summary><h3>fp8_current / none / ");
+  const size_t within = html.find("<details><summary><h3>bf16 / none / sm90</h3>");
+  ASSERT_NE(within, std::string::npos);
+  EXPECT_LT(broken, within);
+  const size_t furthest = html.find("the furthest of all");
+  EXPECT_EQ(html.rfind("<td ", furthest), html.find("<td class=\"q1 broken\"><b>15.6</b>"));
+  EXPECT_EQ(html.find("the furthest of all", furthest + 1), std::string::npos);
+  EXPECT_THAT(html,
+              HasSubstr("Asked whether outputs lie within their derived bounds: found 17 beyond "
+                        "it in dx; the furthest from unquantized operands is dx of "
+                        "fp8_current / none / "));
+  // Two that lie within theirs are one row.
+  *document.run.add_variants() = document.run.variants(0);
+  EXPECT_THAT(RenderHtml(document), HasSubstr("<h3>2 variants lie within their bounds</h3>"));
+  document.verdict.set_criterion(v1::REQUIREMENT_UNSPECIFIED);
+  EXPECT_THAT(RenderHtml(document), Not(HasSubstr("lie within their bounds</h3>")));
+}
+
+TEST(RenderHtmlTest, FailuresComeFirstAndPassesAreOneRow) {
+  ReportDocument document = SampleDiff();
+  std::swap(document.comparisons[0], document.comparisons[1]);
+  document.comparisons[0].passes = true;
+  const std::string html = RenderHtml(document);
+  EXPECT_THAT(html, HasSubstr("Asked whether tensors agree, a against b: 2 of 3 do not, y first."));
+  const size_t failed = html.find("<h3>y</h3>"), fold = html.find("<h3>1 of 3 tensors pass</h3>");
+  const size_t passed = html.find("<h3>dx</h3>");
+  ASSERT_NE(passed, std::string::npos);
+  EXPECT_LT(failed, fold);
+  EXPECT_LT(fold, passed);
+  EXPECT_THAT(html, HasSubstr("<th scope=\"row\">1 of 3 pass</th>"));
+}
+
+// Who has no mouse scrolls by keyboard.
+TEST(RenderHtmlTest, EveryScrollingPartCanBeReached) {
+  const std::string html = RenderHtml(SampleCompare());
+  const std::string part = "<div class=\"scroll\"";
+  int count = 0;
+  for (size_t at = html.find(part); at != std::string::npos; at = html.find(part, at + 1)) {
+    EXPECT_EQ(html.substr(at + part.size(), 13), " tabindex=\"0\"");
+    ++count;
+  }
+  EXPECT_GT(count, 10);
+}
+
+TEST(RenderHtmlTest, ATraceSaysWhatWasAskedAndFound) {
+  TraceReport report = Trace("fp8", "y");
+  v1::ErrorReport& error = *report.tensors[0].comparison.result.mutable_error();
+  error.set_sqnr_db(21.5);
+  report.verdict.emplace();
+  report.verdict->set_criterion(v1::REQUIREMENT_BITWISE);
+  report.verdict->set_threshold("0 differing elements");
+  const std::string html = RenderHtml(report);
+  EXPECT_THAT(html,
+              HasSubstr("Asked how 1 step, 2 variants differ from bf16: 0 of 1 tensors have its "
+                        "bits; the furthest is y of fp8 in step 1 at 21.5 dB."));
+  EXPECT_THAT(html, HasSubstr("<strong>FAIL</strong><div><p>required: 0 differing elements"));
+}
+
 using Points = std::vector<std::pair<double, double>>;
 std::string PathOf(double last, const Points& points) {
   return LineChart("t", last, {{"a", "k0", points}})["lines"][0]["path"];
