@@ -36,8 +36,8 @@ TRACE = {
 }
 # Of a report: arguments, and the exit code.
 REPORTS = {
-    "compare": (["compare", *LAYER, "--recipe", "bf16,fp8_current,mxfp8,nvfp4", "--backward-override",
-                 "none,dequantized,high_precision"], 0),
+    "compare": (["compare", *LAYER, "--recipe", "bf16,fp8_current,nvfp4", "--backward-override",
+                 "none,dequantized"], 0),
     "run": (["run", *LAYER, "--recipe", "fp8_current", "--require", "bound", "-o", "out.safetensors"], 0),
     "verify": (["verify", *LAYER, "--subject", "out.safetensors", "--recipe", "fp8_current", "--backward-override",
                 "dequantized"], 1),

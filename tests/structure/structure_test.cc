@@ -117,12 +117,12 @@ TEST(StructureTest, ThirdPartiesAreContained) {
       {"prometheus/",
        {"server/metrics.", "server/series_families.", "tests/server/rank_series_test."}},
       {"grpcpp/", {"server/rpc/", "server/server.", "client/", "tests/"}},
+      {"mustache.hpp", {"server/report/render_html.cc"}},
       {".pb.h",
        {"proto/", "server/report/", "server/rpc/", "server/runs/", "server/server.",
         "server/sessions/", "server/wire/", "client/", "tests/"}},
       {"cublasLt.h", {"kernels/gemm/gemm_cublaslt.", "tests/hardware/"}},
       {"nccl.h", {"kernels/comm/"}},
-      {"mustache.hpp", {"server/report/render_html.cc"}},
       {"sqlite3.h", {"server/store/", "tests/server/full_disk."}},
   };
   for (const SourceFile& file : ReadSources(kCode)) {
