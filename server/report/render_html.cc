@@ -62,14 +62,14 @@ data DataOf(const Json& json) {
   return object;
 }
 
-double RealOf(const data& value) {
+double ParsedReal(const data& value) {
   double real = NAN;
   [[maybe_unused]] const bool is_real = absl::SimpleAtod(value.string_value(), &real);
   assert(is_real);
   return real;
 }
 
-int64_t IntegerOf(const data& value) {
+int64_t ParsedInteger(const data& value) {
   int64_t integer = 0;
   [[maybe_unused]] const bool is_integer = absl::SimpleAtoi(value.string_value(), &integer);
   assert(is_integer);
@@ -91,11 +91,11 @@ std::string CommandLines(const std::string& command) {
 
 template <std::string (*kText)(double)>
 data OfReal(const data& value) {
-  return {kText(RealOf(value))};
+  return {kText(ParsedReal(value))};
 }
 template <std::string (*kText)(int64_t)>
 data OfCount(const data& value) {
-  return {kText(IntegerOf(value))};
+  return {kText(ParsedInteger(value))};
 }
 
 /// What may follow a name: {{seconds|time}}.
@@ -110,19 +110,19 @@ const std::map<std::string, Format, std::less<>>& Formats() {
       {"count", OfCount<Count>},
       {"bytes", OfCount<Bytes>},
       {"rounded",
-       [](const data& of) { return data(ExactReal(std::round(RealOf(of) * 1e9) / 1e9)); }},
+       [](const data& of) { return data(ExactReal(std::round(ParsedReal(of) * 1e9) / 1e9)); }},
       {"hundredths",
-       [](const data& of) { return data(absl::StrFormat("%.2f", 100 * RealOf(of))); }},
+       [](const data& of) { return data(absl::StrFormat("%.2f", 100 * ParsedReal(of))); }},
       {"ulp",
        [](const data& of) {
-         const int64_t ulp = IntegerOf(of);
+         const int64_t ulp = ParsedInteger(of);
          return data(ulp == INT64_MAX ? "NaN" : Count(ulp));
        }},
-      {"last", [](const data& end) { return data(absl::StrCat(IntegerOf(end) - 1)); }},
+      {"last", [](const data& end) { return data(absl::StrCat(ParsedInteger(end) - 1)); }},
       {"differing",
        [](const data& parity) {
-         return data(Percent(IntegerOf(*parity.get("mismatch_count")),
-                             IntegerOf(*parity.get("element_count"))));
+         return data(Percent(ParsedInteger(*parity.get("mismatch_count")),
+                             ParsedInteger(*parity.get("element_count"))));
        }},
       {"type",
        [](const data& type) {
@@ -134,8 +134,8 @@ const std::map<std::string, Format, std::less<>>& Formats() {
       {"lines", [](const data& command) { return data(CommandLines(command.string_value())); }},
       // For sections.
       {"any", [](const data& list) { return data(list.is_non_empty_list()); }},
-      {"zero", [](const data& of) { return data(RealOf(of) == 0); }},
-      {"positive", [](const data& of) { return data(RealOf(of) > 0); }}};
+      {"zero", [](const data& of) { return data(ParsedReal(of) == 0); }},
+      {"positive", [](const data& of) { return data(ParsedReal(of) > 0); }}};
   return kFormats;
 }
 

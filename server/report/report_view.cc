@@ -350,7 +350,7 @@ Json LineChart(const std::string& title, double last, const std::vector<ChartLin
   for (const double y : labelled) {
     labels.push_back({{"y", absl::StrFormat("%.1f", y_at(y) + 3)}, {"text", ShortReal(y)}});
   }
-  Json chart{{"title", title}, {"last", last}, {"labels", labels}};
+  Json chart{{"title", title}, {"last", static_cast<int64_t>(last)}, {"labels", labels}};
   chart["lines"] = std::move(drawn);
   return chart;
 }
