@@ -260,7 +260,8 @@ struct Quantity {
 
 /// Rows of each name, names in the order in which they first appear; every quantity as a chart over
 /// the steps, a line for each variant that has any.
-Json SeriesOf(Json& page, Json rows, const char* key, const std::vector<Quantity>& quantities) {
+Json ChartedSeries(Json& page, Json rows, const char* key,
+                   const std::vector<Quantity>& quantities) {
   Json groups = Json::array();
   std::map<Json, size_t> places;
   for (Json& row : rows) {
@@ -443,16 +444,17 @@ Json ViewOf(const TraceReport& report) {
     row["turned"] = At(row, "/parity/equal") == true ? 0 * cosine : 1 - cosine;
   }
   page["equal_count"] = equal_count;
-  page["tensors"] = SeriesOf(page, std::move(page["tensors"]), "tensor",
-                             {{"elements that differ, %", "/differing", 100},
-                              {"SQNR, dB", "/error/sqnr_db"},
-                              {"relative error (Frobenius)", "/error/relative_frobenius"},
-                              {"1 \u2212 cosine", "/turned"}});
-  page["quantizations"] = SeriesOf(page, std::move(page["quantizations"]), "name",
-                                   {{"underflow to zero, %", "/underflow_rate", 100},
-                                    {"saturated, %", "/saturation_rate", 100},
-                                    {"scale drift, log2", "/scale_drift_log2"},
-                                    {"drift of the blocks' mean scale code", "/scale_code_drift"}});
+  page["tensors"] = ChartedSeries(page, std::move(page["tensors"]), "tensor",
+                                  {{"elements that differ, %", "/differing", 100},
+                                   {"SQNR, dB", "/error/sqnr_db"},
+                                   {"relative error (Frobenius)", "/error/relative_frobenius"},
+                                   {"1 \u2212 cosine", "/turned"}});
+  page["quantizations"] =
+      ChartedSeries(page, std::move(page["quantizations"]), "name",
+                    {{"underflow to zero, %", "/underflow_rate", 100},
+                     {"saturated, %", "/saturation_rate", 100},
+                     {"scale drift, log2", "/scale_drift_log2"},
+                     {"drift of the blocks' mean scale code", "/scale_code_drift"}});
   page["overlap_charts"] = OverlapCharts(page["overlaps"]);
   return page;
 }
