@@ -6,6 +6,7 @@ packages=(
   build-essential cmake ninja-build pkg-config ccache
   libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
   libabsl-dev prometheus-cpp-dev libmicrohttpd-dev libtbb-dev libcli11-dev nlohmann-json3-dev
+  libkainjow-mustache-dev
   libssl-dev libsqlite3-dev zlib1g-dev libcurl4-openssl-dev
 )
 for argument in "$@"; do

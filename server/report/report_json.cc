@@ -5,6 +5,7 @@
 
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -241,6 +242,13 @@ Json JsonHead(const std::string& kind) {
 void SetReal(Json& json, const std::string& key, double value) {
   json[key] = RealOf(value);
   json[key + "_bits"] = HexBits(std::bit_cast<uint64_t>(value), "f64");
+}
+
+double RealIn(const Json& json) {
+  if (json.is_number()) return json.get<double>();
+  if (json == "Infinity") return std::numeric_limits<double>::infinity();
+  if (json == "-Infinity") return -std::numeric_limits<double>::infinity();
+  return std::numeric_limits<double>::quiet_NaN();
 }
 
 std::string JsonText(const Json& json, int indent) {

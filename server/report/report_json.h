@@ -27,6 +27,8 @@ nlohmann::ordered_json JsonOf(const SubjectComparison& comparison);
 nlohmann::ordered_json JsonHead(const std::string& kind);
 /// Sets json[key] and json[key_bits].
 void SetReal(nlohmann::ordered_json& json, const std::string& key, double value);
+/// A number, or what stands for one: "NaN", "Infinity", "-Infinity". NaN of anything else.
+double RealIn(const nlohmann::ordered_json& json);
 /// Text on one line (`indent` < 0) or indented; bytes that are no UTF-8 become U+FFFD.
 std::string JsonText(const nlohmann::ordered_json& json, int indent);
 /// One line: an object that starts with schema_version and kind, then what `body` has.
