@@ -6,7 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "kernels/base/cancellation.h"
+#include "kernels/base/execution.h"
 #include "kernels/gemm/bound/error_bound.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/tensor/device/cuda_device.h"

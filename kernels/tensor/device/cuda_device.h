@@ -20,7 +20,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/base/cancellation.h"
+#include "kernels/base/execution.h"
 #include "kernels/tensor/tensor.h"
 
 namespace quantgate {
