@@ -10,7 +10,6 @@
 #include "kernels/gemm/bound/error_bound.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/tensor/device/cuda_device.h"
-#include "kernels/tensor/started_report.h"
 
 namespace quantgate {
 

@@ -7,7 +7,7 @@
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/quantize/format_quantizers.h"
-#include "kernels/tensor/convert.h"
+#include "kernels/tensor/transpose.h"
 
 namespace quantgate {
 namespace {

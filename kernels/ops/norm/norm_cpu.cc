@@ -5,8 +5,8 @@
 #include "kernels/numerics/norm.h"
 #include "kernels/ops/norm/norm.h"
 #include "kernels/ops/row_kernels.h"
+#include "kernels/tensor/column_sums.h"
 #include "kernels/tensor/convert.h"
-#include "kernels/tensor/row_accumulator.h"
 
 namespace quantgate {
 namespace {

@@ -7,7 +7,7 @@
 #include "kernels/quantize/cpu/block_lines.h"
 #include "kernels/quantize/cpu/quantize_kernels.h"
 #include "kernels/quantize/format_quantizers.h"
-#include "kernels/tensor/convert.h"
+#include "kernels/tensor/transpose.h"
 
 namespace quantgate {
 namespace {

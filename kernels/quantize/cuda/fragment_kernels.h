@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "kernels/quantize/fragment_steps.h"
-#include "kernels/tensor/files/number_source.h"
+#include "kernels/tensor/number_source.h"
 
 namespace quantgate {
 
