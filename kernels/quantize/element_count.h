@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/numerics/float_class.h"
+#include "kernels/numerics/float_format.h"
 #include "kernels/quantize/element_kind.h"
 #include "kernels/tensor/quantized_tensor.h"
 
