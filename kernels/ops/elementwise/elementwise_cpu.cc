@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "kernels/base/status_macros.h"
-#include "kernels/ops/element_runs.h"
 #include "kernels/ops/elementwise/elementwise.h"
 #include "kernels/ops/row_kernels.h"
 

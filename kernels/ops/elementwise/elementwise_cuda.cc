@@ -1,4 +1,4 @@
-#include "kernels/ops/elementwise/elementwise_cuda.h"
+#include "kernels/ops/ops_cuda.h"
 
 #include <cstdint>
 #include <utility>

@@ -2,7 +2,6 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/numerics/reduction.h"
-#include "kernels/ops/element_runs.h"
 #include "kernels/ops/reduction/ordered_reduction.h"
 #include "kernels/ops/row_kernels.h"
 

@@ -1,4 +1,4 @@
-#include "kernels/ops/reduction/ordered_reduction_cuda.h"
+#include "kernels/ops/ops_cuda.h"
 
 #include <algorithm>
 

@@ -3,9 +3,9 @@
 #include <vector>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/quantize/compiled_formats.h"
 #include "kernels/quantize/fragment.h"
 #include "kernels/quantize/fragment_steps.h"
-#include "kernels/quantize/quantizer_formats.h"
 #include "kernels/tensor/visit_format.h"
 
 namespace quantgate {

@@ -1,8 +1,8 @@
 // The CPU quantizer: its formats, and the one that keeps the source.
 #include "kernels/base/status_macros.h"
+#include "kernels/quantize/compiled_formats.h"
 #include "kernels/quantize/cpu/block_lines.h"
 #include "kernels/quantize/format_quantizers.h"
-#include "kernels/quantize/quantizer_formats.h"
 #include "kernels/tensor/visit_format.h"
 
 namespace quantgate {

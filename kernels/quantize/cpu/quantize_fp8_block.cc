@@ -1,8 +1,8 @@
 // FP8 under fp32 scales of 128 elements or of 128 x 128 tiles: docs/quantizers.md section 4.
 #include "kernels/base/status_macros.h"
+#include "kernels/quantize/compiled_formats.h"
 #include "kernels/quantize/cpu/block_lines.h"
 #include "kernels/quantize/format_quantizers.h"
-#include "kernels/quantize/quantizer_formats.h"
 #include "kernels/tensor/visit_format.h"
 
 namespace quantgate {

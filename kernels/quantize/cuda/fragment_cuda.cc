@@ -1,4 +1,4 @@
-#include "kernels/quantize/cuda/fragment_cuda.h"
+#include "kernels/quantize/cuda/quantize_cuda.h"
 
 #include "kernels/base/cuda_status.h"
 #include "kernels/base/status_macros.h"

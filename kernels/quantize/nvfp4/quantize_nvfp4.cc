@@ -3,8 +3,8 @@
 #include <optional>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/quantize/compiled_formats.h"
 #include "kernels/quantize/nvfp4/nvfp4_direction.h"
-#include "kernels/quantize/quantizer_formats.h"
 #include "kernels/tensor/visit_format.h"
 
 namespace quantgate {

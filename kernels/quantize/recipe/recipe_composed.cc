@@ -1,4 +1,4 @@
-#include "kernels/quantize/recipe/recipe_composed.h"
+#include "kernels/quantize/recipe/recipe_quantizers.h"
 
 #include <algorithm>
 #include <optional>
