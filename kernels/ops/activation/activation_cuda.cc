@@ -8,7 +8,7 @@
 namespace quantgate {
 namespace {
 
-/// The output's rows and columns: one row where there is no gate and rows do not matter.
+/// The rows and columns of the output; one row without a gate, when rows do not matter.
 ActivationParameters ParametersOf(CudaDevice& device, const Tensor& h,
                                   const ActivationOptions& options) {
   ActivationParameters parameters;
