@@ -15,7 +15,7 @@ struct NonFiniteCounts {
 };
 
 /// "3 NaN and 1 infinite"; "none".
-std::string CountsText(const NonFiniteCounts& counts);
+std::string NonFiniteCountsText(const NonFiniteCounts& counts);
 
 /// The counts of a subject and of the reference that it is compared with.
 struct NonFiniteSides {
@@ -30,9 +30,9 @@ struct NonFiniteSides {
 
 /// The long form: "3 NaN of 4,096 elements, exact has all of them too and 1 NaN more"; "none of 8
 /// elements, exact has 1 NaN". `reference` is the name of the reference.
-std::string SidesText(const NonFiniteSides& sides, std::string_view reference);
+std::string NonFiniteText(const NonFiniteSides& sides, std::string_view reference);
 
 /// The short form, for one line of a verdict: "not finite: 3 NaN, in exact 4 NaN".
-std::string SidesLine(const NonFiniteSides& sides, std::string_view reference);
+std::string NonFiniteLine(const NonFiniteSides& sides, std::string_view reference);
 
 }  // namespace quantgate
