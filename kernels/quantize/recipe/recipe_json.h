@@ -23,7 +23,7 @@ absl::Status CheckKeys(const Json& json, const std::set<std::string>& known);
 
 /// How a tensor is quantized in one direction: by a recipe, which has a rule for every role and
 /// direction, or by one rule.
-struct Rule {
+struct QuantizerRule {
   std::optional<Recipe> recipe;
   QuantizerSpec spec;
   Json canonical;
@@ -36,8 +36,8 @@ struct Rule {
 std::string WithoutVoidKnobs(std::string_view text);
 
 /// INVALID_ARGUMENT says what is wrong.
-absl::StatusOr<Rule> ParseRule(const Json& json);
+absl::StatusOr<QuantizerRule> ParseQuantizerRule(const Json& json);
 /// The same for the text of a knob, which is a name or a JSON object.
-absl::StatusOr<Rule> ParseRuleText(std::string_view text);
+absl::StatusOr<QuantizerRule> ParseQuantizerRuleText(std::string_view text);
 
 }  // namespace quantgate

@@ -54,7 +54,7 @@ enum class RecipeKind {
 };
 
 /// One recipe.
-struct RecipeTable {
+struct RecipeEntry {
   RecipeKind kind;
   std::string_view name;
   std::string_view summary;
@@ -63,10 +63,10 @@ struct RecipeTable {
 };
 
 /// Every recipe of this build, in the order of listings.
-const std::vector<RecipeTable>& RecipeTables();
+const std::vector<RecipeEntry>& RecipeEntries();
 /// Null if there is none of that name.
-const RecipeTable* FindRecipeTable(std::string_view name);
-const Knob* FindKnob(const RecipeTable& table, std::string_view name);
+const RecipeEntry* FindRecipeEntry(std::string_view name);
+const Knob* FindKnob(const RecipeEntry& entry, std::string_view name);
 
 /// The allowed values as text: "false|true", "float >= 0", "integer 1 to 1048576".
 std::string KnobValuesText(const Knob& knob);
