@@ -8,7 +8,7 @@
 namespace quantgate {
 
 /// Whether `usages` has `usage`.
-inline bool Asks(Usages usages, Usage usage) {
+inline bool HasUsage(Usages usages, Usage usage) {
   return usage == Usage::kRowwise ? usages.rowwise : usages.columnwise;
 }
 
@@ -68,7 +68,7 @@ absl::StatusOr<AmaxPlan> PlanAmaxes(const Tensor& source, const Quantizer& quant
                                     Usages usages);
 
 /// The largest finite value of `source`: f32, bf16 or f16.
-float LargestOf(DType source);
+float LargestFiniteOf(DType source);
 
 /// Returns what DequantizeCpu refuses.
 absl::Status CheckDequantization(const QuantizedTensor& quantized, Usage usage, DType out_dtype);

@@ -71,7 +71,8 @@ std::string BlockText(const QuantizerSpec& spec) {
 
 std::string BoolText(bool value) { return value ? "true" : "false"; }
 
-/// One direction: the element, its blocks, then whatever of the format's fields changes bits.
+/// The rule of one direction: the element, the blocks, then all fields of the format that change
+/// bits.
 std::string SpecText(const QuantizerSpec& spec) {
   if (!spec.is_quantized()) return "identity";
   std::string text(DTypeName(spec.element));

@@ -27,7 +27,7 @@ absl::Status CheckColumnSums(DType in, DType out) {
     return Refuse("out_dtype", DTypeName(out), "column sums must be f32, bf16 or f16");
   }
   if (!IsHighPrecision(in)) {
-    return Refuse("tensor", DTypeName(in), "column sums are of f32, bf16 or f16");
+    return Refuse("tensor", DTypeName(in), "column sums need f32, bf16 or f16");
   }
   return absl::OkStatus();
 }

@@ -158,7 +158,7 @@ template void TransposeMatrix(const uint32_t*, int64_t, int64_t, int64_t, uint32
 absl::Status CheckTranspose(DType dtype) {
   const int bytes = DTypeBytes(dtype);
   if (bytes == 1 || bytes == 2 || bytes == 4) return absl::OkStatus();
-  return Refuse("tensor", DTypeName(dtype), "what is transposed has elements of 1, 2 or 4 bytes");
+  return Refuse("tensor", DTypeName(dtype), "only elements of 1, 2 or 4 bytes can be transposed");
 }
 
 absl::StatusOr<Tensor> Transpose2d(const Tensor& tensor, const ExecutionContext& context) {

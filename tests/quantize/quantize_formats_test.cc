@@ -392,7 +392,7 @@ TEST(CheckQuantizer, RefusesByName) {
          q.rowwise.four_over_six = FourOverSix::kMse;
          q.rowwise.element_rounding = ElementRounding::kStochastic;
        })},
-      {"quantizer.columnwise.4over6 is mae: with row_scaled it is not for a columnwise copy",
+      {"quantizer.columnwise.4over6 is mae: a row_scaled columnwise copy cannot have it",
        Nvfp4With([](Quantizer& q) {
          q.columnwise.four_over_six = FourOverSix::kMae;
          q.columnwise.row_scaled = true;

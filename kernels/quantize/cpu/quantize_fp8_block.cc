@@ -103,7 +103,7 @@ absl::Status QuantizeFp8Block(const FormatRequest& request, QuantizedTensor& qua
   const Fp8BlockTileFunction vector = FindVectorTile(request);
   const Fp8BlockOptions options = {.power_2 = request.spec.power_2_scale,
                                    .amax_epsilon = request.spec.amax_epsilon,
-                                   .value_for_infinity = LargestOf(request.source.dtype())};
+                                   .value_for_infinity = LargestFiniteOf(request.source.dtype())};
   return QuantizeTiles(
       request, kTileSide, kTileSide,
       [&](const Piece& tile, TileTally& tally) {

@@ -58,7 +58,7 @@ TileQuantization JobOf(const CudaRequest& request, QuantizedTensor& quantized) {
   job.scale_options = {
       .rule = spec.scale_rule, .power_2 = spec.power_2_scale, .amax_epsilon = spec.amax_epsilon};
   if (job.scales == ScaleKind::kF32) {
-    job.scale_options.value_for_infinity = LargestOf(request.source.dtype());
+    job.scale_options.value_for_infinity = LargestFiniteOf(request.source.dtype());
   }
   job.rounding = spec.element_rounding;
   job.overflow = spec.overflow;
@@ -70,7 +70,7 @@ TileQuantization JobOf(const CudaRequest& request, QuantizedTensor& quantized) {
 /// scales are not set.
 absl::Status AllocateCopy(const CudaRequest& request, Usage usage, QuantizedTensor& quantized,
                           uint8_t*& codes, void*& scales) {
-  if (!Asks(request.usages, usage)) return absl::OkStatus();
+  if (!HasUsage(request.usages, usage)) return absl::OkStatus();
   QG_ASSIGN_OR_RETURN(QuantizedCopy copy, OutlineCopy(request.spec, usage, request.source.dtype(),
                                                       request.source.shape()));
   QG_ASSIGN_OR_RETURN(copy.data, request.device.Allocate(copy.element, copy.data.shape()));
@@ -169,7 +169,7 @@ absl::Status QuantizeTensor(const CudaRequest& request, QuantizedTensor& quantiz
   if (request.spec.scaling == Scaling::kDelayed) job.amax_bits = results.amax.as<uint32_t>();
   QG_RETURN_IF_ERROR(FillCopies(request, job, quantized));
   for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
-    if (!Asks(request.usages, usage)) continue;
+    if (!HasUsage(request.usages, usage)) continue;
     quantized.copy(usage)->amax = results.amax;
     quantized.copy(usage)->scale_inv = results.scale_inv;
   }

@@ -215,7 +215,7 @@ absl::Status QuantizeNvfp4(const FormatRequest& request, QuantizedTensor& quanti
     QG_RETURN_IF_ERROR(request.context.CheckCancelled());
   }
   for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
-    if (!Asks(request.usages, usage)) continue;
+    if (!HasUsage(request.usages, usage)) continue;
     QG_RETURN_IF_ERROR(QuantizeDirection(request, usage, amaxes, quantized));
   }
   return absl::OkStatus();

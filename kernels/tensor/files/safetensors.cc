@@ -251,7 +251,8 @@ absl::StatusOr<TensorFile> ParseBuffer(const std::shared_ptr<Buffer>& buffer,
   const uint64_t file_bytes = buffer->size();
   if (file_bytes < kLengthBytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat("has ", file_bytes, " bytes; a safetensors file begins with 8 of length"));
+        absl::StrCat("has ", file_bytes,
+                     " bytes; a safetensors file begins with the 8 bytes of the header length"));
   }
   uint64_t header_bytes;
   std::memcpy(&header_bytes, buffer->data(), kLengthBytes);
