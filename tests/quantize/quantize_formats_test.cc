@@ -491,7 +491,8 @@ TEST(CheckQuantization, TensorsThatDoNotFit) {
   EXPECT_EQ(message(DType::kBF16, {16, 16}, nv, row), "");
   nv.four_over_six = FourOverSix::kMae;
   EXPECT_EQ(message(DType::kBF16, {32, 32}, nv, row), "");
-  EXPECT_THAT(message(DType::kBF16, {32, 32}, nv, both), HasSubstr("not for a columnwise copy"));
+  EXPECT_THAT(message(DType::kBF16, {32, 32}, nv, both),
+              HasSubstr("a row_scaled columnwise copy cannot have it"));
 }
 
 TEST(QuantizeCpu, RefusesArguments) {
