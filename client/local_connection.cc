@@ -15,7 +15,7 @@
 #include "client/execute.h"
 #include "client/status.h"
 #include "client/upload.h"
-#include "kernels/base/cancellation.h"
+#include "kernels/base/execution.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/steady_time.h"
 #include "kernels/comm/nccl/communicator_cache.h"

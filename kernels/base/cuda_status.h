@@ -9,17 +9,17 @@
 
 namespace quantgate {
 
-/// Whether the context is beyond use after `error`: every later call of the process would fail or,
+/// Whether `error` makes the CUDA context unusable: every later call of the process would fail or,
 /// worse, answer from memory that a faulting kernel wrote.
 bool IsStickyCudaError(cudaError_t error);
 
-/// OK for cudaSuccess. RESOURCE_EXHAUSTED for memory (the error is cleared: the next call is
-/// unharmed), FAILED_PRECONDITION for a missing device or driver, DATA_LOSS for a sticky error,
-/// INTERNAL for others. The message names `call` and `file`:`line`.
+/// OK for cudaSuccess. RESOURCE_EXHAUSTED when memory ran out (the error is cleared, so that the
+/// next call is unharmed), FAILED_PRECONDITION for a missing device or driver, DATA_LOSS for a
+/// sticky error, INTERNAL for others. The message names `call` and `file`:`line`.
 absl::Status CudaStatus(cudaError_t error, const char* call, const char* file, int line);
 
-/// The first sticky error that any thread of this process has seen, or OK. A process that has one
-/// cannot vouch for a bit any more.
+/// The first sticky error that any thread of this process has seen, or OK. A process that has seen
+/// one cannot vouch for a bit any more.
 absl::Status CudaHealth();
 
 }  // namespace quantgate

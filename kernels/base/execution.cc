@@ -15,6 +15,9 @@
 #include <map>
 #endif
 
+#include "kernels/base/loop_sharing.h"
+#include "kernels/base/steady_time.h"
+
 namespace quantgate {
 namespace {
 
@@ -35,9 +38,9 @@ void RunOnThreads(int threads, int64_t pieces, RunPieces run) {
   run(0, pieces / parts);
 }
 #else
-// An arena of this thread for so many, kept: TBB's workers seldom find their way to one that lives
-// for a single loop, least of all on a machine with other work. Not shared with other threads,
-// which would wait for each other's loops.
+// An arena of the calling thread for this number of threads. It is kept, since TBB's workers seldom
+// find their way to an arena that lives for a single loop, least of all on a machine with other
+// work; and it is not shared, since threads would wait for each other's loops.
 tbb::task_arena& ArenaOf(int threads) {
   thread_local std::map<int, tbb::task_arena> arenas;
   return arenas.try_emplace(threads, threads).first->second;
@@ -96,6 +99,16 @@ int AvailableCpus() {
   return std::max(1, CPU_COUNT(&set));
 }
 
+absl::Status Cancellation::Check() const {
+  if (cancelled_.load(std::memory_order_relaxed)) {
+    return absl::CancelledError("cancelled by caller");
+  }
+  if (deadline_ != absl::InfiniteFuture() && SteadyNow() >= deadline_) {
+    return absl::DeadlineExceededError("deadline passed before the work was done");
+  }
+  return absl::OkStatus();
+}
+
 ScopedIeeeEnvironment::ScopedIeeeEnvironment() : saved_control_(_mm_getcsr()) {
   _mm_setcsr(kMxcsrDefault);
 }
@@ -115,6 +128,23 @@ void ParallelFor(const ExecutionContext& context, int64_t count, int64_t grain,
   };
   if (context.threads <= 1 || pieces == 1) return run(0, pieces);
   RunOnThreads(context.threads, pieces, run);
+}
+
+std::optional<int64_t> WorkFeed::Next() {
+  if (!context_.CheckCancelled().ok()) return std::nullopt;
+  const int64_t i = next_++;
+  return i < count_ ? std::optional(i) : std::nullopt;
+}
+
+void ParallelForEach(const ExecutionContext& context, int64_t count,
+                     absl::FunctionRef<void(WorkFeed&)> worker) {
+  WorkFeed feed(context, count);
+  const LoopSharing::OpenLoop open(feed, worker);
+  const int64_t threads = std::min<int64_t>(std::max(1, context.threads), count);
+  ParallelFor(context, threads, 1, [&](int64_t, int64_t) {
+    // A thread that comes late needs no working memory.
+    if (feed.left() > 0) worker(feed);
+  });
 }
 
 }  // namespace quantgate

@@ -1,4 +1,4 @@
-// Counts as people read them.
+// Counts as text for people.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace quantgate {
 
-/// "1,234,567".
+/// The decimal digits of `value` in groups of three: "1,234,567".
 inline std::string GroupedDigits(int64_t value) {
   std::string text = std::to_string(value);
   const int64_t first = value < 0 ? 1 : 0;

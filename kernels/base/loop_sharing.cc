@@ -5,7 +5,7 @@
 namespace quantgate {
 namespace {
 
-/// What the calling thread is a member of.
+/// The LoopSharing of which the calling thread is a member, or null.
 thread_local LoopSharing* sharing_of_thread = nullptr;
 
 }  // namespace
@@ -50,7 +50,7 @@ LoopSharing::Wait::~Wait() {
 
 LoopSharing::OpenLoop::OpenLoop(WorkFeed& feed, absl::FunctionRef<void(WorkFeed&)> worker)
     : sharing_(sharing_of_thread) {
-  // One piece is its owner's.
+  // The last piece is for the owner of the loop.
   if (sharing_ == nullptr || feed.left() <= 1) return;
   loop_.emplace(Loop{feed, worker});
   const std::scoped_lock lock(sharing_->mutex_);

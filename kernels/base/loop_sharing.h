@@ -1,6 +1,6 @@
-// LoopSharing: threads that work side by side lend each other their CPUs. The loop of one is open
-// to helpers while others wait, as the ranks of a run wait for the slowest of them, whose CPU may
-// be a slower one or have other work.
+// LoopSharing: member threads that work side by side lend each other their CPUs. While one member
+// waits, helper threads take pieces of another's loop. The ranks of a run are such members: all
+// wait for the slowest, whose CPU may be a slower one or have other work.
 #pragma once
 
 #include <condition_variable>
@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "kernels/base/parallel_for_each.h"
+#include "kernels/base/execution.h"
 
 namespace quantgate {
 
-/// Thread-safe. Helpers are threads of its own, begun when one is first wanted.
+/// Thread-safe. It owns the helper threads and starts each when it is first needed.
 class LoopSharing {
   struct Loop {
     WorkFeed& feed;
@@ -25,18 +25,19 @@ class LoopSharing {
   };
 
  public:
-  /// For so many member threads, whose loops have `threads_each` threads, on `cpus` CPUs. A member
-  /// counts as working until its thread waits or has ended.
+  /// For `members` threads, each of whose loops runs on `threads_each` threads, on `cpus` CPUs. A
+  /// member counts as working until it waits or ends.
   LoopSharing(int cpus, int threads_each, int members);
-  /// After the last member.
+  /// Every member must have ended.
   ~LoopSharing();
   LoopSharing(const LoopSharing&) = delete;
   LoopSharing& operator=(const LoopSharing&) = delete;
 
-  /// Helpers begun so far.
+  /// How many helper threads were started so far.
   int helpers();
 
-  /// The calling thread is a member for as long as this lives, and has ended after that.
+  /// Makes the calling thread a member for as long as the object lives; the member has ended after
+  /// that.
   class Member {
    public:
     explicit Member(LoopSharing& sharing);
@@ -45,7 +46,8 @@ class LoopSharing {
     Member& operator=(const Member&) = delete;
   };
 
-  /// The calling thread waits for as long as this lives. Of a thread that is no member: nothing.
+  /// Counts the calling thread as waiting for as long as the object lives. Does nothing on a thread
+  /// that is no member.
   class Wait {
    public:
     Wait();
@@ -57,11 +59,11 @@ class LoopSharing {
     LoopSharing* const sharing_;
   };
 
-  /// Opens a loop of the calling thread to helpers. Of a thread that is no member: nothing.
+  /// Opens a loop of the calling thread to helpers. Does nothing on a thread that is no member.
   class OpenLoop {
    public:
     OpenLoop(WorkFeed& feed, absl::FunctionRef<void(WorkFeed&)> worker);
-    /// Waits for the helpers in it. When the feed has no more pieces.
+    /// Waits for the helpers that are in the loop. The feed must have no more pieces.
     ~OpenLoop();
     OpenLoop(const OpenLoop&) = delete;
     OpenLoop& operator=(const OpenLoop&) = delete;
@@ -73,19 +75,19 @@ class LoopSharing {
 
  private:
   void AddWorking(int members);
-  /// The body of a helper's thread. It stays in a loop until that has no more pieces.
+  /// The body of a helper thread, which stays in a loop until the loop has no more pieces.
   void Help();
-  /// The one with most pieces left that a helper may take part in now; null: there is none.
+  /// The loop with the most pieces left that a helper may join now; null when there is none.
   Loop* LoopToHelp() const;
-  /// One more helper, where there is something to do for it.
+  /// Wakes or starts one more helper if there is a loop to join.
   void WakeOne();
 
   const int cpus_;
   const int threads_each_;
   std::mutex mutex_;
-  std::condition_variable changed_;  // For helpers: there may be something to do.
-  std::condition_variable left_;     // For owners of loops: the last helper has left.
-  int working_;                      // Members.
+  std::condition_variable changed_;  // Tells helpers that there may be a loop to join.
+  std::condition_variable left_;     // Tells owners of loops that the last helper has left.
+  int working_;                      // Members that do not wait.
   std::vector<Loop*> loops_;
   int helping_ = 0;
   bool is_ending_ = false;

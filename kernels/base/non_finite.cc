@@ -8,7 +8,7 @@
 
 namespace quantgate {
 
-std::string CountsText(const NonFiniteCounts& counts) {
+std::string NonFiniteCountsText(const NonFiniteCounts& counts) {
   std::vector<std::string> parts;
   if (counts.nan > 0) parts.push_back(absl::StrCat(GroupedDigits(counts.nan), " NaN"));
   if (counts.infinite > 0) {
@@ -28,26 +28,26 @@ void NonFiniteSides::Add(const NonFiniteSides& other) {
   element_count += other.element_count;
 }
 
-std::string SidesText(const NonFiniteSides& sides, std::string_view reference) {
+std::string NonFiniteText(const NonFiniteSides& sides, std::string_view reference) {
   const NonFiniteCounts more = {sides.reference.nan - sides.shared.nan,
                                 sides.reference.infinite - sides.shared.infinite};
   const int64_t subject = sides.subject.count(), shared = sides.shared.count();
   std::string text =
-      absl::StrCat(CountsText(sides.subject), " of ", GroupedDigits(sides.element_count),
+      absl::StrCat(NonFiniteCountsText(sides.subject), " of ", GroupedDigits(sides.element_count),
                    " elements, ", std::string(reference), " has ");
-  if (subject == 0) return absl::StrCat(text, CountsText(more));
+  if (subject == 0) return absl::StrCat(text, NonFiniteCountsText(more));
   if (shared == 0) {
     absl::StrAppend(&text, "none of them");
   } else {
     absl::StrAppend(&text, shared == subject ? "all" : GroupedDigits(shared), " of them too");
   }
-  if (more.count() > 0) absl::StrAppend(&text, " and ", CountsText(more), " more");
+  if (more.count() > 0) absl::StrAppend(&text, " and ", NonFiniteCountsText(more), " more");
   return text;
 }
 
-std::string SidesLine(const NonFiniteSides& sides, std::string_view reference) {
-  return absl::StrCat("not finite: ", CountsText(sides.subject), ", in ", std::string(reference),
-                      " ", CountsText(sides.reference));
+std::string NonFiniteLine(const NonFiniteSides& sides, std::string_view reference) {
+  return absl::StrCat("not finite: ", NonFiniteCountsText(sides.subject), ", in ",
+                      std::string(reference), " ", NonFiniteCountsText(sides.reference));
 }
 
 }  // namespace quantgate

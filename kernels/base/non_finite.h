@@ -1,4 +1,5 @@
-// NaN and infinities on both sides of a comparison, in the words of verdicts.
+// Counts of NaN and infinities on both sides of a comparison, and the words that verdicts have for
+// them.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +15,12 @@ struct NonFiniteCounts {
 };
 
 /// "3 NaN and 1 infinite"; "none".
-std::string CountsText(const NonFiniteCounts& counts);
+std::string NonFiniteCountsText(const NonFiniteCounts& counts);
 
+/// The counts of a subject and of the reference that it is compared with.
 struct NonFiniteSides {
   NonFiniteCounts subject, reference;
-  /// Of both: elements that are NaN, or the same infinity, on both sides.
+  /// Elements that are NaN on both sides, or the same infinity on both sides.
   NonFiniteCounts shared;
   int64_t element_count = 0;
 
@@ -26,11 +28,11 @@ struct NonFiniteSides {
   void Add(const NonFiniteSides& other);
 };
 
-/// "3 NaN of 4,096 elements, exact has all of them too and 1 NaN more"; "none of 8 elements, exact
-/// has 1 NaN".
-std::string SidesText(const NonFiniteSides& sides, std::string_view reference);
+/// The long form: "3 NaN of 4,096 elements, exact has all of them too and 1 NaN more"; "none of 8
+/// elements, exact has 1 NaN". `reference` is the name of the reference.
+std::string NonFiniteText(const NonFiniteSides& sides, std::string_view reference);
 
-/// What a verdict's line says of all: "not finite: 3 NaN, in exact 4 NaN".
-std::string SidesLine(const NonFiniteSides& sides, std::string_view reference);
+/// The short form, for one line of a verdict: "not finite: 3 NaN, in exact 4 NaN".
+std::string NonFiniteLine(const NonFiniteSides& sides, std::string_view reference);
 
 }  // namespace quantgate

@@ -1,4 +1,4 @@
-// Values of an enum by their names.
+// Looks up a value of an enum by name.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,8 @@
 
 namespace quantgate {
 
-/// The value of `Enum` that counts as many as the place of `name` in `names`. INVALID_ARGUMENT
-/// naming the field, the value and the known names.
+/// The enumerator whose number is the index of `name` in `names`. INVALID_ARGUMENT naming the
+/// field, the value and the known names.
 template <class Enum>
 absl::StatusOr<Enum> ParseName(std::span<const std::string_view> names, std::string_view field,
                                std::string_view name) {

@@ -17,7 +17,7 @@ std::string Payload(const absl::Status& status, const char* key) {
   return payload.has_value() ? std::string(*payload) : std::string();
 }
 
-/// With what `like` carries besides: a list of what is missing, say.
+/// A status with the payloads of `like`, which may be more than a refusal's.
 absl::Status WithText(absl::StatusCode code, const std::string& text, const absl::Status& like) {
   absl::Status status(code, text);
   like.ForEachPayload(
@@ -93,7 +93,7 @@ absl::Status AsField(std::string_view field, const absl::Status& status) {
     return Refused(status, *refusal, TextOf(*refusal));
   }
   const std::string old = std::exchange(refusal->field, std::string(field));
-  // Behind the field the text may say more than the parts do.
+  // The text after the field may say more than value and rule do, so it is kept.
   const bool is_behind = old.empty() ? text.starts_with(" ") : text.starts_with(old);
   return Refused(
       status, *refusal,

@@ -1,6 +1,7 @@
-// Known bugs of training frameworks, to be seeded on purpose: a scenario that claims to catch a bug
-// class is run with the bug in place and must fail (docs/scenarios.md). Code that can have such a
-// bug asks `faults.Has(...)` where the bug would be; only a scenario run can answer yes.
+// Known bugs of training frameworks that scenarios seed on purpose: a scenario that claims to catch
+// a class of bugs is run with the bug in place and must fail (docs/scenarios.md). Code that can
+// have such a bug asks `faults.Has(...)` where the bug would be; only in a scenario run is that
+// true.
 #pragma once
 
 #include <set>
@@ -8,9 +9,9 @@
 
 namespace quantgate {
 
-class FaultSeeder;  // In run_scenarios.cc: it alone can make a set with faults.
+class FaultSeeder;  // In kernels/validate/scenarios; only it can make a set that is not empty.
 
-/// The faults in place, by name. Everything outside scenario runs has the empty set.
+/// The names of the faults in place. The set is empty everywhere outside scenario runs.
 class SeededFaults {
  public:
   SeededFaults() = default;

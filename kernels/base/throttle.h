@@ -1,5 +1,4 @@
-// Throttle: lets through at most one event in an interval, for what is told to people. Used by one
-// thread at a time.
+// Throttle: lets at most one event through per interval, for messages to people. Not thread-safe.
 #pragma once
 
 #include <chrono>
@@ -11,14 +10,14 @@ namespace quantgate {
 
 class Throttle {
  public:
-  /// A clock that never goes back.
+  /// A clock that never goes backwards.
   using Clock = std::chrono::steady_clock;
 
   explicit Throttle(Clock::duration interval, std::function<Clock::time_point()> now = &Clock::now)
       : interval_(interval), now_(std::move(now)) {}
 
-  /// Whether an event may pass now: the first one, and each that comes at least an interval after
-  /// the last that passed.
+  /// Whether an event may pass now: true for the first and for each that comes at least an interval
+  /// after the last that passed.
   bool Passes() {
     const Clock::time_point now = now_();
     if (last_.has_value() && now - *last_ < interval_) return false;

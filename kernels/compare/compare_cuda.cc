@@ -16,7 +16,7 @@
 #include "kernels/compare/error_summary.h"
 #include "kernels/compare/nearer_sums.h"
 #include "kernels/compare/parity_summary.h"
-#include "kernels/tensor/tensor_numbers.h"
+#include "kernels/tensor/number_source.h"
 
 namespace quantgate {
 namespace {

@@ -6,7 +6,6 @@
 #include "kernels/compare/error_report.h"
 #include "kernels/compare/parity_report.h"
 #include "kernels/tensor/device/cuda_device.h"
-#include "kernels/tensor/started_report.h"
 
 namespace quantgate {
 

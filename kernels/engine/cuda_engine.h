@@ -15,7 +15,6 @@
 #include "kernels/gemm/cublaslt/gemm_cublaslt.h"
 #include "kernels/tensor/device/cuda_device.h"
 #include "kernels/tensor/device/cuda_events.h"
-#include "kernels/tensor/started_report.h"
 
 namespace quantgate {
 

@@ -31,7 +31,6 @@
 #include "kernels/ops/reduction/ordered_reduction.h"
 #include "kernels/ops/rows/row_moves.h"
 #include "kernels/quantize/fragment.h"
-#include "kernels/quantize/quantization_summary.h"
 #include "kernels/quantize/quantizer.h"
 #include "kernels/quantize/recipe/delayed_scaling.h"
 #include "kernels/quantize/scale_layout.h"

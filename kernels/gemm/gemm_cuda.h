@@ -6,11 +6,10 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "kernels/base/cancellation.h"
+#include "kernels/base/execution.h"
 #include "kernels/gemm/bound/error_bound.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/tensor/device/cuda_device.h"
-#include "kernels/tensor/started_report.h"
 
 namespace quantgate {
 

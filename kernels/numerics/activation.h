@@ -33,21 +33,22 @@ inline constexpr std::string_view kActivationKindNames[] = {
 enum class ActivationVariant : uint8_t {
   kCanonical,
   kFp32Sigmoid,  ///< sigmoid as 1 / (1 + exp(-x)) in fp32 operations.
-  kJitGelu,      ///< gelu's value as its torch operations have it.
+  kJitGelu,      ///< The value of gelu as Transformer Engine's torch operations compute it.
 };
 inline constexpr std::string_view kActivationVariantNames[] = {"canonical", "fp32_sigmoid",
                                                                "jit_gelu"};
 
+/// Which activation, and the parameters of clamped_swiglu.
 struct ActivationOptions {
   ActivationKind kind = ActivationKind::kGelu;
   ActivationVariant variant = ActivationVariant::kCanonical;
-  // clamped_swiglu alone:
-  float limit = 7.0f;    ///< Of the activated half from above, of the gate on both sides.
-  float alpha = 1.702f;  ///< Of sigmoid(alpha * x).
-  float offset = 1.0f;   ///< Added to the clamped gate.
+  // For clamped_swiglu only:
+  float limit = 7.0f;    ///< Clamps the activated half from above, the gate on both sides.
+  float alpha = 1.702f;  ///< The factor in sigmoid(alpha * x).
+  float offset = 1.0f;   ///< Is added to the clamped gate.
 };
 
-/// What is done to the activated element, with or without a gate.
+/// The function of the activated element, with or without a gate.
 enum class ActivationFunction : uint8_t {
   kGelu,
   kSigmoid,
@@ -58,6 +59,7 @@ enum class ActivationFunction : uint8_t {
   kClampedSilu,
 };
 
+/// The function that a kind applies to the activated element.
 QG_HOST_DEVICE constexpr ActivationFunction FunctionOf(ActivationKind kind) {
   switch (kind) {
     case ActivationKind::kGelu:
@@ -97,14 +99,15 @@ QG_HOST_DEVICE constexpr bool IsGated(ActivationKind kind) {
   }
 }
 
-/// Whether sigmoid is a part of the function, so that kFp32Sigmoid says something.
+/// Whether sigmoid is a part of the function, so that kFp32Sigmoid applies.
 QG_HOST_DEVICE constexpr bool UsesSigmoid(ActivationFunction function) {
   return function == ActivationFunction::kSigmoid || function == ActivationFunction::kQuickGelu ||
          function == ActivationFunction::kSilu || function == ActivationFunction::kClampedSilu;
 }
 
-/// The part of a function that takes time: tanh or sigmoid of something that x gives. Alone, so
-/// that a kernel may look it up where there are few x.
+/// The expensive part of a function: tanh or sigmoid of an expression in x, as the value and the
+/// slope need it. It is separate so that a kernel may look it up in a table when few values of x
+/// exist.
 struct InnerValues {
   float for_value, for_slope;
 };
@@ -116,7 +119,7 @@ struct ValueAndSlope {
 
 namespace activation_steps {
 
-/// What x is multiplied by within sigmoid.
+/// The factor of x within sigmoid.
 template <ActivationFunction kFunction>
 QG_HOST_DEVICE inline float SigmoidFactor(const ActivationOptions& options) {
   if constexpr (kFunction == ActivationFunction::kQuickGelu) return 1.702f;
@@ -124,7 +127,7 @@ QG_HOST_DEVICE inline float SigmoidFactor(const ActivationOptions& options) {
   return 1.0f;
 }
 
-/// x as sigmoid and what multiplies it see it.
+/// x, clamped from above under clamped_swiglu.
 template <ActivationFunction kFunction>
 QG_HOST_DEVICE inline float Clamped(float x, const ActivationOptions& options) {
   if constexpr (kFunction != ActivationFunction::kClampedSilu) return x;
@@ -133,7 +136,8 @@ QG_HOST_DEVICE inline float Clamped(float x, const ActivationOptions& options) {
 
 }  // namespace activation_steps
 
-/// For relu and srelu, which have none, zeros. Compilers leave out what is not used.
+/// The inner values for x; zeros for relu and srelu, which have none. Compilers leave out the one
+/// that is not used.
 template <ActivationFunction kFunction, ActivationVariant kVariant>
 QG_HOST_DEVICE inline InnerValues InnerOf(float x, const ActivationOptions& options) {
   if constexpr (kFunction == ActivationFunction::kGelu) {
@@ -151,7 +155,7 @@ QG_HOST_DEVICE inline InnerValues InnerOf(float x, const ActivationOptions& opti
   }
 }
 
-/// What is done around the inner values.
+/// f(x) and f'(x) from x and the inner values.
 template <ActivationFunction kFunction, ActivationVariant kVariant>
 QG_HOST_DEVICE inline ValueAndSlope ActivateAround(float x, const InnerValues& inner,
                                                    const ActivationOptions& options) {
@@ -178,12 +182,13 @@ QG_HOST_DEVICE inline ValueAndSlope ActivateAround(float x, const InnerValues& i
   }
 }
 
+/// f(x) and f'(x).
 template <ActivationFunction kFunction, ActivationVariant kVariant>
 QG_HOST_DEVICE inline ValueAndSlope Activate(float x, const ActivationOptions& options) {
   return ActivateAround<kFunction, kVariant>(x, InnerOf<kFunction, kVariant>(x, options), options);
 }
 
-/// What the activated element is multiplied by.
+/// The factor of the activated element: the gate, clamped and offset under clamped_swiglu.
 template <ActivationFunction kFunction>
 QG_HOST_DEVICE inline float GateFactor(float gate, const ActivationOptions& options) {
   if constexpr (kFunction != ActivationFunction::kClampedSilu) return gate;
@@ -191,12 +196,12 @@ QG_HOST_DEVICE inline float GateFactor(float gate, const ActivationOptions& opti
   return (below < -options.limit ? -options.limit : below) + options.offset;
 }
 
-/// Of the activated element and of the gate.
+/// The gradients of the activated element and of the gate.
 struct GatedGradients {
   float x, gate;
 };
 
-/// dy times the derivatives of f(x) * GateFactor(gate), of what Activate gives for x.
+/// dy times the derivatives of f(x) * GateFactor(gate). `activated` is Activate of x.
 template <ActivationFunction kFunction>
 QG_HOST_DEVICE inline GatedGradients GatedGradient(float dy, const ValueAndSlope& activated,
                                                    float gate, const ActivationOptions& options) {

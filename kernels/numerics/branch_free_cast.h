@@ -1,5 +1,5 @@
-// EncodeFloat to the 16-bit formats, nearest even, without branches, so that compilers make vector
-// code of a loop over it. Tests compare each with EncodeFloat and with the compiler's conversion.
+// EncodeFloat to the 16-bit formats, to nearest even, without branches, so that compilers vectorise
+// loops over it. Tests compare each with EncodeFloat and with the compiler's conversion.
 #pragma once
 
 #include <bit>

@@ -14,7 +14,8 @@ namespace quantgate {
 enum class ElementRounding {
   kNearestEven,
   kNearestAway,
-  kStochastic,  ///< nvfp4: stochastic_rounding.h, which needs a random byte; no cast of this file.
+  kStochastic,  ///< For nvfp4, by stochastic_rounding.h, which takes a random byte; the casts of
+                ///< this file do not have it.
 };
 enum class Overflow {
   kSaturate,  ///< To the largest finite value, infinities too: Transformer Engine, CUDA SATFINITE.
@@ -28,8 +29,8 @@ template <class F>
 inline constexpr Overflow kUsualOverflow =
     FormatConstants<F>::kBits <= 8 ? Overflow::kSaturate : Overflow::kNan;
 
-/// Magnitude code of infinity, of NaN for formats without one, of the maximum for those without
-/// either.
+/// The magnitude code of infinity; for formats without infinities that of NaN, and for formats with
+/// neither that of the largest value.
 template <class F>
 inline constexpr typename F::Storage kBeyondMaxFinite =
     F::kSpecials == Specials::kIeee ? typename F::Storage(FormatConstants<F>::kMaxFinite + 1)
@@ -68,7 +69,7 @@ QG_HOST_DEVICE constexpr uint32_t RoundAndPack(uint64_t significand, int exponen
   return static_cast<uint32_t>(code);
 }
 
-/// A magnitude code with its sign. NaN is canonical and has none.
+/// Adds the sign to a magnitude code. NaN is canonical and gets no sign.
 template <class F>
 QG_HOST_DEVICE constexpr typename F::Storage WithSign(uint32_t magnitude, bool negative) {
   using Storage = typename F::Storage;

@@ -1,5 +1,5 @@
-// The state of per-tensor FP8 delayed scaling and its two update rules: docs/quantizers.md
-// section 2.
+// The two rules by which per-tensor FP8 delayed scaling updates history and scale:
+// docs/quantizers.md section 2.
 #pragma once
 
 #include <bit>
@@ -9,14 +9,15 @@
 
 namespace quantgate {
 
-/// What of the history a scale is made from.
+/// Which amax of the history a scale is made from.
 enum class AmaxAlgorithm { kMax, kMostRecent };
 
-/// Transformer Engine has two implementations of the update, and they differ where a step saw
-/// nothing (amax 0) and where a NaN came in.
+/// Transformer Engine has two implementations of the update, which differ when the amax of a step
+/// is 0 or NaN.
 enum class ScaleUpdate {
-  kFused,    ///< The kernel: an amax of 0 leaves history and scale alone; NaN is ignored.
-  kUnfused,  ///< torch operations: always rolls; a NaN in the history keeps the scale.
+  kFused,    ///< One kernel: an amax of 0 leaves history and scale unchanged; NaN is ignored.
+  kUnfused,  ///< torch operations: the history always rolls; a NaN in it leaves the scale
+             ///< unchanged.
 };
 
 namespace delayed_scaling_steps {
@@ -27,13 +28,13 @@ QG_HOST_DEVICE constexpr bool IsNan(float value) {
 QG_HOST_DEVICE constexpr bool IsFinite(float value) {
   return (std::bit_cast<uint32_t>(value) & 0x7FFFFFFF) < 0x7F800000;
 }
-/// IEEE maxNum.
+/// IEEE maxNum: NaN only if both are NaN.
 QG_HOST_DEVICE constexpr float MaxNumber(float a, float b) {
   if (IsNan(a)) return b;
   if (IsNan(b)) return a;
   return a < b ? b : a;
 }
-/// torch.max: a NaN wins.
+/// torch.max: NaN if either is NaN.
 QG_HOST_DEVICE constexpr float MaxOrNan(float a, float b) {
   if (IsNan(a)) return a;
   return IsNan(b) || a < b ? b : a;
@@ -42,13 +43,15 @@ QG_HOST_DEVICE constexpr float MaxOrNan(float a, float b) {
 QG_HOST_DEVICE constexpr float PowerOfTwo(int exponent) {
   return std::bit_cast<float>(uint32_t(exponent + 127) << 23);
 }
-/// Rows move one down, row 0 becomes free for the next step, `last` the newest of the past.
+/// Moves the rows one down, which drops the oldest, and puts `last` behind them as the newest; row
+/// 0 becomes 0 for the next step.
 QG_HOST_DEVICE constexpr void Roll(float* history, int64_t length, float last) {
   for (int64_t i = 1; i + 1 < length; ++i) history[i] = history[i + 1];
   if (length > 1) history[length - 1] = last;
   history[0] = 0.0f;
 }
-/// The guards that both rules share: a scale that cannot be used leaves the old one.
+/// The guards that both rules share: keeps the old scale unless amax is finite and positive, and
+/// turns an infinite scale into FLT_MAX.
 QG_HOST_DEVICE constexpr float GuardedScale(float candidate, float amax, float old_scale) {
   float scale = IsFinite(amax) && amax > 0 ? candidate : old_scale;
   if (std::bit_cast<uint32_t>(scale) == 0x7F800000) scale = std::bit_cast<float>(0x7F7FFFFFu);
@@ -57,12 +60,12 @@ QG_HOST_DEVICE constexpr float GuardedScale(float candidate, float amax, float o
 
 }  // namespace delayed_scaling_steps
 
-/// Margins whose power of two is a normal fp32 number beside every FP8 maximum.
+/// The largest margin: 2^margin and an FP8 maximum over it are normal fp32 numbers up to here.
 inline constexpr int kDelayedMarginMax = 100;
 
-/// One end-of-step update of one tensor. `history` has `length` >= 1 rows, row 0 holds the maximum
-/// since the last update. `reduced_amax` is row 0 after the reduction over the ranks, row 0 itself
-/// without one.
+/// Updates the history and the scale of one tensor at the end of a step. `history` has `length` >=
+/// 1 rows; row 0 holds the maximum since the last update. `reduced_amax` is row 0 after the
+/// reduction over ranks, or row 0 itself without a reduction.
 QG_HOST_DEVICE constexpr void UpdateDelayedScale(ScaleUpdate update, AmaxAlgorithm algorithm,
                                                  float max_finite, int margin, float reduced_amax,
                                                  float* history, int64_t length, float* scale) {

@@ -1,5 +1,5 @@
-// E8M0 scales: codes of 2^(code - 127), how they follow from the amax of a block by each rule, and
-// what multiplies the elements (docs/quantizers.md sections 1.3 and 5).
+// E8M0 scales: the codes of 2^(code - 127), how each rule gets a code from the amax of a block, and
+// the factor of the elements (docs/quantizers.md sections 1.3 and 5).
 #pragma once
 
 #include <bit>
@@ -12,7 +12,8 @@ namespace quantgate {
 
 inline constexpr uint8_t kE8m0Nan = 0xFF;
 
-/// Of value >= 0, rounding up; infinity and what lies above 2^127 saturate at 0xFE, NaN is 0xFF.
+/// The code of value >= 0, rounded up. Infinity and values above 2^127 saturate at 0xFE; NaN is
+/// 0xFF.
 QG_HOST_DEVICE constexpr uint8_t EncodeE8m0Up(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value) & 0x7FFFFFFF;
   if (bits > 0x7F800000) return kE8m0Nan;
@@ -29,7 +30,7 @@ QG_HOST_DEVICE constexpr float DecodeE8m0(uint8_t code) {
   return std::bit_cast<float>(code == 0 ? 0x00400000u : uint32_t(code) << 23);
 }
 
-/// 2^(127 - code), what elements are multiplied by; 0xFF is NaN.
+/// 2^(127 - code), the factor of the elements on quantization; 0xFF is NaN.
 QG_HOST_DEVICE constexpr float E8m0Multiplier(uint8_t code) {
   return DecodeE8m0(code == kE8m0Nan ? kE8m0Nan : static_cast<uint8_t>(254 - code));
 }
@@ -38,7 +39,7 @@ QG_HOST_DEVICE constexpr float E8m0Multiplier(uint8_t code) {
 template <class F>
 inline constexpr int kMaxFiniteExponent = Unpack<F>(FormatConstants<F>::kMaxFinite).exponent;
 
-/// True where a NaN element makes the block's amax NaN; under the other rules NaN is ignored.
+/// Whether a NaN element makes the amax of the block NaN under `rule`; other rules ignore NaN.
 QG_HOST_DEVICE constexpr bool PropagatesNan(ScaleRule rule) {
   return rule == ScaleRule::kFloor || rule == ScaleRule::kCeil || rule == ScaleRule::kEven ||
          rule == ScaleRule::kNearest;
@@ -50,8 +51,8 @@ QG_HOST_DEVICE constexpr uint8_t E8m0Scale(float amax, ScaleRule rule) {
   if (!PropagatesNan(rule)) return EncodeE8m0Up(amax * (1.0f / MaxFinite<F>()));
   uint32_t bits = std::bit_cast<uint32_t>(amax) & 0x7FFFFFFF;
   if (bits >= 0x7F800000) return kE8m0Nan;
-  // Half a unit of the element's last mantissa place; what carries out of the mantissa raises the
-  // exponent.
+  // Adds half a unit of the last mantissa bit of the elements; a carry out of the mantissa raises
+  // the exponent.
   if (rule == ScaleRule::kEven) bits += 1u << (22 - F::kMantissaBits);
   const uint32_t mantissa = bits & 0x7FFFFF;
   int exponent = static_cast<int>(bits >> 23);

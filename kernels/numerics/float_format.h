@@ -1,6 +1,6 @@
 // Binary floating-point formats as data: each is a record of field widths and special codes. The
-// algorithms that read them (Unpack below, cast.h) are written once for all. A new format adds a
-// record here, one line in format_list.h and a vector file under tests.
+// algorithms that read the records (Unpack below, cast.h) are written once for all formats. A new
+// format adds a record here, one line in format_list.h and a vector file under tests.
 #pragma once
 
 #include <cstdint>
@@ -58,7 +58,7 @@ struct E5M2 {
 };
 
 /// OCP FP6 E2M3 and E3M2, one code in the low six bits of a byte, and FP4 E2M1: every code is
-/// finite. kCanonicalNan is what a NaN becomes: the largest value.
+/// finite. A cast turns NaN into kCanonicalNan, which is the largest value.
 struct E2M3 {
   using Storage = uint8_t;
   static constexpr int kExponentBits = 2, kMantissaBits = 3, kBias = 1;
@@ -78,6 +78,7 @@ struct E2M1 {
   static constexpr Storage kCanonicalNan = 0x7;
 };
 
+/// What follows from the record of a format.
 template <class F>
 struct FormatConstants {
   using Storage = typename F::Storage;
@@ -96,7 +97,7 @@ struct FormatConstants {
 
 enum class FloatClass : uint8_t { kZero, kFinite, kInfinite, kNan };
 
-/// A decoded code: value = (-1)^negative * significand * 2^(exponent - kMantissaBits). The
+/// A code taken apart: value = (-1)^negative * significand * 2^(exponent - kMantissaBits). The
 /// significand of a subnormal is not renormalised: it stays below 2^kMantissaBits with the exponent
 /// of the smallest normal.
 struct Unpacked {
@@ -106,6 +107,7 @@ struct Unpacked {
   uint32_t significand;
 };
 
+/// Takes a code apart. Infinities and NaN have exponent and significand 0.
 template <class F>
 QG_HOST_DEVICE constexpr Unpacked Unpack(typename F::Storage code) {
   using C = FormatConstants<F>;
@@ -125,6 +127,17 @@ QG_HOST_DEVICE constexpr Unpacked Unpack(typename F::Storage code) {
   }
   return {FloatClass::kFinite, negative, field - F::kBias,
           mantissa | (uint32_t(1) << F::kMantissaBits)};
+}
+
+/// Unpack<F>(code).kind, found by comparing codes, whose order is that of the magnitudes.
+template <class F>
+QG_HOST_DEVICE constexpr FloatClass FloatClassOf(typename F::Storage code) {
+  using C = FormatConstants<F>;
+  const uint32_t magnitude = code & (C::kSignMask - 1u);
+  if (magnitude == 0) return FloatClass::kZero;
+  if (magnitude <= C::kMaxFinite) return FloatClass::kFinite;
+  return F::kSpecials == Specials::kIeee && magnitude == C::kMaxFinite + 1u ? FloatClass::kInfinite
+                                                                            : FloatClass::kNan;
 }
 
 }  // namespace quantgate

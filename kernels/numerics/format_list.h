@@ -10,11 +10,11 @@
 
 namespace quantgate {
 
-/// A list of formats. A kernel that is compiled for some formats alone names them in one.
+/// A list of formats. A kernel that is compiled for some formats only names them in such a list.
 template <class... F>
 struct FormatTypes {};
 
-/// Formats whose tensors hold one code an element: what is cast, generated and compared.
+/// Formats whose tensors hold one code per element. These can be cast, generated and compared.
 using ElementFormats = FormatTypes<Float32, BFloat16, Float16, E4M3, E5M2, E2M3, E3M2>;
 
 namespace format_list_internal {
@@ -37,7 +37,7 @@ constexpr uint8_t PlaceOf(FormatTypes<Listed...>) {
 
 }  // namespace format_list_internal
 
-/// With E2M1, whose tensors hold two codes a byte.
+/// All formats: these and E2M1, whose tensors hold two codes per byte.
 using AllFormats = format_list_internal::Appended<ElementFormats, E2M1>::Types;
 
 /// A format at run time: its place in AllFormats.
@@ -46,7 +46,8 @@ inline constexpr FormatId kNoFormat{0xFF};
 template <class F>
 inline constexpr FormatId kFormatId{format_list_internal::PlaceOf<F>(AllFormats{})};
 
-/// visit.template operator()<F>() for a format of the list; for the last where it is none of them.
+/// Calls visit.template operator()<F>() for the format if the list has it, else for the last of the
+/// list.
 template <class First, class... Rest, class Visit>
 constexpr auto VisitFormatIn(FormatTypes<First, Rest...>, FormatId format, const Visit& visit) {
   if constexpr (sizeof...(Rest) > 0) {
@@ -55,7 +56,7 @@ constexpr auto VisitFormatIn(FormatTypes<First, Rest...>, FormatId format, const
   return visit.template operator()<First>();
 }
 
-/// visit.template operator()<F>() for the format, where it is of the list, else otherwise().
+/// Calls visit.template operator()<F>() for the format if the list has it, else otherwise().
 template <class First, class... Rest, class Visit, class Otherwise>
 constexpr auto VisitFormatOr(FormatTypes<First, Rest...>, FormatId format, Visit&& visit,
                              Otherwise&& otherwise) {
@@ -67,7 +68,7 @@ constexpr auto VisitFormatOr(FormatTypes<First, Rest...>, FormatId format, Visit
   }
 }
 
-/// visit.template operator()<F>() for the format; false where it is not of the list.
+/// Calls visit.template operator()<F>() for the format; false if the list does not have it.
 template <class Formats, class Visit>
 constexpr bool VisitFormat(FormatId format, Visit&& visit) {
   const auto visit_it = [&]<class F>() {

@@ -14,7 +14,7 @@
 
 namespace quantgate {
 
-/// In which order an instruction takes its products.
+/// The order in which an instruction takes the products.
 enum class ProductOrder : uint8_t {
   kAscending,
   /// mma.sync m16n8k32 FP8, which is compiled to fp16 instructions: elements become fp16 numbers,
@@ -24,7 +24,7 @@ enum class ProductOrder : uint8_t {
 
 /// What becomes of the accumulator every promote_k products, after which it restarts from +0.
 enum class Promotion : uint8_t {
-  kNone,         ///< It goes on.
+  kNone,         ///< The accumulator goes on.
   kAdd,          ///< total = total + acc, rounded to the accumulator's type.
   kScaled,       ///< total = fma(acc, f32(scale_a * scale_b), total).
   kScaledTwice,  ///< total = fma(f32(acc * scale_a), scale_b, total).
@@ -35,11 +35,11 @@ struct FusedRule {
   int step = 16;  ///< Products of one fused step: L, or L groups.
   int group = 1;  ///< Products summed exactly to one term before alignment; E2M1 elements only.
   int align_bits = 25;           ///< F, at most 40.
-  int out_mantissa = 23;         ///< Of the fp32 result of a step; at most 23.
+  int out_mantissa = 23;         ///< Fraction bits of the fp32 result of a step; at most 23.
   bool f16_accumulator = false;  ///< A step's result is rounded to nearest even to fp16 instead.
   ProductOrder order = ProductOrder::kAscending;  ///< kPairsOfFour: promote_k and step divide 32.
   Promotion promotion = Promotion::kNone;
-  int64_t promote_k = 0;  ///< A multiple of `step`; with kNone not looked at.
+  int64_t promote_k = 0;  ///< A multiple of `step`; ignored with kNone.
   int slices = 1;         ///< Split-K: slices of whole tiles, added in fp32 in order.
   int64_t tile_k = 1;     ///< The k of one tile of split-K.
 
@@ -65,7 +65,7 @@ struct FusedElement {
   bool negative = false;
 };
 
-/// `code` under a power-of-two scale.
+/// The element of `code` times 2^scale_exponent.
 template <class F>
 QG_HOST_DEVICE constexpr FusedElement UnpackElement(typename F::Storage code,
                                                     int scale_exponent = 0) {
@@ -75,8 +75,8 @@ QG_HOST_DEVICE constexpr FusedElement UnpackElement(typename F::Storage code,
           static_cast<int16_t>(finite ? u.exponent + scale_exponent : 0), u.kind, u.negative};
 }
 
-/// One row of an operand, `k` elements long, decoded. What DotUnder takes is any type with these
-/// three functions and the two fields.
+/// One row of an operand, decoded. DotUnder takes any type with these three functions and the two
+/// fields fraction_bits and group_scale_fraction_bits.
 struct FusedRow {
   const FusedElement* elements = nullptr;
   int fraction_bits = 0;
@@ -152,7 +152,7 @@ QG_HOST_DEVICE constexpr uint32_t Step(const FusedRule& rule, int count, int fra
   bool negative_infinity = c.kind == FloatClass::kInfinite && c.negative;
   int exponent_max = kFusedExponentFloor;
   if (c.kind == FloatClass::kFinite && c.exponent > exponent_max) exponent_max = c.exponent;
-  FusedTerm kept[kTermsKept];  // The others are made again.
+  FusedTerm kept[kTermsKept];  // The second pass makes the others again.
   for (int i = 0; i < count; ++i) {
     const FusedTerm term = term_at(i);
     if (i < kTermsKept) kept[i] = term;
@@ -254,7 +254,7 @@ QG_HOST_DEVICE constexpr float AccumulatorValue(const FusedRule& rule, uint32_t 
                               : std::bit_cast<float>(bits);
 }
 
-/// total after one more part.
+/// The total after one more part.
 QG_HOST_DEVICE inline float Promote(const FusedRule& rule, float total, float part, float scale_a,
                                     float scale_b) {
   switch (rule.promotion) {

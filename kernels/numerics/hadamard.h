@@ -23,7 +23,7 @@ QG_HOST_DEVICE constexpr bool IsHadamardNegative(int i, int j) {
 
 namespace hadamard_steps {
 
-/// Outputs of a group with infinities or NaN.
+/// The outputs of a group that has infinities or NaN.
 QG_HOST_DEVICE constexpr void TransformSpecials(const uint16_t* g, uint16_t* y) {
   for (int j = 0; j < kHadamardLength; ++j) {
     bool nan = false, positive = false, negative = false;
@@ -43,7 +43,7 @@ QG_HOST_DEVICE constexpr void TransformSpecials(const uint16_t* g, uint16_t* y) 
 /// whatever j, so that inputs can be aligned and truncated once; the sums are those of a
 /// Walsh-Hadamard transform of integers below 2^26, each below 2^30.
 QG_HOST_DEVICE constexpr void HadamardTransform(const uint16_t* g, uint16_t* y) {
-  constexpr int kFraction = 2 * BFloat16::kMantissaBits;  // Of a product.
+  constexpr int kFraction = 2 * BFloat16::kMantissaBits;  // Fraction bits of a product.
   int exponent_max = FormatConstants<BFloat16>::kExponentMin;
   for (int i = 0; i < kHadamardLength; ++i) {
     const Unpacked u = Unpack<BFloat16>(g[i]);

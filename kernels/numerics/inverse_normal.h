@@ -1,6 +1,6 @@
 // Normal and log-normal numbers as fixed fp64 formulas: IEEE +, -, *, /, sqrt and explicit fma
-// only, so that every compiler and device gives the same bits. Accuracy (about 1e-13) is a
-// courtesy; sameness is the point.
+// only, so that every compiler and device gives the same bits. Equal bits are the purpose; the
+// accuracy is about 1e-13.
 #pragma once
 
 #include <bit>
@@ -13,7 +13,7 @@ namespace quantgate {
 
 namespace normal_steps {
 
-/// Horner's rule, coefficients from the constant term up.
+/// A polynomial by Horner's rule; `coefficients` begin with the constant term.
 template <int N>
 QG_HOST_DEVICE inline double Polynomial(const double (&coefficients)[N], double x) {
   double sum = coefficients[N - 1];

@@ -1,5 +1,5 @@
-// The scales of NVFP4: of the tensor, of a block by each rule, and 4over6 (docs/quantizers.md
-// sections 6.2 and 6.7).
+// The scales of NVFP4: that of the tensor, that of a block by each rule, and 4over6
+// (docs/quantizers.md sections 6.2 and 6.7).
 #pragma once
 
 #include <bit>
@@ -11,7 +11,7 @@
 
 namespace quantgate {
 
-/// The smaller; of a NaN and a number the number.
+/// The smaller of two; if one is NaN, the other.
 QG_HOST_DEVICE constexpr float MinNumber(float a, float b) { return a < b || b != b ? a : b; }
 
 /// min(1 / x, FLT_MAX) for x >= 0.
@@ -20,14 +20,15 @@ QG_HOST_DEVICE constexpr float BoundedReciprocal(float x) {
   return x == 0.0f ? kFloatMax : MinNumber(1.0f / x, kFloatMax);
 }
 
-/// What the whole tensor contributes to the scales of its blocks.
+/// What the amax of the whole tensor contributes to the scales of blocks.
 struct Nvfp4TensorScale {
   ScaleRule rule = ScaleRule::kTwoLevel;
-  float encode = 1.0f;     ///< S.
+  float encode = 1.0f;     ///< S of section 6.2.
   float decode = 1.0f;     ///< D = 1 / S; G under kTwoLevelClamped.
   float encode_sixth = 0;  ///< f32(S * f32(1/6)).
 };
 
+/// `amax` is that of the tensor; `e4m3_max` the largest block scale, 448 or 256.
 QG_HOST_DEVICE constexpr Nvfp4TensorScale MakeNvfp4TensorScale(float amax, int e4m3_max,
                                                                ScaleRule rule) {
   constexpr float kFloatMax = std::bit_cast<float>(0x7F7FFFFFu);
@@ -47,7 +48,8 @@ QG_HOST_DEVICE constexpr Nvfp4TensorScale MakeNvfp4TensorScale(float amax, int e
   return scale;
 }
 
-/// The scale of one block: its stored code, and what elements are multiplied or divided by.
+/// The scale of one block: the stored code, and the factor by which elements are multiplied or
+/// divided.
 struct Nvfp4BlockScale {
   uint8_t code = 0;
   float factor = 1.0f;
@@ -58,6 +60,7 @@ struct Nvfp4BlockScale {
   }
 };
 
+/// `amax` is that of the block.
 QG_HOST_DEVICE constexpr Nvfp4BlockScale MakeNvfp4BlockScale(float amax,
                                                              const Nvfp4TensorScale& tensor) {
   constexpr float kFloatMax = std::bit_cast<float>(0x7F7FFFFFu);
@@ -75,8 +78,8 @@ QG_HOST_DEVICE constexpr Nvfp4BlockScale MakeNvfp4BlockScale(float amax,
   return scale;
 }
 
-/// What code and scales stand for: the order of 6.2, for copies of an A; `amax_factor` is
-/// Nvfp4AmaxFactor(e4m3_max).
+/// The factor by which an element of a block is dequantized, multiplied in the order of
+/// section 6.2; `amax` is that of the tensor or row, `amax_factor` is Nvfp4AmaxFactor(e4m3_max).
 QG_HOST_DEVICE constexpr float Nvfp4DequantizeScale(uint8_t scale_code, float amax,
                                                     float amax_factor) {
   return DecodeFloat<E4M3>(scale_code) * amax * amax_factor;
@@ -85,7 +88,7 @@ QG_HOST_DEVICE constexpr float Nvfp4AmaxFactor(int e4m3_max) {
   return 1.0f / (6.0f * static_cast<float>(e4m3_max));
 }
 
-/// Both candidates of 4over6 for a block.
+/// The two candidates of 4over6 for the scale of a block.
 struct FourOverSixScales {
   Nvfp4BlockScale six, four;
 };

@@ -1,5 +1,5 @@
-// One element of an optimizer's step (docs/definitions.md section 12), each operation rounded to
-// fp32, and fp32 masters as a bf16 parameter with a remainder.
+// The step of an optimizer for one element (docs/definitions.md section 12), each operation rounded
+// to fp32, and the split of an fp32 master into a bf16 parameter and a remainder.
 #pragma once
 
 #include <bit>
@@ -10,8 +10,8 @@
 
 namespace quantgate {
 
-/// What Adam's elements have in common. The differences are taken in fp32; the corrections are
-/// 1 - beta^step in fp64, rounded once.
+/// The factors of an Adam step, the same for all elements. one_minus_beta is taken in fp32; the
+/// corrections are 1 - beta^step in fp64, rounded once.
 struct AdamFactors {
   float learning_rate = 0;
   float beta1 = 0, one_minus_beta1 = 1;
@@ -22,6 +22,7 @@ struct AdamFactors {
   bool decoupled_decay = true;
 };
 
+/// The state of one element.
 struct AdamElement {
   float master, m, v;
 };
@@ -48,15 +49,17 @@ constexpr double AdamBetaPower(float beta, int64_t step) {
   return power;
 }
 
+/// The factors of an SGD step, the same for all elements.
 struct SgdFactors {
   float learning_rate = 0;
   float momentum = 0;
   float weight_decay = 0;
   bool nesterov = false;
-  bool has_momentum = false;  ///< There is a buffer after the step,
-  bool has_buffer = false;    ///< and before it.
+  bool has_momentum = false;  ///< The step writes a momentum buffer.
+  bool has_buffer = false;    ///< There is a momentum buffer from the step before.
 };
 
+/// The state of one element; `momentum` where there is a buffer.
 struct SgdElement {
   float master, momentum;
 };
@@ -72,8 +75,8 @@ QG_HOST_DEVICE inline SgdElement SgdUpdate(const SgdElement& element, float grad
   return {element.master - factors.learning_rate * direction, momentum};
 }
 
-/// The bits of an fp32 master in two halves: the upper as bf16, one more where the lower half's
-/// top bit is set, which is rounding to nearest with ties away from zero.
+/// The bits of an fp32 master in two halves. The upper half is a bf16 parameter, plus one if the
+/// top bit of the lower half is set, which is rounding to nearest with ties away from zero.
 struct SplitBits {
   uint16_t parameter;
   uint16_t remainder;

@@ -1,6 +1,6 @@
 // The pairwise sum of docs/definitions.md section 1: pad v[0..n) with -0.0 to a power of two, then
-// add v[2i] + v[2i+1], level by level, each addition rounded. The padding never changes a sum, since
-// x + -0.0 = x for every x, -0.0 included.
+// add v[2i] + v[2i+1], level by level, each addition rounded. The padding never changes a sum,
+// since x + -0.0 = x for every x, -0.0 included.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ class PairwiseAccumulator {
     partial_[level] = value;
   }
 
-  /// The sum so far; +0 of nothing.
+  /// The sum so far; +0 without any value.
   QG_HOST_DEVICE T Sum() const {
     if (count_ == 0) return T(0);
     // Missing right neighbours are padding: a sum rises through their levels unchanged.
@@ -41,6 +41,7 @@ class PairwiseAccumulator {
   uint64_t count_ = 0;
 };
 
+/// The pairwise sum of `count` values.
 template <class T>
 QG_HOST_DEVICE T PairwiseSum(const T* values, int64_t count) {
   PairwiseAccumulator<T> accumulator;

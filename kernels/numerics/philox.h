@@ -16,6 +16,7 @@ struct PhiloxKey {
   uint32_t word[2];
 };
 
+/// The four random words of a counter.
 QG_HOST_DEVICE constexpr PhiloxCounter Philox4x32(PhiloxCounter counter, PhiloxKey key) {
   constexpr int kRounds = 10;
   constexpr uint64_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57;
@@ -31,7 +32,8 @@ QG_HOST_DEVICE constexpr PhiloxCounter Philox4x32(PhiloxCounter counter, PhiloxK
   return counter;
 }
 
-/// Counter word 2 separates independent draws of one seed: which draw is named by `stream`.
+/// The random words of block `block` in stream `stream` of a seed. The stream is counter word 2, so
+/// streams are independent draws.
 QG_HOST_DEVICE constexpr PhiloxCounter PhiloxBlock(uint64_t seed, uint64_t block, uint32_t stream) {
   return Philox4x32({{uint32_t(block), uint32_t(block >> 32), stream, 0}},
                     {{uint32_t(seed), uint32_t(seed >> 32)}});

@@ -1,4 +1,4 @@
-// One element of a reduction over ranks (docs/definitions.md section 14).
+// The steps of a reduction over ranks for one element (docs/definitions.md section 14).
 #pragma once
 
 #include <bit>
@@ -9,17 +9,17 @@
 
 namespace quantgate {
 
-/// The larger of two, in any order of all: a NaN gives way to a number, two NaN give the canonical
-/// one, and +0 is larger than -0.
+/// The larger of two numbers, such that the maximum of many does not depend on their order: if one
+/// is NaN, the other; the canonical NaN if both are; and +0 is larger than -0.
 QG_HOST_DEVICE inline float MaximumStep(float a, float b) {
   if (a != a) return CanonicalFloat(b);
   if (b != b) return a;
-  // Equal numbers have the same bits, but for zeros: the sign stays where both have it.
+  // Equal numbers have the same bits, except zeros, which stay negative only if both are.
   if (a == b) return std::bit_cast<float>(std::bit_cast<uint32_t>(a) & std::bit_cast<uint32_t>(b));
   return a < b ? b : a;
 }
 
-/// A partial sum of fp32 as elements of F have it: rounded to nearest even.
+/// An fp32 partial sum rounded to nearest even to a value of F.
 template <class F>
 QG_HOST_DEVICE inline float RoundedPartial(float sum) {
   return DecodeFloat<F>(EncodeFloat<F>(sum));

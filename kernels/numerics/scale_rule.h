@@ -1,5 +1,5 @@
 // The rules by which a scale follows from an amax, and the fp32 scales of FP8 quantizers:
-// docs/quantizers.md sections 3 and 4. E8M0 scales: e8m0.h. NVFP4's: nvfp4.h.
+// docs/quantizers.md sections 3 and 4. E8M0 scales are in e8m0.h, those of NVFP4 in nvfp4.h.
 #pragma once
 
 #include <bit>
@@ -10,7 +10,7 @@
 
 namespace quantgate {
 
-/// What a format's scales are, and so by which algorithm they are made and read.
+/// The kind of scales that a format has, which decides the algorithm that makes and reads them.
 enum class ScaleKind {
   kNone,      ///< Not quantized.
   kTensor,    ///< One f32 per tensor.
@@ -19,7 +19,8 @@ enum class ScaleKind {
   kTwoLevel,  ///< E4M3 per block, under an f32 amax of the tensor or of each row.
 };
 
-/// A rule fits the formats named; the first of each is Transformer Engine's.
+/// How a scale follows from an amax. Each rule is for the formats named above it; the first of each
+/// group is Transformer Engine's.
 enum class ScaleRule {
   kUsual,  ///< The first rule of the format.
   // fp8_tensor, fp8_block: the topic "amax/448" of docs/tensor-cores.md section 6.
@@ -28,14 +29,14 @@ enum class ScaleRule {
                 ///< constant.
   // mxfp8: docs/quantizers.md section 5.
   kRoundUp,  ///< The power of two at or above amax / max.
-  kFloor,    ///< Exponents of amax and of the maximum: OCP, torchao.
+  kFloor,    ///< The difference of the exponents of amax and maximum: OCP, torchao.
   kCeil,     ///< torchao.
   kEven,     ///< torchao.
   kNearest,  ///< FBGEMM.
   // nvfp4: docs/quantizers.md section 6.2.
   kTwoLevel,
   kTwoLevelClamped,  ///< torchao with a tensor scale.
-  kSingleLevel,      ///< torchao without.
+  kSingleLevel,      ///< torchao without a tensor scale.
 };
 
 /// Largest finite value of a format: 448 (E4M3), 57344 (E5M2), 7.5, 28 (FP6), 6 (E2M1).
@@ -46,11 +47,12 @@ QG_HOST_DEVICE constexpr float MaxFinite() {
          std::bit_cast<float>(uint32_t(u.exponent - F::kMantissaBits + 127) << 23);
 }
 
+/// The options of ComputeScale.
 struct ScaleOptions {
   ScaleRule rule = ScaleRule::kDivide;
   bool power_2 = false;
   float amax_epsilon = 0.0f;
-  float value_for_infinity = std::bit_cast<float>(0x7F7FFFFFu);  ///< What an overflow becomes.
+  float value_for_infinity = std::bit_cast<float>(0x7F7FFFFFu);  ///< Replaces an infinite scale.
 };
 
 /// The scale that multiplies elements before the cast. The order of the tests is the

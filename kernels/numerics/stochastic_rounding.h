@@ -1,4 +1,4 @@
-// Stochastic rounding to E2M1 with eight random bits per element, and where the bits come from
+// Stochastic rounding to E2M1 with eight random bits per element, and the source of the bits
 // (docs/quantizers.md sections 1.4 and 6.5).
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace quantgate {
 
-/// The distance between E2M1 values at magnitude a.
+/// The distance between neighbouring E2M1 values at magnitude a.
 QG_HOST_DEVICE constexpr float E2m1Step(float a) {
   return a >= 4.0f ? 2.0f : a >= 2.0f ? 1.0f : 0.5f;
 }
@@ -36,7 +36,7 @@ QG_HOST_DEVICE constexpr uint8_t EncodeE2m1Stochastic(float value, uint8_t rando
   return EncodeFloat<E2M1>(q) | sign;
 }
 
-/// Which random bytes a copy draws.
+/// Which random bytes one copy of a tensor draws.
 struct StochasticStream {
   uint64_t seed = 0;
   uint32_t call_id = 0;

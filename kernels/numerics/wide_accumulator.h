@@ -1,6 +1,6 @@
 // Fixed-point sums of binary floating-point numbers without any rounding (Kulisch's long
-// accumulator), and the one rounding at their end. Positive and negative terms are summed apart, so
-// that carries stay short.
+// accumulator), and the one rounding at the end. Positive and negative terms are summed separately,
+// so that carries stay short.
 #pragma once
 
 #include <bit>
@@ -43,13 +43,14 @@ struct WideMagnitude {
   }
 };
 
-/// Terms must be multiples of 2^kLsbExponent, and the sums of each sign must stay below
-/// 2^(kLsbExponent + 64 * kWords); the owner proves both.
+/// Terms must be multiples of 2^kLsbExponent, and the sum of each sign must stay below
+/// 2^(kLsbExponent + 64 * kWords); the caller must prove both.
 template <int kLsbExponent, int kWords>
 class WideAccumulator {
  public:
   using Magnitude = WideMagnitude<kLsbExponent, kWords>;
 
+  /// Adds +-significand * 2^exponent.
   QG_HOST_DEVICE constexpr void Add(bool negative, uint64_t significand, int exponent) {
     AddWords(negative, &significand, 1, exponent);
   }
@@ -81,6 +82,7 @@ class WideAccumulator {
     while (carry != 0 && index < kWords) carry = AddWithCarry(sum[index++], 0, carry);
   }
 
+  /// The exact sum so far.
   QG_HOST_DEVICE constexpr Magnitude Total() const {
     Magnitude total;
     int top = kWords - 1;
@@ -133,8 +135,7 @@ QG_HOST_DEVICE constexpr typename F::Storage RoundWide(const Magnitude& value,
     const bool half = value.Bit(cut - 1);
     kept += half && (value.AnyBitBelow(cut - 1) || (kept & 1) != 0) ? 1 : 0;
     // 4. Field - 1 goes above the mantissa: the implicit bit, where there is one, adds the missing
-    // 1, and a carry out
-    //    of the mantissa moves to the next exponent by itself.
+    // 1, and a carry out of the mantissa moves to the next exponent by itself.
     const int binade = quantum_exponent + F::kMantissaBits - C::kExponentMin;
     code = (static_cast<uint64_t>(binade) << F::kMantissaBits) + kept;
   }

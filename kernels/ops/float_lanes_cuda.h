@@ -1,5 +1,5 @@
-// f32, bf16 and f16 tensors as rows of floats in kernels: one element, or a few in one
-// access.
+// f32, bf16 and f16 tensors as floats in kernels: loads and stores of one element, or of a few in
+// one access.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,23 +7,25 @@
 #include <cstdint>
 
 #include "kernels/tensor/encode_lanes.h"
-#include "kernels/tensor/files/number_source.h"
+#include "kernels/tensor/number_source.h"
 #include "kernels/tensor/row_piece_cuda.h"
 
 namespace quantgate {
 
-/// A tensor in device memory that a kernel reads; null: none. The encoding is kF32, kBF16 or kF16.
+/// A tensor in device memory that a kernel reads; null if absent. The encoding is kF32, kBF16 or
+/// kF16.
 struct FloatsIn {
   const void* data = nullptr;
   NumberEncoding encoding = NumberEncoding::kF32;
 };
-/// Likewise, written. NaN becomes canonical; bf16 and f16 are rounded to nearest even.
+/// A tensor that a kernel writes, likewise. NaN becomes canonical; bf16 and f16 are rounded to
+/// nearest even.
 struct FloatsOut {
   void* data = nullptr;
   NumberEncoding encoding = NumberEncoding::kF32;
 };
 
-/// Whether LoadLanes and StoreLanes can reach it.
+/// Whether `data` is aligned as LoadLanes and StoreLanes need it.
 inline bool IsAlignedForLanes(const void* data) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0;
 }
@@ -48,8 +50,8 @@ __device__ inline void StoreFloat(const FloatsOut& to, int64_t at, float value) 
   }
 }
 
-/// Elements [at, at + kWidth), 4 or 8; `data` is aligned to 16 bytes, `at` is a multiple of kWidth.
-/// NaN is as the type has it.
+/// Loads the elements [at, at + kWidth), 4 or 8. `data` must be aligned to 16 bytes and `at` must
+/// be a multiple of kWidth. NaN is as the type has it.
 template <int kWidth>
 __device__ inline void LoadLanes(const FloatsIn& from, int64_t at, float (&values)[kWidth]) {
   static_assert(kWidth == 4 || kWidth == 8);
@@ -95,7 +97,7 @@ __device__ inline void StorePacked(void* to, const float (&values)[kWidth]) {
   }
 }
 
-/// Likewise, as StoreFloat.
+/// Stores the elements as StoreFloat does, with alignment as for LoadLanes.
 template <int kWidth>
 __device__ inline void StoreLanes(const FloatsOut& to, int64_t at, const float (&values)[kWidth]) {
   static_assert(kWidth == 4 || kWidth == 8);

@@ -1,4 +1,4 @@
-// What the operations of this folder ask of their operands; errors name field, value and rule.
+// Checks that the operations of this folder share; errors name field, value and rule.
 #pragma once
 
 #include <string_view>
@@ -8,13 +8,14 @@
 
 namespace quantgate {
 
-/// INVALID_ARGUMENT naming `field` unless the tensor is there and is f32, bf16 or f16.
+/// INVALID_ARGUMENT naming `field` unless the tensor is present and is f32, bf16 or f16.
 absl::Status CheckHighPrecision(const Tensor& tensor, std::string_view field);
 /// INVALID_ARGUMENT naming `field` unless `dtype` is f32, bf16 or f16.
 absl::Status CheckHighPrecision(DType dtype, std::string_view field);
-/// INVALID_ARGUMENT naming `field` unless the tensor is there and is of `dtype`.
+/// INVALID_ARGUMENT naming `field` unless the tensor is present and has dtype `dtype`.
 absl::Status CheckDType(const Tensor& tensor, DType dtype, std::string_view field);
-/// INVALID_ARGUMENT naming `field` unless the tensor has that shape; `rule` says whose it is.
+/// INVALID_ARGUMENT naming `field` unless the tensor has this shape; `rule` says where the shape
+/// comes from.
 absl::Status CheckShape(const Tensor& tensor, const Shape& shape, std::string_view field,
                         std::string_view rule);
 

@@ -1,15 +1,16 @@
-// QuantizationCounts, element by element. Private to kernels/quantize.
+// Counts elements into QuantizationCounts. Private to kernels/quantize.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/numerics/float_class.h"
+#include "kernels/numerics/float_format.h"
 #include "kernels/quantize/element_kind.h"
 #include "kernels/tensor/quantized_tensor.h"
 
 namespace quantgate {
 
-/// `scaled` is what was cast to `code`; stochastically, AddRandomPart of it.
+/// Counts one element. `scaled` is the value that was cast to `code`; under stochastic rounding,
+/// AddRandomPart of it.
 template <class F>
 constexpr void CountElement(FloatClass source, float scaled, uint8_t code, ElementRounding rounding,
                             QuantizationCounts& counts) {

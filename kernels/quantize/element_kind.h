@@ -1,5 +1,5 @@
-// What became of an element in quantization, by the definition of QuantizationCounts: on the CPU
-// and in kernels. Private to kernels/quantize.
+// The kind of a quantized element, by the definition of QuantizationCounts, on the CPU and in
+// kernels. Private to kernels/quantize.
 #pragma once
 
 #include <bit>
@@ -11,9 +11,10 @@
 
 namespace quantgate {
 
-/// Smallest fp32 magnitude that rounds beyond the largest finite code: to nearest even above the
-/// midpoint, or at it when that code is odd; away from zero at it; stochastically (E2M1), of
-/// AddRandomPart, at what would be the next code.
+/// The bits of the smallest fp32 magnitude that rounds beyond the largest finite code. To nearest
+/// even it lies just above the midpoint to the next code, or at the midpoint when the largest code
+/// is odd; ties away from zero put it at the midpoint; under stochastic rounding (E2M1), where
+/// AddRandomPart is compared, it is the value that the next code would have.
 template <class F>
 QG_HOST_DEVICE constexpr uint32_t FirstBeyondBits(
     ElementRounding rounding = ElementRounding::kNearestEven) {
@@ -27,10 +28,10 @@ static_assert(FirstBeyondBits<E5M2>() == std::bit_cast<uint32_t>(61440.0f));
 static_assert(FirstBeyondBits<E2M1>() == std::bit_cast<uint32_t>(7.0f));
 static_assert(FirstBeyondBits<E2M1>(ElementRounding::kStochastic) == std::bit_cast<uint32_t>(8.0f));
 
-/// In the order of QuantizationCounts.
+/// The kinds in the order of QuantizationCounts.
 enum class ElementKind { kNormal, kZero, kSubnormal, kFlushedToZero, kSaturated, kInfinite, kNan };
 
-/// `scaled` is what was cast to `code`; stochastically, AddRandomPart of it.
+/// `scaled` is the value that was cast to `code`; under stochastic rounding, AddRandomPart of it.
 template <class F>
 QG_HOST_DEVICE constexpr ElementKind KindOfElement(FloatClass source, float scaled, uint8_t code,
                                                    ElementRounding rounding) {

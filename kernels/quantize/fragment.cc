@@ -14,9 +14,10 @@ namespace {
 
 absl::Status CheckFormat(const QuantizerSpec& spec, Usage usage) {
   const std::string format(QuantizerFormatName(spec.format));
-  if (!spec.is_quantized()) return Refuse("quantizer.format", format, "it must quantize");
+  if (!spec.is_quantized())
+    return Refuse("quantizer.format", format, "a fragment must be quantized");
   const ScalingTraits& traits = spec.traits();
-  // Columnwise codes are made of rowwise ones, which tiles alone allow.
+  // Columnwise codes are made from rowwise ones, which only tiles allow.
   const bool needs_tiles = traits.has_blocks() && traits.turns_columnwise;
   if (needs_tiles && spec.block_dim != 2) {
     return Refuse("quantizer.block_dim", absl::StrCat(spec.block_dim),
@@ -24,14 +25,14 @@ absl::Status CheckFormat(const QuantizerSpec& spec, Usage usage) {
   }
   if (usage == Usage::kColumnwise && traits.turns_columnwise) {
     return Refuse("usage", "columnwise",
-                  absl::StrCat("columnwise codes of ", format, " are the rowwise ones turned"));
+                  absl::StrCat("columnwise codes of ", format, " are transposes of rowwise ones"));
   }
   if (spec.element_rounding == ElementRounding::kStochastic) {
     return Refuse("quantizer.element_rounding", "stochastic", "fragments are rounded to nearest");
   }
   if (spec.four_over_six != FourOverSix::kNone) {
     return Refuse("quantizer.4over6", FourOverSixName(spec.four_over_six),
-                  "its choice weighs all elements of a tile, which no fragment need have");
+                  "it compares all elements of a tile, and a fragment may hold only some");
   }
   return absl::OkStatus();
 }
@@ -42,7 +43,7 @@ int64_t ElementsOf(const Shape& whole) { return whole[0] * whole[1]; }
 
 absl::Status CheckFragment(const TensorFragment& fragment, const QuantizerSpec& spec, Usage usage) {
   if (!fragment.values.has_value()) {
-    return RefuseAbsent("fragment.values", "a fragment has a tensor");
+    return RefuseAbsent("fragment.values", "it must be given");
   }
   if (fragment.whole.size() != 2) {
     return Refuse("fragment.whole", ShapeText(fragment.whole), "must be of rank 2");
@@ -94,7 +95,7 @@ FragmentRule MakeFragmentRule(const TensorFragment& fragment, const QuantizerSpe
                   .power_2 = spec.power_2_scale,
                   .amax_epsilon = spec.amax_epsilon};
   if (rule.scales == ScaleKind::kF32) {
-    rule.options.value_for_infinity = LargestOf(fragment.values.dtype());
+    rule.options.value_for_infinity = LargestFiniteOf(fragment.values.dtype());
   }
   rule.e4m3_max = spec.e4m3_max;
   rule.rounding = spec.element_rounding;
@@ -140,7 +141,7 @@ absl::Status CheckFragmentArguments(const TensorFragment& fragment, const Quanti
   const bool is_delayed = spec.scaling == Scaling::kDelayed;
   if (is_delayed != scale.has_value()) {
     return Refuse("scale", scale.has_value() ? "given" : "absent",
-                  "delayed scaling, and it alone, is given one");
+                  "delayed scaling needs one, and only delayed scaling takes one");
   }
   if (is_delayed && (scale.dtype() != DType::kF32 || scale.element_count() != 1)) {
     return Refuse("scale", TensorText(scale), "must be f32 of one element");

@@ -1,7 +1,7 @@
-// Quantizing a run of a tensor's row-major elements while other ranks have the others, wherever
-// runs begin and end: the amaxes that a run contributes to the scales of the whole tensor, and,
-// when all ranks know the largest of them, the run's codes. Runs put side by side are the codes of
-// the whole tensor (docs/distributed.md section 7).
+// Quantizing a fragment of a tensor, any run of its row-major elements, while other ranks have the
+// other fragments: first the amaxes that the fragment contributes to the scales of the whole
+// tensor, then, when all ranks know the largest amaxes, the codes of the fragment. The codes of all
+// fragments side by side are those of the whole tensor (docs/distributed.md section 7).
 #pragma once
 
 #include <cstdint>
@@ -12,49 +12,52 @@
 
 namespace quantgate {
 
+/// One fragment.
 struct TensorFragment {
-  Tensor values;      ///< f32, bf16 or f16, in any shape; perhaps none.
-  int64_t begin = 0;  ///< The first one's place among the elements of the whole tensor.
-  Shape whole;        ///< Rank 2: [M][K].
+  Tensor values;      ///< f32, bf16 or f16, in any shape; may be empty.
+  int64_t begin = 0;  ///< The index of the first value among the elements of the whole tensor.
+  Shape whole;        ///< [M][K], the shape of the whole tensor.
 
   int64_t count() const { return values.element_count(); }
 };
 inline std::vector<Tensor*> TensorsOf(TensorFragment& fragment) { return {&fragment.values}; }
 
-/// Amaxes of one direction of one tensor among those of others: f32 `values` from `first` on.
+/// The amaxes of one direction of one tensor: f32 `values` from index `first` on. The rest of
+/// `values` belongs to other tensors.
 struct FragmentAmaxes {
   Tensor values;
   int64_t first = 0;
 };
 inline std::vector<Tensor*> TensorsOf(FragmentAmaxes& amaxes) { return {&amaxes.values}; }
 
+/// The codes of a fragment and the scales of the whole tensor.
 struct QuantizedFragment {
-  /// Flat, of the fragment's elements. FP4: bytes [begin / 2, end / 2) of the whole tensor, and 0
-  /// in nibbles of elements that are not the fragment's.
+  /// [count], one code per element of the fragment. FP4: the bytes of the whole tensor that hold
+  /// them, with 0 in nibbles of elements of other fragments.
   Tensor codes;
-  /// Of the whole tensor, `data` absent: scale_inv in the layout of QuantizedCopy, amax.
+  /// The copy of the whole tensor without `data`: scale_inv in the layout of QuantizedCopy, amax.
   QuantizedCopy whole;
   Tensor scale;  ///< f32 [1], per-tensor FP8 only.
 };
 
-/// INVALID_ARGUMENT naming field, value and rule: per-tensor FP8, tiles of fp8_block and nvfp4, and
-/// mxfp8 can be quantized so; elements rounded stochastically and 4over6, which weighs the elements
-/// of a tile against each other, cannot. Under `kColumnwise` only mxfp8: other columnwise copies
-/// are transposes of rowwise codes.
+/// INVALID_ARGUMENT naming field, value and rule if the format cannot be quantized by fragments.
+/// Per-tensor FP8, tiles of fp8_block and nvfp4, and mxfp8 can; stochastic rounding and 4over6,
+/// which compares the elements of a tile with each other, cannot. kColumnwise is for mxfp8 only,
+/// since other columnwise copies are transposes of rowwise codes.
 absl::Status CheckFragment(const TensorFragment& fragment, const QuantizerSpec& spec, Usage usage);
 
-/// How many amaxes a direction of a whole tensor has: one for each scale unit (tensor, tile or
-/// block), and for nvfp4 the tensor's own after them. Delayed scaling too has one.
+/// The number of amaxes of one direction of a whole tensor: one for each scale unit (tensor, tile
+/// or block), and for nvfp4 that of the tensor after them. Delayed scaling has one, too.
 int64_t FragmentAmaxCount(const QuantizerSpec& spec, Usage usage, const Shape& whole);
 
 /// f32 [FragmentAmaxCount]: max |x| over the fragment's elements in each scale unit, 0 where it has
-/// none. NaN takes no part; under scale rules in which it does, it counts as an infinity, which
-/// gives the same scale and survives a maximum over ranks.
+/// none. NaN is ignored; under scale rules where it is not, it counts as an infinity, which gives
+/// the same scale and survives a maximum over ranks.
 absl::StatusOr<Tensor> MeasureFragmentCpu(const TensorFragment& fragment, const QuantizerSpec& spec,
                                           Usage usage, const ExecutionContext& context);
 
-/// `amaxes` are the largest over all fragments. Under delayed scaling `scale` is f32 [1], and the
-/// amax is only kept.
+/// `amaxes` are the maxima over all fragments. Under delayed scaling `scale`, f32 [1], is used and
+/// the amax is only kept.
 absl::StatusOr<QuantizedFragment> QuantizeFragmentCpu(const TensorFragment& fragment,
                                                       const QuantizerSpec& spec, Usage usage,
                                                       const FragmentAmaxes& amaxes,

@@ -11,13 +11,14 @@
 
 namespace quantgate {
 
-/// Where the scale units and the stored scales of a whole tensor lie.
+/// Where the scale units (the elements with one amax) and the stored scales of a whole tensor lie.
 struct FragmentGrid {
-  int64_t columns = 0;                        ///< Of the whole tensor.
-  int64_t unit_rows = 1, unit_columns = 1;    ///< Elements with one amax.
-  int64_t units_across = 0, units = 0;        ///< Units beside each other, and all.
-  int64_t scale_rows = 1, scale_columns = 1;  ///< Elements that a stored scale stands for:
-  int64_t scales_across = 0, scales = 0;      ///< less than a unit where it is replicated.
+  int64_t columns = 0;                        ///< Columns of the whole tensor.
+  int64_t unit_rows = 1, unit_columns = 1;    ///< The size of a unit in elements.
+  int64_t units_across = 0, units = 0;        ///< Units in a row of units, and in all.
+  int64_t scale_rows = 1, scale_columns = 1;  ///< The elements of one stored scale: less than a
+                                              ///< unit where scales are replicated.
+  int64_t scales_across = 0, scales = 0;      ///< Stored scales in a row of them, and in all.
 
   QG_HOST_DEVICE int64_t UnitAt(int64_t row, int64_t column) const {
     return row / unit_rows * units_across + column / unit_columns;
@@ -30,7 +31,7 @@ struct FragmentGrid {
   }
 };
 
-/// A QuantizerSpec with what follows from the source's dtype, as kernels take it.
+/// A QuantizerSpec and what follows from the dtype of the source, in the form that kernels take.
 struct FragmentRule {
   ScaleKind scales = ScaleKind::kTensor;
   DType element = DType::kF8E4M3;
@@ -39,34 +40,33 @@ struct FragmentRule {
   ElementRounding rounding = ElementRounding::kNearestEven;
   Overflow overflow = Overflow::kSaturate;
   bool nan_counts = false;
-  bool is_empty = false;  ///< The whole tensor: scale 1 (docs/definitions.md section 7).
+  bool is_empty = false;  ///< The whole tensor is empty: scale 1 (docs/definitions.md section 7).
 };
 
-/// What elements of a unit are multiplied or divided by, and what is stored.
+/// The factor by which the elements of a unit are multiplied or divided, and the stored scale.
 struct FragmentScale {
   float factor = 1.0f;
-  float scale_inv = 1.0f;  ///< Of f32 scales,
-  uint8_t code = 0;        ///< and of others.
+  float scale_inv = 1.0f;  ///< The stored scale if it is f32.
+  uint8_t code = 0;        ///< The stored scale otherwise.
 };
 
 FragmentGrid MakeFragmentGrid(const QuantizerSpec& spec, Usage usage, const Shape& whole);
 FragmentRule MakeFragmentRule(const TensorFragment& fragment, const QuantizerSpec& spec);
-/// The result with everything but memory: OutlineCopy's of the whole tensor, and the type of the
-/// fragment's codes.
+/// The result without memory: the OutlineCopy of the whole tensor, and an outline of the codes.
 absl::StatusOr<QuantizedFragment> OutlineFragment(const TensorFragment& fragment,
                                                   const QuantizerSpec& spec, Usage usage);
-/// What QuantizeFragment refuses beyond CheckFragment.
+/// Returns what QuantizeFragmentCpu refuses besides CheckFragment.
 absl::Status CheckFragmentArguments(const TensorFragment& fragment, const QuantizerSpec& spec,
                                     Usage usage, const FragmentAmaxes& amaxes, const Tensor& scale);
 
-/// fp32 bits of |value|, whose order is that of the magnitudes.
+/// The fp32 bits of |value|, which are ordered as magnitudes; a NaN counts as infinity or 0.
 QG_HOST_DEVICE constexpr uint32_t FragmentMagnitude(float value, bool nan_counts) {
   const uint32_t bits = std::bit_cast<uint32_t>(value) & 0x7FFFFFFF;
   if (bits <= 0x7F800000) return bits;
   return nan_counts ? 0x7F800000 : 0;
 }
 
-/// action.template operator()<F>() for the format of an element.
+/// Calls action.template operator()<F>() for the format of `element`.
 template <class Action>
 QG_HOST_DEVICE constexpr auto WithElement(DType element, const Action& action) {
   switch (element) {
@@ -89,7 +89,7 @@ QG_HOST_DEVICE constexpr Nvfp4TensorScale FragmentTensorScale(const FragmentRule
   return MakeNvfp4TensorScale(tensor_amax, rule.e4m3_max, rule.options.rule);
 }
 
-/// The other rules of two-level scales divide.
+/// Whether elements are divided by the factor: under all rules of two-level scales but kTwoLevel.
 QG_HOST_DEVICE constexpr bool FragmentDivides(const FragmentRule& rule) {
   return rule.scales == ScaleKind::kTwoLevel && rule.options.rule != ScaleRule::kTwoLevel;
 }

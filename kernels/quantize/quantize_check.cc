@@ -1,4 +1,4 @@
-// What a quantizer may be, and which tensors it takes: docs/quantizers.md section 7.1.
+// Checks quantizers, and tensors that they are to quantize: docs/quantizers.md section 7.1.
 #include <algorithm>
 #include <span>
 #include <string>
@@ -11,13 +11,13 @@
 namespace quantgate {
 namespace {
 
-/// Where the rule of one direction stands.
+/// The field of the rule of one direction.
 std::string PathOf(const Quantizer& quantizer, Usage usage) {
   if (quantizer.rowwise == quantizer.columnwise) return "quantizer";
   return absl::StrCat("quantizer.", std::string(UsageName(usage)));
 }
 
-/// "a", "a or b", "a, b or c".
+/// Joins names as "a", "a or b", "a, b or c".
 template <class Value, class Name>
 std::string Alternatives(std::span<const Value> values, Name name) {
   std::string text;
@@ -38,7 +38,7 @@ absl::Status CheckElement(const QuantizerSpec& spec) {
                              Alternatives(elements, &DTypeName)));
 }
 
-/// Rounding, overflow and scale rule against the format.
+/// Checks that rounding, overflow and scale rule fit the format.
 absl::Status CheckRules(const QuantizerSpec& spec) {
   const std::string format(QuantizerFormatName(spec.format));
   const std::span<const ScaleRule> rules = spec.traits().rules;
@@ -53,7 +53,7 @@ absl::Status CheckRules(const QuantizerSpec& spec) {
   if (spec.element_rounding == ElementRounding::kStochastic &&
       spec.traits().scales != ScaleKind::kTwoLevel) {
     return Refuse("element_rounding", "stochastic",
-                  absl::StrCat("nvfp4 alone has it, not ", format));
+                  absl::StrCat("only nvfp4 has it, not ", format));
   }
   if (spec.overflow == Overflow::kNan && !IsFp8(spec.element)) {
     return Refuse("overflow", "nan",
@@ -62,7 +62,7 @@ absl::Status CheckRules(const QuantizerSpec& spec) {
   return absl::OkStatus();
 }
 
-/// Fields of other formats must keep their defaults: they would be ignored without a word.
+/// Checks that fields of other formats have the defaults, since they would be ignored silently.
 absl::Status CheckForeignFields(const QuantizerSpec& spec) {
   const ScalingTraits& traits = spec.traits();
   const bool has_tensor_scale = traits.scales == ScaleKind::kTensor;
@@ -102,7 +102,7 @@ absl::Status CheckForeignFields(const QuantizerSpec& spec) {
   return absl::OkStatus();
 }
 
-/// The combinations that NVFP4 does not have.
+/// Refuses the combinations that NVFP4 does not have.
 absl::Status CheckNvfp4(const QuantizerSpec& spec, Usage usage) {
   const bool stochastic = spec.element_rounding == ElementRounding::kStochastic;
   const bool picks = spec.four_over_six != FourOverSix::kNone;
@@ -125,7 +125,7 @@ absl::Status CheckNvfp4(const QuantizerSpec& spec, Usage usage) {
                                 : "it does not go with stochastic rounding");
   }
   if (picks && spec.row_scaled && usage == Usage::kColumnwise) {
-    return Refuse("4over6", picked, "with row_scaled it is not for a columnwise copy");
+    return Refuse("4over6", picked, "a row_scaled columnwise copy cannot have it");
   }
   if (spec.e4m3_max != 448 && !(spec.e4m3_max == 256 && picks)) {
     return Refuse("e4m3_max", absl::StrCat(spec.e4m3_max), "must be 448, or 256 under 4over6");
@@ -133,7 +133,7 @@ absl::Status CheckNvfp4(const QuantizerSpec& spec, Usage usage) {
   if ((picks || spec.row_scaled) &&
       ResolveScaleRule(spec.scale_rule, spec.format) != ScaleRule::kTwoLevel) {
     return Refuse("scale_rule", ScaleRuleName(spec.scale_rule),
-                  "4over6 and row_scaled have two_level only");
+                  "4over6 and row_scaled need two_level");
   }
   return absl::OkStatus();
 }
@@ -186,7 +186,7 @@ absl::Status CheckQuantizer(const Quantizer& quantizer) {
   if (quantizer.rowwise.hadamard) {
     return Refuse("quantizer.rowwise.hadamard", "true", "only columnwise copies are transformed");
   }
-  // One rule for both directions need not make sense columnwise until a columnwise copy is asked
+  // One rule for both directions may be invalid columnwise as long as no columnwise copy is asked
   // for.
   const bool is_uniform = quantizer.rowwise == quantizer.columnwise;
   QG_RETURN_IF_ERROR(WithinField(PathOf(quantizer, Usage::kRowwise),

@@ -1,4 +1,4 @@
-// Which rule makes which copy, and from what: the same on every engine.
+// Decides which rule makes which copy, and from what, for every engine.
 #include <string>
 #include <utility>
 
@@ -30,7 +30,7 @@ absl::Status CheckArguments(const Quantizer& quantizer, const QuantizeArguments&
   QG_RETURN_IF_ERROR(CheckGroupAmax(arguments.group_amax_columnwise, "group_amax_columnwise"));
   const Tensor& scale = arguments.scale;
   if (quantizer.rowwise.scaling != Scaling::kDelayed) {
-    if (scale.has_value()) return Refuse("scale", "given", "delayed scaling alone takes one");
+    if (scale.has_value()) return Refuse("scale", "given", "only delayed scaling takes one");
   } else {
     if (!scale.has_value() || scale.dtype() != DType::kF32 || scale.element_count() != 1) {
       return Refuse("scale", TensorText(scale), "delayed scaling needs an f32 of one element");
@@ -44,8 +44,8 @@ absl::Status CheckArguments(const Quantizer& quantizer, const QuantizeArguments&
   return CheckOffset(arguments.column_offset, "column_offset");
 }
 
-/// True where one pass makes both copies: the rules are the same but for the transform, which only
-/// the columnwise copy has.
+/// Whether one pass makes both copies: the rules differ at most in the transform, which only the
+/// columnwise copy has.
 bool IsOneRule(const Quantizer& quantizer) {
   QuantizerSpec columnwise = quantizer.columnwise;
   columnwise.hadamard = false;
@@ -53,7 +53,7 @@ bool IsOneRule(const Quantizer& quantizer) {
          quantizer.columnwise_source == ColumnwiseSource::kOriginal;
 }
 
-/// One rule. `hadamard` is that of the columnwise copy.
+/// Quantizes by one rule. `hadamard` is that of the columnwise copy.
 absl::StatusOr<QuantizedTensor> QuantizeOneRule(const Tensor& source, QuantizerSpec spec,
                                                 bool hadamard, Usages usages,
                                                 RuleQuantizer quantize) {
@@ -65,7 +65,7 @@ absl::StatusOr<QuantizedTensor> QuantizeOneRule(const Tensor& source, QuantizerS
   return quantized;
 }
 
-/// Each direction by its own rule, the columnwise one perhaps from the rowwise codes.
+/// Quantizes each direction by its own rule, the columnwise one perhaps from the rowwise codes.
 absl::StatusOr<QuantizedTensor> QuantizeTwoRules(const Tensor& source, const Quantizer& quantizer,
                                                  Usages usages, RuleQuantizer quantize,
                                                  RowwiseDequantizer dequantize) {
@@ -87,7 +87,7 @@ absl::StatusOr<QuantizedTensor> QuantizeTwoRules(const Tensor& source, const Qua
   columnwise.is_hybrid = true;
   if (!usages.rowwise) return columnwise;
   rowwise.columnwise = std::move(columnwise.columnwise);
-  // One scale is kept: that of the rowwise copy where both have one.
+  // Only one scale is kept: that of the rowwise copy if both have one.
   if (!rowwise.scale.has_value()) rowwise.scale = columnwise.scale;
   return rowwise;
 }
@@ -124,7 +124,7 @@ absl::StatusOr<AmaxPlan> PlanAmaxes(const Tensor& source, const Quantizer& quant
   AmaxPlan plan;
   for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
     const QuantizerSpec& spec = quantizer.spec(usage);
-    if (!Asks(usages, usage) || !ReadsGroupAmax(spec)) continue;
+    if (!HasUsage(usages, usage) || !ReadsGroupAmax(spec)) continue;
     // Per-tensor FP8 has one amax for both copies.
     const bool is_shared = spec.traits().scales == ScaleKind::kTensor;
     (usage == Usage::kRowwise || is_shared ? plan.rowwise : plan.columnwise) = true;
@@ -133,7 +133,7 @@ absl::StatusOr<AmaxPlan> PlanAmaxes(const Tensor& source, const Quantizer& quant
   return plan;
 }
 
-float LargestOf(DType source) {
+float LargestFiniteOf(DType source) {
   if (source == DType::kBF16) return MaxFinite<BFloat16>();
   return source == DType::kF16 ? MaxFinite<Float16>() : MaxFinite<Float32>();
 }

@@ -1,15 +1,15 @@
-// The tensors of a quantization before it is done: dtypes and shapes without memory, for checks.
+// Outlines: tensors with dtype and shape but without memory, for checks before a quantization.
 #pragma once
 
 #include "kernels/quantize/quantizer.h"
 
 namespace quantgate {
 
-/// A tensor of this type whose data must not be read.
+/// A tensor without memory, whose data must not be read.
 absl::StatusOr<Tensor> OutlineTensor(DType dtype, Shape shape);
 
-/// What QuantizeCpu would make of a source of this dtype and shape in one direction: every field
-/// but the values. For a quantizer and a shape that CheckQuantization accepts.
+/// The copy that QuantizeCpu would make of a source of this dtype and shape in one direction, as an
+/// outline. CheckQuantization must accept the quantizer and the shape.
 absl::StatusOr<QuantizedCopy> OutlineCopy(const QuantizerSpec& spec, Usage usage, DType source,
                                           const Shape& shape);
 

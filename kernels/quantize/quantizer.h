@@ -1,7 +1,9 @@
-// Quantizer: what one tensor in one role becomes in each direction (element format, block, scale
-// rule).
+// Quantizer: how one tensor is quantized in each direction (element format, block, scale rule), and
+// the CPU functions that quantize, dequantize and summarize.
 #pragma once
 
+#include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,8 +16,8 @@
 
 namespace quantgate {
 
-// Names as recipes and reports spell them. Parsing is INVALID_ARGUMENT listing the names; whether a
-// value fits a format is the matter of CheckQuantizer.
+// Names as recipes and reports spell them. Parsing fails with INVALID_ARGUMENT, which lists the
+// names; CheckQuantizer says whether a value fits a format.
 std::string_view ScaleRuleName(ScaleRule rule);  ///< "usual" for kUsual.
 std::string_view ElementRoundingName(ElementRounding rounding);
 std::string_view OverflowName(Overflow overflow);
@@ -23,21 +25,21 @@ absl::StatusOr<ScaleRule> ParseScaleRule(std::string_view name);
 absl::StatusOr<ElementRounding> ParseElementRounding(std::string_view name);
 absl::StatusOr<Overflow> ParseOverflow(std::string_view name);
 
-/// kUsual resolved for the format.
+/// The first rule of the format for kUsual; other rules unchanged.
 ScaleRule ResolveScaleRule(ScaleRule rule, QuantizerFormat format);
 
 /// Where a per-tensor FP8 scale comes from.
 enum class Scaling {
-  kCurrent,  ///< From the tensor's own amax.
-  kDelayed,  ///< Given: from the amaxes of earlier steps (docs/quantizers.md section 2).
+  kCurrent,  ///< From the amax of the tensor itself.
+  kDelayed,  ///< It is given, made from the amaxes of earlier steps (docs/quantizers.md section 2).
 };
 
-/// NVFP4's choice per block between the largest codes 4 and 6 (docs/quantizers.md section 6.7), by
-/// the error it minimises.
+/// The error that NVFP4's 4over6 minimises when it chooses 4 or 6 as the largest value of a block
+/// (docs/quantizers.md section 6.7).
 enum class FourOverSix { kNone, kMae, kMse };
 std::string_view FourOverSixName(FourOverSix mode);  ///< "none", "mae", "mse".
 
-/// The rule of one direction. Fields that a format does not have keep their defaults.
+/// The rule of one direction. Fields that do not apply to the format keep the defaults.
 struct QuantizerSpec {
   QuantizerFormat format = QuantizerFormat::kIdentity;
   DType element = DType::kF8E4M3;
@@ -58,24 +60,24 @@ struct QuantizerSpec {
   friend bool operator==(const QuantizerSpec&, const QuantizerSpec&) = default;
 };
 
-/// What columnwise codes are made from.
+/// What columnwise codes are made from: the source, or the values of the rowwise codes.
 enum class ColumnwiseSource { kOriginal, kRowwiseDequantized };
 std::string_view ColumnwiseSourceName(ColumnwiseSource source);
 
-/// Both directions of a tensor. They differ under hybrid and custom recipes only.
+/// The rules of both directions of a tensor. They differ only under hybrid and custom recipes.
 struct Quantizer {
   QuantizerSpec rowwise;
   QuantizerSpec columnwise;
   ColumnwiseSource columnwise_source = ColumnwiseSource::kOriginal;
 
   Quantizer() = default;
-  /// One rule for both.
+  /// One rule for both directions.
   Quantizer(const QuantizerSpec& both) : rowwise(both), columnwise(both) {}
 
   const QuantizerSpec& spec(Usage usage) const {
     return usage == Usage::kRowwise ? rowwise : columnwise;
   }
-  /// Some direction draws random numbers.
+  /// Whether a direction draws random numbers.
   bool rounds_stochastically() const {
     return rowwise.element_rounding == ElementRounding::kStochastic ||
            columnwise.element_rounding == ElementRounding::kStochastic;
@@ -83,59 +85,61 @@ struct Quantizer {
   friend bool operator==(const Quantizer&, const Quantizer&) = default;
 };
 
-/// "f8_e4m3 per tensor, scale_rule=divide, ..."; "identity"; "rowwise ...; columnwise ..." where
-/// they differ. The rule's name as reports print it.
+/// The rule as reports print it: "f8_e4m3 per tensor, scale_rule=divide, ..."; "identity";
+/// "rowwise ...; columnwise ..." if the two differ.
 std::string QuantizerText(const Quantizer& quantizer);
 
-/// What one call needs beyond its rule.
+/// What one call needs besides the rule.
 struct QuantizeArguments {
   Tensor scale = {};     ///< f32 [1], delayed scaling only.
-  uint64_t seed = 0;     ///< Stochastic rounding: the Philox key,
-  uint32_t call_id = 0;  ///< and which quantization of that seed this is.
-  /// Where this tensor begins in the whole one, for random bytes that do not depend on sharding:
-  /// multiples of 16.
+  uint64_t seed = 0;     ///< The Philox key of stochastic rounding.
+  uint32_t call_id = 0;  ///< The number of this quantization among those with the same seed.
+  /// Where this tensor begins in the whole one if it is a shard, so that random bytes do not depend
+  /// on sharding; multiples of 16.
   int64_t row_offset = 0;
   int64_t column_offset = 0;
-  /// f32 [1], the maximum over a group of tensors in place of the tensor's own, as MeasureAmax
-  /// gives each: fp8_tensor (rowwise, for both copies) with current scaling, nvfp4 unless
-  /// row-scaled. An empty tensor has the group's scale then.
+  /// f32 [1], the maximum over a group of tensors of what MeasureAmaxCpu gives for each; it takes
+  /// the place of the tensor's own amax. For fp8_tensor with current scaling (rowwise, for both
+  /// copies) and for nvfp4 unless row-scaled. An empty tensor then has the scale of the group.
   Tensor group_amax_rowwise = {};
   Tensor group_amax_columnwise = {};
 };
 
-/// INVALID_ARGUMENT naming the field, its value and the rule where `quantizer` makes no sense,
-/// whatever the tensor (docs/quantizers.md section 7.1).
+/// INVALID_ARGUMENT naming the field, its value and the rule if `quantizer` is invalid for every
+/// tensor (docs/quantizers.md section 7.1).
 absl::Status CheckQuantizer(const Quantizer& quantizer);
 
-/// CheckQuantizer, and that a tensor of this dtype and shape can be quantized so in these usages.
+/// As CheckQuantizer, and INVALID_ARGUMENT also if a tensor of this dtype and shape cannot be
+/// quantized so in these usages.
 absl::Status CheckQuantization(DType source, const Shape& shape, const Quantizer& quantizer,
                                Usages usages);
 
-/// That a tensor in these usages can stand under maxima over a group: INVALID_ARGUMENT where the
-/// columnwise one is that of rowwise codes, which are made after it.
+/// INVALID_ARGUMENT if a tensor in these usages cannot take maxima over a group: when the
+/// columnwise amax is that of the rowwise codes, which are made only after it is needed.
 absl::Status CheckGroupAmaxes(const Quantizer& quantizer, Usages usages);
 
 /// Quantizes `source` (f32, bf16 or f16; any rank >= 1; M = 0 gives empty codes, amax 0, scale 1)
-/// in the asked usages. Asking for both gives the bytes of asking for each alone. An identity copy
+/// in the given usages. Both at once give the same bytes as each alone. An identity copy
 /// is the source's own buffer. INVALID_ARGUMENT as CheckQuantization, or for a missing or unwanted
 /// argument. Formulas: docs/quantizers.md sections 1 to 7.
 absl::StatusOr<QuantizedTensor> QuantizeCpu(const Tensor& source, const Quantizer& quantizer,
                                             Usages usages, const QuantizeArguments& arguments,
                                             const ExecutionContext& context);
 
-/// What a quantization finds as a tensor's own maxima: f32 [1] each, 0 for an empty tensor, absent
-/// where a group's would not be read. For QuantizeArguments::group_amax_rowwise, _columnwise.
+/// The maxima of one tensor, to be reduced to QuantizeArguments::group_amax_rowwise and
+/// _columnwise: f32 [1] each, 0 for an empty tensor, absent if quantization would not read that of
+/// a group.
 struct TensorAmaxes {
   Tensor rowwise, columnwise;
 };
 
-/// The maxima that QuantizeCpu would find of the same source (docs/quantizers.md section 1.5), to
-/// be reduced over a group first. INVALID_ARGUMENT as CheckQuantization and CheckGroupAmaxes.
+/// The maxima that QuantizeCpu would find in the same source (docs/quantizers.md section 1.5), for
+/// reduction over a group. INVALID_ARGUMENT as CheckQuantization and CheckGroupAmaxes.
 absl::StatusOr<TensorAmaxes> MeasureAmaxCpu(const Tensor& source, const Quantizer& quantizer,
                                             Usages usages, const ExecutionContext& context);
 
-/// The values of one copy, RNE to `out_dtype` (f32, bf16, f16), in the shape of the source
-/// whichever usage is read. FAILED_PRECONDITION when that usage is absent; UNIMPLEMENTED for a
+/// The values of one copy, rounded to nearest even to `out_dtype` (f32, bf16, f16), in the shape of
+/// the source for either usage. FAILED_PRECONDITION when that usage is absent; UNIMPLEMENTED for a
 /// columnwise nvfp4 copy, as in Transformer Engine (docs/quantizers.md section 8.1).
 absl::StatusOr<Tensor> DequantizeCpu(const QuantizedTensor& quantized, Usage usage, DType out_dtype,
                                      const ExecutionContext& context);
@@ -145,5 +149,23 @@ absl::StatusOr<Tensor> DequantizeCpu(const QuantizedTensor& quantized, Usage usa
 /// (docs/quantizers.md section 8.1).
 absl::Status UpdateUsagesCpu(QuantizedTensor& quantized, Usages usages,
                              const ExecutionContext& context);
+
+/// What a report says of one quantization, read from the result.
+struct QuantizationSummary {
+  /// The amax and scales of the whole tensor if the format has them: per-tensor FP8, and the amax
+  /// of nvfp4 unless row-scaled. The columnwise amax only if it differs (after a Hadamard
+  /// transform).
+  std::optional<float> amax;
+  std::optional<float> amax_columnwise;
+  std::optional<float> scale;
+  std::optional<float> scale_inv;
+  QuantizationCounts counts;
+  /// How many block scales have each code (E8M0, E4M3) or, for fp32 scales, each biased exponent,
+  /// in the direction of `counts`. Codes that do not occur are left out.
+  std::map<int, int64_t> scale_codes;
+};
+
+/// The summary of a tensor in host memory with at least one copy.
+QuantizationSummary SummarizeCpu(const QuantizedTensor& quantized);
 
 }  // namespace quantgate

@@ -1,4 +1,4 @@
-// Where a block scale stands in each layout, on the CPU and in kernels.
+// The index of a block scale in each layout, on the CPU and in kernels.
 #pragma once
 
 #include <cstdint>
@@ -7,21 +7,22 @@
 
 namespace quantgate {
 
+/// How block scales lie in memory.
 enum class ScaleLayout {
-  kLogical,   ///< The shapes of QuantizedCopy: every scale, nothing else.
-  kPadded,    ///< Transformer Engine's arrays; padding is zero.
+  kLogical,   ///< The shapes of QuantizedCopy, without padding.
+  kPadded,    ///< The arrays of Transformer Engine; padding is zero.
   kSwizzled,  ///< mxfp8 and nvfp4: tiles of 128 x 4 scales in 512 bytes; padding is zero. The
-              ///< shape is that of the padded array, the order of the bytes is not.
+              ///< shape is that of the padded array, the order of the bytes differs.
 };
 
-/// Scales as a matrix of outer index by block index along the contraction.
+/// Scales as a matrix [outer][blocks]: i counts lines, j the blocks along the contracted dim.
 struct ScaleGrid {
-  static constexpr int64_t kTileRows = 128, kTileBlocks = 4;  ///< Of the swizzled layout.
+  static constexpr int64_t kTileRows = 128, kTileBlocks = 4;  ///< A tile of kSwizzled.
 
   int64_t outer = 0;
   int64_t blocks = 0;
   bool logical_is_transposed = false;  ///< mxfp8 columnwise: [blocks][outer].
-  bool padded_is_transposed = false;   ///< That, and fp8_block 1-D.
+  bool padded_is_transposed = false;   ///< mxfp8 columnwise and fp8_block 1-D.
   int64_t padded_rows = 0, padded_columns = 0;
 
   QG_HOST_DEVICE constexpr int64_t LogicalIndex(int64_t i, int64_t j) const {

@@ -34,7 +34,7 @@ ScaleGrid BlockGrid(const ScaleArray& array) {
   return grid;
 }
 
-/// Of micro formats, whose 2-D scales are replicated to the shapes of 1-D ones.
+/// The grid of micro formats, whose 2-D scales are replicated to the shapes of 1-D ones.
 ScaleGrid MicroGrid(const ScaleArray& array) {
   const bool is_rowwise = array.usage == Usage::kRowwise;
   const int64_t length = BlockLength(array.format);

@@ -14,31 +14,33 @@ namespace quantgate {
 std::string_view ScaleLayoutName(ScaleLayout layout);  ///< "logical", "padded", "swizzled".
 absl::StatusOr<ScaleLayout> ParseScaleLayout(std::string_view name);
 
-/// What the scales of one direction are, which their bytes alone do not say.
+/// What is needed to interpret the scales of one direction.
 struct ScaleArray {
   QuantizerFormat format = QuantizerFormat::kIdentity;
   int block_dim = 1;
   Usage usage = Usage::kRowwise;
   int64_t rows = 0;     ///< M of the quantized tensor.
-  int64_t columns = 0;  ///< K.
+  int64_t columns = 0;  ///< K of the quantized tensor.
 };
 
-/// The array of scales in a layout: dtype and shape. INVALID_ARGUMENT for a format without block
-/// scales, for fp8_block swizzled, and for dims that the format does not take.
+/// Dtype and shape of the scales in a layout.
 struct ScaleArrayType {
   DType dtype = DType::kF32;
   Shape shape;
 };
+/// INVALID_ARGUMENT for a format without block scales, for fp8_block swizzled, and for dims that
+/// the format does not take.
 absl::StatusOr<ScaleArrayType> ScaleArrayTypeOf(const ScaleArray& array, ScaleLayout layout);
 
-/// Where each scale of the array stands. INVALID_ARGUMENT as ScaleArrayTypeOf.
+/// The index of each scale in every layout. INVALID_ARGUMENT as ScaleArrayTypeOf with kLogical.
 absl::StatusOr<ScaleGrid> ScaleGridOf(const ScaleArray& array);
 
-/// INVALID_ARGUMENT naming the shape of `scales` when it is not that of the array in this layout.
+/// INVALID_ARGUMENT naming dtype and shape of `scales` unless they are those of the array in this
+/// layout.
 absl::Status CheckScales(const Tensor& scales, const ScaleArray& array, ScaleLayout layout);
 
-/// `scales` from one layout to another. From a layout with padding, what stands there is ignored.
-/// INVALID_ARGUMENT naming the shape when it is not that of `from`.
+/// Copies `scales` from one layout to another. Padding of `from` is ignored, padding of `to` is
+/// zero. INVALID_ARGUMENT as CheckScales and ScaleArrayTypeOf.
 absl::StatusOr<Tensor> ConvertScales(const Tensor& scales, const ScaleArray& array,
                                      ScaleLayout from, ScaleLayout to);
 

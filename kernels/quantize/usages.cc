@@ -1,5 +1,5 @@
-// UpdateUsages: which direction of a quantized tensor may be dropped, derived or asked for, by
-// the table of docs/quantizers.md section 8.1.
+// UpdateUsages: which direction of a quantized tensor may be dropped or made, by the table of
+// docs/quantizers.md section 8.1.
 #include <string>
 #include <utility>
 
@@ -7,7 +7,7 @@
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/quantize/format_quantizers.h"
-#include "kernels/tensor/convert.h"
+#include "kernels/tensor/transpose.h"
 
 namespace quantgate {
 namespace {
@@ -27,7 +27,7 @@ void ShareIdentity(QuantizedTensor& quantized) {
   if (!quantized.columnwise.has_value()) quantized.columnwise = quantized.rowwise;
 }
 
-/// Rowwise codes two to a byte along K, to columnwise ones two to a byte along M.
+/// Turns rowwise codes, two to a byte along K, into columnwise ones, two to a byte along M.
 absl::StatusOr<Tensor> TransposeNibbles(const Tensor& packed, const ExecutionContext& context) {
   const int64_t rows = packed.rows();
   const int64_t columns = packed.columns() * 2;
@@ -49,8 +49,8 @@ absl::StatusOr<Tensor> TransposeNibbles(const Tensor& packed, const ExecutionCon
   return turned;
 }
 
-/// The scales of `side` x `side` tiles, replicated to each row of a tile, to those replicated to
-/// each column.
+/// Turns the scales of `side` x `side` tiles, stored once for each row of a tile, into those stored
+/// once for each column.
 absl::StatusOr<Tensor> TransposeReplicated(const Tensor& scales, int64_t side) {
   const int64_t rows = scales.rows();
   const int64_t tiles = scales.columns();
@@ -65,7 +65,7 @@ absl::StatusOr<Tensor> TransposeReplicated(const Tensor& scales, int64_t side) {
   return turned;
 }
 
-/// Whether columnwise codes can be made from rowwise ones exactly.
+/// FAILED_PRECONDITION unless columnwise codes can be made exactly from rowwise ones.
 absl::Status CheckDerivable(const QuantizedTensor& quantized) {
   const QuantizedCopy& rowwise = *quantized.rowwise;
   const std::string format(QuantizerFormatName(rowwise.format));
@@ -116,7 +116,7 @@ absl::Status UpdateUsages(QuantizedTensor& quantized, Usages usages,
   }
   if (!usages.rowwise && !usages.columnwise) {
     return RefusePrecondition("usages", "none",
-                              "a quantized tensor keeps rowwise or columnwise at least");
+                              "a quantized tensor must keep rowwise or columnwise codes");
   }
   if (usages.rowwise && !quantized.rowwise.has_value()) {
     return RefusePrecondition("usages", "rowwise",

@@ -21,7 +21,7 @@ __device__ typename To::Storage CastAt(const CastParameters& parameters, const f
   return StoredCode<To>(FloatAt(from.data, from.encoding, table, index));
 }
 
-/// Element by element, from `begin`.
+/// Casts element by element, from `begin` on.
 template <class To>
 __global__ void __launch_bounds__(kThreads)
     CastElements(const __grid_constant__ CastParameters parameters, int64_t begin) {
@@ -89,7 +89,7 @@ struct Loaded<NumberEncoding::kBytes> {
   }
 };
 
-/// The first gridDim.x * kTileElements elements, four at a time.
+/// Casts the first gridDim.x * kTileElements elements, four at a time.
 template <class To, NumberEncoding kEncoding>
 __global__ void __launch_bounds__(kThreads)
     CastQuads(const __grid_constant__ CastParameters parameters) {

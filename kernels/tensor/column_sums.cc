@@ -1,9 +1,8 @@
 #include "kernels/tensor/column_sums.h"
 
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/convert.h"
-#include "kernels/tensor/row_accumulator.h"
-#include "kernels/tensor/tensor_checks.h"
 
 namespace quantgate {
 namespace {
@@ -22,6 +21,16 @@ void SumColumns(const Tensor& tensor, float* out, const ExecutionContext& contex
 }
 
 }  // namespace
+
+absl::Status CheckColumnSums(DType in, DType out) {
+  if (!IsHighPrecision(out)) {
+    return Refuse("out_dtype", DTypeName(out), "column sums must be f32, bf16 or f16");
+  }
+  if (!IsHighPrecision(in)) {
+    return Refuse("tensor", DTypeName(in), "column sums need f32, bf16 or f16");
+  }
+  return absl::OkStatus();
+}
 
 absl::StatusOr<Tensor> ColumnSums(const Tensor& tensor, DType out,
                                   const ExecutionContext& context) {

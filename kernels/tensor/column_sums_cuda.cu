@@ -12,10 +12,10 @@ namespace {
 constexpr int kLanes = 32;  // Threads side by side in a row.
 constexpr int kRuns = 8;    // Threads one above the other.
 constexpr int kRunRows = kColumnSumRows / kRuns;
-constexpr int kStepRows = 8;  // Rows in flight.
+constexpr int kStepRows = 8;  // Rows that are loaded together.
 static_assert(kRunRows == 4 * kStepRows);
 
-/// The sum of kStepRows rows from `row`; rows past the end stand as -0.0.
+/// The sum of kStepRows rows from `row` on; rows past the end count as -0.0.
 template <NumberEncoding kEncoding, int kWidth>
 __device__ void SumStep(const ColumnSumParameters& parameters, int64_t row, int64_t column,
                         float (&sum)[kWidth]) {

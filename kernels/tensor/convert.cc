@@ -2,10 +2,12 @@
 
 #include <bit>
 #include <cstdint>
+#include <string>
 
+#include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/numerics/branch_free_cast.h"
-#include "kernels/tensor/tensor_checks.h"
 #include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
@@ -70,6 +72,12 @@ CastFunction FindCast(DType in, DType out) {
 }
 
 }  // namespace
+
+absl::Status CheckCast(DType in, DType out) {
+  if ((in == DType::kF64 || IsElementFormat(in)) && IsElementFormat(out)) return absl::OkStatus();
+  return Refuse("out_dtype", DTypeName(out),
+                absl::StrCat(std::string(DTypeName(in)), " cannot be cast to it"));
+}
 
 absl::StatusOr<Tensor> CastTensor(const Tensor& tensor, DType out,
                                   const ExecutionContext& context) {

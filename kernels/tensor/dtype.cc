@@ -15,10 +15,10 @@ namespace {
 struct DTypeRow {
   DTypeTraits traits;
   FormatId format = kNoFormat;
-  /// What other libraries and specifications call the same type: torch, ml_dtypes and NumPy, the
-  /// OCP specifications and safetensors. A name is here only where format and layout are the same:
-  /// ml_dtypes' float8_e4m3 has infinities, its float4_e2m1fn has one code a byte, safetensors' F6
-  /// types are packed, and NumPy's f4 and f8 are of 4 and 8 bytes.
+  /// The names of the same type in other libraries and specifications: torch, ml_dtypes and NumPy,
+  /// the OCP specifications and safetensors. A name is here only if format and layout are the same:
+  /// ml_dtypes' float8_e4m3 has infinities, its float4_e2m1fn has one code per byte, safetensors'
+  /// F6 types are packed, and NumPy's f4 and f8 have 4 and 8 bytes.
   std::vector<std::string_view> aliases;
 };
 
@@ -48,7 +48,8 @@ const std::vector<DTypeRow>& Rows() {
       {{DType::kF4E2M1x2, "f4_e2m1x2", "F4", 1, false},
        kFormatId<E2M1>,
        {"float4_e2m1fn_x2", "f4_e2m1", "e2m1"}},
-      // safetensors has no FP6 of one code a byte; behind kU8, which is what U8 is read as.
+      // safetensors has no FP6 with one code per byte. These rows stand after kU8, so that U8 is
+      // read as u8.
       {{DType::kF6E2M3, "f6_e2m3", "U8", 1, true}, kFormatId<E2M3>, {"float6_e2m3fn", "e2m3"}},
       {{DType::kF6E3M2, "f6_e3m2", "U8", 1, true}, kFormatId<E3M2>, {"float6_e3m2fn", "e3m2"}},
       {{DType::kI16, "i16", "I16", 2, false}, kNoFormat, {"int16", "I16"}},
@@ -56,7 +57,8 @@ const std::vector<DTypeRow>& Rows() {
   return rows;
 }
 
-/// "did you mean f8_e4m3 or f8_e5m2? " of a name that several element types have in common.
+/// "did you mean f8_e4m3 or f8_e5m2? " for a name that several element types could mean; else
+/// empty.
 std::string MeantText(std::string_view name) {
   std::string_view bits = name;
   for (const std::string_view prefix : {"float", "fp"}) {
@@ -123,7 +125,7 @@ std::string ElementFormatNames() {
 
 absl::StatusOr<DType> ParseDType(std::string_view name) {
   constexpr std::string_view kTorch = "torch.";
-  // Behind the module's name stand the names of its own alone, none of them ours.
+  // After "torch." only names of torch are known, not ours.
   const std::string_view given = name;
   if (name.starts_with(kTorch)) name.remove_prefix(kTorch.size());
   for (const DTypeRow& row : Rows()) {

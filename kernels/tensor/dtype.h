@@ -11,6 +11,7 @@
 
 namespace quantgate {
 
+/// The element types.
 enum class DType {
   kF64,
   kF32,
@@ -29,14 +30,13 @@ enum class DType {
   kI16,
 };
 
-/// Facts about one element type. `name` is the wire and command-line name, `safetensors` its name
-/// there.
+/// Properties of one element type.
 struct DTypeTraits {
   DType dtype;
-  std::string_view name;
-  std::string_view safetensors;
-  int bytes;         ///< Bytes per element of the shape.
-  bool is_floating;  ///< Has a real value per element that the engine can decode alone.
+  std::string_view name;         ///< On the wire and on the command line.
+  std::string_view safetensors;  ///< In safetensors headers.
+  int bytes;                     ///< Bytes per element of the shape.
+  bool is_floating;              ///< Each element stands for one real number, without a scale.
 };
 
 const DTypeTraits& TraitsOf(DType dtype);
@@ -45,11 +45,12 @@ const std::vector<DTypeTraits>& AllDTypes();
 inline std::string_view DTypeName(DType dtype) { return TraitsOf(dtype).name; }
 inline int DTypeBytes(DType dtype) { return TraitsOf(dtype).bytes; }
 inline bool IsFp8(DType dtype) { return dtype == DType::kF8E4M3 || dtype == DType::kF8E5M2; }
-/// f32, bf16, f16: the types in which layers take and return activations.
+/// Whether it is f32, bf16 or f16: the types in which layers take and return activations.
 inline bool IsHighPrecision(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
 }
 
+/// The dtype of one of our names or of a name that other libraries have for the same type.
 /// INVALID_ARGUMENT naming the value and listing the known names.
 absl::StatusOr<DType> ParseDType(std::string_view name);
 /// As ParseDType, for the upper-case names of safetensors headers ("BF16", "F8_E4M3").

@@ -1,5 +1,5 @@
-// Casts of binary32 to smaller formats two at a time, as the hardware converts them. A test
-// compares each with EncodeFloat for all 2^32 floats.
+// Casts of binary32 to smaller formats in kernels, two at a time, by the instructions of the
+// hardware. A test compares each with EncodeFloat for all 2^32 floats.
 #pragma once
 
 #include <bit>
@@ -12,7 +12,7 @@ namespace quantgate {
 
 #if defined(__CUDACC__)
 
-/// StoredCode of both, `low` in the low bits of the result.
+/// StoredCode of both values: that of `low` in the low bits of the result, that of `high` above.
 template <class F>
 __device__ inline uint32_t EncodePair(float low, float high) {
   return StoredCode<F>(low) | uint32_t{StoredCode<F>(high)} << (8 * sizeof(typename F::Storage));
@@ -59,6 +59,7 @@ struct Quad {
   }
 };
 
+/// StoredCode of four values.
 template <class F>
 __device__ inline Quad<F> EncodeQuad(const float (&values)[4]) {
   Quad<F> quad;

@@ -9,8 +9,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
-#include "kernels/numerics/mix.h"
-#include "kernels/tensor/fingerprint_facts.h"
 
 namespace quantgate {
 namespace {
@@ -22,7 +20,7 @@ constexpr int64_t kGrainWords = 1 << 17;  // 1 MiB a piece.
 
 EVP_MD_CTX* ContextOf(void* context) { return static_cast<EVP_MD_CTX*>(context); }
 
-// OpenSSL's digest calls fail only without memory or without the algorithm: nothing a caller could
+// OpenSSL's digest calls fail only without memory or without the algorithm, which no caller could
 // mend.
 void Require(bool ok) {
   if (!ok) std::abort();
@@ -117,7 +115,7 @@ Fingerprint FingerprintOf(const Tensor& tensor, const ExecutionContext& context)
   const int64_t bytes = static_cast<int64_t>(tensor.byte_size());
   const int64_t whole_words = bytes / kWordBytes;
   std::mutex mutex;
-  // A fingerprint of part of a tensor would be a lie: cancellation does not reach in here.
+  // A fingerprint of part of a tensor would be wrong, so this loop cannot be cancelled.
   ExecutionContext uncancelled = context;
   uncancelled.cancellation = nullptr;
   ParallelFor(uncancelled, whole_words, kGrainWords, [&](int64_t begin, int64_t end) {

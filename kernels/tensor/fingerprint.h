@@ -1,5 +1,5 @@
 // The two identities of tensor bytes (docs/definitions.md section 4): SHA-256 for what is stored,
-// and a cheap 128-bit order-free sum for what is saved and used, the same on every engine.
+// and a cheap 128-bit sum, the same on every engine, for what is saved and used.
 #pragma once
 
 #include <array>
@@ -9,17 +9,19 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/base/execution.h"
+#include "kernels/numerics/mix.h"
 #include "kernels/tensor/tensor.h"
 
 namespace quantgate {
 
+/// A SHA-256 digest.
 struct Sha256 {
   std::array<uint8_t, 32> bytes{};
-  /// The 32 bytes.
+  /// The 32 bytes as a string, which is not text.
   std::string_view view() const {
     return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
   }
-  std::string Hex() const;
+  std::string Hex() const;  ///< 64 lower-case hex digits.
   /// INVALID_ARGUMENT unless 64 hex digits.
   static absl::StatusOr<Sha256> FromHex(std::string_view hex);
   friend auto operator<=>(const Sha256&, const Sha256&) = default;
@@ -39,11 +41,12 @@ class Sha256Stream {
   void* context_;
 };
 
+/// SHA-256 of all bytes at once.
 Sha256 Sha256Of(std::span<const std::byte> bytes);
 
-/// 128-bit integer sum over 8-byte little-endian words w_i (the last one zero-padded) of mix(i,
-/// w_i), plus a mix of dtype, shape and byte count. Order-free, so devices and ranks can add parts
-/// in any order.
+/// The sum of mix(i, w_i) over all 8-byte little-endian words w_i of a tensor (the last one padded
+/// with zeros), in two 64-bit lanes, plus mixes of dtype, shape and byte count. Devices and ranks
+/// can add parts in any order.
 struct Fingerprint {
   uint64_t high = 0;
   uint64_t low = 0;
@@ -51,6 +54,12 @@ struct Fingerprint {
   friend bool operator==(const Fingerprint&, const Fingerprint&) = default;
 };
 
+/// The part of a fingerprint that does not depend on the data: the mixes of dtype, byte count and
+/// dims (docs/definitions.md section 4.2).
+MixSum FingerprintFacts(const Tensor& tensor);
+
+/// The fingerprint of a tensor in host memory. It does not heed cancellation, since the fingerprint
+/// of a part would be wrong.
 Fingerprint FingerprintOf(const Tensor& tensor, const ExecutionContext& context);
 
 }  // namespace quantgate

@@ -9,11 +9,11 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kBlocksPerMultiprocessor = 8;
-constexpr int kPairsPerStep = 4;  // Loads in flight: 64 bytes a thread.
+constexpr int kPairsPerStep = 4;  // Loads in flight: 64 bytes per thread.
 constexpr int64_t kWordsOfTile = 2 * kThreads * kPairsPerStep;
 constexpr int kJobsPerLaunch = 64;
 
-/// Jobs side by side in one grid; each has blocks of its own.
+/// The jobs of one launch; each has blocks of its own.
 struct Batch {
   FingerprintJob jobs[kJobsPerLaunch];
   int first_block[kJobsPerLaunch + 1];
@@ -22,7 +22,7 @@ struct Batch {
 };
 static_assert(sizeof(Batch) <= 4096, "a kernel's parameters");
 
-/// Tiles of kWordsOfTile that are read 16 bytes at a time; 0: no such reads.
+/// The number of tiles of kWordsOfTile words that can be read 16 bytes at a time.
 __host__ __device__ int64_t TilesOf(const FingerprintJob& job, KernelPath path) {
   const bool is_aligned = reinterpret_cast<uintptr_t>(job.data) % 16 == 0;
   return path == KernelPath::kTuned && is_aligned ? job.bytes / (8 * kWordsOfTile) : 0;
@@ -45,7 +45,7 @@ __device__ uint64_t WordAt(const std::byte* data, int64_t bytes, int64_t index) 
   return word;
 }
 
-/// Adds the block's sums to the total, or (is_alone) is the total.
+/// Adds the sums of the block to the total; with is_alone it writes them as the total.
 __device__ void AddToGlobal(MixSum sum, uint64_t* total, bool is_alone) {
   for (int distance = 16; distance > 0; distance /= 2) {
     sum.high += __shfl_xor_sync(0xFFFFFFFFu, sum.high, distance);
@@ -65,7 +65,7 @@ __device__ void AddToGlobal(MixSum sum, uint64_t* total, bool is_alone) {
   atomicAdd(reinterpret_cast<unsigned long long*>(total + 1), sum.low);
 }
 
-/// The first `tiles` tiles, 16 bytes at a time.
+/// Mixes the first `tiles` tiles, 16 bytes at a time.
 __device__ void MixTiles(const FingerprintJob& job, int64_t tiles, int block, int blocks,
                          MixSum& sum) {
   const auto* pairs = reinterpret_cast<const ulonglong2*>(job.data);
@@ -83,7 +83,7 @@ __device__ void MixTiles(const FingerprintJob& job, int64_t tiles, int block, in
   }
 }
 
-/// Words [begin, ceil(bytes / 8)), byte by byte.
+/// Mixes the words [begin, ceil(bytes / 8)), byte by byte.
 __device__ void MixBytes(const FingerprintJob& job, int64_t begin, int block, int blocks,
                          MixSum& sum) {
   const int64_t words = (job.bytes + 7) / 8;
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   AddToGlobal(sum, batch.sums + 2 * index, blocks == 1);
 }
 
-/// At most kJobsPerLaunch.
+/// Launches at most kJobsPerLaunch jobs.
 cudaError_t LaunchBatch(std::span<const FingerprintJob> jobs, uint64_t* sums, int64_t blocks_max,
                         KernelPath path, cudaStream_t stream) {
   Batch batch = {};

@@ -1,5 +1,5 @@
-// QuantizedTensor: codes and scales of one tensor, with all that is needed to dequantize it or to
-// multiply it; nobody asks the quantizer again. Copying shares the buffers.
+// QuantizedTensor: codes and scales of one tensor, with everything that dequantization and GEMMs
+// need, so that they do not need the quantizer. Copying shares the buffers.
 #pragma once
 
 #include <optional>
@@ -11,13 +11,14 @@
 
 namespace quantgate {
 
-/// Which direction blocks run along: rowwise along the last dim (K), columnwise along the first
-/// (M).
+/// The direction of the blocks: rowwise ones run along the last dim (K), columnwise ones along the
+/// first (M).
 enum class Usage { kRowwise, kColumnwise };
 constexpr std::string_view UsageName(Usage usage) {
   return usage == Usage::kRowwise ? "rowwise" : "columnwise";
 }
 
+/// Which of the two copies exist or are asked for.
 struct Usages {
   bool rowwise = true;
   bool columnwise = false;
@@ -44,16 +45,17 @@ struct QuantizedCopy {
   int block_dim = 1;               ///< 1: blocks are rows; 2: square tiles.
   Tensor data;
   Tensor scale_inv;
-  /// f32 [1]: what the scales were made from (NaN elements ignored); nvfp4 needs it to dequantize,
-  /// [M] where row-scaled. Absent for formats whose amaxes are per block.
+  /// f32 [1], the largest magnitude (NaN elements ignored), from which the scales were made; nvfp4
+  /// needs it to dequantize, and has one per row, [M], when row-scaled. Absent for formats whose
+  /// amaxes are per block.
   Tensor amax;
   int e4m3_max = 448;     ///< nvfp4: the largest block scale, 256 under 4over6.
-  bool hadamard = false;  ///< The codes are of the Hadamard-transformed tensor.
+  bool hadamard = false;  ///< The codes are those of the Hadamard-transformed tensor.
 
   bool is_row_scaled() const { return amax.has_value() && amax.element_count() != 1; }
 };
 
-/// What became of the elements of one quantization, counted over one direction.
+/// The number of elements of each kind in one copy; the kinds are disjoint.
 struct QuantizationCounts {
   int64_t normal = 0;
   int64_t zero = 0;             ///< Zero in the source.
@@ -63,22 +65,27 @@ struct QuantizationCounts {
   int64_t infinite = 0;         ///< Infinite in the source.
   int64_t nan = 0;              ///< NaN in the source.
 };
+/// The number of members of QuantizationCounts.
 inline constexpr int kQuantizationCountKinds = 7;
 
+/// Up to two copies of one tensor, and what is known of both.
 struct QuantizedTensor {
   DType source_dtype = DType::kBF16;
   Shape shape;  ///< Of the source.
   std::optional<QuantizedCopy> rowwise;
   std::optional<QuantizedCopy> columnwise;
-  /// The directions have quantizers of their own (hybrid, custom): neither is made from the other.
+  /// Each direction has a quantizer of its own (hybrid, custom), so neither copy is made from the
+  /// other.
   bool is_hybrid = false;
-  Tensor scale;  ///< f32 [1], per-tensor FP8 only: what multiplied the elements.
-  /// Of the rowwise copy, or of the columnwise one where that is the only one.
+  Tensor scale;  ///< f32 [1], per-tensor FP8 only: the factor that multiplied the elements.
+  /// The counts of the rowwise copy, or of the columnwise one if it is the only one.
   QuantizationCounts counts;
-  /// i64 [kQuantizationCountKinds] in device memory, in the order of QuantizationCounts and in
-  /// place of `counts`, where the codes are there too: Engine::Summarize reads it.
+  /// Takes the place of `counts` when the codes are in device memory: i64
+  /// [kQuantizationCountKinds], also there, in the order of QuantizationCounts. Engine::Summarize
+  /// reads it.
   Tensor device_counts;
-  /// Where Engine::StartSummary gathers on the device what Engine::Summarize reads; else absent.
+  /// What Engine::StartSummary gathers on the device for Engine::Summarize to read; absent without
+  /// a StartSummary.
   Tensor device_summary;
 
   Usages usages() const { return {rowwise.has_value(), columnwise.has_value()}; }
@@ -89,13 +96,15 @@ struct QuantizedTensor {
     return usage == Usage::kRowwise ? rowwise : columnwise;
   }
 };
+/// The tensors that move with `quantized` between memory spaces; absent ones are among them. Counts
+/// stay where the codes were made.
 inline std::vector<Tensor*> TensorsOf(QuantizedTensor& quantized) {
   std::vector<Tensor*> tensors;
   for (std::optional<QuantizedCopy>* const copy : {&quantized.rowwise, &quantized.columnwise}) {
     if (!copy->has_value()) continue;
     tensors.insert(tensors.end(), {&(*copy)->data, &(*copy)->scale_inv, &(*copy)->amax});
   }
-  tensors.push_back(&quantized.scale);  // What is counted lies where the codes were made.
+  tensors.push_back(&quantized.scale);
   return tensors;
 }
 

@@ -1,5 +1,6 @@
-// QuantizerFormat: what codes and scales are, and what follows from that alone. One table has all
-// formats; whoever needs to know a property asks for it, not for the format's name.
+// QuantizerFormat: the kinds of codes and scales, and the properties that follow from the kind. One
+// table has all formats; code that depends on a property asks the table and does not compare
+// formats.
 #pragma once
 
 #include <span>
@@ -11,13 +12,13 @@
 
 namespace quantgate {
 
-/// What codes and scales are, whoever chose the scales.
+/// The kind of codes and scales, however the scales were chosen.
 enum class QuantizerFormat {
   kIdentity,   ///< Not quantized: high precision, optionally cast.
   kFp8Tensor,  ///< FP8, one f32 scale per tensor: current and delayed scaling.
-  kFp8Block,   ///< FP8, f32 scales of 128 elements or of 128x128 tiles.
-  kMxfp8,      ///< FP8 (or FP6, FP4), E8M0 scales of 32 elements or of 32x32 tiles.
-  kNvfp4,      ///< FP4 E2M1, E4M3 scales of 16 elements or of 16x16 tiles, under an f32 amax.
+  kFp8Block,   ///< FP8, one f32 scale per 128 elements or per 128x128 tile.
+  kMxfp8,      ///< FP8 (or FP6, FP4), one E8M0 scale per 32 elements or per 32x32 tile.
+  kNvfp4,      ///< FP4 E2M1, one E4M3 scale per 16 elements or per 16x16 tile, and an f32 amax.
 };
 
 /// How scale_inv applies to the codes of a GEMM's operand. Block scales have the data's layout with
@@ -33,21 +34,24 @@ enum class ScaleMode {
   kNv16,     ///< f8_e4m3 [rows][k/16], with `amax`.
 };
 
+/// The properties of one format.
 struct ScalingTraits {
   QuantizerFormat format;
   std::string_view name;
   ScaleKind scales;
-  /// Elements along a block: 1 for identity and per-tensor FP8. A power of two up to 128.
+  /// The length of a block in elements: a power of two up to 128; 1 for identity and per-tensor
+  /// FP8.
   int block_length;
-  /// Both dims must be whole blocks, a tile's scale stands at each of its lines, and tensor cores
-  /// read the scales swizzled. Otherwise the last block may be shorter and a tile has one scale.
+  /// Both dims must be whole blocks, the scale of a tile is stored once for each line of the tile,
+  /// and tensor cores read the scales swizzled. Otherwise the last block may be shorter and the
+  /// scale of a tile is stored once.
   bool is_micro;
-  /// Columnwise codes and scales are stored transposed, [K][M]; otherwise as the source lies.
+  /// Columnwise codes and scales are stored transposed, [K][M]; otherwise in the source's layout.
   bool turns_columnwise;
   /// How a GEMM reads the codes, by block_dim - 1.
   ScaleMode scale_modes[2];
-  std::span<const DType> elements;   ///< The usual one first; none for identity.
-  std::span<const ScaleRule> rules;  ///< Transformer Engine's first; none for identity.
+  std::span<const DType> elements;   ///< The default first; empty for identity.
+  std::span<const ScaleRule> rules;  ///< Transformer Engine's first; empty for identity.
 
   bool has_blocks() const { return block_length > 1; }
 };
@@ -55,7 +59,7 @@ struct ScalingTraits {
 const ScalingTraits& TraitsOf(QuantizerFormat format);
 /// In the order of the enumerators.
 std::span<const ScalingTraits> AllQuantizerFormats();
-/// "identity, fp8_tensor, ...": all names, for error texts.
+/// All names, for error texts: "identity, fp8_tensor, ...".
 std::string QuantizerFormatNames();
 
 inline std::string_view QuantizerFormatName(QuantizerFormat format) {
@@ -63,7 +67,7 @@ inline std::string_view QuantizerFormatName(QuantizerFormat format) {
 }
 inline int BlockLength(QuantizerFormat format) { return TraitsOf(format).block_length; }
 
-/// Of scales: f8_e8m0, f8_e4m3 or f32.
+/// The dtype of stored scales: f8_e8m0, f8_e4m3 or f32.
 DType ScaleDType(ScaleKind scales);
 
 }  // namespace quantgate

@@ -1,5 +1,5 @@
-// Results to host memory by a kernel: in a row of kernels a copy of a few bytes by the copy engine
-// costs some ten microseconds more.
+// Copies results to host memory by a kernel: between kernels, a copy of a few bytes by the copy
+// engine takes some ten microseconds more.
 #include <algorithm>
 
 #include "kernels/tensor/tensor_kernels_cuda.h"

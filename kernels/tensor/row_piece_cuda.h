@@ -1,16 +1,17 @@
-// A few neighbouring elements of a row in a kernel's registers.
+// A few neighbouring elements of a row in the registers of a kernel.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/tensor/files/number_source.h"
+#include "kernels/tensor/number_source.h"
 
 #if defined(__CUDACC__)
 
 namespace quantgate {
 
-/// kWidth values of one row, as loaded and as numbers; -0.0 until they are loaded. Addresses are
-/// aligned to the piece. NaN is left as it is: the end of the sum makes it canonical.
+/// kWidth values of one row, as loaded and as numbers; -0.0, which changes no sum, until they are
+/// loaded. Addresses must be aligned to the size of the piece. NaN keeps its bits, since the end of
+/// the sum makes it canonical.
 template <NumberEncoding kEncoding, int kWidth>
 struct RowPiece;
 template <>
@@ -37,6 +38,7 @@ struct RowPiece<NumberEncoding::kF32, 4> {
     return i == 0 ? raw.x : i == 1 ? raw.y : i == 2 ? raw.z : raw.w;
   }
 };
+/// The low (half 0) or the high element of a word that holds two of 16 bits.
 template <NumberEncoding kEncoding>
 __device__ inline float HalfWord(uint32_t word, int half) {
   if constexpr (kEncoding == NumberEncoding::kBF16) {

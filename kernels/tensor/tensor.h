@@ -19,10 +19,11 @@ namespace quantgate {
 /// the CUDA engine reads kDevice.
 enum class MemorySpace { kHost, kDevice };
 
+/// A block of memory in either space, owned or wrapped.
 class Buffer {
  public:
-  /// Host memory aligned to 64 bytes, not initialised. RESOURCE_EXHAUSTED with the size when it
-  /// cannot be had.
+  /// Host memory aligned to 64 bytes, not initialised. RESOURCE_EXHAUSTED naming the size when
+  /// there is not enough.
   static absl::StatusOr<std::shared_ptr<Buffer>> Allocate(size_t bytes);
   /// Wraps memory that `owner` keeps alive (a mapped file, a received message, a block of a
   /// device's pool).
@@ -45,12 +46,13 @@ class Buffer {
   std::byte* data_;
   size_t bytes_;
   MemorySpace space_;
-  std::shared_ptr<const void> owner_;  // Null: data_ was allocated by Allocate.
+  std::shared_ptr<const void> owner_;  // Null when data_ came from Allocate.
 };
 
+/// Dims, outermost first.
 using Shape = std::vector<int64_t>;
 
-/// "256x512"; "scalar" for rank 0.
+/// The dims as text: "256x512"; "scalar" for rank 0.
 std::string ShapeText(const Shape& shape);
 
 /// Largest rank of any tensor, a bound on untrusted input.
@@ -72,14 +74,15 @@ class Tensor {
   /// Views bytes [offset, offset + size) of `buffer`. INVALID_ARGUMENT when they do not fit.
   static absl::StatusOr<Tensor> View(DType dtype, Shape shape, std::shared_ptr<Buffer> buffer,
                                      size_t offset = 0);
-  /// A copy of `bytes`, whose count must fit dtype and shape.
+  /// A copy of `bytes`. INVALID_ARGUMENT unless their count fits dtype and shape.
   static absl::StatusOr<Tensor> FromBytes(DType dtype, Shape shape,
                                           std::span<const std::byte> bytes);
   /// A one-element f32 tensor of shape [1].
   static absl::StatusOr<Tensor> FromScalar(float value);
 
   bool has_value() const { return buffer_ != nullptr; }
-  /// Of a tensor that has a value. data(), as() and bytes() of one in kDevice are addresses there.
+  /// Only for a tensor that has a value. For kDevice, data(), as() and bytes() give addresses in
+  /// device memory.
   MemorySpace space() const { return buffer_->space(); }
   DType dtype() const { return dtype_; }
   const Shape& shape() const { return shape_; }
@@ -103,10 +106,11 @@ class Tensor {
   }
   std::span<const std::byte> bytes() const { return {data(), byte_size()}; }
 
-  /// The same bytes under another shape or element type of the same total size.
+  /// A view of the same bytes under another shape or element type. INVALID_ARGUMENT unless the size
+  /// in bytes is the same.
   absl::StatusOr<Tensor> Reinterpret(DType dtype, Shape shape) const;
   /// Entries [begin, begin + count) of the first dim: a view of the same buffer. INVALID_ARGUMENT
-  /// for a scalar and where they are not all there.
+  /// for a scalar and when the range does not lie within the dim.
   absl::StatusOr<Tensor> RowRange(int64_t begin, int64_t count) const;
 
  private:
@@ -117,7 +121,7 @@ class Tensor {
   size_t offset_ = 0;
 };
 
-/// "bf16[256x512]".
+/// Dtype and shape as text: "bf16[256x512]"; "absent" without a value.
 std::string TensorText(const Tensor& tensor);
 
 }  // namespace quantgate

@@ -1,5 +1,5 @@
 // The kernels behind tensor_cuda.h. Launchers return what cudaGetLastError says of the launch;
-// checks, allocations and errors with words are tensor_cuda.cc's.
+// tensor_cuda.cc checks, allocates and makes the error texts.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,12 +9,13 @@
 #include <span>
 
 #include "kernels/numerics/format_list.h"
-#include "kernels/tensor/files/number_source.h"
 #include "kernels/tensor/generate/generated_value.h"
+#include "kernels/tensor/number_source.h"
 
 namespace quantgate {
 
-/// Whether a kernel may restate steps in faster ones; the plain kernels give the same bytes.
+/// Which kernel runs: the tuned one, which restates steps as faster ones, or the plain one. Both
+/// give the same bytes.
 enum class KernelPath { kTuned, kPlain };
 
 struct CastParameters {
@@ -43,8 +44,8 @@ struct TransposeParameters {
 cudaError_t LaunchTranspose(const TransposeParameters& parameters, KernelPath path,
                             cudaStream_t stream);
 
-/// Rows that LaunchColumnSums adds to one: a power of two, so that each group of so many rows is a
-/// whole subtree of the pairwise sum.
+/// LaunchColumnSums adds each group of this many rows to one: a power of two, so that each group is
+/// a whole subtree of the pairwise sum.
 inline constexpr int kColumnSumRows = 256;
 
 struct ColumnSumParameters {
@@ -52,7 +53,7 @@ struct ColumnSumParameters {
   NumberEncoding encoding = NumberEncoding::kF32;  ///< kF32, kBF16 or kF16.
   int64_t rows = 0, columns = 0;
   float* sums = nullptr;   ///< [ceil(rows / kColumnSumRows)][columns].
-  bool canonical = false;  ///< NaN becomes canonical: these sums are the last.
+  bool canonical = false;  ///< NaN becomes canonical, because these sums are the last.
 };
 cudaError_t LaunchColumnSums(const ColumnSumParameters& parameters, KernelPath path,
                              cudaStream_t stream);
@@ -60,13 +61,13 @@ cudaError_t LaunchColumnSums(const ColumnSumParameters& parameters, KernelPath p
 struct FingerprintJob {
   const std::byte* data = nullptr;
   int64_t bytes = 0;
-  uint64_t high = 0, low = 0;  ///< What the words' mixes are added to.
+  uint64_t high = 0, low = 0;  ///< The sum to which the mixes of the words are added.
 };
-/// `sums`: high and low of each job; zeros before, written.
+/// Writes high and low of each job to `sums`, which must hold zeros before.
 cudaError_t LaunchFingerprints(std::span<const FingerprintJob> jobs, uint64_t* sums,
                                int multiprocessors, KernelPath path, cudaStream_t stream);
 
-/// From device memory to pinned host memory, both aligned to 4 bytes.
+/// Copies from device memory to pinned host memory, both aligned to 4 bytes.
 cudaError_t LaunchCopyToHost(const void* from, void* to, int bytes, cudaStream_t stream);
 
 }  // namespace quantgate

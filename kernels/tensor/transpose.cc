@@ -8,9 +8,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/tensor/convert.h"
-#include "kernels/tensor/tensor_checks.h"
 
 namespace quantgate {
 namespace {
@@ -155,6 +154,12 @@ void TransposeMatrix(const T* in, int64_t in_stride, int64_t rows, int64_t colum
 template void TransposeMatrix(const uint8_t*, int64_t, int64_t, int64_t, uint8_t*, int64_t);
 template void TransposeMatrix(const uint16_t*, int64_t, int64_t, int64_t, uint16_t*, int64_t);
 template void TransposeMatrix(const uint32_t*, int64_t, int64_t, int64_t, uint32_t*, int64_t);
+
+absl::Status CheckTranspose(DType dtype) {
+  const int bytes = DTypeBytes(dtype);
+  if (bytes == 1 || bytes == 2 || bytes == 4) return absl::OkStatus();
+  return Refuse("tensor", DTypeName(dtype), "only elements of 1, 2 or 4 bytes can be transposed");
+}
 
 absl::StatusOr<Tensor> Transpose2d(const Tensor& tensor, const ExecutionContext& context) {
   QG_RETURN_IF_ERROR(CheckTranspose(tensor.dtype()));

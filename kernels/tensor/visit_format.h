@@ -1,4 +1,4 @@
-// From the dtype of a tensor to the format of its codes.
+// The format of the codes that a tensor of some dtype holds.
 #pragma once
 
 #include <string>
@@ -8,17 +8,18 @@
 
 namespace quantgate {
 
-/// Of kF4E2M1x2, the format of each of its two codes. kNoFormat of kF64, kF8E8M0 and integers.
+/// The format of the codes of `dtype`; for kF4E2M1x2 that of each of the two codes in a byte.
+/// kNoFormat for kF64, kF8E8M0 and integers.
 FormatId FormatOf(DType dtype);
 
-/// Whether a tensor of the dtype holds one code of a format an element: what can be cast to and
-/// generated.
+/// Whether each element of a tensor of this dtype is one code of a format. Such dtypes can be cast
+/// to and generated.
 bool IsElementFormat(DType dtype);
 
-/// The names of those dtypes: "f32, bf16, ...".
+/// The names of the dtypes for which IsElementFormat holds: "f32, bf16, ...".
 std::string ElementFormatNames();
 
-/// visit.template operator()<F>() for the format of the dtype; false where the list lacks it.
+/// Calls visit.template operator()<F>() for the format of the dtype; false if the list lacks it.
 template <class Formats, class Visit>
 bool VisitFormat(DType dtype, Visit&& visit) {
   return VisitFormat<Formats>(FormatOf(dtype), visit);

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
-#include "kernels/base/cancellation.h"
+#include "kernels/base/execution.h"
 #include "kernels/engine/engine.h"
 #include "kernels/layer/step_recorder.h"
 #include "kernels/quantize/recipe/recipe.h"

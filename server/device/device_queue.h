@@ -17,7 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "kernels/base/cancellation.h"
+#include "kernels/base/execution.h"
 
 namespace quantgate {
 

@@ -11,7 +11,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "kernels/base/cancellation.h"
+#include "kernels/base/execution.h"
 #include "kernels/gemm/cublaslt/hardware_check.h"
 #include "server/device/device.h"
 

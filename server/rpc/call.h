@@ -16,7 +16,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "kernels/base/cancellation.h"
+#include "kernels/base/execution.h"
 #include "server/rpc/rpc_methods.h"
 #include "server/rpc/send_watch.h"
 #include "server/service_context.h"

@@ -7,7 +7,7 @@
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
-#include "kernels/base/cancellation.h"
+#include "kernels/base/execution.h"
 #include "kernels/comm/group/transport.h"
 #include "server/device/device.h"
 #include "server/runs/run_statistics.h"

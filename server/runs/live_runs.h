@@ -14,7 +14,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
-#include "kernels/base/cancellation.h"
+#include "kernels/base/execution.h"
 #include "server/limits.h"
 
 namespace quantgate {

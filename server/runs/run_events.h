@@ -16,7 +16,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "kernels/base/cancellation.h"
+#include "kernels/base/execution.h"
 #include "quantgate/v1/engine_service.pb.h"
 #include "server/executor.h"
 #include "server/runs/live_runs.h"

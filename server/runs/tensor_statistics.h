@@ -5,7 +5,7 @@
 #include <map>
 
 #include "absl/status/statusor.h"
-#include "kernels/base/cancellation.h"
+#include "kernels/base/execution.h"
 #include "kernels/tensor/tensor.h"
 
 namespace quantgate {

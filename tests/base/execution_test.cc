@@ -1,4 +1,5 @@
-// ParallelFor's pieces, threads, floating-point environment and cancellation.
+// Pieces, their order, threads, floating-point environment and cancellation of ParallelFor and
+// ParallelForEach.
 #include "kernels/base/execution.h"
 
 #include <gtest/gtest.h>
@@ -12,12 +13,15 @@
 #include <iterator>
 #include <limits>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "kernels/base/steady_time.h"
 
 namespace quantgate {
 namespace {
@@ -208,6 +212,90 @@ TEST(AvailableCpus, CountsTheAffinityMask) {
   ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
   EXPECT_EQ(AvailableCpus(), 1);
   ASSERT_EQ(sched_setaffinity(0, sizeof(all), &all), 0);
+}
+
+TEST(ParallelForEach, TakesEveryIndexOnceAndBeginsThemInOrder) {
+  for (int threads : {0, 1, 2, 5}) {
+    for (int64_t count : {0, 1, 3, 1000}) {
+      ExecutionContext context;
+      context.threads = threads;
+      std::vector<std::atomic<int>> calls(static_cast<size_t>(count));
+      std::atomic<int64_t> begun{0};
+      ParallelForEach(context, count, [&](WorkFeed& feed) {
+        while (const std::optional<int64_t> i = feed.Next()) {
+          ++calls[static_cast<size_t>(*i)];
+          // Whoever has index i leaves at most the other threads' before it unbegun.
+          EXPECT_GE(begun++, *i - std::max(0, threads - 1));
+        }
+      });
+      for (const auto& each : calls) EXPECT_EQ(each, 1) << threads << " threads, " << count;
+    }
+  }
+}
+
+TEST(ParallelForEach, CallsNoMoreWorkersThanThereAreThreadsOrPieces) {
+  for (int threads : {1, 3, 8}) {
+    for (int64_t count : {0, 2, 100}) {
+      ExecutionContext context;
+      context.threads = threads;
+      std::atomic<int64_t> workers{0};
+      ParallelForEach(context, count, [&](WorkFeed& feed) {
+        ++workers;
+        while (feed.Next().has_value()) {
+        }
+      });
+      EXPECT_LE(workers, std::min<int64_t>(threads, count));
+      EXPECT_EQ(workers > 0, count > 0);
+    }
+  }
+}
+
+TEST(ParallelForEach, StopsWhenCancelled) {
+  Cancellation cancellation;
+  ExecutionContext context;
+  context.threads = 2;
+  context.cancellation = &cancellation;
+  std::atomic<int64_t> calls{0};
+  ParallelForEach(context, 100000, [&](WorkFeed& feed) {
+    while (feed.Next().has_value()) {
+      ++calls;
+      cancellation.Cancel();
+    }
+  });
+  EXPECT_GE(calls, 1);
+  EXPECT_LE(calls, 2);
+}
+
+TEST(Cancellation, IsOkUntilCancelled) {
+  Cancellation cancellation;
+  EXPECT_EQ(cancellation.deadline(), absl::InfiniteFuture());
+  EXPECT_TRUE(cancellation.Check().ok());
+  cancellation.Cancel();
+  EXPECT_EQ(cancellation.Check().code(), absl::StatusCode::kCancelled);
+  cancellation.Cancel();
+  EXPECT_EQ(cancellation.Check().code(), absl::StatusCode::kCancelled);
+}
+
+TEST(Cancellation, EndsAtItsDeadline) {
+  EXPECT_EQ(Cancellation(SteadyNow()).Check().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(Cancellation(absl::InfinitePast()).Check().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_TRUE(Cancellation(SteadyNow() + absl::Hours(1)).Check().ok());
+}
+
+TEST(Cancellation, ACallersCancelComesBeforeThePastDeadline) {
+  Cancellation cancellation(absl::InfinitePast());
+  cancellation.Cancel();
+  EXPECT_EQ(cancellation.Check().code(), absl::StatusCode::kCancelled);
+}
+
+TEST(Cancellation, IsSeenByOtherThreads) {
+  Cancellation cancellation;
+  std::thread worker([&] {
+    while (cancellation.Check().ok()) std::this_thread::yield();
+  });
+  cancellation.Cancel();
+  worker.join();
+  EXPECT_EQ(cancellation.Check().code(), absl::StatusCode::kCancelled);
 }
 
 }  // namespace

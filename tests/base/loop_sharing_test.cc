@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "kernels/base/execution.h"
-#include "kernels/base/parallel_for_each.h"
 
 namespace quantgate {
 namespace {

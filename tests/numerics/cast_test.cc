@@ -8,7 +8,7 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/numerics/float_class.h"
+#include "kernels/numerics/float_format.h"
 
 namespace quantgate {
 namespace {

@@ -7,9 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/ops/elementwise/elementwise_cuda.h"
-#include "kernels/ops/norm/norm_cuda.h"
-#include "kernels/ops/optimizer/optimizer_cuda.h"
+#include "kernels/ops/ops_cuda.h"
 #include "kernels/tensor/convert.h"
 #include "kernels/tensor/generate/generate.h"
 #include "tests/tensor/cuda_test_device.h"

@@ -166,23 +166,25 @@ TEST(Fragment, RefusesWhatCannotBeCut) {
     return std::string(CheckFragment(fragment, spec, usage).message());
   };
   QuantizerSpec spec;
-  EXPECT_EQ(refusal(spec, Usage::kRowwise), "quantizer.format is identity: it must quantize");
+  EXPECT_EQ(refusal(spec, Usage::kRowwise),
+            "quantizer.format is identity: a fragment must be quantized");
   spec = {.format = QuantizerFormat::kFp8Block};
   EXPECT_EQ(refusal(spec, Usage::kRowwise),
             "quantizer.block_dim is 1: fp8_block is cut into fragments with tiles (block_dim 2) "
             "only");
   spec.block_dim = 2;
   EXPECT_EQ(refusal(spec, Usage::kColumnwise),
-            "usage is columnwise: columnwise codes of fp8_block are the rowwise ones turned");
+            "usage is columnwise: columnwise codes of fp8_block are transposes of rowwise ones");
   spec = {.format = QuantizerFormat::kNvfp4, .element = DType::kF4E2M1x2, .block_dim = 2};
   spec.element_rounding = ElementRounding::kStochastic;
   EXPECT_EQ(refusal(spec, Usage::kRowwise),
             "quantizer.element_rounding is stochastic: fragments are rounded to nearest");
   spec.element_rounding = ElementRounding::kNearestEven;
   spec.four_over_six = FourOverSix::kMae;
-  EXPECT_EQ(refusal(spec, Usage::kRowwise),
-            "quantizer.4over6 is mae: its choice weighs all elements of a tile, which no fragment "
-            "need have");
+  EXPECT_EQ(
+      refusal(spec, Usage::kRowwise),
+      "quantizer.4over6 is mae: it compares all elements of a tile, and a fragment may hold only "
+      "some");
   const TensorFragment beyond = {source, 1, source.shape()};
   EXPECT_EQ(
       CheckFragment(beyond, {.format = QuantizerFormat::kMxfp8}, Usage::kRowwise).message(),

@@ -10,6 +10,7 @@
 #include "kernels/tensor/convert.h"
 #include "kernels/tensor/fingerprint.h"
 #include "kernels/tensor/generate/generate.h"
+#include "kernels/tensor/transpose.h"
 
 namespace quantgate {
 namespace {

@@ -392,7 +392,7 @@ TEST(CheckQuantizer, RefusesByName) {
          q.rowwise.four_over_six = FourOverSix::kMse;
          q.rowwise.element_rounding = ElementRounding::kStochastic;
        })},
-      {"quantizer.columnwise.4over6 is mae: with row_scaled it is not for a columnwise copy",
+      {"quantizer.columnwise.4over6 is mae: a row_scaled columnwise copy cannot have it",
        Nvfp4With([](Quantizer& q) {
          q.columnwise.four_over_six = FourOverSix::kMae;
          q.columnwise.row_scaled = true;
@@ -491,7 +491,8 @@ TEST(CheckQuantization, TensorsThatDoNotFit) {
   EXPECT_EQ(message(DType::kBF16, {16, 16}, nv, row), "");
   nv.four_over_six = FourOverSix::kMae;
   EXPECT_EQ(message(DType::kBF16, {32, 32}, nv, row), "");
-  EXPECT_THAT(message(DType::kBF16, {32, 32}, nv, both), HasSubstr("not for a columnwise copy"));
+  EXPECT_THAT(message(DType::kBF16, {32, 32}, nv, both),
+              HasSubstr("a row_scaled columnwise copy cannot have it"));
 }
 
 TEST(QuantizeCpu, RefusesArguments) {

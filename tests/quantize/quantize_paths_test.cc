@@ -169,7 +169,7 @@ TEST(QuantizeCpu, RefusesWithFieldAndRule) {
               HasSubstr("rank must be at least 1"));
   EXPECT_THAT(message(QuantizeCpu(x, spec, {false, false}, {}, {})), HasSubstr("usages is none"));
   EXPECT_THAT(message(QuantizeCpu(x, spec, {}, {.scale = *Tensor::FromScalar(1)}, {})),
-              HasSubstr("scale is given: delayed scaling alone takes one"));
+              HasSubstr("scale is given: only delayed scaling takes one"));
   const QuantizedTensor row = *QuantizeCpu(x, spec, {}, {}, {});
   EXPECT_EQ(DequantizeCpu(row, Usage::kColumnwise, DType::kF32, {}).status().code(),
             absl::StatusCode::kFailedPrecondition);

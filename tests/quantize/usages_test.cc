@@ -196,7 +196,7 @@ TEST(Usages, RefusalsSayWhy) {
   EXPECT_EQ(message(Made(QuantizerFormat::kFp8Tensor, 1, kColumn), kBoth),
             "usages is rowwise: rowwise codes cannot be made from columnwise ones");
   EXPECT_EQ(message(Made(QuantizerFormat::kFp8Tensor, 1, kBoth), kNone),
-            "usages is none: a quantized tensor keeps rowwise or columnwise at least");
+            "usages is none: a quantized tensor must keep rowwise or columnwise codes");
   QuantizedTensor hybrid = Made(QuantizerFormat::kFp8Tensor, 1, kRow);
   hybrid.is_hybrid = true;
   EXPECT_EQ(message(hybrid, kBoth),

@@ -14,8 +14,9 @@
 #include "kernels/tensor/convert.h"
 #include "kernels/tensor/device/staging_memory.h"
 #include "kernels/tensor/fingerprint.h"
+#include "kernels/tensor/number_source.h"
 #include "kernels/tensor/tensor_kernels_cuda.h"
-#include "kernels/tensor/tensor_numbers.h"
+#include "kernels/tensor/transpose.h"
 #include "kernels/tensor/visit_format.h"
 #include "tests/tensor/cuda_test_device.h"
 

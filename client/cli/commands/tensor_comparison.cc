@@ -63,7 +63,7 @@ std::string ExcessText(const SubjectComparison& comparison) {
   if (ratio <= 0x1p64) return text;
   if (const NonFiniteSides sides = SidesOf(comparison.result.parity());
       std::isinf(ratio) && sides.any()) {
-    return absl::StrCat(SidesLine(sides, kReference), ", where both must have the same");
+    return absl::StrCat(NonFiniteLine(sides, kReference), ", where both must have the same");
   }
   const auto is_zero = [](const std::string& name) { return name == "-0" || name == "+0"; };
   const int64_t count = CountOf(comparison.result.parity(), [&](const v1::ClassConfusion& cell) {
@@ -122,7 +122,7 @@ void Judge(std::vector<SubjectComparison>& comparisons, const std::string& when_
     const NonFiniteSides sides = SidesOf(comparison.result.parity());
     all.Add(sides);
     if (sides.any()) {
-      non_finite.push_back(absl::StrCat(comparison.tensor, ": ", SidesText(sides, kReference)));
+      non_finite.push_back(absl::StrCat(comparison.tensor, ": ", NonFiniteText(sides, kReference)));
     }
     if (comparison.passes) continue;
     found.push_back(FoundOf(comparison, ulp_max));
@@ -131,7 +131,7 @@ void Judge(std::vector<SubjectComparison>& comparisons, const std::string& when_
   }
   verdict.set_pass(failed == 0);
   verdict.set_found(absl::StrCat(failed == 0 ? "0" : FoundText(found), all.any() ? ", " : "",
-                                 all.any() ? SidesLine(all, kReference) : ""));
+                                 all.any() ? NonFiniteLine(all, kReference) : ""));
   verdict.set_non_finite(absl::StrJoin(non_finite, "; "));
   if (failed == 0) {
     verdict.set_finding(absl::StrCat(

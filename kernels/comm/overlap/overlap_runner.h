@@ -22,7 +22,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "kernels/base/cancellation.h"
+#include "kernels/base/execution.h"
 #include "kernels/comm/group/schedule_noise.h"
 #include "kernels/comm/overlap/overlap_task_graph.h"
 #include "kernels/comm/overlap/overlap_timeline.h"

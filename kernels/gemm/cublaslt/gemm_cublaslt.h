@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/base/cancellation.h"
+#include "kernels/base/execution.h"
 #include "kernels/gemm/cublaslt/cublaslt_algorithm.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/tensor/device/cuda_device.h"

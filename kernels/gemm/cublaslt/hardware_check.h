@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/base/cancellation.h"
+#include "kernels/base/execution.h"
 #include "kernels/gemm/cublaslt/cublaslt_algorithm.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/tensor/generate/generate.h"

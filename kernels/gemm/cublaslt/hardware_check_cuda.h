@@ -1,7 +1,7 @@
 // CheckHardware on a device.
 #pragma once
 
-#include "kernels/base/cancellation.h"
+#include "kernels/base/execution.h"
 #include "kernels/gemm/cublaslt/gemm_cublaslt.h"
 #include "kernels/gemm/cublaslt/hardware_check.h"
 #include "kernels/tensor/device/cuda_device.h"

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "kernels/base/cancellation.h"
+#include "kernels/base/execution.h"
 #include "kernels/gemm/exact/exact_cuda_kernels.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/gemm_cuda.h"

@@ -10,7 +10,7 @@
 #include <optional>
 #include <vector>
 
-#include "kernels/base/parallel_for_each.h"
+#include "kernels/base/execution.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/cublaslt/workspace.h"
 #include "kernels/gemm/models/gather.h"

@@ -3,7 +3,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/base/cancellation.h"
+#include "kernels/base/execution.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/models/cuda_kernels.h"
 #include "kernels/tensor/device/cuda_device.h"

@@ -1,7 +1,7 @@
-// Activation functions of MLPs, forward and backward (docs/quantizers.md section 10.6): f32, bf16
-// and f16 tensors, computed in fp32 as kernels/numerics/activation.h has it, rounded once to
-// nearest even in `out`. With f32 as `out` the values are unrounded, for a quantizer that follows
-// at once.
+// Activation functions of MLPs, forward and backward (docs/quantizers.md section 10.6), of f32,
+// bf16 and f16 tensors: computed in fp32 as kernels/numerics/activation.h says, and rounded once to
+// nearest even in `out`. With f32 as `out` the values are not rounded, for a quantizer that comes
+// next.
 //
 // h is [..., F], or [..., 2 F] for a gated kind: the first half of the last dim is activated, the
 // second half is the gate.
@@ -16,7 +16,7 @@
 
 namespace quantgate {
 
-/// "gelu", "swiglu".
+/// The name on the wire and on the command line: "gelu", "swiglu".
 std::string_view ActivationKindName(ActivationKind kind);
 /// INVALID_ARGUMENT naming the value and the known names.
 absl::StatusOr<ActivationKind> ParseActivationKind(std::string_view name);
@@ -27,16 +27,16 @@ absl::StatusOr<ActivationVariant> ParseActivationVariant(std::string_view name);
 /// The shape of the output for an h of this shape: [..., F].
 Shape ActivationOutputShape(const Shape& h, ActivationKind kind);
 
-/// What the functions below and their device versions refuse: INVALID_ARGUMENT naming field, value
+/// What the functions below and those of ops_cuda.h refuse: INVALID_ARGUMENT naming field, value
 /// and rule.
 absl::Status CheckActivationForward(const Tensor& h, const ActivationOptions& options, DType out);
 absl::Status CheckActivationBackward(const Tensor& dy, const Tensor& h,
                                      const ActivationOptions& options, DType out);
 
-/// [..., F] of `out`.
+/// f(x), times the gate for a gated kind: [..., F] in dtype `out`.
 absl::StatusOr<Tensor> ActivationForwardCpu(const Tensor& h, const ActivationOptions& options,
                                             DType out, const ExecutionContext& context);
-/// dh of h's shape, of `out`; dy is [..., F].
+/// dh, the gradient of h, with the shape of h in dtype `out`; dy is [..., F].
 absl::StatusOr<Tensor> ActivationBackwardCpu(const Tensor& dy, const Tensor& h,
                                              const ActivationOptions& options, DType out,
                                              const ExecutionContext& context);

@@ -8,7 +8,7 @@
 namespace quantgate {
 namespace {
 
-/// Elements that stay in the L1 cache from load to store.
+/// A number of elements that stay in the L1 cache from load to store.
 constexpr int64_t kActivationRun = 1024;
 constexpr int64_t kActivationGrain = 1 << 14;
 
@@ -24,7 +24,7 @@ ActivationKernels KernelsFor(const ActivationOptions& options, Isa isa) {
   return ScalarActivationKernels(options);
 }
 
-/// Where a run of outputs lies: elements of the output, and of h the activated and the gate half.
+/// The indices of a run of outputs in the output and in the activated and the gate half of h.
 struct RunPlace {
   int64_t count, output, activated, gate;
 };

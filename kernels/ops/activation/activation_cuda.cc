@@ -1,4 +1,4 @@
-#include "kernels/ops/activation/activation_cuda.h"
+#include "kernels/ops/ops_cuda.h"
 
 #include "kernels/base/cuda_status.h"
 #include "kernels/base/status_macros.h"
@@ -8,7 +8,7 @@
 namespace quantgate {
 namespace {
 
-/// The output's rows and columns: one row where there is no gate and rows do not matter.
+/// The rows and columns of the output; one row without a gate, when rows do not matter.
 ActivationParameters ParametersOf(CudaDevice& device, const Tensor& h,
                                   const ActivationOptions& options) {
   ActivationParameters parameters;

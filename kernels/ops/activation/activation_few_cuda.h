@@ -1,4 +1,4 @@
-// One output of an activation, or eight side by side, on a device.
+// One output of an activation, or eight neighbouring ones, in a kernel.
 #pragma once
 
 #include "kernels/ops/activation/activation_launch_cuda.h"
@@ -7,7 +7,7 @@ namespace quantgate {
 
 #if defined(__CUDACC__)
 
-/// InnerOf, computed.
+/// InnerOf by computation; activation_table_cuda.cu looks it up instead.
 template <ActivationFunction kFunction, ActivationVariant kVariant>
 struct ComputedInner {
   __device__ InnerValues operator()(float x, const ActivationOptions& options) const {
@@ -33,8 +33,8 @@ __device__ inline void StoreFew(const FloatsOut& to, int64_t at, const float (&v
   }
 }
 
-/// kCount outputs from output `at` on, all of one row where there is a gate: what goes in is loaded
-/// by Load, so that a thread can have several on their way.
+/// kCount outputs from index `at` on, all in one row if there is a gate. Load and Finish are
+/// separate, so that a thread can have several loads under way.
 template <ActivationFunction kFunction, ActivationVariant kVariant, bool kIsBackward, int kCount>
 class FewOutputs {
  public:

@@ -9,13 +9,13 @@
 
 namespace quantgate {
 
-/// A run of elements of one row; `gate` and `gate_gradient` where the kind is gated, `dy` and
-/// gradients backward. No two may overlap.
+/// A run of elements of one row. `gate` and `gate_gradient` are set if the kind is gated, `dy` and
+/// the gradients backward. No two may overlap.
 struct ActivationRun {
   int64_t count = 0;
   const float *x = nullptr, *gate = nullptr, *dy = nullptr;
-  float* value = nullptr;                                 ///< Forward.
-  float *x_gradient = nullptr, *gate_gradient = nullptr;  ///< Backward.
+  float* value = nullptr;                                 ///< Written forward.
+  float *x_gradient = nullptr, *gate_gradient = nullptr;  ///< Written backward.
 };
 
 struct ActivationKernels {
@@ -23,7 +23,7 @@ struct ActivationKernels {
   void (*backward)(const ActivationOptions& options, const ActivationRun& run);
 };
 
-/// The loops for options that CheckActivationForward lets through.
+/// The loops for options that CheckActivationForward accepts.
 ActivationKernels ScalarActivationKernels(const ActivationOptions& options);
 ActivationKernels Avx2ActivationKernels(const ActivationOptions& options);
 ActivationKernels Avx512ActivationKernels(const ActivationOptions& options);

@@ -1,7 +1,7 @@
-// The loops behind activation_kernels.h: included by each activation_kernels_<isa>.cc in its
-// anonymous namespace, after it has defined QG_LOOP, the attributes that give a loop its
-// instruction set and inline all that it calls. A function that stays out of line is compiled for
-// the base instruction set, so nothing leaks.
+// The loops behind activation_kernels.h: activation_kernels.cc includes this file once for each
+// instruction set, in a namespace of its own, and defines QG_LOOP before: the attributes that give
+// a loop the instruction set and inline everything it calls. Functions that stay out of line are
+// compiled for the base instruction set, so that no copy for another one can reach other callers.
 
 template <ActivationFunction kFunction, ActivationVariant kVariant>
 QG_LOOP void Forward(const ActivationOptions& options, const ActivationRun& run) {

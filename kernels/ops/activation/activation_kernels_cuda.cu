@@ -12,7 +12,7 @@ __device__ void Few(const ActivationParameters& parameters, int64_t at) {
   few.Finish(parameters, ComputedInner<kFunction, kVariant>());
 }
 
-/// Outputs [begin, end), kCount at a time.
+/// Computes the outputs [begin, end), kCount at a time.
 template <ActivationFunction kFunction, bool kIsBackward, int kCount>
 __global__ void __launch_bounds__(kItemThreads)
     ComputeActivation(const __grid_constant__ ActivationParameters parameters, int64_t begin,
@@ -35,7 +35,7 @@ void Launch(const ActivationParameters& parameters, int64_t begin, int64_t end,
       <<<BlocksFor((end - begin) / kCount), kItemThreads, 0, stream>>>(parameters, begin, end);
 }
 
-/// Outputs [begin, by_eights) in eights, the rest one by one.
+/// Computes the outputs [begin, by_eights) in eights and the rest one by one.
 template <ActivationFunction kFunction>
 void LaunchDirection(const ActivationParameters& parameters, int64_t begin, int64_t by_eights,
                      cudaStream_t stream) {
@@ -49,7 +49,7 @@ void LaunchDirection(const ActivationParameters& parameters, int64_t begin, int6
   }
 }
 
-/// How many outputs from the first can be taken in eights: whole rows where there is a gate.
+/// How many outputs from the first on can be computed in eights: whole rows if there is a gate.
 int64_t CountByEights(const ActivationParameters& parameters) {
   const bool is_aligned = IsAlignedForLanes(parameters.h.data) &&
                           IsAlignedForLanes(parameters.dy.data) &&

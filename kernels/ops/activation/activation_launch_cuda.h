@@ -1,4 +1,4 @@
-// The kernels behind activation_cuda.h. Launchers return what cudaGetLastError says of the launch.
+// The kernels behind activation_cuda.cc. Launchers return what cudaGetLastError says of the launch.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,14 +14,14 @@ namespace quantgate {
 struct ActivationParameters {
   ActivationOptions options;
   FloatsIn h;
-  FloatsIn dy;    ///< Null: forward.
+  FloatsIn dy;    ///< Null for forward.
   FloatsOut out;  ///< The output, or dh.
-  /// Of the output; a gated h has twice the columns, any other is one row.
+  /// The size of the output. A gated h has twice the columns; any other is taken as one row.
   int64_t rows = 0, columns = 0;
   int multiprocessors = 0;
 };
 
-/// The other variant that a function may have.
+/// The variant that a function may have besides kCanonical.
 constexpr ActivationVariant OtherVariant(ActivationFunction function) {
   return function == ActivationFunction::kGelu ? ActivationVariant::kJitGelu
                                                : ActivationVariant::kFp32Sigmoid;
@@ -30,9 +30,11 @@ constexpr ActivationVariant OtherVariant(ActivationFunction function) {
 cudaError_t LaunchActivation(const ActivationParameters& parameters, KernelPath path,
                              cudaStream_t stream);
 
-/// Whether LaunchActivationByTable takes the first `outputs`, a multiple of eight, and is quicker.
+/// Whether LaunchActivationByTable can compute the first `outputs`, a multiple of eight, and is
+/// faster.
 bool IsForActivationTable(const ActivationParameters& parameters, int64_t outputs);
-/// The first `outputs`, from a bf16 h, with tanh or sigmoid from a table of all that bf16 can give.
+/// Computes the first `outputs` from a bf16 h, with tanh or sigmoid from a table that has them for
+/// all bf16 numbers.
 cudaError_t LaunchActivationByTable(const ActivationParameters& parameters, int64_t outputs,
                                     cudaStream_t stream);
 

@@ -1,6 +1,6 @@
-// Activations of bf16: fp64 arithmetic bounds the kernels of activation_kernels_cuda.cu, and bf16
-// has few numbers. Each block computes tanh or sigmoid once for every one that gives another value,
-// by the same functions, and looks them up in shared memory. A test compares every code.
+// Activations of bf16: fp64 arithmetic limits the kernels of activation_kernels_cuda.cu, and bf16
+// has few numbers. Each block computes tanh or sigmoid by the same functions once for every number
+// whose value differs, and looks the values up in shared memory. A test compares every code.
 #include "kernels/ops/activation/activation_few_cuda.h"
 #include "kernels/ops/launch_cuda.h"
 
@@ -12,26 +12,26 @@ constexpr int64_t kTableOutputsMin = int64_t{1} << 21;
 
 // Magnitudes from 2^-27 to 2^8. Below, sigmoid(alpha x) is 1/2 and gelu's tanh too small for
 // 1/2 + tanh / 2, 1 + tanh or 1 - tanh^2 to show it; above, tanh is 1 and sigmoid is 0 or 1: for
-// the alpha that IsForActivationTable lets through.
+// the alpha that IsForActivationTable accepts.
 constexpr uint32_t kLowestCode = (127 - 27) << 7, kHighestCode = (127 + 8) << 7;
 constexpr uint32_t kCodes = kHighestCode - kLowestCode + 1;
 constexpr float kAlphaMin = 0.5f, kAlphaMax = 4.0f;
 
-/// Both values of InnerOf need a table where they differ and both are used.
+/// Both values of InnerOf need a table if they differ and both are used.
 template <ActivationFunction kFunction, bool kIsBackward>
 constexpr bool kNeedsTwo = kFunction == ActivationFunction::kGelu&& kIsBackward;
 
 template <ActivationFunction kFunction, bool kIsBackward>
 constexpr int kTableBytes = (kNeedsTwo<kFunction, kIsBackward> ? 2 : 1) * 2 * kCodes * 4;
 
-/// InnerOf, looked up: 2 * kCodes for positive and then negative magnitudes, for_slope before
-/// for_value where there are both.
+/// InnerOf by look-up in 2 * kCodes values, positive ones first; with both tables that of for_slope
+/// comes before that of for_value.
 template <ActivationFunction kFunction, ActivationVariant kVariant, bool kIsBackward>
 class TableOfInner {
  public:
   __device__ explicit TableOfInner(float* table) : table_(table) {}
 
-  /// By all threads of the block.
+  /// All threads of the block must call this.
   __device__ void Build(const ActivationOptions& options) {
     for (uint32_t i = threadIdx.x; i < 2 * kCodes; i += blockDim.x) {
       const uint32_t sign = i < kCodes ? 0u : 0x8000u;
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kTableThreads, 1)
 template <ActivationFunction kFunction, bool kIsBackward>
 cudaError_t Launch(const ActivationParameters& parameters, int64_t outputs, cudaStream_t stream) {
   constexpr int kBytes = kTableBytes<kFunction, kIsBackward>;
-  // Beyond 48 KiB a kernel has to ask.
+  // A kernel must opt in to more than 48 KiB of shared memory.
   const cudaError_t error =
       cudaFuncSetAttribute(LookUpActivation<kFunction, kIsBackward>,
                            cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);

@@ -1,4 +1,5 @@
-// Sums and multiples of tensors (f32, bf16 and f16, computed in fp32), concatenations and slices.
+// Sums and multiples of f32, bf16 and f16 tensors, computed in fp32; concatenations and slices of
+// any tensors.
 #pragma once
 
 #include <span>
@@ -9,7 +10,7 @@
 
 namespace quantgate {
 
-/// What the functions below and their device versions refuse: INVALID_ARGUMENT naming field, value
+/// What the functions below and those of ops_cuda.h refuse: INVALID_ARGUMENT naming field, value
 /// and rule.
 absl::Status CheckAdd(const Tensor& a, const Tensor& b, DType out);
 absl::Status CheckScale(const Tensor& x, DType out);
@@ -23,21 +24,21 @@ struct SlicePlan {
 };
 absl::StatusOr<SlicePlan> PlanSlice(const Tensor& source, int dim, int64_t begin, int64_t count);
 
-/// f32(a) + f32(b), rounded to nearest even in `out`. Shapes are equal.
+/// f32(a) + f32(b), rounded to nearest even in `out`. The shapes must be equal.
 absl::StatusOr<Tensor> AddCpu(const Tensor& a, const Tensor& b, DType out,
                               const ExecutionContext& context);
 /// f32(x) * factor in fp32, rounded to nearest even in `out`.
 absl::StatusOr<Tensor> ScaleCpu(const Tensor& x, float factor, DType out,
                                 const ExecutionContext& context);
-/// The parts one after the other along the first dim: copies, of any dtype. At least one part;
-/// dtypes and the other dims are equal, rank is at least 1.
+/// The parts one after the other along the first dim, copied; any dtype. There must be at least one
+/// part, of rank at least 1; dtypes and the other dims must be equal.
 absl::StatusOr<Tensor> ConcatenateRowsCpu(std::span<const Tensor> parts,
                                           const ExecutionContext& context);
-/// The parts side by side along the last dim: copies, of any dtype; what a part has may be no
-/// column. At least one part; dtypes and the other dims are equal, rank is at least 1.
+/// The parts side by side along the last dim, copied; any dtype. A part may have no columns. There
+/// must be at least one part, of rank at least 1; dtypes and the other dims must be equal.
 absl::StatusOr<Tensor> ConcatenateColumnsCpu(std::span<const Tensor> parts,
                                              const ExecutionContext& context);
-/// Indices [begin, begin + count) of dim `dim`: a copy, of any dtype.
+/// A copy of the indices [begin, begin + count) of dim `dim`; any dtype.
 absl::StatusOr<Tensor> SliceCpu(const Tensor& source, int dim, int64_t begin, int64_t count,
                                 const ExecutionContext& context);
 

@@ -9,7 +9,7 @@
 namespace quantgate {
 namespace {
 
-/// Whether dtypes are equal and dims too, but for `dim`.
+/// Whether dtypes and all dims but `dim` are equal.
 bool AreAlikeBut(const Tensor& a, const Tensor& b, int dim) {
   if (a.dtype() != b.dtype() || a.rank() != b.rank()) return false;
   Shape shape = a.shape();

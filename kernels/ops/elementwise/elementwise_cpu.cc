@@ -3,20 +3,19 @@
 #include <utility>
 
 #include "kernels/base/status_macros.h"
-#include "kernels/ops/element_runs.h"
 #include "kernels/ops/elementwise/elementwise.h"
 #include "kernels/ops/row_kernels.h"
 
 namespace quantgate {
 namespace {
 
-/// Rows of bytes, `bytes` apart.
+/// Rows in memory at a distance of `bytes`.
 struct Pitch {
   std::byte* data;
   int64_t bytes;
 };
 
-/// The first `width` bytes of each of `rows` rows.
+/// Copies the first `width` bytes of each of `rows` rows.
 void CopyRows(const Pitch& from, const Pitch& to, int64_t width, int64_t rows,
               const ExecutionContext& context) {
   constexpr int64_t kGrainBytes = int64_t{1} << 20;

@@ -1,4 +1,4 @@
-#include "kernels/ops/elementwise/elementwise_cuda.h"
+#include "kernels/ops/ops_cuda.h"
 
 #include <cstdint>
 #include <utility>
@@ -11,7 +11,8 @@
 namespace quantgate {
 namespace {
 
-/// The first `width` bytes of each of `rows` rows, which are `from_pitch` and `to_pitch` apart.
+/// Copies the first `width` bytes of each of `rows` rows, which are `from_pitch` and `to_pitch`
+/// bytes apart.
 absl::Status CopyRows(CudaDevice& device, const std::byte* from, int64_t from_pitch, std::byte* to,
                       int64_t to_pitch, int64_t width, int64_t rows) {
   if (width == 0 || rows == 0) return absl::OkStatus();

@@ -1,4 +1,5 @@
-// The kernels behind elementwise_cuda.h. Launchers return what cudaGetLastError says of the launch.
+// The kernels behind elementwise_cuda.cc. Launchers return what cudaGetLastError says of the
+// launch.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -19,7 +20,7 @@ struct ElementwiseParameters {
 /// to[i] = a[i] + b[i].
 cudaError_t LaunchAdd(const ElementwiseParameters& parameters, KernelPath path,
                       cudaStream_t stream);
-/// to[i] = a[i] * factor; b is null.
+/// to[i] = a[i] * factor. b must be null.
 cudaError_t LaunchScale(const ElementwiseParameters& parameters, KernelPath path,
                         cudaStream_t stream);
 

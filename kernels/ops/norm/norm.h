@@ -15,43 +15,47 @@ std::string_view NormKindName(NormKind kind);  ///< "layernorm", "rmsnorm".
 /// INVALID_ARGUMENT naming the value and the known names.
 absl::StatusOr<NormKind> ParseNormKind(std::string_view name);
 
+/// The norm and the parameters of it.
 struct NormOptions {
   NormKind kind = NormKind::kLayerNorm;
-  bool zero_centered_gamma = false;  ///< The weight is gamma + 1.
+  bool zero_centered_gamma = false;  ///< The factor of xhat is gamma + 1.
   float epsilon = 1e-5f;             ///< Finite, at least 0.
   friend bool operator==(const NormOptions&, const NormOptions&) = default;
 };
 
-/// Tensors are f32, bf16 or f16, each of its own dtype. N >= 1.
+/// What NormForward reads. Tensors are f32, bf16 or f16, not necessarily of one dtype. N >= 1.
 struct NormForwardDesc {
   Tensor x;      ///< [..., N].
   Tensor gamma;  ///< [N].
-  Tensor beta;   ///< [N]; layernorm only, absent: none is added.
+  Tensor beta;   ///< [N], layernorm only; absent if none is added.
   NormOptions options;
-  DType out = DType::kBF16;  ///< Of y: f32, bf16 or f16.
+  DType out = DType::kBF16;  ///< The dtype of y: f32, bf16 or f16.
 };
 inline std::vector<Tensor*> TensorsOf(NormForwardDesc& desc) {
   return {&desc.x, &desc.gamma, &desc.beta};
 }
 
+/// What NormForward returns. M is the number of rows.
 struct NormForwardResult {
-  Tensor y;     ///< x's shape.
-  Tensor mean;  ///< f32 [M], M rows; layernorm only.
+  Tensor y;     ///< [..., N], as x.
+  Tensor mean;  ///< f32 [M], layernorm only.
   Tensor rstd;  ///< f32 [M].
 };
 
+/// Which gradients NormBackward computes.
 struct NormGradientsWanted {
   bool dx = true;
   bool dgamma = true;
   bool dbeta = false;  ///< layernorm only.
 };
 
+/// What NormBackward reads.
 struct NormBackwardDesc {
-  Tensor dz;        ///< [..., N], x's shape.
-  Tensor x, gamma;  ///< As forward took them,
-  Tensor mean;      ///< and what it gave: f32 [M], layernorm only,
-  Tensor rstd;      ///< f32 [M].
-  Tensor residual;  ///< x's shape; absent, or a gradient added to dx before its rounding.
+  Tensor dz;        ///< [..., N], as x.
+  Tensor x, gamma;  ///< The same as forward.
+  Tensor mean;      ///< f32 [M] of NormForwardResult, layernorm only.
+  Tensor rstd;      ///< f32 [M] of NormForwardResult.
+  Tensor residual;  ///< [..., N], as x: is added to dx before rounding; absent for none.
   NormOptions options;
   NormGradientsWanted wanted;
 };
@@ -59,14 +63,14 @@ inline std::vector<Tensor*> TensorsOf(NormBackwardDesc& desc) {
   return {&desc.dz, &desc.x, &desc.gamma, &desc.mean, &desc.rstd, &desc.residual};
 }
 
-/// Those that are wanted.
+/// The gradients that are wanted; the others are absent.
 struct NormGradients {
-  Tensor dx;      ///< x's dtype and shape.
-  Tensor dgamma;  ///< gamma's dtype, [N]; +0 of no rows.
-  Tensor dbeta;   ///< Likewise.
+  Tensor dx;      ///< Dtype and shape of x.
+  Tensor dgamma;  ///< [N] in the dtype of gamma; +0 without rows.
+  Tensor dbeta;   ///< As dgamma.
 };
 
-/// What the functions below and their device versions refuse: INVALID_ARGUMENT naming field, value
+/// What the functions below and those of ops_cuda.h refuse: INVALID_ARGUMENT naming field, value
 /// and rule.
 absl::Status CheckNorm(const NormForwardDesc& desc);
 absl::Status CheckNorm(const NormBackwardDesc& desc);

@@ -33,7 +33,7 @@ absl::Status CheckStatistic(const Tensor& statistic, int64_t rows, std::string_v
 }
 
 absl::Status NotOfRmsNorm(std::string_view field) {
-  return Refuse(field, "given", "the norm is rmsnorm, and layernorm alone has it");
+  return Refuse(field, "given", "only layernorm has it, and the norm is rmsnorm");
 }
 
 }  // namespace

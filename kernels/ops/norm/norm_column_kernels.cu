@@ -1,6 +1,6 @@
-// dgamma and dbeta: as column_sums_cuda.cu, of two sums at once. A block adds kColumnSumRows rows
-// of its columns, each thread a run of rows in registers, then the runs through shared memory; all
-// are whole subtrees.
+// dgamma and dbeta, as in column_sums_cuda.cu but with two sums at once. A block adds
+// kColumnSumRows rows of its columns, each thread a run of rows in registers, then the runs through
+// shared memory; all are whole subtrees.
 #include <algorithm>
 
 #include "kernels/numerics/norm.h"
@@ -15,7 +15,7 @@ constexpr int kRuns = 8;    // Threads one above the other.
 constexpr int kWidth = 2;   // Columns of a thread.
 constexpr int kColumns = kLanes * kWidth;
 constexpr int kRunRows = kColumnSumRows / kRuns;
-constexpr int kStepRows = 8;  // Rows in flight.
+constexpr int kStepRows = 8;  // Rows that are loaded together.
 
 /// Sums of dz * xhat and of dz, of each column of a thread.
 struct Sums {
@@ -30,7 +30,7 @@ struct Sums {
   }
 };
 
-/// Of kStepRows rows from `row`; rows past the end stand as -0.0.
+/// The sums of kStepRows rows from `row` on; rows past the end count as -0.0.
 template <NumberEncoding kEncoding>
 __device__ Sums SumStep(const NormColumnParameters& parameters, int64_t row, int64_t column) {
   RowPiece<kEncoding, kWidth> x[kStepRows], dz[kStepRows];
@@ -63,7 +63,7 @@ __device__ Sums SumStep(const NormColumnParameters& parameters, int64_t row, int
   return sums;
 }
 
-/// Of kRows rows from `row`.
+/// The sums of kRows rows from `row` on.
 template <NumberEncoding kEncoding, int kRows>
 __device__ Sums SumRows(const NormColumnParameters& parameters, int64_t row, int64_t column) {
   if constexpr (kRows == kStepRows) {
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kLanes* kRuns)
       }
     }
     __syncthreads();
-    // Half of the block has a column of either.
+    // Half of the threads write: first the columns of dgamma, then those of dbeta.
     const int thread = threadIdx.y * kLanes + threadIdx.x;
     const int at = thread % kColumns;
     if (thread < 2 * kColumns && column_begin + at < parameters.columns) {

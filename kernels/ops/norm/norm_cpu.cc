@@ -5,18 +5,18 @@
 #include "kernels/numerics/norm.h"
 #include "kernels/ops/norm/norm.h"
 #include "kernels/ops/row_kernels.h"
+#include "kernels/tensor/column_sums.h"
 #include "kernels/tensor/convert.h"
-#include "kernels/tensor/row_accumulator.h"
 
 namespace quantgate {
 namespace {
 
-/// Elements of a piece of rows.
+/// The number of elements in a piece of rows.
 constexpr int64_t kGrainElements = 1 << 16;
 
 int64_t GrainRows(int64_t columns) { return std::max<int64_t>(1, kGrainElements / columns); }
 
-/// What all rows share, with the floats that it points to.
+/// The parameters that all rows share, with the memory that they point to.
 struct SharedRow {
   NormRow row;
   std::vector<float> gamma, beta;
@@ -40,7 +40,7 @@ void ShareRow(const Tensor& gamma, const Tensor& beta, const NormOptions& option
                 .is_centered = options.kind == NormKind::kLayerNorm};
 }
 
-/// The statistics that forward gave of a row.
+/// The statistics of a row from NormForward.
 NormStatistics StatisticsAt(const NormBackwardDesc& desc, int64_t row) {
   const bool has_mean = desc.options.kind == NormKind::kLayerNorm;
   return {has_mean ? desc.mean.as<float>()[row] : 0.0f, desc.rstd.as<float>()[row]};
@@ -69,7 +69,7 @@ absl::StatusOr<Tensor> RowGradients(const NormBackwardDesc& desc, const Executio
   return dx;
 }
 
-/// Sums of dz * xhat and of dz down some columns.
+/// Computes the sums of dz * xhat and of dz down some columns.
 class ColumnGradients {
  public:
   ColumnGradients(const NormBackwardDesc& desc, const RowKernels& kernels, int64_t begin,
@@ -126,7 +126,7 @@ class ColumnGradients {
   alignas(64) float dz_[8 * kAccumulatorColumns];
 };
 
-/// dgamma and dbeta, those that are wanted.
+/// Computes dgamma and dbeta if they are wanted.
 absl::Status AddColumnGradients(const NormBackwardDesc& desc, const ExecutionContext& context,
                                 NormGradients& gradients) {
   const int64_t columns = desc.x.columns();

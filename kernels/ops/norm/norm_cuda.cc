@@ -1,4 +1,4 @@
-#include "kernels/ops/norm/norm_cuda.h"
+#include "kernels/ops/ops_cuda.h"
 
 #include "kernels/base/cuda_status.h"
 #include "kernels/base/status_macros.h"
@@ -33,7 +33,8 @@ absl::StatusOr<Tensor> RowGradients(CudaDevice& device, const NormBackwardDesc& 
   return dx;
 }
 
-/// dgamma and dbeta, those that are wanted: sums of groups of rows, then the rest of the same tree.
+/// Computes dgamma and dbeta if they are wanted: the sums of groups of rows, then the rest of the
+/// same trees.
 absl::Status AddColumnGradients(CudaDevice& device, const NormBackwardDesc& desc,
                                 NormGradients& gradients) {
   const int64_t rows = desc.x.rows(), columns = desc.x.columns();

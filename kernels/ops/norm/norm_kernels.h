@@ -1,4 +1,4 @@
-// The kernels behind norm_cuda.h (docs/definitions.md section 11). Launchers return what
+// The kernels behind norm_cuda.cc (docs/definitions.md section 11). Launchers return what
 // cudaGetLastError says of the launch.
 #pragma once
 
@@ -12,9 +12,9 @@
 namespace quantgate {
 
 struct NormForwardParameters {
-  FloatsIn x, gamma, beta;  ///< beta null: none.
+  FloatsIn x, gamma, beta;  ///< beta is null if there is none.
   FloatsOut y;
-  float* mean = nullptr;  ///< Null: RMSNorm.
+  float* mean = nullptr;  ///< Null for RMSNorm.
   float* rstd = nullptr;
   int64_t rows = 0, columns = 0;
   float inverse_count = 0;
@@ -25,8 +25,8 @@ cudaError_t LaunchNormForward(const NormForwardParameters& parameters, KernelPat
                               cudaStream_t stream);
 
 struct NormBackwardParameters {
-  FloatsIn dz, x, gamma, residual;  ///< residual null: none.
-  const float* mean = nullptr;      ///< Null: RMSNorm.
+  FloatsIn dz, x, gamma, residual;  ///< residual is null if there is none.
+  const float* mean = nullptr;      ///< Null for RMSNorm.
   const float* rstd = nullptr;
   FloatsOut dx;
   int64_t rows = 0, columns = 0;
@@ -36,20 +36,21 @@ struct NormBackwardParameters {
 cudaError_t LaunchNormBackward(const NormBackwardParameters& parameters, KernelPath path,
                                cudaStream_t stream);
 
-/// Sums of dz * xhat and of dz down groups of kColumnSumRows rows, whole subtrees of the pairwise
-/// sums down all rows.
+/// For the sums of dz * xhat and of dz down groups of kColumnSumRows rows, which are whole subtrees
+/// of the pairwise sums down all rows.
 struct NormColumnParameters {
   FloatsIn dz, x;
-  const float* mean = nullptr;  ///< Null: RMSNorm.
+  const float* mean = nullptr;  ///< Null for RMSNorm.
   const float* rstd = nullptr;
   int64_t rows = 0, columns = 0;
-  float* dgamma = nullptr;  ///< [ceil(rows / kColumnSumRows)][columns], or null: not wanted.
-  float* dbeta = nullptr;   ///< Likewise.
+  float* dgamma = nullptr;  ///< [ceil(rows / kColumnSumRows)][columns]; null if not wanted.
+  float* dbeta = nullptr;   ///< As dgamma.
 };
 cudaError_t LaunchNormColumns(const NormColumnParameters& parameters, KernelPath path,
                               cudaStream_t stream);
 
-// The two kernels of each; the launchers above choose. Tuned ones are for what IsTunable says.
+// The launchers above choose between a plain and a tuned kernel. The tuned one takes parameters for
+// which IsTunable holds.
 bool IsTunable(const NormForwardParameters& parameters);
 bool IsTunable(const NormBackwardParameters& parameters);
 bool IsTunable(const NormColumnParameters& parameters);

@@ -1,5 +1,5 @@
-// Norms as kernels/numerics writes them: a warp per row, a thread per column. Any shape, any
-// alignment.
+// Norms by the functions of kernels/numerics, with a warp per row or a thread per column, for every
+// shape and alignment.
 #include <algorithm>
 
 #include "kernels/numerics/norm.h"

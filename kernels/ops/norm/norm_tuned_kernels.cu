@@ -1,5 +1,5 @@
-// Norms of rows that fit a block's registers: each row is read once, in 16-byte pieces. Piece v of
-// thread t holds elements from (v * threads + t) * kWidth, so that the pieces of a warp are a
+// Norms of rows that fit the registers of a block: each row is read once, in 16-byte pieces. Piece
+// v of thread t holds elements from (v * threads + t) * kWidth, so that the pieces of a warp are a
 // segment of neighbours, and segments in order of v and warp make up the row: every sum is a
 // subtree of the pairwise sum, of a thread, of a warp, of the segments.
 #include <algorithm>
@@ -12,15 +12,15 @@ namespace {
 
 constexpr int kWarp = 32;
 constexpr int kThreadsMax = 512;
-constexpr int kRowsOfWarps = 4;  // Rows of a block where a row has one warp.
-constexpr int kPiecesMost = 8;   // Of a thread.
+constexpr int kRowsOfWarps = 4;  // Rows of a block if each row has one warp.
+constexpr int kPiecesMost = 8;   // The most pieces of a thread.
 constexpr int kSegmentsMax = kPiecesMost * kThreadsMax / kWarp;
 static_assert(kSegmentsMax == 4 * kWarp, "four segments for each lane");
 
 template <NumberEncoding kEncoding>
 inline constexpr int kPieceWidth = kEncoding == NumberEncoding::kF32 ? 4 : 8;
 
-/// What two reductions in a row may not share.
+/// Memory that two consecutive reductions must not share.
 template <int kSums>
 struct SegmentSums {
   float values[2][kSums][kSegmentsMax];
@@ -92,7 +92,7 @@ class RowReduction {
       };
       sums[s] = SumOfWarp((segment(0) + segment(1)) + (segment(2) + segment(3)));
     }
-    // The next reduction writes elsewhere: no thread has left this one's values behind before the
+    // The next reduction writes elsewhere, since threads may still read these values until the
     // barrier of the next.
     turn_ ^= 1;
   }

@@ -7,7 +7,7 @@
 namespace quantgate {
 namespace {
 
-/// Gradients that are widened at a time.
+/// The number of gradients that are widened at a time.
 constexpr int64_t kRun = 2048;
 constexpr int64_t kGrainElements = 1 << 16;
 
@@ -19,7 +19,7 @@ OptimizerRun RunFrom(const OptimizerRun& whole, const float* gradient, int64_t a
           from(whole.new_v)};
 }
 
-/// Updates every element by update(run, count); `whole` has no gradient.
+/// Updates every element by calling update(run, count); the gradient of `whole` is not set.
 template <class Update>
 absl::Status UpdateAll(const Tensor& gradient, const OptimizerRun& whole,
                        const ExecutionContext& context, const Update& update) {

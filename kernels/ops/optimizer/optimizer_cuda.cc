@@ -1,4 +1,4 @@
-#include "kernels/ops/optimizer/optimizer_cuda.h"
+#include "kernels/ops/ops_cuda.h"
 
 #include "kernels/base/cuda_status.h"
 #include "kernels/base/status_macros.h"

@@ -14,7 +14,7 @@ __device__ void StoreWhereWanted(float* array, int64_t i, float value) {
   if (array != nullptr) array[i] = CanonicalFloat(value);
 }
 
-/// Values of a thread before and after.
+/// The values of a thread before and after the step.
 struct Element {
   float master, m, v;
 };
@@ -138,7 +138,7 @@ __global__ void JoinQuads(const ushort4* parameter, const ushort4* remainder, ui
   }
 }
 
-/// Quads that the tuned kernels take; the plain ones take the rest.
+/// The number of quads for the tuned kernels; the plain ones process the rest.
 int64_t QuadsOf(const void* a, const void* b, const void* c, int64_t count, KernelPath path) {
   const bool is_aligned = IsAlignedForLanes(a) && IsAlignedForLanes(b) && IsAlignedForLanes(c);
   return path == KernelPath::kTuned && is_aligned ? count / 4 : 0;

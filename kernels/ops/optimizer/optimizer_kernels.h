@@ -1,4 +1,4 @@
-// The kernels behind optimizer_cuda.h (docs/definitions.md section 12). Launchers return what
+// The kernels behind optimizer_cuda.cc (docs/definitions.md section 12). Launchers return what
 // cudaGetLastError says of the launch.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace quantgate {
 
-/// SGD's momentum is m; null where there is none.
+/// `m` is the momentum for SGD; null if there is none.
 struct OptimizerParameters {
   FloatsIn gradient;
   const float *master = nullptr, *m = nullptr, *v = nullptr;

@@ -1,5 +1,5 @@
 // Reductions over the tensors of several ranks in a given order: what a collective computes, with
-// its order and its roundings written down (docs/definitions.md section 14).
+// order and roundings specified (docs/definitions.md section 14).
 #pragma once
 
 #include <span>
@@ -13,29 +13,29 @@ namespace quantgate {
 /// What each partial sum is rounded to.
 enum class SumAccumulation {
   kF32,      ///< fp32; the only other rounding is the last one.
-  kElement,  ///< The parts' own dtype, as where ranks add what arrives to what they hold.
+  kElement,  ///< The dtype of the parts, as when ranks add what arrives to what they hold.
 };
 
-/// What the functions below and their device versions refuse: INVALID_ARGUMENT naming field, value
+/// What the functions below and those of ops_cuda.h refuse: INVALID_ARGUMENT naming field, value
 /// and rule.
 absl::Status CheckOrderedSum(std::span<const Tensor> parts_in_order, DType out);
 absl::Status CheckOrderedSumTo(std::span<const Tensor> parts_in_order, const Tensor& to);
 absl::Status CheckMaximum(std::span<const Tensor> parts);
 
 /// s = f32(parts[0]); s = rounded(s + f32(parts[i])) for i = 1, 2, ..., where the sum is rounded to
-/// fp32 and then as `accumulation` says; the result is s, rounded to nearest even in `out`. At
-/// least one part; f32, bf16 or f16, all of one dtype and shape.
+/// fp32 and then as `accumulation` says; the result is s, rounded to nearest even in `out`. There
+/// must be at least one part, f32, bf16 or f16, all of one dtype and shape.
 absl::StatusOr<Tensor> OrderedSumCpu(std::span<const Tensor> parts_in_order,
                                      SumAccumulation accumulation, DType out,
                                      const ExecutionContext& context);
 
-/// The same to `to`, of the parts' shape: memory that none of the parts is in, such as rows of a
-/// larger tensor.
+/// The same, written to `to`, which has the shape of the parts and shares no memory with them; it
+/// may be rows of a larger tensor.
 absl::Status OrderedSumToCpu(std::span<const Tensor> parts_in_order, SumAccumulation accumulation,
                              const Tensor& to, const ExecutionContext& context);
 
-/// The largest of each element, a NaN dropped where any part has a number, all NaN: NaN, and +0
-/// above -0, as fmaxf on a GPU. At least one part; f32, all of one shape.
+/// The maximum of each element over the parts, as fmaxf on a GPU: NaN only if all are NaN, and +0
+/// is larger than -0. There must be at least one part, all f32 and of one shape.
 absl::StatusOr<Tensor> MaximumCpu(std::span<const Tensor> parts, const ExecutionContext& context);
 
 }  // namespace quantgate

@@ -9,7 +9,7 @@
 namespace quantgate {
 namespace {
 
-/// That there are parts and that all are like the first one.
+/// INVALID_ARGUMENT unless there are parts and all are like the first one.
 absl::Status CheckAlike(std::span<const Tensor> parts) {
   if (parts.empty()) return Refuse("parts", "empty", "must be at least one");
   for (size_t i = 0; i < parts.size(); ++i) {

@@ -2,14 +2,13 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/numerics/reduction.h"
-#include "kernels/ops/element_runs.h"
 #include "kernels/ops/reduction/ordered_reduction.h"
 #include "kernels/ops/row_kernels.h"
 
 namespace quantgate {
 namespace {
 
-/// Rounds partial sums to `dtype` through `scratch`, which holds as many of its elements.
+/// Rounds partial sums to `dtype` by way of `scratch`, which holds as many elements of it.
 void RoundPartials(const RowKernels& kernels, DType dtype, int64_t count, uint16_t* scratch,
                    float* sums) {
   if (dtype == DType::kF32) return;

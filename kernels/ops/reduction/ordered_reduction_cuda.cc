@@ -1,4 +1,4 @@
-#include "kernels/ops/reduction/ordered_reduction_cuda.h"
+#include "kernels/ops/ops_cuda.h"
 
 #include <algorithm>
 
@@ -12,7 +12,7 @@ namespace {
 
 using Launcher = cudaError_t (*)(const ReductionParameters& parameters, cudaStream_t stream);
 
-/// `first` and the parts after it, at most kReductionPartsMax of them, to `to`.
+/// Reduces `first` and the parts after it, at most kReductionPartsMax, to `to`.
 absl::Status ReduceOnce(CudaDevice& device, const Tensor& first, std::span<const Tensor> parts,
                         NumberEncoding rounded, Tensor to, Launcher launch) {
   ReductionParameters parameters = {.first = FloatsOf(first),
@@ -27,7 +27,8 @@ absl::Status ReduceOnce(CudaDevice& device, const Tensor& first, std::span<const
   return QG_CUDA_STATUS(launch(parameters, device.stream()));
 }
 
-/// Of any number of parts: what is reduced so far goes on in fp32, which holds it exactly.
+/// Reduces any number of parts, in several launches. Partial results stay in fp32, which holds them
+/// exactly.
 absl::Status Reduce(CudaDevice& device, std::span<const Tensor> parts, NumberEncoding rounded,
                     const Tensor& to, Launcher launch) {
   Tensor so_far = parts[0];

@@ -1,4 +1,4 @@
-// The kernels behind ordered_reduction_cuda.h. Launchers return what cudaGetLastError says of the
+// The kernels behind ordered_reduction_cuda.cc. Launchers return what cudaGetLastError says of the
 // launch.
 #pragma once
 
@@ -10,22 +10,22 @@
 
 namespace quantgate {
 
-/// As many parts as one launch takes after the first one.
+/// One launch takes at most this many parts after the first.
 inline constexpr int kReductionPartsMax = 32;
 
 struct ReductionParameters {
   FloatsIn first;
-  const void* parts[kReductionPartsMax] = {};      ///< The rest, in order,
-  NumberEncoding encoding = NumberEncoding::kF32;  ///< of this encoding.
+  const void* parts[kReductionPartsMax] = {};      ///< The parts after the first, in order.
+  NumberEncoding encoding = NumberEncoding::kF32;  ///< The encoding of `parts`.
   int part_count = 0;
-  NumberEncoding rounded = NumberEncoding::kF32;  ///< Of partial sums.
+  NumberEncoding rounded = NumberEncoding::kF32;  ///< What partial sums are rounded to.
   FloatsOut to;
   int64_t count = 0;
 };
 
-/// The ordered sum; wide accesses where all addresses are aligned for them.
+/// The ordered sum, with wide accesses if all addresses are aligned for them.
 cudaError_t LaunchOrderedSum(const ReductionParameters& parameters, cudaStream_t stream);
-/// The maximum of f32 parts; `rounded` is not read.
+/// The maximum of f32 parts; ignores `rounded`.
 cudaError_t LaunchMaximum(const ReductionParameters& parameters, cudaStream_t stream);
 
 }  // namespace quantgate

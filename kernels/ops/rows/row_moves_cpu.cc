@@ -9,7 +9,7 @@ namespace quantgate {
 namespace {
 
 constexpr int64_t kGrainRows = 16;
-/// Elements that stay in the L1 cache from load to store.
+/// A number of elements that stay in the L1 cache from load to store.
 constexpr int64_t kRun = 2048;
 
 /// Calls body(row, first column, columns) for runs of at most kRun elements of rows x columns.
@@ -24,7 +24,7 @@ absl::Status ForRowRuns(const ExecutionContext& context, int64_t rows, int64_t c
   return context.CheckCancelled();
 }
 
-/// What one choice adds to a run of a row.
+/// The term of one choice for a run of a row.
 void LoadTerm(const RowKernels& kernels, const RowSums& sums, int64_t choice, int64_t column,
               int64_t count, float* term) {
   const int64_t row = sums.positions[static_cast<size_t>(choice)];

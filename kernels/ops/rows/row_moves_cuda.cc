@@ -1,4 +1,4 @@
-#include "kernels/ops/rows/row_moves_cuda.h"
+#include "kernels/ops/ops_cuda.h"
 
 #include <utility>
 

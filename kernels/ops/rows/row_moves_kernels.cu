@@ -5,7 +5,7 @@
 namespace quantgate {
 namespace {
 
-/// Word is what every row is a multiple of.
+/// The size of a row must be a multiple of sizeof(Word).
 template <class Word>
 __global__ void GatherWords(const RowGatherParameters parameters) {
   const int64_t words = parameters.row_bytes / static_cast<int64_t>(sizeof(Word));

@@ -1,6 +1,6 @@
-// bf16 in 16-bit lanes, two to each lane of 32 bits: the amaxes of blocks, and the cast to FP8
-// under a scale that is a power of two and so moves exponents alone. Included by block_kernels_*.cc
-// after their lanes.
+// bf16 in 16-bit lanes, two in each lane of 32 bits: the amaxes of blocks, and the cast to FP8
+// under a scale that is a power of two, so that it changes only exponents. Included by
+// block_kernels_*.cc after their lanes.
 #pragma once
 
 #include "kernels/quantize/cpu/encode_lanes_body.h"
@@ -52,9 +52,9 @@ inline int64_t CountZeroWords(const uint16_t* words, int count) {
   return zeros;
 }
 
-/// What EncodeWords takes from exponents for `count` blocks under scales that are powers of two:
-/// all where the amax is 0. False where zeros and subnormals, which have no implicit bit, would not
-/// go to code 0 with the smallest exponent: tiny amaxes.
+/// Finds what EncodeWords subtracts from exponents, for `count` blocks under scales that are powers
+/// of two: everything if the amax is 0. False for tiny amaxes, under which zeros and subnormals,
+/// which have no implicit bit, would not get code 0 with the smallest exponent.
 template <class F>
 bool FindWordOffsets(const uint32_t* amax, const float* scales, int count, uint16_t* offsets) {
   const Ints all = AllInts(0x7F800000), largest = AllInts((254 - F::kBias) << 23);
@@ -86,7 +86,7 @@ Ints EncodeWords(Ints magnitude, Ints offset) {
   return AverageWords(fixed, odd);
 }
 
-/// 64 codes of a row; offsets in every word.
+/// 64 codes of a row, with an offset in every word.
 template <class F>
 Line EncodeWordLine(const uint16_t* row, const Ints* offsets) {
   constexpr int kVectors = 64 / kWords;

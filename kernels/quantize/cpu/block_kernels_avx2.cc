@@ -1,6 +1,6 @@
 // AVX2 loops of the block formats.
 #include "kernels/quantize/cpu/lanes_avx2.h"
-// Their bodies, in these lanes:
+// The bodies of the loops, in these lanes:
 #include "kernels/quantize/cpu/fp8_block_kernels_body.h"
 #include "kernels/quantize/cpu/mxfp8_kernels_body.h"
 #include "kernels/quantize/nvfp4/nvfp4_kernels_body.h"

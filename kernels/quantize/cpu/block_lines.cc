@@ -70,7 +70,7 @@ LineLayout MakeLineLayout(int64_t rows, int64_t columns, const QuantizerSpec& sp
 absl::Status AllocateCopies(const FormatRequest& request, QuantizedTensor& quantized) {
   const QuantizerSpec& spec = request.spec;
   for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
-    if (!Asks(request.usages, usage)) continue;
+    if (!HasUsage(request.usages, usage)) continue;
     QuantizedCopy copy;
     copy.format = spec.format;
     copy.element = spec.element;

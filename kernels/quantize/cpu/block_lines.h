@@ -1,5 +1,5 @@
-// How block-scaled formats cut a tensor: directions as lines of blocks, and the pieces that threads
-// take. Private to kernels/quantize.
+// How block-scaled formats divide a tensor: into pieces for threads, and each direction into lines
+// of blocks. Private to kernels/quantize.
 #pragma once
 
 #include <algorithm>
@@ -22,11 +22,10 @@ struct Piece {
 };
 inline constexpr int64_t kPieceRows = 128, kPieceColumns = 2048;
 
-/// True where the codes will not be found in the caches anyway, and are better written past them.
+/// Whether codes are better written past the caches, since they would not stay there anyway.
 inline bool IsStreamed(const Tensor& source) { return source.byte_size() >= size_t{16} << 20; }
 
-/// Calls body for every piece of rows x columns, on several threads, and returns the sum of what
-/// they counted.
+/// Calls body for every piece of rows x columns on several threads. Returns the sum of the counts.
 QuantizationCounts ForEachPiece(
     const ExecutionContext& context, int64_t rows, int64_t columns,
     absl::FunctionRef<void(const Piece& piece, QuantizationCounts& counts)> body);
@@ -35,19 +34,20 @@ QuantizationCounts ForEachPiece(
 /// along the line. Rowwise, a line is a row; columnwise, a column.
 struct LineLayout {
   int64_t lines = 0, length = 0;
-  int64_t source_line = 0, source_element = 1;  ///< Strides in the source,
-  int64_t code_line = 0, code_element = 1;      ///< in the codes, counting codes,
-  int64_t scale_line = 0, scale_block = 1;      ///< and in the scales.
+  int64_t source_line = 0, source_element = 1;  ///< Strides in the source.
+  int64_t code_line = 0, code_element = 1;      ///< Strides in the codes, counting codes.
+  int64_t scale_line = 0, scale_block = 1;      ///< Strides in the scales.
 };
 
-/// The layouts of QuantizedCopy's table. The scales of fp8_block's tiles have one line per tile.
+/// The layout of a direction as the table of QuantizedCopy says. The scales of fp8_block tiles have
+/// one line per tile.
 LineLayout MakeLineLayout(int64_t rows, int64_t columns, const QuantizerSpec& spec, Usage usage);
 
-/// The asked copies of a block format, with codes and scales not yet written.
+/// Allocates the requested copies of a block format; codes and scales are not written yet.
 absl::Status AllocateCopies(const FormatRequest& request, QuantizedTensor& quantized);
 
-/// Blocks of one direction in a piece: lines [line_begin, line_end) by elements
-/// [begin, end).
+/// The part of one direction in a piece: the elements [begin, end) of the lines
+/// [line_begin, line_end).
 struct LineRange {
   int64_t line_begin, line_end;
   int64_t begin, end;
@@ -63,24 +63,23 @@ inline LineRange RangeOf(const Piece& piece, Usage usage) {
 using QuantizeRange =
     absl::FunctionRef<void(Usage usage, const LineRange& range, QuantizationCounts& counts)>;
 
-/// Quantizes a tile in all asked usages with vector code; false where it leaves that to scalar
-/// code.
+/// Quantizes a tile in all requested usages with vector code; false if scalar code must do it.
 using QuantizeTile = absl::FunctionRef<bool(const Piece& tile, TileTally& tally)>;
 
-/// Quantizes every piece in every asked usage, tile by tile: what quantize_tile does not take,
-/// quantize_range does. Sets the counts of `quantized`.
+/// Quantizes every piece in every requested usage, tile by tile, by quantize_tile or, where that
+/// returns false, by quantize_range. Sets the counts of `quantized`.
 absl::Status QuantizeTiles(const FormatRequest& request, int64_t tile_rows, int64_t tile_columns,
                            QuantizeTile quantize_tile, QuantizeRange quantize_range,
                            QuantizedTensor& quantized);
 
-/// One block: `lines` lines (1, or the side of a tile; less at the edge) by `length` elements.
+/// One block of `lines` lines (1, or the side of a tile; fewer at the edge) of `length` elements.
 struct Block {
   int64_t line, lines;
   int64_t begin, length;
 };
 
-/// body(Block) over the blocks of a range, tile by tile where block_dim is 2, in the order of the
-/// source's rows.
+/// Calls body(Block) for the blocks of a range, tile by tile if block_dim is 2, in the order of the
+/// rows of the source.
 template <class Body>
 void ForEachBlock(const LineRange& range, const QuantizerSpec& spec, Usage usage,
                   const Body& body) {
@@ -130,7 +129,7 @@ class BlockElements {
     }
   }
 
-  /// max |x| of a block, NaN ignored unless it is asked for.
+  /// max |x| of a block. NaN is ignored unless the caller asks for it.
   float Amax(const Block& block, bool propagates_nan) const {
     uint32_t amax = 0;
     bool has_nan = false;
@@ -146,7 +145,7 @@ class BlockElements {
     return DecodeFloat<Source>(static_cast<Storage>(bits));
   }
 
-  /// Writes and counts codes of scale(value) for a whole block.
+  /// Writes and counts the codes of scale(value) for a whole block.
   template <class Scale>
   void Encode(const Block& block, const QuantizerSpec& spec, const Scale& scale,
               QuantizationCounts& counts) const {

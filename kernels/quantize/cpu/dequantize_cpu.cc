@@ -1,5 +1,5 @@
-// The values that codes and scales stand for: docs/quantizers.md sections 3 to 6. Reads the copy
-// alone.
+// The values that codes and scales stand for: docs/quantizers.md sections 3 to 6. It needs only the
+// copy.
 #include <algorithm>
 #include <cstring>
 
@@ -8,8 +8,8 @@
 #include "kernels/numerics/branch_free_cast.h"
 #include "kernels/numerics/e8m0.h"
 #include "kernels/numerics/nvfp4.h"
+#include "kernels/quantize/compiled_formats.h"
 #include "kernels/quantize/cpu/block_lines.h"
-#include "kernels/quantize/quantizer_formats.h"
 #include "kernels/tensor/convert.h"
 #include "kernels/tensor/transpose.h"
 #include "kernels/tensor/visit_format.h"
@@ -19,7 +19,7 @@ namespace {
 
 constexpr int64_t kGrainElements = 1 << 16;
 
-/// Rounds the 256 values that codes can have once, then looks them up.
+/// Rounds the values of all 256 codes once, then looks them up.
 template <class F, class Out>
 void Lookup(const Tensor& codes, float scale_inv, Tensor& out, const ExecutionContext& context) {
   using Storage = typename Out::Storage;
@@ -37,8 +37,8 @@ void Lookup(const Tensor& codes, float scale_inv, Tensor& out, const ExecutionCo
 /// Tiles begin at multiples of this, which every block length divides.
 constexpr int64_t kTileSide = 128;
 
-/// `count` codes from the index-th on, a byte each. Where two share a byte, the index is even, and
-/// `to` has space for one more.
+/// Unpacks `count` codes from `index` on, one per byte. If two share a byte in the copy, the index
+/// must be even and `to` have space for one more.
 template <class F>
 void ReadCodes(const uint8_t* codes, int64_t index, int64_t count, uint8_t* to) {
   if constexpr (FormatConstants<F>::kBits == 4) {

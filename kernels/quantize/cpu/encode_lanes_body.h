@@ -11,12 +11,12 @@ constexpr float kLargest = MaxFinite<F>();
 template <class F>
 constexpr uint32_t kFirstBeyond = FirstBeyondBits<F>();
 
-/// The magnitude code of |value| in the low byte of each lane; what lies above it is not defined. A
+/// The magnitude code of |value| in the low byte of each lane; the upper bytes are undefined. A
 /// float addition rounds: beside c = 2^(23 - mantissa bits) times the element's power of two, the
 /// last bit of the sum is the quantum of step 3 of RoundAndPack, so that its low bits are `kept`. c
-/// is never below that of the smallest normal, which makes subnormals the same case. c's own low
-/// bits take away what the exponent field, added last, has too much; they are even, so that ties go
-/// where they should.
+/// is never below that of the smallest normal, which makes subnormals the same case. The low bits
+/// of c subtract the excess of the exponent field, which is added last; they are even, so that ties
+/// stay ties to even.
 template <class F>
 Ints EncodeMagnitude(Floats value) {
   constexpr int kShift = 23 - F::kMantissaBits;
@@ -31,7 +31,7 @@ Ints EncodeMagnitude(Floats value) {
   return Plus(sum, ShiftRight<kShift>(power));
 }
 
-/// With the sign: the code in the low byte of each lane.
+/// The code with the sign, in the low byte of each lane.
 template <class F>
 Ints EncodeLanes(Floats value) {
   constexpr int kBits = FormatConstants<F>::kBits;

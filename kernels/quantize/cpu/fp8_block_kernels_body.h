@@ -14,8 +14,8 @@ namespace {
 
 constexpr int kTileSide = 128;
 
-/// What the first pass keeps of a tile. The elements too: rows a power of two apart fall into few
-/// sets of the caches, and would be gone when they are read again.
+/// What the first pass keeps of a tile, including the elements: rows that lie a power of two apart
+/// fall into few sets of the caches and would be evicted before they are read again.
 template <class Source>
 struct Fp8Tile {
   alignas(64) typename Source::Storage elements[kTileSide][kTileSide];
@@ -25,8 +25,7 @@ struct Fp8Tile {
   alignas(64) float column_scales[kTileSide];
 };
 
-/// Asks for the cache lines of kCount elements for the second cache; the tile itself fills the
-/// first.
+/// Prefetches the cache lines of kCount elements into the L2 cache, since the tile fills the L1.
 template <int kCount, class Storage>
 void PrefetchRow(const Storage* row) {
   for (int i = 0; i < kCount; i += 64 / sizeof(*row)) PrefetchFar(row + i);
@@ -97,7 +96,7 @@ bool ScaleFp8Lines(const uint32_t* amax, const Fp8BlockOptions& options, float* 
   return static_cast<uint32_t>(LargestLane(largest)) >= kFirstBeyond<Element>;
 }
 
-/// 64 codes of a row, scaled by the row's scale or by the columns'.
+/// 64 codes of a row, scaled by the scale of the row or by those of the columns.
 template <class Source, class Element, bool kByColumn>
 Line EncodeFp8Line(const typename Source::Storage* row, float row_scale,
                    const float* column_scales) {
@@ -109,7 +108,7 @@ Line EncodeFp8Line(const typename Source::Storage* row, float row_scale,
   return PackLine(v);
 }
 
-/// What the codes alone do not tell.
+/// Counts what the codes alone do not show.
 template <class Source, class Element, bool kByColumn>
 void TallyFp8Values(const Fp8Tile<Source>& tile, TileTally& tally) {
   const Ints beyond = AllInts(static_cast<int>(kFirstBeyond<Element>) - 1);
@@ -125,7 +124,7 @@ void TallyFp8Values(const Fp8Tile<Source>& tile, TileTally& tally) {
   }
 }
 
-/// Turns 128 rows of 64 codes into 64 columns and writes these.
+/// Transposes 128 rows of 64 codes and writes the 64 columns.
 inline void StoreColumns(const uint8_t (*rows)[64], uint8_t* columns, int64_t stride,
                          bool streams) {
   for (int row = 0; row < kTileSide; row += 64) {
@@ -166,7 +165,7 @@ void StoreFp8Copies(const TileJob& job, const Encode& encode, ByteTally& tally) 
   }
 }
 
-/// By words where those have a loop for it; false where not.
+/// Quantizes by 16-bit words if there is such a loop; false if not.
 template <class Element, Fp8Copies kCopies, class Source>
 bool StoreFp8Words(const TileJob& job, const Fp8Tile<Source>& tile, ByteTally& tally) {
   if constexpr (std::is_same_v<Source, BFloat16>) {
@@ -221,7 +220,7 @@ void MakeFp8Copies(const TileJob& job, const Fp8Tile<Source>& tile, bool by_expo
   if (bytes.zero > 0 || any_beyond) TallyFp8Values<Source, Element, kByColumn>(tile, *tally);
 }
 
-/// One scale for the whole tile: kept once per direction.
+/// One scale for the whole tile, stored once per direction.
 template <class Source, class Element>
 bool ScaleFp8Whole(const TileJob& job, const Fp8BlockOptions& options, uint32_t amax,
                    Fp8Tile<Source>& tile) {
@@ -275,7 +274,7 @@ bool QuantizeFp8Tile(const TileJob& job, const Fp8BlockOptions& options, TileTal
   return true;
 }
 
-/// Both copies under one scale, which is known.
+/// Writes both copies under one given scale.
 template <class Source, class Element>
 bool QuantizeFp8TensorTile(const TileJob& job, float scale, TileTally& tally) {
   Fp8Tile<Source> tile;

@@ -1,6 +1,6 @@
-// What quantize_avx2.cc and quantize_avx512.cc share once they have their lanes: the rest of a
-// cast, and which function is for which types. Included behind Amax32, Amax16, CastBody, CastTally,
-// AddTally and a source for each type.
+// What quantize_avx2.cc and quantize_avx512.cc share: the rest of a cast, and the choice of a
+// function for types. They include it after Amax32, Amax16, CastBody, CastTally, AddTally and a
+// source for each type.
 #pragma once
 
 #include "kernels/quantize/cpu/quantize_kernels.h"

@@ -3,9 +3,9 @@
 #include <vector>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/quantize/compiled_formats.h"
 #include "kernels/quantize/fragment.h"
 #include "kernels/quantize/fragment_steps.h"
-#include "kernels/quantize/quantizer_formats.h"
 #include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kFragmentGrain = 1 << 14;
 
-/// Calls body(element of the fragment, its value) for [begin, end).
+/// Calls body(index of an element of the fragment, its value) for the indices [begin, end).
 template <class Body>
 void ForValues(const Tensor& values, int64_t begin, int64_t end, const Body& body) {
   VisitFormat<SourceFormats>(values.dtype(), [&]<class Source>() {
@@ -29,14 +29,14 @@ void RaiseTo(std::atomic<uint32_t>& amax, uint32_t magnitude) {
   }
 }
 
-/// Memory of an outline's tensor.
+/// A tensor with memory for an outline.
 absl::Status AllocateAs(Tensor& outline) {
   if (!outline.has_value()) return absl::OkStatus();
   QG_ASSIGN_OR_RETURN(outline, Tensor::Allocate(outline.dtype(), outline.shape()));
   return absl::OkStatus();
 }
 
-/// The factor of every unit; stores scales as the outline has them.
+/// Returns the factor of every unit and stores the scales.
 std::vector<float> StoreScales(const FragmentRule& rule, const FragmentGrid& grid,
                                const float* amaxes, QuantizedFragment& quantized) {
   const Nvfp4TensorScale tensor =
@@ -59,7 +59,7 @@ std::vector<float> StoreScales(const FragmentRule& rule, const FragmentGrid& gri
   return factors;
 }
 
-/// Codes of one byte.
+/// Writes codes of one byte each.
 void EncodeBytes(const FragmentRule& rule, const FragmentGrid& grid, const TensorFragment& fragment,
                  const std::vector<float>& factors, uint8_t* codes,
                  const ExecutionContext& context) {
@@ -71,7 +71,7 @@ void EncodeBytes(const FragmentRule& rule, const FragmentGrid& grid, const Tenso
   });
 }
 
-/// Two codes to a byte, by bytes of the whole tensor.
+/// Writes two codes per byte, in the bytes of the whole tensor.
 void EncodeNibbles(const FragmentRule& rule, const FragmentGrid& grid,
                    const TensorFragment& fragment, const std::vector<float>& factors, Tensor& codes,
                    const ExecutionContext& context) {

@@ -9,7 +9,7 @@ namespace quantgate {
 namespace {
 
 constexpr int kNvSide = 16;
-constexpr int kNvVectors = kNvSide / kLanes;  // Of a block.
+constexpr int kNvVectors = kNvSide / kLanes;  // Registers of a block.
 
 /// kLanes columns of 16 rows.
 template <class Source>
@@ -26,8 +26,8 @@ Ints ReadNvColumns(const typename Source::Storage* source, int64_t stride, Float
 /// Exponent fields below which results could be subnormal.
 constexpr int kSmallestField = 28;
 
-/// False where scalar code must do it: infinities, NaN, tiny exponents. `max` is that of v's
-/// magnitudes in each lane.
+/// False if scalar code must do the work because of infinities, NaN or tiny exponents. `max` is the
+/// largest magnitude of `v` in each lane.
 inline bool CanTransform(Ints max) {
   const Ints not_tiny = IfLess(AllInts(0), max, max, AllInts(kSmallestField << 23));
   return CountLess(AllInts(0x7F7FFFFF), max) + CountLess(not_tiny, AllInts(kSmallestField << 23)) ==
@@ -46,7 +46,7 @@ void AddAndSubtract(Ints* s) {
   }
 }
 
-/// The sums of 16 rows of bf16 values in integers, and what one of them is worth.
+/// The sums of 16 rows of bf16 values as integers, and the value of one unit.
 inline Floats TransformNv(const Floats* v, Ints max, Ints* s) {
   // Multiplying by 2^(25 - exponent) and truncating aligns to the largest exponent.
   const Ints field = Max(And(max, AllInts(0x7F800000)), AllInts(kSmallestField << 23));
@@ -63,8 +63,8 @@ inline Floats TransformNv(const Floats* v, Ints max, Ints* s) {
   return FloatsOf(Minus(field, AllInts(27 << 23)));
 }
 
-/// A sum as fp32, toward zero, and that to nearest even in the upper half; the lower half is not
-/// defined.
+/// A sum converted to fp32 toward zero, then rounded to nearest even to bf16 in the upper half; the
+/// lower half is undefined.
 inline Ints RoundToBf16(Ints sum, Floats unit) {
   const Ints bits = BitsOf(Times(ConvertTowardZero(sum), unit));
   const Ints odd = And(ShiftRight<16>(bits), AllInts(1));
@@ -84,7 +84,7 @@ inline void TransformColumnsInLanes(Floats* v, Ints& max) {
   max = BitsOf(largest);
 }
 
-/// 16 columns of 16 rows; see Nvfp4Functions.
+/// Nvfp4Functions::transform.
 inline bool TransformNvTile(const uint16_t* in, uint16_t* out, int64_t stride, uint32_t* amax) {
   Ints largest = AllInts(0);
   for (int h = 0; h < kNvVectors; ++h) {
@@ -101,8 +101,8 @@ inline bool TransformNvTile(const uint16_t* in, uint16_t* out, int64_t stride, u
   return true;
 }
 
-/// 16 rows of `columns`, 32 at a time: a cache line each; see Nvfp4Functions. Rounding keeps order,
-/// so that the largest sum of each column is rounded alone.
+/// Nvfp4Functions::transformed_amax. It takes 32 columns at a time, a cache line of each row.
+/// Rounding is monotone, so only the largest sum of each column is rounded.
 inline bool FindTransformedAmax(const uint16_t* in, int64_t stride, int64_t columns,
                                 uint32_t* amaxes) {
   Ints source_largest = AllInts(static_cast<int>(amaxes[0]));

@@ -1,4 +1,4 @@
-// The maxima of a tensor ahead of its quantization, for whoever reduces them over a group.
+// The maxima of a tensor before it is quantized, for callers that reduce them over a group.
 #include "kernels/base/status_macros.h"
 #include "kernels/quantize/format_quantizers.h"
 #include "kernels/quantize/nvfp4/nvfp4_direction.h"

@@ -12,11 +12,12 @@ namespace quantgate {
 namespace {
 
 constexpr int kMxSide = 32;
-constexpr int kMxVectors = kMxSide / kLanes;  // Of a block.
-constexpr int kMxAhead = 128;  // Columns: two tiles; rows are too short for hardware.
+constexpr int kMxVectors = kMxSide / kLanes;  // Registers of a block.
+constexpr int kMxAhead = 128;  // Columns to prefetch ahead, two tiles: rows are too short for the
+                               // hardware prefetcher.
 
-/// What the first pass keeps of a tile. The elements too: rows a power of two apart fall into few
-/// sets of the caches, and would be gone when they are read again.
+/// What the first pass keeps of a tile, including the elements: rows that lie a power of two apart
+/// fall into few sets of the caches and would be evicted before they are read again.
 template <class Source>
 struct MxTile {
   alignas(64) typename Source::Storage elements[kMxSide][2 * kMxSide];
@@ -27,7 +28,8 @@ struct MxTile {
   const typename Source::Storage* source;
   int64_t source_stride;
 
-  /// Asks for a row of the next tile but one. While codes are made: reading alone would wait.
+  /// Prefetches a row of the next tile but one while codes are made, since reading alone would
+  /// wait.
   void PrefetchAhead(int row) const {
     const auto* ahead = source + row * source_stride + kMxAhead;
     for (int i = 0; i < 2 * kMxSide; i += 64 / sizeof(*ahead)) Prefetch(ahead + i);
@@ -97,12 +99,12 @@ Ints MxScales(const uint32_t* amax_bits, float* multipliers, Ints* codes) {
   return BitsOf(Times(amax, FloatsOf(inverse)));
 }
 
-/// kLanes elements, and those times their multipliers.
+/// kLanes elements, and the same times the multipliers.
 struct MxScaled {
   Floats value, scaled;
 };
 
-/// Multipliers go with the column, or stand still within a block.
+/// Multipliers are those of columns, or the same within a block.
 template <bool kByColumn, class Source>
 MxScaled ScaleMx(const MxTile<Source>& tile, int row, int column) {
   const Floats value = LoadSource<Source>(&tile.elements[row][column]);
@@ -111,7 +113,7 @@ MxScaled ScaleMx(const MxTile<Source>& tile, int row, int column) {
   return {value, Times(value, multiplier)};
 }
 
-/// Where the codes of a tile go.
+/// Where the codes of a tile are written.
 struct MxTarget {
   uint8_t* codes;
   uint8_t* twin;  ///< The same codes once more: both directions of a tile of one scale. Or null.
@@ -135,7 +137,7 @@ void EncodeMxLines(const MxTile<Source>& tile, const Encode& encode, const MxTar
   }
 }
 
-/// The same of a tile of any width, block by block.
+/// The same for a tile of any width, block by block.
 template <class Element, bool kByColumn, class Source>
 void EncodeMxBlocks(const MxTile<Source>& tile, int columns, const MxTarget& target,
                     ByteTally& tally) {
@@ -163,7 +165,7 @@ void EncodeMxBlocks(const MxTile<Source>& tile, int columns, const MxTarget& tar
   }
 }
 
-/// By words where those have a loop for it; false where not.
+/// Quantizes by 16-bit words if there is such a loop; false if not.
 template <class Element, bool kByColumn, class Source>
 bool EncodeMxWords(const MxTile<Source>& tile, const MxTarget& target, ByteTally& tally) {
   if constexpr (std::is_same_v<Source, BFloat16> && FormatConstants<Element>::kBits == 8) {
@@ -210,7 +212,7 @@ void EncodeMxTile(const MxTile<Source>& tile, int columns, const MxTarget& targe
       target, tally);
 }
 
-/// What the codes alone do not tell, looked for only where there can be any.
+/// Counts what the codes alone do not show, only if there can be any.
 template <class Element, bool kByColumn, class Source>
 void TallyMxValues(const MxTile<Source>& tile, int columns, TileTally& tally) {
   const Ints beyond = AllInts(static_cast<int>(kFirstBeyond<Element>) - 1);
@@ -235,7 +237,7 @@ void MakeMxCopy(const MxTile<Source>& tile, int columns, const MxTarget& target,
   if (bytes.zero > 0 || any_beyond) TallyMxValues<Element, kByColumn>(tile, columns, *tally);
 }
 
-/// A tile of 32 x 32 has the amax of all its rows.
+/// The amax of a tile of 32 x 32 is the largest of the rows.
 template <class Source>
 void ShareMxAmax(int columns, MxTile<Source>& tile) {
   for (int half = 0; half < columns / kMxSide; ++half) {

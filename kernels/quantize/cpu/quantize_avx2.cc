@@ -74,7 +74,7 @@ int64_t DwordsSet(__m256i mask) {
   return __builtin_popcount(static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(mask))));
 }
 
-/// What bf16 and f16 share.
+/// The part that bf16 and f16 share.
 template <uint16_t kInfinityBits>
 struct WordSource {
   using Storage = uint16_t;
@@ -190,8 +190,8 @@ __m256i EncodeMagnitude(__m256 value) {
   return _mm256_add_epi32(_mm256_sub_epi32(sum, c), field);
 }
 
-/// Some of 32 magnitude codes are the largest finite: counts why, and returns which are NaN, as
-/// bytes before FinishBytes.
+/// For 32 magnitude codes of which some are the largest finite one: counts why, and returns which
+/// are NaN, as bytes before FinishBytes.
 template <class Source, class F>
 __attribute__((noinline)) __m256i TallyTop(const typename Source::Storage* p, __m256 scale,
                                            CastTally& tally) {

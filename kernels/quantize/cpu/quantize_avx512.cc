@@ -24,7 +24,7 @@ uint32_t Amax16(const void* source, int64_t count) {
     const __m512i m = _mm512_and_si512(_mm512_loadu_si512(codes + i), mask);
     return _mm512_maskz_mov_epi16(_mm512_cmple_epu16_mask(m, infinity), m);
   };
-  // Four maxima in flight: one alone waits for itself.
+  // Four maxima at a time, since the next step of one must wait for the last.
   __m512i max[4] = {};
   int64_t i = 0;
   for (; i + 128 <= count; i += 128) {
@@ -80,7 +80,7 @@ __m512i PackInOrder(const LowBytes& codes) {
   return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
 
-/// What bf16 and f16 share.
+/// The part that bf16 and f16 share.
 template <uint16_t kInfinity>
 struct WordSource {
   using Storage = uint16_t;
@@ -209,7 +209,8 @@ template <class F>
 constexpr int kEncodeBias = (FormatConstants<F>::kExponentMin + 127 + 23 - F::kMantissaBits)
                             << F::kMantissaBits;
 
-/// Some of 64 magnitude codes are the largest finite: counts why, and returns which are NaN.
+/// For 64 magnitude codes of which some are the largest finite one: counts why, and returns which
+/// are NaN.
 template <class Source, class F>
 __attribute__((noinline)) uint64_t TallyTop(const typename Source::Storage* p, __m512 scale,
                                             CastTally& tally) {

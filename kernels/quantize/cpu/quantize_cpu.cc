@@ -1,14 +1,14 @@
-// The CPU quantizer: its formats, and the one that keeps the source.
+// The CPU quantizer: chooses the format's quantizer, and does identity itself.
 #include "kernels/base/status_macros.h"
+#include "kernels/quantize/compiled_formats.h"
 #include "kernels/quantize/cpu/block_lines.h"
 #include "kernels/quantize/format_quantizers.h"
-#include "kernels/quantize/quantizer_formats.h"
 #include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
 namespace {
 
-/// Counts over a source that is not quantized: its own codes.
+/// Counts the codes of a source that is not quantized.
 template <class Source>
 QuantizationCounts CountSource(const Tensor& source, const ExecutionContext& context) {
   using C = FormatConstants<Source>;

@@ -1,8 +1,8 @@
 // FP8 under fp32 scales of 128 elements or of 128 x 128 tiles: docs/quantizers.md section 4.
 #include "kernels/base/status_macros.h"
+#include "kernels/quantize/compiled_formats.h"
 #include "kernels/quantize/cpu/block_lines.h"
 #include "kernels/quantize/format_quantizers.h"
-#include "kernels/quantize/quantizer_formats.h"
 #include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
@@ -103,7 +103,7 @@ absl::Status QuantizeFp8Block(const FormatRequest& request, QuantizedTensor& qua
   const Fp8BlockTileFunction vector = FindVectorTile(request);
   const Fp8BlockOptions options = {.power_2 = request.spec.power_2_scale,
                                    .amax_epsilon = request.spec.amax_epsilon,
-                                   .value_for_infinity = LargestOf(request.source.dtype())};
+                                   .value_for_infinity = LargestFiniteOf(request.source.dtype())};
   return QuantizeTiles(
       request, kTileSide, kTileSide,
       [&](const Piece& tile, TileTally& tally) {

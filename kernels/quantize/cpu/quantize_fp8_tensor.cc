@@ -7,12 +7,13 @@
 #include "kernels/quantize/cpu/block_lines.h"
 #include "kernels/quantize/cpu/quantize_kernels.h"
 #include "kernels/quantize/format_quantizers.h"
-#include "kernels/tensor/convert.h"
+#include "kernels/tensor/transpose.h"
 
 namespace quantgate {
 namespace {
 
-// A multiple of every vector loop's step, so that only the last piece has a tail; 64 KiB of codes.
+// A multiple of the step of every vector loop, so that only the last piece has a tail; 64 KiB of
+// codes.
 constexpr int64_t kGrainElements = 1 << 16;
 
 float DecodeMagnitude(DType dtype, uint32_t bits) {
@@ -27,8 +28,8 @@ float DecodeMagnitude(DType dtype, uint32_t bits) {
 }
 
 float CurrentScale(const FormatRequest& request, float amax) {
-  // An empty tensor has scale 1 whatever the epsilon: nothing was measured (docs/definitions.md
-  // section 7). One of a group has the group's.
+  // An empty tensor has scale 1 for every epsilon, since nothing was measured (docs/definitions.md
+  // section 7), or the scale of its group.
   const bool is_of_group = request.arguments.group_amax_rowwise.has_value();
   if (request.source.element_count() == 0 && !is_of_group) return 1.0f;
   const QuantizerSpec& spec = request.spec;
@@ -38,7 +39,7 @@ float CurrentScale(const FormatRequest& request, float amax) {
       {.rule = spec.scale_rule, .power_2 = spec.power_2_scale, .amax_epsilon = spec.amax_epsilon});
 }
 
-/// The vector loops know the usual cast only.
+/// The vector loop of a cast, or null: vector loops have only the default cast.
 CastFunction FindVectorCast(const Tensor& source, const QuantizerSpec& spec, Isa isa) {
   if (spec.element_rounding != ElementRounding::kNearestEven ||
       spec.overflow != Overflow::kSaturate) {
@@ -137,7 +138,7 @@ QuantizationCounts CastTiles(const FormatRequest& request, Fp8TensorTileFunction
       });
 }
 
-/// Codes of the rowwise copy, and of the columnwise one where that is asked for.
+/// Writes the codes of the rowwise copy, and of the columnwise one if it is asked for.
 absl::Status MakeCodes(const FormatRequest& request, float scale, Tensor& codes, Tensor& transposed,
                        QuantizationCounts& counts) {
   const Tensor& source = request.source;

@@ -1,6 +1,6 @@
-// The two loops of a per-tensor FP8 quantizer, one set per instruction set. Private to
-// kernels/quantize. The scalar set is the definition; the vector sets restate it for the usual cast
-// (nearest even, saturating) and are tested against it.
+// The two loops of per-tensor FP8, amax and cast, one set per instruction set. The scalar set is
+// the definition; the vector sets restate it for the default cast (nearest even, saturating) and
+// are tested against it. Private to kernels/quantize.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@
 
 namespace quantgate {
 
-/// Bits of max |x| over count elements, in the element type's own magnitude code; NaN counts as 0.
+/// max |x| over `count` elements, as the magnitude code of the source's type; NaN counts as 0.
 using AmaxFunction = uint32_t (*)(const void* source, int64_t count);
 
-/// What the cast of one piece needs.
+/// One piece to cast.
 struct CastPiece {
   const void* source;
   int64_t count;
@@ -37,7 +37,7 @@ CastFunction Avx2Cast(DType source, DType element);
 AmaxFunction Avx512Amax(DType source);
 CastFunction Avx512Cast(DType source, DType element);
 
-/// Counts of a run of codes that vector code finds from the codes and the sources' zeros alone.
+/// Counts of a run of codes, which vector code finds from the codes and the zeros of the source.
 struct CastTally {
   int64_t source_zero = 0;
   int64_t code_zero = 0;
@@ -46,6 +46,7 @@ struct CastTally {
   int64_t infinite = 0;
   int64_t nan = 0;
 };
+/// Adds the kinds of `count` codes that the tally implies to `counts`.
 void AddTally(const CastTally& tally, int64_t count, QuantizationCounts& counts);
 
 }  // namespace quantgate

@@ -2,9 +2,9 @@
 // section 5.
 #include "kernels/base/status_macros.h"
 #include "kernels/numerics/e8m0.h"
+#include "kernels/quantize/compiled_formats.h"
 #include "kernels/quantize/cpu/block_lines.h"
 #include "kernels/quantize/format_quantizers.h"
-#include "kernels/quantize/quantizer_formats.h"
 #include "kernels/tensor/visit_format.h"
 
 namespace quantgate {

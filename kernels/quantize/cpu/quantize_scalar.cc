@@ -1,5 +1,5 @@
+#include "kernels/quantize/compiled_formats.h"
 #include "kernels/quantize/cpu/quantize_kernels.h"
-#include "kernels/quantize/quantizer_formats.h"
 #include "kernels/tensor/visit_format.h"
 
 namespace quantgate {

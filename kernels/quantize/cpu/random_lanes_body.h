@@ -7,8 +7,8 @@
 namespace quantgate {
 namespace {
 
-/// Counters as 64-bit lanes whose lower halves count: even lanes of 32 bits, then odd ones. What
-/// stands in the upper halves is of no use and no harm.
+/// Counters in the lower halves of 64-bit lanes: those of the even 32-bit lanes, then those of the
+/// odd ones. The upper halves are ignored.
 struct PhiloxLanes {
   Ints word[4];
 };

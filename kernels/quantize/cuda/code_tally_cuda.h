@@ -6,14 +6,14 @@
 
 namespace quantgate {
 
-/// Counts codes of finite sources, none of which lies beyond the largest code: what is left to tell
-/// are zeros and subnormals, which most words have none of.
+/// Counts the codes of finite sources that do not saturate, so that only zeros and subnormals must
+/// be told from normal ones; most words have neither.
 template <class F>
 class CodeTally {
  public:
   static constexpr int kWords = 8;
 
-  /// 32 codes and, in any order, their bf16 sources.
+  /// Adds 32 codes with their bf16 sources, which may be in any order.
   __device__ void Add(const uint32_t (&words)[kWords], const uint4* sources) {
     uint32_t all = kTops;
 #pragma unroll
@@ -21,7 +21,7 @@ class CodeTally {
     if (all != kTops) AddRare(words, sources);
   }
 
-  /// `codes` have been added.
+  /// `codes` is the number of codes that were added.
   __device__ void AddTo(ThreadCounts& counts, uint32_t codes) const {
     counts.Add(ElementKind::kNormal, codes - subnormal_ - code_zero_);
     counts.Add(ElementKind::kSubnormal, subnormal_);
@@ -31,8 +31,8 @@ class CodeTally {
 
  private:
   static constexpr uint32_t kTops = 0x80808080, kOnes = 0x01010101;
-  /// The smallest normal code in every byte: taken from 0x80 plus a magnitude, it leaves the upper
-  /// bit where that is normal.
+  /// The smallest normal code in every byte. Subtracted from 0x80 plus a magnitude code, it leaves
+  /// the upper bit set if the code is normal.
   static constexpr uint32_t kNormals = kOnes << F::kMantissaBits;
 
   __device__ void AddRare(const uint32_t (&words)[kWords], const uint4* sources) {
@@ -59,8 +59,8 @@ class CodeTally {
   uint32_t subnormal_ = 0, code_zero_ = 0, zero_ = 0;
 };
 
-/// Division of numbers below 2^31 by one divisor that the host knows: a multiplication, since the
-/// estimate floor(n * floor(2^32 / d) / 2^32) falls short by at most 1.
+/// Divides numbers below 2^31 by a divisor that the host knows, by a multiplication: the estimate
+/// floor(n * floor(2^32 / d) / 2^32) is too small by at most 1.
 struct Divisor {
   uint32_t value = 1, reciprocal = 0xFFFFFFFF;
 

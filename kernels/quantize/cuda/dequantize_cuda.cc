@@ -1,4 +1,4 @@
-// What can be made from a quantized tensor on a GPU: values, and the other direction.
+// DequantizeCuda and UpdateUsagesCuda: what can be made from a quantized tensor on a GPU.
 #include <bit>
 
 #include "kernels/base/cuda_status.h"

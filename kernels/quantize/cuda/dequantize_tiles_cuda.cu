@@ -22,7 +22,7 @@ __device__ float ScaleAt(const TileDequantization& job, int64_t row, int64_t col
   const int64_t length = job.is_columnwise ? job.rows : job.columns;
   const int64_t blocks = (length + (int64_t{1} << job.block_bits) - 1) >> job.block_bits;
   const int64_t block = at >> job.block_bits;
-  // Tiles of E8M0 scales have one for each of their lines.
+  // E8M0 scales of a tile are stored once for each line of the tile.
   const bool has_one_a_tile = job.has_tiles && job.scales == ScaleKind::kF32;
   const int64_t index = job.is_columnwise && !job.is_turned
                             ? block * lines + line
@@ -42,7 +42,7 @@ __device__ void Store(const TileDequantization& job, int64_t index, float value)
   }
 }
 
-/// The codes of a tile of a turned array, as they are found at [column][row].
+/// The codes of a tile of a transposed array, at [column][row].
 __device__ void LoadTurned(const TileDequantization& job, int64_t row_begin, int64_t column_begin,
                            DequantizeShared& shared) {
   __syncthreads();

@@ -1,4 +1,4 @@
-#include "kernels/quantize/cuda/fragment_cuda.h"
+#include "kernels/quantize/cuda/quantize_cuda.h"
 
 #include "kernels/base/cuda_status.h"
 #include "kernels/base/status_macros.h"
@@ -23,7 +23,7 @@ FragmentParameters ParametersOf(const TensorFragment& fragment, const QuantizerS
   return parameters;
 }
 
-/// Memory of an outline's tensor.
+/// A tensor with device memory for an outline.
 absl::Status AllocateAs(CudaDevice& device, Tensor& outline) {
   if (!outline.has_value()) return absl::OkStatus();
   QG_ASSIGN_OR_RETURN(outline, device.Allocate(outline.dtype(), outline.shape()));

@@ -26,7 +26,7 @@ __global__ void MeasureFragment(const FragmentParameters parameters, uint32_t* a
     const uint32_t magnitude =
         FragmentMagnitude(ValueAt(parameters, i), parameters.rule.nan_counts);
     largest = max(largest, magnitude);
-    // Where one unit is the whole tensor, once per thread is enough.
+    // If the whole tensor is one unit, one atomic per thread is enough.
     if (grid.units > 1) atomicMax(amaxes + grid.UnitOfElement(parameters.begin + i), magnitude);
   }
   if (grid.units == 1) atomicMax(amaxes, largest);

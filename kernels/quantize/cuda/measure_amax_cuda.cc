@@ -1,4 +1,4 @@
-// The maxima of a tensor ahead of its quantization, on a GPU.
+// The maxima of a tensor before it is quantized, on a GPU.
 #include "kernels/base/cuda_status.h"
 #include "kernels/quantize/cuda/quantize_cuda.h"
 #include "kernels/quantize/cuda/quantize_tiles_cuda.h"

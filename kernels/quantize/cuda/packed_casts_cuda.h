@@ -11,7 +11,7 @@ namespace quantgate {
 
 inline constexpr uint32_t kPairMagnitude = 0x7FFF7FFF, kPairSigns = 0x80008000;
 
-/// max of magnitudes, each half by itself; a NaN gives way to a number.
+/// The larger of `max` and the magnitudes of `pair`, each half by itself; if one is NaN, the other.
 __device__ inline uint32_t MaxMagnitudesBf16(uint32_t max, uint32_t pair) {
   uint32_t result;
   asm("{.reg .b32 m; abs.bf16x2 m, %2; max.bf16x2 %0, %1, m;}"
@@ -33,7 +33,7 @@ __device__ inline uint32_t MaxOrNanMagnitudesBf16(uint32_t max, uint32_t pair) {
   return result;
 }
 
-/// Of both pairs' magnitudes.
+/// The same for the magnitudes of both pairs.
 __device__ inline uint32_t MaxOrNanOfBf16(uint32_t a, uint32_t b) {
   uint32_t result;
   asm("{.reg .b32 m, n; abs.bf16x2 m, %1; abs.bf16x2 n, %2; max.NaN.bf16x2 %0, m, n;}"
@@ -48,13 +48,13 @@ __device__ inline uint32_t MaxOrNanOfBf16(const uint4& four) {
 
 __device__ inline uint32_t LowerHalves(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x5410); }
 __device__ inline uint32_t UpperHalves(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x7632); }
-/// The larger half: magnitudes are ordered as integers, NaN above all.
+/// The larger half as integers, which order magnitudes with NaN above all numbers.
 __device__ inline uint32_t LargerHalf(uint32_t pair) { return max(pair & 0xFFFF, pair >> 16); }
 
 __device__ inline float LowerBf16(uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ inline float UpperBf16(uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000); }
 
-/// EncodeFloat<F>, nearest even, saturating, of four values from the lowest byte up.
+/// EncodeFloat<F>, nearest even, saturating, of four values; the first in the lowest byte.
 template <class F>
 __device__ inline uint32_t EncodeFour(float a, float b, float c, float d) {
   uint32_t codes;
@@ -72,7 +72,7 @@ __device__ inline uint32_t EncodeFour(float a, float b, float c, float d) {
   return codes;
 }
 
-/// The same of eight bf16 under one factor.
+/// The same for eight bf16 times one factor.
 template <class F>
 __device__ inline uint2 EncodeEight(const uint4& values, float factor) {
   return make_uint2(EncodeFour<F>(LowerBf16(values.x) * factor, UpperBf16(values.x) * factor,
@@ -105,25 +105,25 @@ __device__ inline void TransposeBytes(uint32_t (&words)[4]) {
   words[3] = UpperHalves(upper01, upper23);
 }
 
-/// E8m0Scale<F> under kRoundUp of a finite bf16 magnitude. The largest value of both FP8 formats is
-/// 1.75 times a power of two: what has more than 0.75 of its mantissa needs the next exponent.
+/// E8m0Scale<F> under kRoundUp of a finite bf16 magnitude. The largest value of both FP8 formats
+/// is 1.75 times a power of two, so a significand above 1.75 needs the next exponent.
 template <class F>
 __device__ inline uint32_t RoundUpScale(uint32_t magnitude) {
   constexpr uint32_t kToCarry = 127 - 96;
   const int exponent = static_cast<int>((magnitude + kToCarry) >> 7);
   return static_cast<uint32_t>(max(exponent - kMaxFiniteExponent<F>, 0));
 }
-/// E8m0Multiplier of what RoundUpScale gives: never 254 or more.
+/// E8m0Multiplier of a code of RoundUpScale, which is below 254.
 __device__ inline float RoundUpMultiplier(uint32_t code) {
   return __uint_as_float((254 - code) << 23);
 }
 
-/// 16 bytes into shared memory, past the L1.
+/// Copies 16 bytes into shared memory asynchronously, bypassing the L1 cache.
 __device__ inline void CopyOnce(uint4* shared, const void* global) {
   const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
 }
-/// For the thread's own.
+/// Waits for the copies of the calling thread.
 __device__ inline void WaitForCopies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 }  // namespace quantgate

@@ -1,5 +1,5 @@
-// fp8_tensor, fp8_block and mxfp8 by the definition, whatever the rule and the source: the kernels
-// that the tuned ones are tested against.
+// fp8_tensor, fp8_block and mxfp8 by the scalar functions, for every rule and source. The tuned
+// kernels are tested against these.
 #include "kernels/quantize/cuda/tile_parts_cuda.h"
 
 namespace quantgate {
@@ -8,7 +8,7 @@ namespace {
 constexpr int kThreads = 256, kWarps = kThreads / kWarpLanes;
 constexpr int kBlockSide = 128, kMicroSide = 32;
 
-/// A block of threads per tile of 128 x 128.
+/// Quantizes with one block of threads per tile of 128 x 128.
 template <class Element>
 __global__ void __launch_bounds__(kThreads) QuantizeBlocks(const TileQuantization job) {
   __shared__ TileFactors<kBlockSide> factors;
@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kThreads) QuantizeBlocks(const TileQuantizatio
   counts.AddTo(job.counts, of_warps);
 }
 
-/// A warp per tile of 32 x 32.
+/// Quantizes with one warp per tile of 32 x 32.
 template <class Element>
 __global__ void __launch_bounds__(kThreads) QuantizeMicro(const TileQuantization job) {
   __shared__ TileFactors<kMicroSide> factors[kWarps];
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads) QuantizeMicro(const TileQuantization
 using Kernel = void (*)(TileQuantization);
 
 Kernel FindKernel(const TileQuantization& job) {
-  // Tiles of f32 scales may be cut short at the edges, those of E8M0 scales are whole.
+  // Tiles with f32 scales may be smaller at the edges; those with E8M0 scales are whole.
   if (job.scales == ScaleKind::kTensor ||
       (job.scales == ScaleKind::kF32 && job.block_length == kBlockSide)) {
     return VisitFormatIn(Fp8Formats{}, job.element,

@@ -1,4 +1,4 @@
-// The GPU quantizer: its formats, and the one that keeps the source.
+// The GPU quantizer: runs the kernels of the formats, and does identity itself.
 #include "kernels/quantize/cuda/quantize_cuda.h"
 
 #include <memory>
@@ -58,7 +58,7 @@ TileQuantization JobOf(const CudaRequest& request, QuantizedTensor& quantized) {
   job.scale_options = {
       .rule = spec.scale_rule, .power_2 = spec.power_2_scale, .amax_epsilon = spec.amax_epsilon};
   if (job.scales == ScaleKind::kF32) {
-    job.scale_options.value_for_infinity = LargestOf(request.source.dtype());
+    job.scale_options.value_for_infinity = LargestFiniteOf(request.source.dtype());
   }
   job.rounding = spec.element_rounding;
   job.overflow = spec.overflow;
@@ -66,11 +66,11 @@ TileQuantization JobOf(const CudaRequest& request, QuantizedTensor& quantized) {
   return job;
 }
 
-/// One copy with codes and scales not yet written, and where the kernels write them. Per-tensor
-/// scales are not set.
+/// Allocates one copy and sets in `job` where the kernels write codes and scales. Per-tensor scales
+/// are not set.
 absl::Status AllocateCopy(const CudaRequest& request, Usage usage, QuantizedTensor& quantized,
                           uint8_t*& codes, void*& scales) {
-  if (!Asks(request.usages, usage)) return absl::OkStatus();
+  if (!HasUsage(request.usages, usage)) return absl::OkStatus();
   QG_ASSIGN_OR_RETURN(QuantizedCopy copy, OutlineCopy(request.spec, usage, request.source.dtype(),
                                                       request.source.shape()));
   QG_ASSIGN_OR_RETURN(copy.data, request.device.Allocate(copy.element, copy.data.shape()));
@@ -102,7 +102,7 @@ absl::Status QuantizeBlocks(const CudaRequest& request, QuantizedTensor& quantiz
   return FillCopies(request, JobOf(request, quantized), quantized);
 }
 
-/// The small results of a per-tensor quantization: one block of memory.
+/// The small results of a per-tensor quantization, in one block of memory.
 struct TensorResults {
   std::shared_ptr<Buffer> buffer;
   Tensor counts, amax, scale, scale_inv;
@@ -121,7 +121,7 @@ struct TensorResults {
   }
 };
 
-/// The scale, and under current scaling the amax that it is made from; no one waits for either.
+/// Makes the scale, and under current scaling the amax from which it is made; waits for neither.
 absl::Status MakeScale(const CudaRequest& request, TensorResults& results) {
   CudaDevice& device = request.device;
   const Tensor& source = request.source;
@@ -164,12 +164,11 @@ absl::Status QuantizeTensor(const CudaRequest& request, QuantizedTensor& quantiz
   quantized.scale = results.scale;
   TileQuantization job = JobOf(request, quantized);
   job.tensor_scale = results.scale.as<float>();
-  // Under current scaling the scale waited for the amax; under delayed scaling it is found on the
-  // way.
+  // Under current scaling MakeScale has found the amax; under delayed scaling the cast finds it.
   if (request.spec.scaling == Scaling::kDelayed) job.amax_bits = results.amax.as<uint32_t>();
   QG_RETURN_IF_ERROR(FillCopies(request, job, quantized));
   for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
-    if (!Asks(request.usages, usage)) continue;
+    if (!HasUsage(request.usages, usage)) continue;
     quantized.copy(usage)->amax = results.amax;
     quantized.copy(usage)->scale_inv = results.scale_inv;
   }

@@ -1,14 +1,14 @@
-// Quantization on a GPU: the bytes of quantizer.h, scale_layout.h, delayed_scaling.h and
-// quantization_summary.h. Tensors are in device memory, those of arguments and states too; results
-// are, and are written once the device's stream gets there. Only SummarizeCuda waits. Errors as on
-// the CPU, and those of CudaDevice.
+// The functions of quantizer.h, fragment.h, scale_layout.h and delayed_scaling.h on a GPU, with the
+// same bytes. Tensors are in device memory, also those of arguments and states; results are written
+// when the device's stream gets there. Only SummarizeCuda waits. Errors are those of the CPU
+// functions and of CudaDevice.
 #pragma once
 
 #include <span>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/quantize/quantization_summary.h"
+#include "kernels/quantize/fragment.h"
 #include "kernels/quantize/quantizer.h"
 #include "kernels/quantize/recipe/delayed_scaling.h"
 #include "kernels/quantize/scale_layout.h"
@@ -16,9 +16,9 @@
 
 namespace quantgate {
 
-/// As QuantizeCpu; QuantizedTensor::device_counts stands for its counts. A delayed scale and amaxes
-/// of a group may be in host memory too; a scale in device memory is taken as it is, positive and
-/// finite, and a group's amax becomes that of the copies.
+/// As QuantizeCpu, with QuantizedTensor::device_counts in place of the counts. A delayed scale and
+/// the amaxes of a group may be in host memory, too. A scale in device memory must be positive and
+/// finite, which is not checked; the amax of a group becomes that of the copies.
 absl::StatusOr<QuantizedTensor> QuantizeCuda(CudaDevice& device, const Tensor& source,
                                              const Quantizer& quantizer, Usages usages,
                                              const QuantizeArguments& arguments);
@@ -52,10 +52,20 @@ absl::StatusOr<DelayedScalingState> WithUpdateCuda(CudaDevice& device,
 
 /// Whether StartSummaryCuda has anything to do.
 bool NeedsSummary(const QuantizedTensor& quantized);
-/// Gathers what SummarizeCuda reads of a quantization whose scales are to be counted.
+/// Gathers on the device what SummarizeCuda reads, for a quantization whose scales are to be
+/// counted.
 absl::Status StartSummaryCuda(CudaDevice& device, QuantizedTensor& quantized);
-/// As SummarizeCpu of each, waiting once.
+/// As SummarizeCpu for each; waits once.
 absl::StatusOr<std::vector<QuantizationSummary>> SummarizeCuda(
     CudaDevice& device, std::span<const QuantizedTensor> quantized);
+
+/// As MeasureFragmentCpu and QuantizeFragmentCpu.
+absl::StatusOr<Tensor> MeasureFragmentCuda(CudaDevice& device, const TensorFragment& fragment,
+                                           const QuantizerSpec& spec, Usage usage);
+absl::StatusOr<QuantizedFragment> QuantizeFragmentCuda(CudaDevice& device,
+                                                       const TensorFragment& fragment,
+                                                       const QuantizerSpec& spec, Usage usage,
+                                                       const FragmentAmaxes& amaxes,
+                                                       const Tensor& scale);
 
 }  // namespace quantgate

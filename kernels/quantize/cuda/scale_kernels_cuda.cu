@@ -6,7 +6,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kBlocksMax = 1024;
 
-/// Enough blocks for `count` threads that then stride.
+/// The number of blocks for `count` items, over which threads stride.
 int BlocksFor(int64_t count) {
   const int64_t blocks = (count + kThreads - 1) / kThreads;
   return static_cast<int>(blocks < kBlocksMax ? blocks : kBlocksMax);
@@ -25,7 +25,7 @@ __global__ void MoveScales(const ScaleMove move) {
   }
 }
 
-/// A thread adds runs of equal codes at once: neighbours often are.
+/// A thread adds a run of equal codes at once, since neighbours are often equal.
 __global__ void __launch_bounds__(kThreads)
     CountScales(const void* scales, bool is_fp32, int64_t count, SummaryRecord* record) {
   __shared__ unsigned found[kScaleCodes];
@@ -66,7 +66,7 @@ __global__ void GatherSummary(const SummaryScalars scalars, SummaryRecord* recor
 constexpr int kHistoryThreads = 1024;
 
 /// The maximum of rows 1 and up by one block: MaxNumber or MaxOrNan, whose result does not depend
-/// on the order but for which NaN it is, which no rule reads.
+/// on the order except in the bits of a NaN, which no rule reads.
 __device__ float MaxOfHistory(const DelayedStateJob& job) {
   namespace steps = delayed_scaling_steps;
   __shared__ float of_threads[kHistoryThreads];
@@ -90,8 +90,8 @@ __device__ float MaxOfHistory(const DelayedStateJob& job) {
   return of_threads[0];
 }
 
-/// UpdateDelayedScale, where every thread moves its rows and thread 0 makes the scale from a
-/// history of two rows: row 0 and the maximum of the others.
+/// UpdateDelayedScale: every thread moves some rows, and thread 0 makes the scale from a history of
+/// two rows, row 0 and the maximum of the others.
 __device__ void Update(const DelayedStateJob& job) {
   const float newest = job.old_history[0];
   const bool rolls = job.update == ScaleUpdate::kUnfused || newest != 0;
@@ -124,9 +124,9 @@ __global__ void __launch_bounds__(kHistoryThreads) MakeDelayedState(const Delaye
   if (threadIdx.x == 0) *job.scale = *job.old_scale;
 }
 
-// ---- turning
+// ---- transposition
 
-/// A warp's bytes stand side by side in the result; its reads hit lines that its neighbours read.
+/// A warp writes neighbouring bytes; it reads lines that neighbouring warps read, too.
 __global__ void TransposeNibbles(const uint8_t* from, uint8_t* to, int64_t rows, int64_t columns) {
   const int64_t pairs = rows / 2;
   for (int64_t i = FirstIndex(); i < columns * pairs; i += Stride()) {

@@ -1,6 +1,6 @@
-// Kernels of what is small: layouts of scales, histograms of scales, delayed scaling's states, and
-// the turning of packed codes. Private to kernels/quantize; free of the headers that nvcc is slow
-// on.
+// Kernels for layouts of scales, histograms of scales, states of delayed scaling, and the
+// transposition of packed codes. Private to kernels/quantize. It includes no headers that nvcc is
+// slow to compile.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,7 +12,7 @@
 
 namespace quantgate {
 
-/// Scales of `scale_bytes` (1 or 4) each, from one layout to another; padding is left alone.
+/// Moves scales of `scale_bytes` (1 or 4) from one layout to another; does not write padding.
 struct ScaleMove {
   ScaleGrid grid;
   ScaleLayout from_layout, to_layout;
@@ -33,7 +33,7 @@ struct SummaryRecord {
 /// Adds to record.scale_codes the codes of `count` scales: bytes, or the biased exponents of fp32.
 cudaError_t LaunchCountScales(const void* scales, bool is_fp32, int64_t count,
                               SummaryRecord* record, cudaStream_t stream);
-/// Copies what is not null into the record.
+/// Scalars that are copied into the record; null ones are left out.
 struct SummaryScalars {
   const int64_t* counts = nullptr;
   const float* amax = nullptr;
@@ -44,7 +44,7 @@ struct SummaryScalars {
 cudaError_t LaunchGatherSummary(const SummaryScalars& scalars, SummaryRecord* record,
                                 cudaStream_t stream);
 
-/// One new state of delayed_scaling.h.
+/// Makes one new state of delayed_scaling.h.
 struct DelayedStateJob {
   enum class Event { kCast, kCalibration, kUpdate };
   Event event = Event::kCast;
@@ -58,15 +58,15 @@ struct DelayedStateJob {
   float max_finite = 448.0f;
   int margin = 0;
   float* scale = nullptr;
-  float* history = nullptr;  ///< Not old_history.
+  float* history = nullptr;  ///< Must not be old_history.
 };
 cudaError_t LaunchDelayedState(const DelayedStateJob& job, cudaStream_t stream);
 
-/// E2M1 codes of rows x columns, two to a byte along columns, to two to a byte along rows.
+/// Turns E2M1 codes of rows x columns from two per byte along a row to two per byte along a column.
 cudaError_t LaunchTransposeNibbles(const uint8_t* from, uint8_t* to, int64_t rows, int64_t columns,
                                    cudaStream_t stream);
-/// Scales of side x side tiles, replicated to each row of a tile [rows][tiles], to those replicated
-/// to each column [side * tiles][rows / side].
+/// Turns the scales of side x side tiles from one per row of a tile, [rows][tiles], to one per
+/// column, [side * tiles][rows / side].
 cudaError_t LaunchTransposeReplicated(const uint8_t* from, uint8_t* to, int64_t rows, int64_t tiles,
                                       int side, cudaStream_t stream);
 

@@ -1,4 +1,4 @@
-// Scales on a GPU: their layouts, delayed scaling's states, and what a report says of them.
+// Scales on a GPU: layouts, states of delayed scaling, and summaries for reports.
 #include <algorithm>
 #include <bit>
 #include <optional>
@@ -50,7 +50,7 @@ const QuantizedCopy& FirstCopy(const QuantizedTensor& quantized) {
   return quantized.rowwise.has_value() ? *quantized.rowwise : *quantized.columnwise;
 }
 
-/// Whether everything that a summary reads is on the host. The codes may have been let go of.
+/// Whether everything that a summary reads is on the host. The codes may have been dropped.
 bool IsOnHost(const QuantizedTensor& quantized) {
   const Tensor& scales = FirstCopy(quantized).scale_inv;
   return !quantized.device_counts.has_value() &&
@@ -72,7 +72,7 @@ SummaryScalars ScalarsOf(const QuantizedTensor& quantized) {
   return scalars;
 }
 
-/// Gathers one tensor's record on the device: SummaryRecord.
+/// Gathers the SummaryRecord of one tensor on the device.
 absl::StatusOr<Tensor> Gather(CudaDevice& device, const QuantizedTensor& quantized) {
   QG_ASSIGN_OR_RETURN(Tensor record,
                       device.AllocateZeroed(DType::kU8, {int64_t{sizeof(SummaryRecord)}}));
@@ -89,8 +89,7 @@ absl::StatusOr<Tensor> Gather(CudaDevice& device, const QuantizedTensor& quantiz
   return record;
 }
 
-/// Whether a summary is all scalars, of a quantization on this device or on the host: nothing is to
-/// be gathered.
+/// Whether a summary needs no gathering: everything is on the host, or has only scalars.
 bool IsOfScalars(const QuantizedTensor& quantized) {
   if (IsOnHost(quantized)) return true;
   return quantized.device_counts.has_value() && BlockLength(FirstCopy(quantized).format) == 1;
@@ -113,7 +112,7 @@ QuantizationSummary SummaryOf(const QuantizedTensor& quantized, const SummaryRec
   return summary;
 }
 
-/// The scalars of a device's tensor as results to read into a record.
+/// The scalars of a tensor in device memory, as results to read into a record.
 void AddResults(const SummaryScalars& scalars, SummaryRecord& record,
                 std::vector<CudaDevice::Result>& results) {
   const auto add = [&](const void* device, void* host, size_t bytes) {

@@ -1,4 +1,4 @@
-// One number of a whole tensor: its amax, the scale that follows, the kinds of its elements.
+// Results for a whole tensor: the amax, the scale that follows from it, the kinds of elements.
 #include "kernels/quantize/cuda/packed_casts_cuda.h"
 #include "kernels/quantize/cuda/tile_parts_cuda.h"
 
@@ -8,7 +8,7 @@ namespace {
 constexpr int kThreads = 256, kWarps = kThreads / kWarpLanes;
 constexpr int kUnrolled = 4;
 
-/// Magnitudes as the format holds them, two to a word where it has 16 bits.
+/// Magnitudes in the bits of the format, two per word if it has 16 bits.
 template <class Source>
 struct Magnitudes {
   static constexpr int kBytes = std::is_same_v<Source, Float32> ? 4 : 2;
@@ -16,7 +16,7 @@ struct Magnitudes {
 
   __device__ void Take(uint32_t word) {
     if constexpr (std::is_same_v<Source, Float32>) {
-      // fmaxf gives the number where the other is NaN.
+      // If one is NaN, fmaxf gives the other.
       max = __float_as_uint(fmaxf(__uint_as_float(max), fabsf(__uint_as_float(word))));
     } else if constexpr (std::is_same_v<Source, BFloat16>) {
       max = MaxMagnitudesBf16(max, word);

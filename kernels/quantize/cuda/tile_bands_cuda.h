@@ -5,9 +5,8 @@
 
 namespace quantgate {
 
-/// The tiles of kSide x kSide of a matrix, in bands of kTilesDown rows of tiles: they go down a
-/// band before they go right, so that what is written columnwise at a time stands next to each
-/// other.
+/// The tiles of kSide x kSide of a matrix, in bands of kTilesDown rows of tiles. The order goes
+/// down a band before it goes right, so that columnwise writes at one time are adjacent.
 template <int kSide, uint32_t kTilesDown>
 struct TileBands {
   /// In tiles.
@@ -19,7 +18,7 @@ struct TileBands {
   };
 
   uint32_t across = 0, down = 0;
-  uint32_t whole_across = 0, whole_down = 0;  ///< Without those at the edges.
+  uint32_t whole_across = 0, whole_down = 0;  ///< Whole tiles, without those at the edges.
   Divisor band;                               ///< Tiles in a band.
 
   static TileBands Of(int64_t rows, int64_t columns) {

@@ -1,5 +1,5 @@
-// What the kernels of quantize_tiles_cuda.h have in common: elements, counts, and one tile by the
-// definition, which the tuned kernels fall back to. Included by .cu files only.
+// What the kernels of quantize_tiles_cuda.h share: elements, counts, and the plain code for one
+// tile, to which the tuned kernels fall back. Included by .cu files only.
 #pragma once
 
 #include "kernels/numerics/e8m0.h"
@@ -29,13 +29,13 @@ __device__ inline FloatClass ClassOf(float value) {
   return magnitude == 0 ? FloatClass::kZero : FloatClass::kFinite;
 }
 
-/// Counts of the warps of a block of threads, in shared memory.
+/// The counts of the warps of a block of threads, in shared memory.
 template <int kWarps>
 struct WarpCounts {
   uint32_t of[kWarps][kCountKinds];
 };
 
-/// Counts of one thread, in the order of QuantizationCounts.
+/// The counts of one thread, in the order of QuantizationCounts.
 struct ThreadCounts {
   uint32_t of[kCountKinds] = {};
 
@@ -44,8 +44,8 @@ struct ThreadCounts {
     for (int i = 0; i < kCountKinds; ++i) of[i] += static_cast<int>(kind) == i ? count : 0;
   }
 
-  /// By every thread of a block, so that few additions meet at one address. A warp has counted less
-  /// than 2^32.
+  /// Every thread of a block must call this; the block adds its sums, so that few additions meet at
+  /// one address. A warp must have counted less than 2^32.
   template <int kWarps>
   __device__ void AddTo(unsigned long long* counts, WarpCounts<kWarps>& warps) const {
     const int thread = static_cast<int>(threadIdx.x);
@@ -74,14 +74,14 @@ struct WarpThreads {
   __device__ static void Sync() { __syncwarp(); }
 };
 
-/// Magnitude bits of the amaxes of a tile's rows and columns, then the bits of what multiplies.
-/// Aligned to the vectors in which they are read.
+/// The magnitude bits of the amaxes of the rows and columns of a tile, later the bits of the
+/// factors. Aligned to the vectors in which they are read.
 template <int kSide>
 struct alignas(16) TileFactors {
   uint32_t row[kSide], column[kSide];
 };
 
-/// One tile of kSide x kSide, less at the edges, by the definition.
+/// One tile of kSide x kSide, smaller at the edges, by the scalar functions of kernels/numerics.
 template <class Element, class Threads, int kSide>
 class PlainTile {
  public:

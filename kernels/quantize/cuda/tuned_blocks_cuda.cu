@@ -1,23 +1,23 @@
-// fp8_tensor and fp8_block's tiles from bf16 at the speed of memory: one read of the source, both
-// copies; fp8_block's lines: tuned_lines_cuda.cu.
-// A block of threads has a tile of 128 x 128 in registers; the columnwise codes are turned in
-// shared memory. Tiles at the edges, and those of fp8_block with an infinity or a NaN, are left to
-// the definition (tile_parts_cuda.h).
+// fp8_tensor, and fp8_block with tiles, from bf16 at the speed of memory: both copies from one read
+// of the source. tuned_lines_cuda.cu has fp8_block without tiles. A block of threads holds a tile
+// of 128 x 128 in registers and transposes the columnwise codes in shared memory. The plain code
+// (tile_parts_cuda.h) quantizes tiles at the edges, and those of fp8_block with an infinity or a
+// NaN.
 #include "kernels/quantize/cuda/code_tally_cuda.h"
 #include "kernels/quantize/cuda/packed_casts_cuda.h"
+#include "kernels/quantize/cuda/quantize_tiles_cuda.h"
 #include "kernels/quantize/cuda/tile_bands_cuda.h"
 #include "kernels/quantize/cuda/tile_parts_cuda.h"
-#include "kernels/quantize/cuda/tuned_tiles_cuda.h"
 
 namespace quantgate {
 namespace {
 
 constexpr int kSide = 128;
 constexpr int kThreads = 256, kWarps = kThreads / kWarpLanes;
-constexpr int kPatch = 8;                // A thread has a patch of 8 x 8.
+constexpr int kPatch = 8;                // Each thread has a patch of 8 x 8.
 constexpr int kAcross = kSide / kPatch;  // Patches in a row of the tile.
 constexpr uint32_t kInfinityBf16 = 0x7F80;
-constexpr int kBlocksPerMultiprocessor = 4;  // As many tiles fit the registers.
+constexpr int kBlocksPerMultiprocessor = 4;  // The number of tiles that fit the registers.
 using TileOrder = TileBands<kSide, 4>;
 using TilePlace = TileOrder::Place;
 
@@ -39,14 +39,14 @@ struct Shared {
 /// patches side by side, or reads whole columns, touches every bank once.
 __device__ uint32_t TurnedUnit(uint32_t down, uint32_t right) { return down ^ right; }
 
-/// fp8_tensor: this kernel starts beside the one that makes the scale.
+/// fp8_tensor: this kernel starts before the one that makes the scale has ended.
 __device__ void WaitForScale() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 /// A whole tile.
 template <class Element, Mode kMode>
 class BlockTile {
  public:
-  /// `copies`: room for kCopies.
+  /// `copies` has room for kCopies.
   __device__ BlockTile(const TileQuantization& job, TilePlace place, Shared& shared, uint4* copies)
       : job_(job), place_(place), shared_(shared) {
     const auto* source = static_cast<const uint16_t*>(job.source) + First();
@@ -63,7 +63,7 @@ class BlockTile {
     for (int i = 0; i < kPatch; ++i) patch_[i] = copies[i * kThreads + threadIdx.x];
   }
 
-  /// False, with nothing counted, where the tile is one for the definition.
+  /// False, with nothing counted, if the plain code must quantize the tile.
   __device__ bool Quantize(ThreadCounts& counts) {
     const bool has_rows = job_.row_codes != nullptr, has_columns = job_.column_codes != nullptr;
     if constexpr (kMode == Mode::kTensor) {
@@ -80,13 +80,13 @@ class BlockTile {
     return true;
   }
 
-  /// By the definition.
+  /// Quantizes the tile by the plain code.
   __device__ void QuantizePlainly(ThreadCounts& counts) {
     PlainTile<Element, BlockThreads, kSide>(job_, place_.row(), place_.column(), shared_.plain)
         .Quantize(counts);
   }
 
-  /// kTensor: by one thread, behind a barrier.
+  /// kTensor: one thread calls this after a barrier.
   __device__ void RaiseTensorAmax() const {
     uint32_t amax = 0;
     for (const uint32_t of_warp : shared_.warp_amax) amax = max(amax, of_warp);
@@ -104,7 +104,7 @@ class BlockTile {
     return (place_.row() + Down() * kPatch) * job_.columns + place_.column() + Right() * kPatch;
   }
 
-  /// NaN where the patch has one.
+  /// NaN if the patch has one.
   __device__ uint32_t PatchAmax() const {
     uint32_t amax = MaxOrNanOfBf16(patch_[0]);
 #pragma unroll
@@ -160,7 +160,7 @@ class BlockTile {
 
   // ---- codes
 
-  /// Under one scale: the codes of columns are those of rows, turned.
+  /// With one scale the codes of columns are those of rows, transposed.
   template <bool kColumns>
   __device__ void Encode(bool has_rows, ThreadCounts& counts) {
     CodeTally<Element> tally;
@@ -220,7 +220,7 @@ class BlockTile {
     }
   }
 
-  /// A patch with something beyond the largest code, or a NaN: by the definition, from the source.
+  /// Counts the elements of a patch that saturates or has a NaN one by one, from the source.
   __device__ void CountEach(ThreadCounts& counts) const {
 #pragma unroll 1
     for (int i = 0; i < kPatch * kPatch; ++i) {
@@ -232,7 +232,7 @@ class BlockTile {
     }
   }
 
-  /// Through shared memory, so that whole lines of 128 bytes are written.
+  /// Writes codes by way of shared memory, in whole lines of 128 bytes.
   __device__ void WriteTurned() {
     __syncthreads();
     constexpr uint32_t kChunk = 16, kChunks = kSide / kChunk;

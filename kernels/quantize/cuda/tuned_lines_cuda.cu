@@ -8,9 +8,9 @@
 // infinity or a NaN, are left to the definition (tile_parts_cuda.h).
 #include "kernels/quantize/cuda/code_tally_cuda.h"
 #include "kernels/quantize/cuda/packed_casts_cuda.h"
+#include "kernels/quantize/cuda/quantize_tiles_cuda.h"
 #include "kernels/quantize/cuda/tile_bands_cuda.h"
 #include "kernels/quantize/cuda/tile_parts_cuda.h"
-#include "kernels/quantize/cuda/tuned_tiles_cuda.h"
 
 namespace quantgate {
 namespace {

@@ -1,15 +1,15 @@
-// mxfp8 from bf16 at the speed of memory: one read of the source, both copies. A warp has a tile of
-// 32 x 64 in registers, a block of threads eight of them side by side. What is left at the right
-// edge, and tiles with an infinity or a NaN, go to the definition (tile_parts_cuda.h).
+// mxfp8 from bf16 at the speed of memory: both copies from one read of the source. A warp holds a
+// tile of 32 x 64 in registers, a block of threads eight of them side by side. The plain code
+// (tile_parts_cuda.h) quantizes the rest at the right edge, and tiles with an infinity or a NaN.
 #include "kernels/quantize/cuda/code_tally_cuda.h"
 #include "kernels/quantize/cuda/packed_casts_cuda.h"
+#include "kernels/quantize/cuda/quantize_tiles_cuda.h"
 #include "kernels/quantize/cuda/tile_parts_cuda.h"
-#include "kernels/quantize/cuda/tuned_tiles_cuda.h"
 
 namespace quantgate {
 namespace {
 
-constexpr int kLength = 32;  // Of a block of elements.
+constexpr int kLength = 32;  // Elements of a block.
 constexpr int kThreads = 256, kWarps = kThreads / kWarpLanes;
 constexpr int kPatch = 8;  // A thread has a patch of 8 x 8.
 constexpr int kWidth = 2 * kLength, kAcross = kWidth / kPatch;
@@ -48,8 +48,8 @@ class MicroTile {
     for (int i = 0; i < kPatch; ++i) patch_[i] = shared.source[i][threadIdx.x];
   }
 
-  /// Row scales go to shared memory. False, with nothing written, where the tile is one for the
-  /// definition.
+  /// Writes row scales to shared memory. False, with nothing written, if the plain code must
+  /// quantize the tile.
   __device__ bool Quantize(ThreadCounts& counts) {
     FindRowAmaxes();
     FindColumnAmaxes();
@@ -80,7 +80,7 @@ class MicroTile {
     return __shfl_xor_sync(0xFFFFFFFF, value, distance);
   }
 
-  /// Over the lanes that share a block, two rows to a word.
+  /// The maxima over the lanes that share a block, two rows per word.
   __device__ void FindRowAmaxes() {
 #pragma unroll
     for (int i = 0; i < kPatch / 2; ++i) {
@@ -94,7 +94,7 @@ class MicroTile {
     }
   }
 
-  /// Over the four rows of patches.
+  /// The maxima over the four rows of patches.
   __device__ void FindColumnAmaxes() {
     columns_amax_ = patch_[0];
 #pragma unroll
@@ -196,7 +196,7 @@ class MicroTile {
   uint4 columns_amax_;
 };
 
-/// What the warps of a block have left in shared memory, in lines.
+/// Writes what the warps of a block have left in shared memory, in whole lines.
 __device__ void WriteRowScales(const TileQuantization& job, TilePlace place, const Shared& shared) {
   const int64_t stride = job.columns / kLength;
   auto* scales =

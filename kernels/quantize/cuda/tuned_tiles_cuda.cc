@@ -1,4 +1,4 @@
-#include "kernels/quantize/cuda/tuned_tiles_cuda.h"
+#include "kernels/quantize/cuda/quantize_tiles_cuda.h"
 
 namespace quantgate {
 namespace {

@@ -1,5 +1,4 @@
-// One direction of an nvfp4 quantization, as scalar and vector code see it. Private to
-// kernels/quantize.
+// One direction of an nvfp4 quantization, for scalar and vector code. Private to kernels/quantize.
 #pragma once
 
 #include <optional>
@@ -17,19 +16,19 @@ inline constexpr int kNvfp4Length = 16;
 struct Nvfp4Direction {
   const QuantizerSpec* spec;
   Usage usage;
-  Tensor source;  ///< Or the transformed one, in the same layout.
+  Tensor source;  ///< The source, or its transform in the same layout.
   LineLayout layout;
   QuantizedCopy* copy;
   uint8_t* codes;
   uint8_t* scales;
   int64_t element_bytes;
   StochasticStream stream;
-  int64_t line_offset, block_offset;  ///< Of this tensor in the whole one.
-  bool is_counted;                    ///< Whether anyone reads what is counted.
-  bool transforms;  ///< The loops transform the source on the way; it is not transformed yet.
+  int64_t line_offset, block_offset;  ///< Where this tensor begins in the whole one.
+  bool is_counted;                    ///< Whether the counts are wanted.
+  bool transforms;  ///< The loops must transform the source, which is not transformed yet.
 };
 
-/// The tensor scale of a line, its own where row-scaled.
+/// The tensor scales of lines: one for all, or one per line when row-scaled.
 class Nvfp4TensorScales {
  public:
   explicit Nvfp4TensorScales(const Nvfp4Direction& direction);
@@ -48,21 +47,22 @@ using Nvfp4Scalar = absl::FunctionRef<void(const LineRange& range, QuantizationC
 /// Whether vector code does this direction.
 bool HasNvfp4Loops(const Nvfp4Direction& direction, const ExecutionContext& context);
 
-/// Quantizes a piece with the vector loops of context.isa, and what they leave with `scalar`.
+/// Quantizes a piece with the vector loops of context.isa, and the rest with `scalar`.
 void QuantizeNvfp4Piece(const Nvfp4Direction& direction, const Nvfp4TensorScales& scales,
                         const Piece& piece, const ExecutionContext& context, Nvfp4Scalar scalar,
                         QuantizationCounts& counts);
 
 /// The Hadamard transform of every 16 elements of a column of bf16, in the layout of the source,
-/// and the largest magnitude, NaN ignored.
+/// and the largest magnitude in `amax`, NaN ignored.
 absl::StatusOr<Tensor> TransformColumns(const Tensor& source, const ExecutionContext& context,
                                         float& amax);
 
-/// The amaxes of a source and of its transform, where vector loops can transform every part of it
-/// (and so will, once more, when they quantize it).
+/// The amaxes of a source and of its transform.
 struct HadamardAmaxes {
   float source, transformed;
 };
+/// Nothing unless vector loops can transform every part of the source, which they then do again
+/// when they quantize it.
 std::optional<HadamardAmaxes> FindHadamardAmaxes(const Tensor& source,
                                                  const ExecutionContext& context);
 

@@ -1,5 +1,5 @@
-// Launchers of the NVFP4 kernels (docs/quantizers.md section 6): plain types only. Private to
-// kernels/quantize.
+// Launchers of the NVFP4 kernels (docs/quantizers.md section 6), with plain types only, since nvcc
+// compiles them. Private to kernels/quantize.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -24,41 +24,41 @@ struct Nvfp4Parameters {
   bool has_tiles = false;  ///< block_dim 2.
   bool hadamard = false;   ///< bf16, columnwise, without tiles.
   bool row_scaled = false;
-  bool picks = false, squares = false;  ///< 4over6, and by the squares of errors.
+  bool picks = false, squares = false;  ///< 4over6; it compares the squares of errors.
   ScaleRule scale_rule = ScaleRule::kTwoLevel;
   ElementRounding rounding = ElementRounding::kNearestEven;
   int e4m3_max = 448;
   StochasticStream stream = {};
-  int64_t line_offset = 0, block_offset = 0;  ///< Of this tensor in the whole one.
-  float* amax = nullptr;  ///< [1], or [lines] where row-scaled; null for single_level.
+  int64_t line_offset = 0, block_offset = 0;  ///< Where this tensor begins in the whole one.
+  float* amax = nullptr;  ///< [1], or [lines] when row-scaled; null for single_level.
   uint8_t* codes = nullptr;
   uint8_t* scales = nullptr;
-  unsigned long long* counts = nullptr;  ///< By ElementKind, added to; or null.
+  unsigned long long* counts = nullptr;  ///< Counts are added, by ElementKind; or null.
 
   QG_HOST_DEVICE int64_t lines() const { return is_rowwise ? rows : columns; }
   QG_HOST_DEVICE int64_t length() const { return is_rowwise ? columns : rows; }
 };
 
-// ---- Plain kernels: any source, any rule, through the scalar functions of kernels/numerics.
+// ---- Plain kernels, for any source and rule, by the scalar functions of kernels/numerics.
 
 /// Writes the amaxes of the source, or of its Hadamard transform, to `amax`.
 cudaError_t LaunchNvfp4Amax(const Nvfp4Parameters& parameters, cudaStream_t stream);
 
-/// Codes, scales and counts, from finished amaxes.
+/// Writes codes, scales and counts; the amaxes must be finished.
 cudaError_t LaunchNvfp4Quantize(const Nvfp4Parameters& parameters, cudaStream_t stream);
 
 struct Nvfp4DequantizeParameters {
   int64_t rows = 0, columns = 0;
   const uint8_t* codes = nullptr;
   const uint8_t* scales = nullptr;
-  const float* amax = nullptr;  ///< [1], [rows] where row-scaled, or null.
+  const float* amax = nullptr;  ///< [1], [rows] when row-scaled, or null.
   bool row_scaled = false;
   int e4m3_max = 448;
   void* out = nullptr;
   Nvfp4Float out_type = Nvfp4Float::kBF16;
 };
 
-/// The values of a rowwise copy.
+/// Writes the values of a rowwise copy.
 cudaError_t LaunchNvfp4Dequantize(const Nvfp4DequantizeParameters& parameters, cudaStream_t stream);
 
 }  // namespace quantgate

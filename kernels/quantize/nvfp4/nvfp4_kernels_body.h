@@ -13,7 +13,7 @@
 namespace quantgate {
 namespace {
 
-/// MakeNvfp4BlockScale by kTwoLevel of finite amaxes: codes, and what multiplies the elements.
+/// MakeNvfp4BlockScale by kTwoLevel of finite amaxes: the codes and the factors of the elements.
 inline Floats NvScales(Floats amax, float encode_sixth, float decode, Ints* codes) {
   const Floats float_max = All(kLargest<Float32>);
   const Floats unit = MinMagnitude(Times(amax, All(encode_sixth)), float_max);
@@ -25,8 +25,8 @@ inline Floats NvScales(Floats amax, float encode_sixth, float decode, Ints* code
   return MinMagnitude(Over(All(1.0f), Times(decoded, All(decode))), float_max);
 }
 
-/// E2M1 codes at bit 22 of each lane, their sign at bit 25, before what kCodeFlip flips; the other
-/// bits are not defined. A float's exponent and first mantissa bit, from 1.0 on, are the code's
+/// E2M1 codes at bit 22 of each lane with the sign at bit 25, before kCodeFlip is applied; the
+/// other bits are undefined. A float's exponent and first mantissa bit, from 1.0 on, are the code's
 /// with 252 added, which is 4 modulo 8; below 1.0 the two codes 0 and 1 stand for [0, 1/2) and
 /// [1/2, 1).
 constexpr int kCodeShift = 22;
@@ -47,14 +47,14 @@ Ints EncodeStochasticLanes(Floats value, Ints random, Ints& t) {
   return Select(AllInts(8 << kCodeShift), ShiftRight<31 - 25>(BitsOf(value)), code);
 }
 
-/// The same of EncodeFloat<E2M1>.
+/// The same for EncodeFloat<E2M1>.
 inline Ints EncodeNearestLanes(Floats value) {
   const Ints magnitude = ShiftLeft<kCodeShift>(EncodeMagnitude<E2M1>(value));
   const Ints flipped = Xor3(magnitude, AllInts(kCodeFlip << kCodeShift), AllInts(0));
   return Select(AllInts(8 << kCodeShift), ShiftRight<31 - 25>(BitsOf(value)), flipped);
 }
 
-/// Elements that are `rounded` beyond kNvBeyond are saturated.
+/// Elements whose `rounded` is beyond kNvBeyond are saturated.
 template <bool kStochastic, int kRandomShift>
 Ints EncodeNv(Floats scaled, Ints random, Ints& rounded) {
   if constexpr (kStochastic) return EncodeStochasticLanes<kRandomShift>(scaled, random, rounded);
@@ -62,7 +62,7 @@ Ints EncodeNv(Floats scaled, Ints random, Ints& rounded) {
   return EncodeNearestLanes(scaled);
 }
 
-/// The code alone in each lane.
+/// Only the code in each lane.
 inline Ints CodeOf(Ints encoded) {
   const Ints nibble = And(ShiftRight<kCodeShift>(encoded), AllInts(0xF));
   return Xor3(nibble, AllInts(kCodeFlip), AllInts(0));
@@ -210,7 +210,7 @@ void FindNvTileAmaxes(const void* source, int64_t stride, uint32_t* amaxes) {
 
 // ---- columnwise: 16 columns of up to 8 blocks
 
-/// What codes of kLanes columns are, by element: for the copy that is counted.
+/// The kinds of the codes of kLanes columns, by element, for the copy that is counted.
 template <bool kStochastic>
 void TallyNv(Floats value, Ints rounded, Ints code, TileTally& tally) {
   const Ints mask = AllInts(0x7FFFFFFF), magnitude = And(code, AllInts(7));
@@ -227,8 +227,8 @@ Ints MoveNibble(Ints encoded) {
   return ShiftRight<kCodeShift - kTo>(encoded);
 }
 
-/// Row r's random byte of words[r / 4], left where it is but for the highest, which would be a
-/// sign.
+/// The random byte of row r in words[r / 4]. It stays in place unless it is the highest byte, where
+/// it would be a sign.
 template <int kByte>
 Ints RandomByte(Ints word) {
   if constexpr (kByte == 3) return ShiftRight<24>(word);
@@ -252,7 +252,7 @@ void EncodeNvColumnRow(const Floats* v, Floats factors, const Ints* words, Ints*
   }
 }
 
-/// The blocks of 16 columns in 16 rows: false where an element is not finite.
+/// Quantizes the blocks of 16 columns in 16 rows; false if an element is not finite.
 template <class Source, bool kStochastic>
 bool QuantizeNvBlock(const Nvfp4ColumnJob& job, int group, uint32_t (*codes)[2 * 8],
                      uint8_t (*scales)[8], TileTally& tally) {

@@ -1,4 +1,4 @@
-// One block of one line of an NVFP4 quantization in scalar functions, for kernels. Device code
+// One block of one line of an NVFP4 quantization by scalar functions, for kernels. Device code
 // only.
 #pragma once
 
@@ -14,7 +14,7 @@ namespace nvfp4_blocks {
 inline constexpr int kLength = 16;
 inline constexpr int kKinds = 7;
 
-/// The bits of |x| widened to fp32, 0 for NaN: they are ordered as the magnitudes.
+/// The fp32 bits of |x|, which are ordered as magnitudes; 0 for NaN.
 template <class F>
 __device__ uint32_t MagnitudeBits(typename F::Storage code) {
   const uint32_t magnitude = code & (FormatConstants<F>::kSignMask - 1u);
@@ -22,7 +22,7 @@ __device__ uint32_t MagnitudeBits(typename F::Storage code) {
   return std::bit_cast<uint32_t>(DecodeFloat<F>(static_cast<typename F::Storage>(magnitude)));
 }
 
-/// The sixteen elements of one line that share a scale (with their neighbours' in a tile).
+/// The sixteen elements of one line that share a scale, in a tile also with neighbouring lines.
 template <class Source>
 struct LineBlock {
   int64_t line, block;

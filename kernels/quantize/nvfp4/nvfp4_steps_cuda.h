@@ -2,8 +2,8 @@
 // on tensor cores. They restate cast.h, stochastic_rounding.h and hadamard.h for the usual rule;
 // tests/quantize/nvfp4/nvfp4_steps_cuda_test.cc proves them equal. Device code only.
 //
-// Elements are scaled to an eighth of what the scalar functions see: then FADD and FMUL clamp, in
-// no time of their own, to 8, above which every code is the largest.
+// Elements are scaled to an eighth of what the scalar functions take, because FADD and FMUL can
+// then clamp them for free to what stands for 8, above which every code is the largest.
 #pragma once
 
 #include <bit>
@@ -15,10 +15,10 @@
 namespace quantgate {
 namespace nvfp4_steps {
 
-inline constexpr uint32_t kSigns = 0x80008000;  ///< Of two bf16.
+inline constexpr uint32_t kSigns = 0x80008000;  ///< The signs of two bf16.
 inline constexpr uint32_t kInfinityBF16 = 0x7F80;
 
-// ---- instructions that C++ has no words for
+// ---- instructions that C++ cannot express
 
 __device__ inline float AddDownClamped(float a, float b) {
   float sum;
@@ -38,7 +38,8 @@ __device__ inline float TimesClamped(float a, float b) {
   return product;
 }
 
-/// The larger magnitudes of two pairs of bf16, NaN (0x7FFF) where either is; signs are noise.
+/// The larger magnitudes of two pairs of bf16, or NaN (0x7FFF) if either is NaN; the sign bits are
+/// undefined.
 __device__ inline uint32_t LargerMagnitudes(uint32_t a, uint32_t b) {
   uint32_t larger;
   asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
@@ -100,7 +101,7 @@ __device__ inline uint32_t CountZeros(uint32_t values, uint32_t sum) {
   return sum;
 }
 
-/// What CountZeros has counted.
+/// The number that CountZeros has counted.
 __device__ inline int CountOf(uint32_t sum) {
   return static_cast<int>(__uint_as_float(sum << 16) + __uint_as_float(sum & 0xFFFF0000));
 }
@@ -116,7 +117,7 @@ __device__ inline float HighFloat(uint32_t pair) {
 
 // ---- random bytes
 
-/// The keys of Philox4x32's rounds.
+/// The keys of the rounds of Philox4x32.
 struct RoundKeys {
   uint32_t word[10][2];
 };
@@ -138,7 +139,7 @@ __device__ uint64_t TimesWide(uint32_t a) {
   return product;
 }
 
-/// Philox4x32, from keys that are made once, in the instructions that it needs.
+/// Philox4x32 from keys that are made once, in as few instructions as it needs.
 __device__ inline PhiloxCounter Draw(PhiloxCounter counter, const RoundKeys& keys) {
 #pragma unroll
   for (int round = 0; round < 10; ++round) {
@@ -182,7 +183,8 @@ __device__ inline uint32_t NearestSum(float eighth) {
 
 // ---- eight elements
 
-/// Counts over codes, eight nibbles wide, up to 15 additions: not 0; 2 and more; 8.
+/// Counts over codes in eight nibbles, for up to 15 additions: codes that are not 0, at least 2,
+/// and 8.
 struct CodeCounts {
   uint32_t nonzero = 0, normal = 0, saturated = 0;
 };

@@ -3,8 +3,8 @@
 #include <optional>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/quantize/compiled_formats.h"
 #include "kernels/quantize/nvfp4/nvfp4_direction.h"
-#include "kernels/quantize/quantizer_formats.h"
 #include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
@@ -215,7 +215,7 @@ absl::Status QuantizeNvfp4(const FormatRequest& request, QuantizedTensor& quanti
     QG_RETURN_IF_ERROR(request.context.CheckCancelled());
   }
   for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
-    if (!Asks(request.usages, usage)) continue;
+    if (!HasUsage(request.usages, usage)) continue;
     QG_RETURN_IF_ERROR(QuantizeDirection(request, usage, amaxes, quantized));
   }
   return absl::OkStatus();

@@ -17,7 +17,7 @@ Nvfp4Float FloatOf(DType dtype) {
   return dtype == DType::kBF16 ? Nvfp4Float::kBF16 : Nvfp4Float::kF16;
 }
 
-/// Everything of a direction but its addresses.
+/// The parameters of a direction, without addresses.
 Nvfp4Parameters ParametersOf(const Tensor& source, const QuantizerSpec& spec, Usage usage,
                              const QuantizeArguments& arguments) {
   const bool is_rowwise = usage == Usage::kRowwise;
@@ -41,8 +41,8 @@ Nvfp4Parameters ParametersOf(const Tensor& source, const QuantizerSpec& spec, Us
   return parameters;
 }
 
-/// A copy as yet unwritten, but for the amax of a group, which it shares, and where the kernels
-/// write it.
+/// Allocates a copy and sets where the kernels write it. It shares the amax of a group if there is
+/// one.
 absl::Status AllocateCopy(CudaDevice& device, const Tensor& source, const QuantizerSpec& spec,
                           const Tensor& group_amax, Nvfp4Parameters& parameters,
                           QuantizedCopy& copy) {

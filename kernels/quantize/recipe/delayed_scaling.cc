@@ -30,8 +30,7 @@ absl::Status CheckState(const DelayedScalingState& state) {
       history.shape()[0] < 1 || history.shape()[0] > kAmaxHistoryLengthMax) {
     return Refuse("amax_history", TensorText(history), "must be f32[L], L from 1 to 1048576");
   }
-  // Outlines of tensors have no values to check, and those of an engine's device are not ours to
-  // read.
+  // Outlines have no values, and values in device memory cannot be read here.
   for (const Tensor* tensor : {&scale, &history}) {
     if (tensor->data() == nullptr || tensor->space() != MemorySpace::kHost) return absl::OkStatus();
   }

@@ -6,7 +6,6 @@
 #include "kernels/base/nested_split.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/quantize/recipe/recipe_composed.h"
 #include "kernels/quantize/recipe/recipe_json.h"
 #include "kernels/quantize/recipe/recipe_quantizers.h"
 #include "kernels/quantize/recipe/recipe_table.h"
@@ -25,24 +24,24 @@ std::string Joined(const Range& range, std::string_view separator, NameOf name_o
   return text;
 }
 
-absl::StatusOr<const RecipeTable*> TableOf(std::string_view name) {
-  if (const RecipeTable* table = FindRecipeTable(name)) return table;
+absl::StatusOr<const RecipeEntry*> EntryOf(std::string_view name) {
+  if (const RecipeEntry* entry = FindRecipeEntry(name)) return entry;
   return Refuse("name", ShownValue(name),
                 "unknown recipe; known: " +
-                    Joined(RecipeTables(), ", ", [](const RecipeTable& t) { return t.name; }));
+                    Joined(RecipeEntries(), ", ", [](const RecipeEntry& t) { return t.name; }));
 }
 
-absl::Status UnknownKnob(const RecipeTable& table, std::string_view name, std::string_view value) {
+absl::Status UnknownKnob(const RecipeEntry& entry, std::string_view name, std::string_view value) {
   std::vector<std::string_view> owners, own;
-  for (const RecipeTable& other : RecipeTables()) {
+  for (const RecipeEntry& other : RecipeEntries()) {
     const Knob* knob = FindKnob(other, name);
     if (knob != nullptr && !knob->is_void) owners.push_back(other.name);
   }
-  for (const Knob& knob : table.knobs) {
+  for (const Knob& knob : entry.knobs) {
     if (!knob.is_void) own.push_back(knob.name);
   }
   const auto same = [](std::string_view name) { return name; };
-  const std::string of(table.name);
+  const std::string of(entry.name);
   return Refuse(KnobField(name), ShownValue(value),
                 absl::StrCat(owners.empty() ? "unknown knob"
                                             : absl::StrCat("a knob of ", Joined(owners, ", ", same),
@@ -58,11 +57,11 @@ absl::Status BadValue(const Knob& knob, std::string_view value) {
                              knob.reason.empty() ? "" : "; ", std::string(knob.reason)));
 }
 
-/// What is wrong of the whole, knobs that do not go together, is said of the recipe by its name.
-absl::Status BadRecipe(const RecipeTable& table, const absl::Status& status) {
+/// Names the recipe in an error about knobs that do not go together.
+absl::Status BadRecipe(const RecipeEntry& entry, const absl::Status& status) {
   const std::optional<Refusal> refusal = RefusalOf(status);
   if (!refusal.has_value() || !refusal->field.empty()) return status;
-  return Refuse("", table.name, refusal->rule);
+  return Refuse("", entry.name, refusal->rule);
 }
 
 bool IsJson(const Knob& knob) {
@@ -82,13 +81,13 @@ absl::StatusOr<std::string> CanonicalValue(const Knob& knob, std::string_view va
   return WithinField(KnobField(knob.name), canonical.status());
 }
 
-/// The same of a knob that has an effect, or the default of one that has none.
-absl::StatusOr<std::string> Canonical(const RecipeTable& table, const Knob& knob,
+/// The same if the knob has an effect, else the default.
+absl::StatusOr<std::string> Canonical(const RecipeEntry& entry, const Knob& knob,
                                       std::string_view value, bool is_stored) {
   if (is_stored && IsJson(knob)) return CanonicalValue(knob, WithoutVoidKnobs(value));
   if (!knob.is_void) return CanonicalValue(knob, value);
   const std::string_view only = knob.choices.front();
-  if (value != only && !is_stored) return UnknownKnob(table, knob.name, value);
+  if (value != only && !is_stored) return UnknownKnob(entry, knob.name, value);
   return std::string(only);
 }
 
@@ -97,14 +96,15 @@ std::string DefaultValue(const Knob& knob, const Recipe::Knobs& resolved) {
                                : resolved.find(knob.inherits)->second;
 }
 
-/// Holds knobs that need another to it; stored ones become their defaults.
-absl::Status SettleNeeds(const RecipeTable& table, bool is_stored, Recipe::Knobs& resolved) {
-  for (const Knob& knob : table.knobs) {
+/// Refuses a knob that is set while the knob that it `needs` has the default. A stored one becomes
+/// the default.
+absl::Status SettleNeeds(const RecipeEntry& entry, bool is_stored, Recipe::Knobs& resolved) {
+  for (const Knob& knob : entry.knobs) {
     if (knob.needs.empty()) continue;
     const std::string& needed = resolved.find(knob.needs)->second;
     std::string& value = resolved.find(knob.name)->second;
     const std::string_view only = knob.choices.front();
-    if (value == only || needed != FindKnob(table, knob.needs)->choices.front()) continue;
+    if (value == only || needed != FindKnob(entry, knob.needs)->choices.front()) continue;
     if (!is_stored) {
       return Refuse(KnobField(knob.name), ShownValue(value),
                     absl::StrCat("has no effect while ", std::string(knob.needs), " is ", needed,
@@ -115,12 +115,12 @@ absl::Status SettleNeeds(const RecipeTable& table, bool is_stored, Recipe::Knobs
   return absl::OkStatus();
 }
 
-RecipeDescription Describe(const RecipeTable& table) {
+RecipeDescription Describe(const RecipeEntry& entry) {
   RecipeDescription description;
-  description.name = std::string(table.name);
-  description.summary = std::string(table.summary);
-  description.is_composed = table.is_composed();
-  for (const Knob& knob : table.knobs) {
+  description.name = std::string(entry.name);
+  description.summary = std::string(entry.summary);
+  description.is_composed = entry.is_composed();
+  for (const Knob& knob : entry.knobs) {
     if (knob.is_void) continue;
     description.knobs.push_back(
         {.name = std::string(knob.name),
@@ -131,28 +131,28 @@ RecipeDescription Describe(const RecipeTable& table) {
   return description;
 }
 
-absl::StatusOr<RecipeRules> RulesOf(const RecipeTable& table, const Recipe::Knobs& resolved,
+absl::StatusOr<RecipeRules> RulesOf(const RecipeEntry& entry, const Recipe::Knobs& resolved,
                                     ModuleType module) {
-  QG_ASSIGN_OR_RETURN(const RecipeRules rules, table.is_composed()
-                                                   ? RulesOfComposed(table.kind, resolved, module)
-                                                   : RulesOfKnobs(table.name, resolved));
+  QG_ASSIGN_OR_RETURN(const RecipeRules rules, entry.is_composed()
+                                                   ? RulesOfComposed(entry.kind, resolved, module)
+                                                   : RulesOfKnobs(entry.name, resolved));
   absl::Status status = CheckRules(rules);
   if (status.ok()) return rules;
-  // What is wrong of linear modules is said of the recipe; grouped_linear comes after them.
+  // An error in the rules of linear modules is one of the recipe; grouped_linear comes after.
   if (module == ModuleType::kLinear) return status;
   return Refuse("", "", absl::StrCat(std::string(ModuleTypeName(module)), ": ", status.message()));
 }
 
 std::string_view NameIn(std::string_view text) { return text.substr(0, text.find(':')); }
 
-/// What is given behind the name.
+/// The knobs that are given after the name.
 absl::StatusOr<Recipe::Knobs> KnobsOf(std::string_view text) {
   const size_t colon = text.find(':');
   Recipe::Knobs knobs;
   if (colon == std::string_view::npos) return knobs;
   const std::string_view rest = text.substr(colon + 1);
   if (rest.empty()) {
-    return Refuse("", ShownValue(text), "no key=value behind the colon");
+    return Refuse("", ShownValue(text), "no key=value after the colon");
   }
   for (const std::string_view item : SplitOutsideJson(rest, ',')) {
     const size_t equals = item.find('=');
@@ -176,10 +176,66 @@ std::optional<DType> ActivationDType(const std::string& value) {
 
 }  // namespace
 
+std::string_view TensorRoleName(TensorRole role) {
+  switch (role) {
+    case TensorRole::kInput:
+      return "input";
+    case TensorRole::kWeight:
+      return "weight";
+    case TensorRole::kGradOutput:
+      return "grad_output";
+  }
+  return "unknown";
+}
+
+absl::StatusOr<TensorRole> ParseTensorRole(std::string_view name) {
+  for (const TensorRole role : {TensorRole::kInput, TensorRole::kWeight, TensorRole::kGradOutput}) {
+    if (TensorRoleName(role) == name) return role;
+  }
+  return Refuse("role", ShownValue(name), "must be one of input, weight, grad_output");
+}
+
+std::string_view ModuleTypeName(ModuleType module) {
+  return module == ModuleType::kLinear ? "linear" : "grouped_linear";
+}
+
+std::string_view GemmRoleName(GemmRole role) {
+  switch (role) {
+    case GemmRole::kFprop:
+      return "fprop";
+    case GemmRole::kDgrad:
+      return "dgrad";
+    case GemmRole::kWgrad:
+      return "wgrad";
+  }
+  return "unknown";
+}
+
+std::string_view BackwardOverrideName(BackwardOverride override_mode) {
+  switch (override_mode) {
+    case BackwardOverride::kNone:
+      return "none";
+    case BackwardOverride::kHighPrecision:
+      return "high_precision";
+    case BackwardOverride::kDequantized:
+      return "dequantized";
+  }
+  return "unknown";
+}
+
+absl::StatusOr<BackwardOverride> ParseBackwardOverride(std::string_view name) {
+  if (name == "none" || name == "default") return BackwardOverride::kNone;
+  if (name == "high_precision" || name == "unquant") return BackwardOverride::kHighPrecision;
+  if (name == "dequantized" || name == "dequant") return BackwardOverride::kDequantized;
+  return Refuse("backward_override", ShownValue(name),
+                "must be one of none, high_precision, dequantized (first names: default, unquant, "
+                "dequant)");
+}
+
 const std::vector<RecipeDescription>& AllRecipes() {
   static const auto& all = *[] {
     auto* list = new std::vector<RecipeDescription>;
-    for (const RecipeTable& table : RecipeTables()) list->push_back(Describe(table));
+    for (const RecipeEntry& entry : RecipeEntries()) list->push_back(Describe(entry));
     return list;
   }();
   return all;
@@ -190,30 +246,30 @@ absl::StatusOr<Recipe> Recipe::Create(std::string_view name, const Knobs& knobs)
 }
 
 absl::StatusOr<Recipe> Recipe::Make(std::string_view name, const Knobs& knobs, bool is_stored) {
-  QG_ASSIGN_OR_RETURN(const RecipeTable* table, TableOf(name));
+  QG_ASSIGN_OR_RETURN(const RecipeEntry* entry, EntryOf(name));
   for (const auto& [key, value] : knobs) {
-    if (FindKnob(*table, key) == nullptr) return UnknownKnob(*table, key, value);
+    if (FindKnob(*entry, key) == nullptr) return UnknownKnob(*entry, key, value);
   }
   Recipe recipe;
   recipe.name_ = std::string(name);
   Knobs resolved;
-  for (const Knob& knob : table->knobs) {
+  for (const Knob& knob : entry->knobs) {
     const auto given = knobs.find(knob.name);
     std::string value = given == knobs.end() ? DefaultValue(knob, resolved) : given->second;
     if (given != knobs.end()) {
-      QG_ASSIGN_OR_RETURN(value, Canonical(*table, knob, given->second, is_stored));
+      QG_ASSIGN_OR_RETURN(value, Canonical(*entry, knob, given->second, is_stored));
     }
     resolved.emplace(knob.name, std::move(value));
   }
-  QG_RETURN_IF_ERROR(SettleNeeds(*table, is_stored, resolved));
+  QG_RETURN_IF_ERROR(SettleNeeds(*entry, is_stored, resolved));
   QG_ASSIGN_OR_RETURN(recipe.backward_override_,
                       ParseBackwardOverride(resolved.at("backward_override")));
   recipe.activation_dtype_ = ActivationDType(resolved.at("activation_dtype"));
 
   std::array<Quantizers, kModuleTypes.size()> by_module;
   for (const ModuleType module : kModuleTypes) {
-    const absl::StatusOr<RecipeRules> rules = RulesOf(*table, resolved, module);
-    if (!rules.ok()) return BadRecipe(*table, rules.status());
+    const absl::StatusOr<RecipeRules> rules = RulesOf(*entry, resolved, module);
+    if (!rules.ok()) return BadRecipe(*entry, rules.status());
     by_module[static_cast<size_t>(module)] = rules->quantizers;
     if (module != ModuleType::kLinear) continue;
     recipe.quantizers_ = rules->quantizers;
@@ -245,7 +301,7 @@ std::string Recipe::CanonicalText() const {
 
 std::string Recipe::ShortText() const {
   std::string text = name_;
-  for (const Knob& knob : FindRecipeTable(name_)->knobs) {
+  for (const Knob& knob : FindRecipeEntry(name_)->knobs) {
     const std::string& value = knobs().find(knob.name)->second;
     if (value == DefaultValue(knob, knobs())) continue;
     absl::StrAppend(&text, text.size() == name_.size() ? ":" : ",", std::string(knob.name), "=",

@@ -1,4 +1,4 @@
-#include "kernels/quantize/recipe/recipe_composed.h"
+#include "kernels/quantize/recipe/recipe_quantizers.h"
 
 #include <algorithm>
 #include <optional>
@@ -13,7 +13,7 @@
 namespace quantgate {
 namespace {
 
-/// Most rules of a list, a bound on untrusted input.
+/// The most rules of a list, a bound on untrusted input.
 constexpr size_t kRulesMax = 64;
 
 absl::StatusOr<ColumnwiseSource> ParseSource(const Json& json) {
@@ -24,18 +24,18 @@ absl::StatusOr<ColumnwiseSource> ParseSource(const Json& json) {
                 "must be one of original, rowwise_dequantized");
 }
 
-/// What a JSON object says of the two directions of a tensor.
+/// The rules of the two directions of a tensor, from a JSON object.
 struct Directions {
-  std::optional<Rule> rowwise, columnwise;
+  std::optional<QuantizerRule> rowwise, columnwise;
   std::optional<ColumnwiseSource> source;
   Json canonical = Json::object();
 };
 
 absl::StatusOr<Directions> ParseDirections(const Json& json) {
   Directions directions;
-  const auto read = [&](const char* key, std::optional<Rule>& rule) -> absl::Status {
+  const auto read = [&](const char* key, std::optional<QuantizerRule>& rule) -> absl::Status {
     if (!json.contains(key)) return absl::OkStatus();
-    absl::StatusOr<Rule> parsed = ParseRule(json[key]);
+    absl::StatusOr<QuantizerRule> parsed = ParseQuantizerRule(json[key]);
     if (!parsed.ok()) return WithinField(key, parsed.status());
     rule = *std::move(parsed);
     directions.canonical[key] = rule->canonical;
@@ -60,7 +60,7 @@ absl::StatusOr<Directions> ParseDirectionText(std::string_view text) {
   return ParseDirections(json);
 }
 
-/// One entry of a custom recipe's list.
+/// One entry in the list of a custom recipe.
 struct CustomRule {
   std::optional<ModuleType> module;
   std::optional<TensorRole> role;
@@ -107,7 +107,7 @@ absl::StatusOr<CustomRule> ParseCustomRule(const Json& json) {
                   "a rule has either \"quantizer\" or both \"rowwise\" and \"columnwise\"");
   }
   if (names_directions) return rule;
-  const absl::StatusOr<Rule> both = ParseRule(json["quantizer"]);
+  const absl::StatusOr<QuantizerRule> both = ParseQuantizerRule(json["quantizer"]);
   if (!both.ok()) return WithinField("quantizer", both.status());
   rule.directions.rowwise = rule.directions.columnwise = *both;
   rule.canonical["quantizer"] = both->canonical;
@@ -131,17 +131,18 @@ absl::StatusOr<std::vector<CustomRule>> ParseCustomRules(std::string_view text) 
 
 absl::StatusOr<RecipeRules> HybridRules(const Recipe::Knobs& knobs) {
   RecipeRules rules;
-  std::vector<Rule> by_gemm;
+  std::vector<QuantizerRule> by_gemm;
   for (const GemmRole gemm : kGemmRoles) {
-    QG_ASSIGN_OR_RETURN(Rule rule, ParseRuleText(knobs.find(GemmRoleName(gemm))->second));
-    // A quantizer by its fields, and a recipe that quantizes nothing, have no word on accumulators.
+    QG_ASSIGN_OR_RETURN(QuantizerRule rule,
+                        ParseQuantizerRuleText(knobs.find(GemmRoleName(gemm))->second));
+    // A quantizer given by fields and a recipe that quantizes nothing do not set accumulators.
     const size_t index = static_cast<size_t>(gemm);
     const bool has_word = rule.recipe.has_value() && rule.recipe->is_quantized();
     rules.split[index] = has_word ? rule.recipe->UsesSplitAccumulator(gemm) : kModuleSplits[index];
     by_gemm.push_back(std::move(rule));
   }
   for (const GemmPair& pair : kGemmPairs) {
-    const Rule& rule = by_gemm[static_cast<size_t>(pair.gemm)];
+    const QuantizerRule& rule = by_gemm[static_cast<size_t>(pair.gemm)];
     for (const auto& [role, usage] : {std::pair{pair.a, pair.a_usage}, {pair.b, pair.b_usage}}) {
       Quantizer& quantizer = rules.of(role);
       (usage == Usage::kRowwise ? quantizer.rowwise : quantizer.columnwise) = rule.For(role, usage);
@@ -189,7 +190,7 @@ absl::StatusOr<RecipeRules> CustomRulesOf(const Recipe::Knobs& knobs, ModuleType
 
 absl::StatusOr<std::string> CanonicalComposedValue(const Knob& knob, std::string_view value) {
   if (knob.kind == KnobKind::kRule) {
-    QG_ASSIGN_OR_RETURN(const Rule rule, ParseRuleText(value));
+    QG_ASSIGN_OR_RETURN(const QuantizerRule rule, ParseQuantizerRuleText(value));
     return rule.canonical.is_string() ? rule.canonical.get<std::string>() : rule.canonical.dump();
   }
   if (knob.kind == KnobKind::kDirection) {

@@ -11,9 +11,9 @@
 namespace quantgate {
 namespace {
 
-/// Longest JSON of one knob, a bound on untrusted input.
+/// The longest JSON of one knob, a bound on untrusted input.
 constexpr size_t kKnobBytesMax = 16 << 10;
-/// Deeper than any recipe is.
+/// Deeper than the JSON of any valid recipe.
 constexpr int kDepthMax = 16;
 
 absl::StatusOr<std::string> KnobText(const std::string& name, const Json& value) {
@@ -23,10 +23,10 @@ absl::StatusOr<std::string> KnobText(const std::string& name, const Json& value)
                 "must be a string, a number or a boolean");
 }
 
-absl::Status CheckComponent(const RecipeTable& table, const Recipe::Knobs& given) {
-  if (table.is_composed()) return Refuse("", table.name, "does not go into another recipe");
-  if (table.kind == RecipeKind::kDelayed) {
-    return Refuse("", table.name,
+absl::Status CheckComponent(const RecipeEntry& entry, const Recipe::Knobs& given) {
+  if (entry.is_composed()) return Refuse("", entry.name, "does not go into another recipe");
+  if (entry.kind == RecipeKind::kDelayed) {
+    return Refuse("", entry.name,
                   "nested delayed scaling is refused: fp8_delayed is a recipe of its own only");
   }
   for (const char* knob : {"backward_override", "activation_dtype"}) {
@@ -37,26 +37,26 @@ absl::Status CheckComponent(const RecipeTable& table, const Recipe::Knobs& given
   return absl::OkStatus();
 }
 
-/// A recipe by name and knobs. Canonical: the name where every knob has its default.
-absl::StatusOr<Rule> RecipeRule(const std::string& name, const Recipe::Knobs& knobs) {
-  const RecipeTable* table = FindRecipeTable(name);
-  if (table != nullptr) QG_RETURN_IF_ERROR(CheckComponent(*table, knobs));
+/// A recipe by name and knobs. The canonical form is the name if every knob has its default.
+absl::StatusOr<QuantizerRule> RecipeRule(const std::string& name, const Recipe::Knobs& knobs) {
+  const RecipeEntry* entry = FindRecipeEntry(name);
+  if (entry != nullptr) QG_RETURN_IF_ERROR(CheckComponent(*entry, knobs));
   QG_ASSIGN_OR_RETURN(Recipe recipe, Recipe::Create(name, knobs));
   Json changed = Json::object();
-  for (const Knob& knob : table->knobs) {
+  for (const Knob& knob : entry->knobs) {
     const std::string& value = recipe.knobs().find(knob.name)->second;
     const std::string default_value = knob.inherits.empty()
                                           ? std::string(knob.choices.front())
                                           : recipe.knobs().find(knob.inherits)->second;
     if (value != default_value) changed[std::string(knob.name)] = value;
   }
-  Rule rule;
+  QuantizerRule rule;
   rule.recipe = std::move(recipe);
   rule.canonical = changed.empty() ? Json(name) : Json{{"knobs", changed}, {"name", name}};
   return rule;
 }
 
-absl::StatusOr<Rule> NamedRule(const Json& json) {
+absl::StatusOr<QuantizerRule> NamedRule(const Json& json) {
   QG_RETURN_IF_ERROR(CheckKeys(json, {"name", "knobs"}));
   if (!json.contains("name") || !json["name"].is_string()) {
     return Refuse("name", json.contains("name") ? ShownValue(json["name"].dump()) : "absent",
@@ -88,7 +88,7 @@ absl::StatusOr<FourOverSix> ParseFourOverSix(const std::string& name) {
   return Refuse("4over6", ShownValue(name), "must be one of none, mae, mse");
 }
 
-/// Reads one field of a quantizer into its place.
+/// Reads one field of a quantizer from JSON.
 absl::Status SetField(const std::string& key, const Json& value, QuantizerSpec& spec) {
   const auto wants = [&](bool is_right, const char* what) {
     return is_right ? absl::OkStatus()
@@ -135,7 +135,7 @@ absl::Status SetField(const std::string& key, const Json& value, QuantizerSpec& 
   return absl::OkStatus();
 }
 
-/// The fields that differ from those of a quantizer of the format.
+/// The fields that differ from the defaults of the format.
 Json CanonicalSpec(const QuantizerSpec& spec, const QuantizerSpec& plain) {
   Json json = {{"format", std::string(QuantizerFormatName(spec.format))}};
   const auto add = [&](const char* key, bool differs, Json value) {
@@ -144,7 +144,7 @@ Json CanonicalSpec(const QuantizerSpec& spec, const QuantizerSpec& plain) {
   add("element", spec.element != plain.element, std::string(DTypeName(spec.element)));
   add("block_dim", spec.block_dim != plain.block_dim, spec.block_dim);
   add("power_2_scale", spec.power_2_scale, true);
-  // As a number of the shortest text, not of the double nearest to the float.
+  // A number with the shortest text of the float, not with that of the nearest double.
   add("amax_epsilon", spec.amax_epsilon != 0,
       Json::parse(FloatText(spec.amax_epsilon), nullptr, false));
   add("scale_rule", spec.scale_rule != plain.scale_rule,
@@ -167,16 +167,16 @@ void DropVoidKnobs(Json& json) {
                          json.contains("knobs") && json["knobs"].is_object();
   if (!is_recipe) return;
   Json& knobs = json["knobs"];
-  const RecipeTable* table = FindRecipeTable(json["name"].get<std::string>());
-  for (const Knob& knob : table == nullptr ? std::vector<Knob>() : table->knobs) {
-    // Stored are values that are not the default's.
+  const RecipeEntry* entry = FindRecipeEntry(json["name"].get<std::string>());
+  for (const Knob& knob : entry == nullptr ? std::vector<Knob>() : entry->knobs) {
+    // Only values that differ from the default are stored.
     const bool lacks = !knob.needs.empty() && !knobs.contains(std::string(knob.needs));
     if (knob.is_void || lacks) knobs.erase(std::string(knob.name));
   }
 }
 
-/// Identity has no codes that a rule could be of, whatever its value: its source keeps its dtype
-/// (docs/quantizers.md section 7.1).
+/// Refuses fields about codes for an identity quantizer, which makes none: the source keeps its
+/// dtype (docs/quantizers.md section 7.1).
 absl::Status CheckOfCodes(QuantizerFormat format, const std::string& key, const Json& value) {
   const bool is_of_codes =
       key == "element" || key == "overflow" || key == "scale_rule" || key == "element_rounding";
@@ -185,21 +185,21 @@ absl::Status CheckOfCodes(QuantizerFormat format, const std::string& key, const 
                 "not a field of identity, which keeps its source as it is");
 }
 
-/// A quantizer by its fields. Delayed scaling is not among them.
-absl::StatusOr<Rule> SpecRule(const Json& json) {
+/// A quantizer given by fields. There is none for delayed scaling.
+absl::StatusOr<QuantizerRule> SpecRule(const Json& json) {
   QG_RETURN_IF_ERROR(CheckKeys(
       json, {"format", "element", "block_dim", "power_2_scale", "amax_epsilon", "scale_rule",
              "element_rounding", "overflow", "hadamard", "row_scaled", "4over6", "e4m3_max"}));
   QuantizerSpec plain;
   QG_RETURN_IF_ERROR(SetField("format", json["format"], plain));
   if (plain.is_quantized()) plain.element = plain.traits().elements.front();
-  Rule rule;
+  QuantizerRule rule;
   rule.spec = plain;
   for (const auto& [key, value] : json.items()) {
     QG_RETURN_IF_ERROR(SetField(key, value, rule.spec));
     QG_RETURN_IF_ERROR(CheckOfCodes(plain.format, key, value));
   }
-  // The usual rule and its own name are the same.
+  // "usual" and the name of that rule mean the same.
   if (rule.spec.scale_rule == ResolveScaleRule(ScaleRule::kUsual, rule.spec.format)) {
     rule.spec.scale_rule = ScaleRule::kUsual;
   }
@@ -238,7 +238,7 @@ absl::Status CheckKeys(const Json& json, const std::set<std::string>& known) {
   return absl::OkStatus();
 }
 
-QuantizerSpec Rule::For(TensorRole role, Usage usage) const {
+QuantizerSpec QuantizerRule::For(TensorRole role, Usage usage) const {
   return recipe.has_value() ? recipe->QuantizerFor(role).spec(usage) : spec;
 }
 
@@ -249,7 +249,7 @@ std::string WithoutVoidKnobs(std::string_view text) {
   return json->dump();
 }
 
-absl::StatusOr<Rule> ParseRule(const Json& json) {
+absl::StatusOr<QuantizerRule> ParseQuantizerRule(const Json& json) {
   if (json.is_string()) return RecipeRule(json.get<std::string>(), {});
   if (json.is_object() && json.contains("format")) return SpecRule(json);
   if (json.is_object()) return NamedRule(json);
@@ -258,10 +258,10 @@ absl::StatusOr<Rule> ParseRule(const Json& json) {
                 "{\"format\": ...}");
 }
 
-absl::StatusOr<Rule> ParseRuleText(std::string_view text) {
+absl::StatusOr<QuantizerRule> ParseQuantizerRuleText(std::string_view text) {
   if (!text.starts_with("{")) return RecipeRule(std::string(text), {});
   QG_ASSIGN_OR_RETURN(const Json json, ParseJson(text));
-  return ParseRule(json);
+  return ParseQuantizerRule(json);
 }
 
 }  // namespace quantgate

@@ -14,16 +14,16 @@
 
 namespace quantgate {
 
-using Json = nlohmann::json;  // Keys sorted: what is dumped is canonical.
+using Json = nlohmann::json;  // Sorts keys, so that dumped text is canonical.
 
-/// INVALID_ARGUMENT for text that is no JSON or too long.
+/// INVALID_ARGUMENT for text that is not JSON or is too long.
 absl::StatusOr<Json> ParseJson(std::string_view text);
 /// INVALID_ARGUMENT naming the first key of `json`, an object, that is not known.
 absl::Status CheckKeys(const Json& json, const std::set<std::string>& known);
 
-/// What quantizes a tensor in one direction: a recipe, which has a rule for every role and
-/// direction, or one rule.
-struct Rule {
+/// How a tensor is quantized in one direction: by a recipe, which has a rule for every role and
+/// direction, or by one rule.
+struct QuantizerRule {
   std::optional<Recipe> recipe;
   QuantizerSpec spec;
   Json canonical;
@@ -31,12 +31,13 @@ struct Rule {
   QuantizerSpec For(TensorRole role, Usage usage) const;
 };
 
-/// A stored value of a JSON knob without those knobs of recipes in it that have no effect, which
-/// 0.1.0 took; what is no JSON as it is.
+/// A stored value of a JSON knob without the knobs of recipes in it that have no effect, which
+/// 0.1.0 accepted. Text that is not JSON is returned unchanged.
 std::string WithoutVoidKnobs(std::string_view text);
 
-absl::StatusOr<Rule> ParseRule(const Json& json);
-/// The same of a knob's text, which is a name or a JSON object.
-absl::StatusOr<Rule> ParseRuleText(std::string_view text);
+/// INVALID_ARGUMENT says what is wrong.
+absl::StatusOr<QuantizerRule> ParseQuantizerRule(const Json& json);
+/// The same for the text of a knob, which is a name or a JSON object.
+absl::StatusOr<QuantizerRule> ParseQuantizerRuleText(std::string_view text);
 
 }  // namespace quantgate

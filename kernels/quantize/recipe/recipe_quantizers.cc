@@ -21,12 +21,12 @@ int IntegerOf(const Recipe::Knobs& knobs, std::string_view name) {
   return std::stoi(Value(knobs, name));
 }
 
-/// The knobs that every format has. Their values are names that the table has checked.
+/// Applies the knobs that every format has. The table has checked the names that are their values.
 QuantizerSpec CommonSpec(QuantizerFormat format, const Recipe::Knobs& knobs) {
   QuantizerSpec spec;
   spec.format = format;
   const ScaleRule rule = *ParseScaleRule(Value(knobs, "scale_rule"));
-  // The usual rule has two names; one of them, so that equal quantizers compare equal.
+  // The usual rule has two names; using one of them makes equal quantizers compare equal.
   spec.scale_rule = rule == ResolveScaleRule(ScaleRule::kUsual, format) ? ScaleRule::kUsual : rule;
   spec.element_rounding = *ParseElementRounding(Value(knobs, "element_rounding"));
   spec.overflow = *ParseOverflow(Value(knobs, "overflow"));
@@ -165,7 +165,7 @@ absl::StatusOr<RecipeRules> RulesOfNvfp4(const Recipe::Knobs& knobs) {
 
 absl::StatusOr<RecipeRules> NothingQuantized(const Recipe::Knobs&) { return RecipeRules{}; }
 
-/// What the recipes of recipe_table.cc mean.
+/// The functions from knobs to rules, for the recipes of recipe_table.cc.
 constexpr std::pair<std::string_view, absl::StatusOr<RecipeRules> (*)(const Recipe::Knobs&)>
     kMeanings[] = {
         {"bf16", &NothingQuantized},
@@ -180,7 +180,7 @@ std::string OperandName(TensorRole role, Usage usage) {
   return absl::StrCat(std::string(TensorRoleName(role)), " ", std::string(UsageName(usage)));
 }
 
-/// The scaling mode in words; 1-D and 2-D fp8_block go together, so they are one.
+/// The name of the scaling mode. 1-D and 2-D fp8_block can be combined, so they have one name.
 std::string ModeName(const QuantizerSpec& spec) {
   return spec.is_quantized() ? std::string(QuantizerFormatName(spec.format)) : "not quantized";
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <string>
 #include <string_view>
 
 #include "absl/status/statusor.h"
@@ -15,6 +16,7 @@ inline constexpr std::array kTensorRoles = {TensorRole::kInput, TensorRole::kWei
                                             TensorRole::kGradOutput};
 inline constexpr std::array kGemmRoles = {GemmRole::kFprop, GemmRole::kDgrad, GemmRole::kWgrad};
 
+/// The meaning of a recipe for modules of one type.
 struct RecipeRules {
   std::array<Quantizer, kTensorRoles.size()> quantizers;  ///< By TensorRole.
   std::array<bool, kGemmRoles.size()> split = {};         ///< By GemmRole.
@@ -24,18 +26,17 @@ struct RecipeRules {
   const Quantizer& of(TensorRole role) const { return quantizers[static_cast<size_t>(role)]; }
 };
 
-/// The accumulators of Transformer Engine's modules where the recipe has no word on them:
-/// docs/quantizers.md section 10.2.
+/// Which GEMMs of Transformer Engine's modules use the split accumulator, by GemmRole, if the
+/// recipe does not say: docs/quantizers.md section 10.2.
 inline constexpr std::array<bool, 3> kModuleSplits = {false, true, true};
 
 inline constexpr std::array kModuleTypes = {ModuleType::kLinear, ModuleType::kGroupedLinear};
 
 /// The rules of a recipe that is not composed; every knob is in `knobs`. INVALID_ARGUMENT for knobs
-/// that do not go together, without the recipe's name.
+/// that do not go together; the error does not name the recipe.
 absl::StatusOr<RecipeRules> RulesOfKnobs(std::string_view recipe, const Recipe::Knobs& knobs);
 
-/// The two operands of each GEMM: which direction of which roles they are (docs/quantizers.md
-/// section 10.1).
+/// The two operands of one GEMM: their roles and directions (docs/quantizers.md section 10.1).
 struct GemmPair {
   GemmRole gemm;
   TensorRole a, b;
@@ -49,9 +50,20 @@ inline constexpr std::array<GemmPair, 3> kGemmPairs = {{
      Usage::kColumnwise},
 }};
 
-/// What no recipe may be, whatever the tensors: a quantizer that makes no sense, a Hadamard
-/// transform of weights, and GEMMs whose operands do not go together (docs/quantizers.md
-/// section 7.2). INVALID_ARGUMENT naming role, direction and rule.
+/// INVALID_ARGUMENT naming role, direction and rule for what is wrong for all tensors: an invalid
+/// quantizer, a Hadamard transform of weights, or a GEMM whose operands do not go together
+/// (docs/quantizers.md section 7.2).
 absl::Status CheckRules(const RecipeRules& rules);
+
+// ---- hybrid and custom, whose knobs hold JSON (recipe_composed.cc; docs/definitions.md section 6)
+
+/// The canonical text of a value of the kinds kRule, kDirection and kRules: names stay names, JSON
+/// has what differs from the defaults, with keys sorted. INVALID_ARGUMENT says what is wrong
+/// inside.
+absl::StatusOr<std::string> CanonicalComposedValue(const Knob& knob, std::string_view value);
+
+/// The rules of hybrid or custom for modules of one type; every knob is in `knobs`, canonical.
+absl::StatusOr<RecipeRules> RulesOfComposed(RecipeKind kind, const Recipe::Knobs& knobs,
+                                            ModuleType module);
 
 }  // namespace quantgate

@@ -33,7 +33,7 @@ Knob ActivationKnob() {
                 "dtype of activations and high-precision GEMMs; input: the dtype of x");
 }
 
-/// Where CommonKnobs puts scale_rule.
+/// The index of scale_rule in CommonKnobs.
 constexpr size_t kScaleRuleKnob = 2;
 
 /// The knobs that every recipe of one format has.
@@ -55,7 +55,7 @@ std::vector<Knob> Fp32ScaleKnobs() {
                      "fp32 scale: max / amax, or by the rounded reciprocal of max");
 }
 
-/// Without codes there is nothing that the rules of codes could be of.
+/// The knobs of bf16. Those about codes have no effect, since there are no codes.
 std::vector<Knob> Bf16Knobs() {
   std::vector<Knob> knobs = Fp32ScaleKnobs();
   for (Knob& knob : knobs) {
@@ -95,7 +95,7 @@ void AddPerTensor(std::vector<Knob>& knobs, const Knob& common,
   }
 }
 
-RecipeTable Fp8Delayed() {
+RecipeEntry Fp8Delayed() {
   std::vector<Knob> knobs =
       CommonKnobs({"divide"}, "fp32 scale: max / amax, by the rule of `update`");
   knobs[0].choices = {"none"};
@@ -116,7 +116,7 @@ RecipeTable Fp8Delayed() {
           "FP8 with one scale per tensor, from the amaxes of earlier steps", std::move(knobs)};
 }
 
-RecipeTable Fp8Current() {
+RecipeEntry Fp8Current() {
   std::vector<Knob> knobs = Fp32ScaleKnobs();
   knobs.push_back(Fp8FormatKnob({"hybrid", "e4m3"}));
   AddPerTensor(knobs, Choice("power_2_scales", kFalseTrue, "scales rounded down to a power of two"),
@@ -131,7 +131,7 @@ RecipeTable Fp8Current() {
           "FP8 with one scale per tensor, from the tensor's own amax", std::move(knobs)};
 }
 
-RecipeTable Fp8Block() {
+RecipeEntry Fp8Block() {
   std::vector<Knob> knobs = Fp32ScaleKnobs();
   knobs.push_back(Fp8FormatKnob({"e4m3", "hybrid"}));
   knobs.push_back(Choice("power_2_scales", kTrueFalse, "scales rounded down to a power of two"));
@@ -143,7 +143,7 @@ RecipeTable Fp8Block() {
           std::move(knobs)};
 }
 
-RecipeTable Mxfp8() {
+RecipeEntry Mxfp8() {
   std::vector<Knob> knobs = CommonKnobs(
       {"round_up", "floor", "ceil", "even", "nearest"},
       "E8M0 scale from amax / max; rceil is round_up, whose scales are torchao's of every "
@@ -155,7 +155,7 @@ RecipeTable Mxfp8() {
   return {RecipeKind::kBase, "mxfp8", "FP8 with E8M0 scales of 1x32 blocks", std::move(knobs)};
 }
 
-RecipeTable Nvfp4() {
+RecipeEntry Nvfp4() {
   std::vector<Knob> knobs =
       CommonKnobs({"two_level", "two_level_clamped", "single_level"},
                   "E4M3 block scales under a tensor scale, the same never below the smallest, or "
@@ -181,7 +181,7 @@ RecipeTable Nvfp4() {
           std::move(knobs)};
 }
 
-RecipeTable Hybrid() {
+RecipeEntry Hybrid() {
   const auto rule = [](std::string_view name, std::string_view summary) {
     return Knob{name, KnobKind::kRule, {"bf16"}, summary};
   };
@@ -202,7 +202,7 @@ RecipeTable Hybrid() {
               "what columnwise copies are quantized from")}};
 }
 
-RecipeTable Custom() {
+RecipeEntry Custom() {
   return {RecipeKind::kCustom,
           "custom",
           "a list of role -> quantizer rules, the first that fits",
@@ -213,8 +213,8 @@ RecipeTable Custom() {
 
 }  // namespace
 
-const std::vector<RecipeTable>& RecipeTables() {
-  static const auto& tables = *new std::vector<RecipeTable>{
+const std::vector<RecipeEntry>& RecipeEntries() {
+  static const auto& tables = *new std::vector<RecipeEntry>{
       {RecipeKind::kBase, "bf16", "no quantization: GEMMs in the activation dtype (f32: tf32)",
        Bf16Knobs()},
       Fp8Delayed(),
@@ -228,15 +228,15 @@ const std::vector<RecipeTable>& RecipeTables() {
   return tables;
 }
 
-const RecipeTable* FindRecipeTable(std::string_view name) {
-  for (const RecipeTable& table : RecipeTables()) {
-    if (table.name == name) return &table;
+const RecipeEntry* FindRecipeEntry(std::string_view name) {
+  for (const RecipeEntry& entry : RecipeEntries()) {
+    if (entry.name == name) return &entry;
   }
   return nullptr;
 }
 
-const Knob* FindKnob(const RecipeTable& table, std::string_view name) {
-  for (const Knob& knob : table.knobs) {
+const Knob* FindKnob(const RecipeEntry& entry, std::string_view name) {
+  for (const Knob& knob : entry.knobs) {
     if (knob.name == name) return &knob;
   }
   return nullptr;
@@ -295,7 +295,7 @@ std::optional<std::string> CanonicalKnobValue(const Knob& knob, std::string_view
   for (const auto& [accepted, canonical] : knob.synonyms) {
     if (accepted == value) return std::string(canonical);
   }
-  // Dtypes have other names too.
+  // Dtypes have other names, too.
   const absl::StatusOr<DType> dtype = ParseDType(value);
   for (const std::string_view choice : knob.choices) {
     if (choice == value || (dtype.ok() && choice == DTypeName(*dtype))) return std::string(choice);

@@ -1,5 +1,6 @@
-// Recipes and their knobs as data. A recipe or a knob is one entry here; what the knobs mean is
-// recipe_quantizers.cc and, for hybrid and custom, recipe_composed.cc. Private to kernels/quantize.
+// Recipes and their knobs as data: a recipe or a knob is one entry here. The meaning of the knobs
+// is in recipe_quantizers.cc and, for hybrid and custom, in recipe_composed.cc. Private to
+// kernels/quantize.
 #pragma once
 
 #include <cstdint>
@@ -17,40 +18,43 @@ enum class KnobKind {
   kChoice,
   kNonNegativeFloat,
   kInteger,
-  kRule,       ///< A recipe, or JSON for one with knobs or for a quantizer: recipe_composed.h.
+  kRule,       ///< A recipe, or JSON for one with knobs or for a quantizer: recipe_composed.cc.
   kDirection,  ///< JSON for both directions of a role, or "gemm".
   kRules,      ///< JSON: a list of role -> quantizer rules.
 };
 
-/// One knob. A knob whose default is another knob of the same recipe (`inherits`) takes that one's
-/// resolved value; such a knob stands behind it in the table.
+/// One knob. A knob that `inherits` another knob of the same recipe defaults to the resolved value
+/// of that knob and stands after it in the table.
 struct Knob {
   std::string_view name;
   KnobKind kind;
-  std::vector<std::string_view> choices;  ///< Default first; of other kinds the default alone.
+  std::vector<std::string_view>
+      choices;  ///< The default first; for kinds without choices only that.
   std::string_view summary;
   std::string_view inherits = {};
-  /// Accepted -> canonical.
+  /// Accepted names and their canonical ones.
   std::vector<std::pair<std::string_view, std::string_view>> synonyms = {};
-  std::string_view reason = {};  ///< Why other values are refused, where that is worth saying.
+  std::string_view reason = {};  ///< Why other values are refused; empty if that is obvious.
   int64_t minimum = 0;           ///< kInteger.
   int64_t maximum = 0;
-  /// The recipe is the same whatever the value, which must be the default: a part of canonical
-  /// texts and digests since 0.1.0, and in no listing.
+  /// The knob has no effect, and its value must be the default. It is in no listing; it exists
+  /// because canonical texts and digests have had it since 0.1.0.
   bool is_void = false;
-  /// The knob without which, at its default, this one means nothing and must be at its own.
+  /// The knob on which this one depends: while that knob has its default, this one must have its
+  /// own default.
   std::string_view needs = {};
 };
 
-/// What kinds of recipes differ in.
+/// How the meaning of a recipe is found.
 enum class RecipeKind {
-  kBase,     ///< Its meaning is a function of its knobs: recipe_quantizers.cc.
-  kDelayed,  ///< The same with scales of earlier steps, which goes into no other recipe.
+  kBase,     ///< It is a function of the knobs: recipe_quantizers.cc.
+  kDelayed,  ///< The same with scales of earlier steps. It cannot be a part of another recipe.
   kHybrid,
   kCustom,
 };
 
-struct RecipeTable {
+/// One recipe.
+struct RecipeEntry {
   RecipeKind kind;
   std::string_view name;
   std::string_view summary;
@@ -58,26 +62,26 @@ struct RecipeTable {
   bool is_composed() const { return kind == RecipeKind::kHybrid || kind == RecipeKind::kCustom; }
 };
 
-/// Every recipe of this build, in the order listings print them.
-const std::vector<RecipeTable>& RecipeTables();
-const RecipeTable* FindRecipeTable(std::string_view name);
-const Knob* FindKnob(const RecipeTable& table, std::string_view name);
+/// Every recipe of this build, in the order of listings.
+const std::vector<RecipeEntry>& RecipeEntries();
+/// Null if there is none of that name.
+const RecipeEntry* FindRecipeEntry(std::string_view name);
+const Knob* FindKnob(const RecipeEntry& entry, std::string_view name);
 
-/// "false|true", "float >= 0", "integer 1 to 1048576".
+/// The allowed values as text: "false|true", "float >= 0", "integer 1 to 1048576".
 std::string KnobValuesText(const Knob& knob);
 
 /// The shortest decimal that reads back as the same float.
 std::string FloatText(float value);
-/// A finite float >= 0, without the sign of -0.
+/// A finite float >= 0; -0 becomes 0. Nothing for other text.
 std::optional<float> ParseNonNegativeFloat(std::string_view text);
 
-/// The canonical text of a value of a kind that this table knows by itself (not the JSON kinds), or
-/// nothing when it is not allowed.
+/// The canonical text of a value, or nothing when it is not allowed. Not for the JSON kinds.
 std::optional<std::string> CanonicalKnobValue(const Knob& knob, std::string_view value);
 
 /// A value from outside, quoted and cut for a message.
 std::string ShownValue(std::string_view value);
-/// Where a knob stands in a recipe: knobs["fp8_format"].
+/// The field of a knob for errors: knobs["fp8_format"].
 std::string KnobField(std::string_view name);
 
 }  // namespace quantgate

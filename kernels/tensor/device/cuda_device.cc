@@ -16,18 +16,19 @@
 namespace quantgate {
 namespace {
 
-/// What MakeCurrent made current for this thread; -1: nothing. Not what the runtime says, for which
-/// a thread that has none has device 0, and making that current would open it.
+/// The device that MakeCurrent made current for this thread; -1 for none. The runtime would say
+/// device 0 for a thread that has none, and making that current would open it.
 thread_local int current_ordinal = -1;
 
-/// Whether MakeCurrent has made the device current, and it still is: to ask takes less than to make
-/// it so again.
+/// Whether MakeCurrent has made the device current and it still is. Asking is faster than making it
+/// current again.
 bool IsCurrent(int ordinal) {
   int current = -1;
   return current_ordinal == ordinal && cudaGetDevice(&current) == cudaSuccess && current == ordinal;
 }
 
-/// Another device for this scope: tensors are dropped by threads that serve other devices.
+/// Makes another device current for this scope, since threads that serve other devices may drop
+/// tensors.
 class ScopedDevice {
  public:
   explicit ScopedDevice(int ordinal)
@@ -46,8 +47,8 @@ class ScopedDevice {
 
 }  // namespace
 
-/// The stream and the memory pool: shared with every block, so that tensors may outlive the device
-/// they came from.
+/// The stream and the memory pool, shared with every block, so that tensors may outlive the
+/// CudaDevice that made them.
 struct CudaDevice::Pool {
   int ordinal = 0;
   cudaStream_t stream = nullptr;
@@ -77,14 +78,15 @@ struct CudaDevice::Pool {
 
   void Return(void* data, size_t size) {
     bytes -= static_cast<int64_t>(size);
-    // Nobody can be told of a failure here; a sticky one meets the next call, and CudaHealth.
+    // There is no caller to return a failure to; a sticky one shows in the next call and in
+    // CudaHealth.
     const ScopedDevice current(ordinal);
     (void)QG_CUDA_STATUS(current.status());
     (void)QG_CUDA_STATUS(cudaFreeAsync(data, stream));
   }
 };
 
-/// The pools of the process that live, for peers.
+/// The living pools of the process, for ReachMemoryOf.
 struct CudaDevice::Pools {
   std::mutex mutex;
   std::vector<std::weak_ptr<Pool>> all;
@@ -95,7 +97,7 @@ struct CudaDevice::Pools {
   }
 };
 
-/// Pinned host memory of pending reads, kept for the next ones.
+/// Pinned host memory of pending reads, kept for later ones.
 struct CudaDevice::ReadMemory {
   std::mutex mutex;
   std::vector<std::byte*> free;
@@ -143,8 +145,8 @@ uintptr_t AddressOf(const CudaDevice::Result& result) {
   return reinterpret_cast<uintptr_t>(result.device);
 }
 
-/// Makes `run` hold `next` too, where that lies behind it in the same aligned piece of memory,
-/// which is of one allocation.
+/// Extends `run` over `next` if that lies after it in the same aligned piece of memory, which
+/// belongs to one allocation.
 bool Join(const CudaDevice::Result& next, CudaDevice::Result& run) {
   const uintptr_t end = AddressOf(next) + next.bytes;
   const bool is_near = AddressOf(next) >= AddressOf(run) &&
@@ -289,7 +291,7 @@ absl::StatusOr<void*> CudaDevice::TakeMemory(size_t size) {
 
 absl::StatusOr<std::shared_ptr<Buffer>> CudaDevice::AllocateBytes(size_t bytes) {
   QG_RETURN_IF_ERROR(CountAllocation(bytes));
-  // An empty tensor has an address of its own too.
+  // An empty tensor has an address of its own, too.
   const size_t size = std::max<size_t>(bytes, 1);
   QG_ASSIGN_OR_RETURN(void* const data, TakeMemory(size));
   pool_->Count(size);
@@ -317,7 +319,7 @@ absl::StatusOr<std::shared_ptr<Buffer>> CudaDevice::AllocateZeroedBytes(size_t b
                        kAllocationAlignment * kAllocationAlignment;
   if (zeroed_block_ == nullptr || zeroed_used_ + piece > kZeroedBlockBytes) {
     QG_ASSIGN_OR_RETURN(void* const data, TakeMemory(kZeroedBlockBytes));
-    // Its pieces are what tensors hold; the rest of it is nobody's.
+    // The pieces that tensors hold count as bytes in use; the block itself does not.
     zeroed_block_.reset(data, [pool = pool_](void* block) { pool->Return(block, 0); });
     zeroed_used_ = 0;
     QG_CUDA_RETURN_IF_ERROR(cudaMemsetAsync(data, 0, kZeroedBlockBytes, pool_->stream));
@@ -411,8 +413,8 @@ absl::Status CudaDevice::Read(const void* device, void* host, size_t bytes) {
 absl::StatusOr<CudaDevice::PendingRead> CudaDevice::TakeReadMemory() {
   QG_ASSIGN_OR_RETURN(std::byte* const piece, read_memory_->Take());
   PendingRead read;
-  // One that is given back before it was waited for is still written by what is on the stream,
-  // before whatever the next owner puts there.
+  // Memory that is given back before a wait is still written by work on the stream, but before the
+  // work that the next owner puts there.
   read.bytes.reset(piece,
                    [memory = read_memory_](std::byte* returned) { memory->Return(returned); });
   read.number = ++reads_started_;
@@ -469,7 +471,7 @@ absl::Status CudaDevice::ReadResults(std::span<const Result> results) {
   QG_RETURN_IF_ERROR(PlaceMark());
   QG_CUDA_RETURN_IF_ERROR(
       cudaStreamWaitEvent(results_stream_, mark_ != nullptr ? mark_.get() : results_.done, 0));
-  // A copy takes longer to start than to run: neighbours go in one.
+  // A copy takes longer to start than to run, so neighbours are copied together.
   std::vector<std::pair<size_t, size_t>> places;  // Of each result: its run, and where in it.
   std::vector<Result> runs;
   for (const Result& result : results) {

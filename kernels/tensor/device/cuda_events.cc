@@ -20,8 +20,8 @@ absl::StatusOr<PooledCudaEvent> CudaEventPool::Record(const CudaDevice& device) 
   if (event == nullptr) {
     QG_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&event, flags_));
   }
-  // Who waits for it holds what was recorded when the wait was put on a stream: it may be used
-  // again as soon as nobody has it.
+  // A stream waits for what the event had recorded when the wait was put on the stream, so the
+  // event may be used again as soon as it has no owner.
   PooledCudaEvent pooled(event, [free = free_](cudaEvent_t returned) {
     const std::lock_guard<std::mutex> lock(free->mutex);
     free->events.push_back(returned);

@@ -1,4 +1,4 @@
-// Events of one device, made once and used again: points on a stream that other streams wait for.
+// Reusable events of one device: points on a stream that other streams wait for.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -15,20 +15,20 @@
 
 namespace quantgate {
 
-/// An event that goes back to its pool with its last owner, who may be any thread.
+/// An event that returns to its pool when the last owner, on any thread, drops it.
 using PooledCudaEvent = std::shared_ptr<CUevent_st>;
 
 /// Thread-safe. Events may outlive the pool.
 class CudaEventPool {
  public:
-  /// `flags` of cudaEventCreateWithFlags: without cudaEventDisableTiming, time between two of them
-  /// can be told.
+  /// `flags` are those of cudaEventCreateWithFlags. Without cudaEventDisableTiming the time between
+  /// two events can be measured.
   explicit CudaEventPool(unsigned flags = cudaEventDisableTiming) : flags_(flags) {}
-  /// A point on the device's stream: after all that is on it. The device is current.
+  /// Records an event after everything on the device's stream. The device must be current.
   absl::StatusOr<PooledCudaEvent> Record(const CudaDevice& device);
 
  private:
-  /// Events that nobody has; the last owner of the pool and of all events destroys them.
+  /// Events that have no owner. They are destroyed when the pool and all its events are gone.
   struct Free {
     std::mutex mutex;
     std::vector<cudaEvent_t> events;
@@ -38,14 +38,14 @@ class CudaEventPool {
   const std::shared_ptr<Free> free_ = std::make_shared<Free>();
 };
 
-/// Tensors that a stream has yet to read, kept alive until it has. Not thread-safe.
+/// Keeps tensors alive until a stream has read them. Not thread-safe.
 class PendingReads {
  public:
-  /// `read` is recorded after the reading.
+  /// `read` was recorded after the operation that reads `tensor`.
   void Add(Tensor tensor, PooledCudaEvent read) {
     reads_.emplace_back(std::move(tensor), std::move(read));
   }
-  /// Drops what has been read, in the order of the stream.
+  /// Drops the tensors that have been read, in the order of the stream.
   void DropRead();
   size_t size() const { return reads_.size(); }
 

@@ -10,7 +10,7 @@ namespace quantgate {
 namespace {
 
 constexpr size_t kAlignmentBytes = 64;       // A cache line, and one AVX-512 register.
-constexpr size_t kPooledBytesMin = 1 << 20;  // Below, malloc itself keeps the pages.
+constexpr size_t kPooledBytesMin = 1 << 20;  // malloc itself keeps the pages of smaller blocks.
 
 // An address sanitizer must see every free.
 #if defined(__SANITIZE_ADDRESS__)
@@ -19,10 +19,10 @@ constexpr bool kPooling = false;
 constexpr bool kPooling = true;
 #endif
 
-/// Sizes that share blocks: rounded up to four steps per power of two, so at most a fifth is
-/// unused.
+/// The size of the block for `bytes`: large sizes are rounded up to one of four steps per power of
+/// two, so that at most a fifth of a block is unused.
 size_t BlockBytes(size_t bytes) {
-  // One byte more than asked keeps an empty tensor's pointer distinct and not null.
+  // One byte more than asked keeps the pointer of an empty tensor distinct and not null.
   size_t step = kAlignmentBytes;
   if (bytes >= kPooledBytesMin) step = std::bit_floor(bytes) / 4;
   return (bytes / step + 1) * step;

@@ -8,10 +8,11 @@
 namespace quantgate {
 namespace {
 
-/// What four ranks have with three queues each.
+/// The pieces of four ranks with three queues each.
 constexpr size_t kIdlePiecesMax = 48;
 
-/// Lives as long as the process: while static objects end, CUDA can free nothing any more.
+/// The unused pieces. Lives as long as the process, since CUDA can free nothing while static
+/// objects are destroyed.
 struct IdlePieces {
   std::mutex mutex;
   std::vector<std::byte*> pieces;

@@ -1,6 +1,6 @@
-// StagingMemory: pinned host memory for what crosses the bus, kept by the process for the devices
-// that are opened next. To pin a piece takes milliseconds, some of which every engine, queue and
-// rank would wait for.
+// Pinned host memory for transfers to and from devices. The process keeps returned pieces for the
+// devices that are opened next, since pinning takes milliseconds for which every engine, queue and
+// rank would wait. Thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -9,12 +9,13 @@
 
 namespace quantgate {
 
+/// The size of a piece.
 inline constexpr size_t kStagingBytes = size_t{8} << 20;
 
-/// kStagingBytes that every device reads and writes, not initialised. RESOURCE_EXHAUSTED.
+/// A piece that every device can read and write, not initialised. RESOURCE_EXHAUSTED.
 absl::StatusOr<std::byte*> TakeStagingMemory();
-/// Nothing is under way on `piece`, which TakeStagingMemory gave; null: nothing happens. Of so many
-/// pieces that nobody has, one more is freed.
+/// Returns a piece of TakeStagingMemory on which no transfer is under way. Does nothing for null.
+/// Frees the piece when enough unused ones are kept.
 void ReturnStagingMemory(std::byte* piece);
 
 }  // namespace quantgate

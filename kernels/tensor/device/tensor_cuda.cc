@@ -3,17 +3,19 @@
 #include <utility>
 
 #include "kernels/base/cuda_status.h"
-#include "kernels/tensor/fingerprint_facts.h"
-#include "kernels/tensor/generate/generation_rule.h"
-#include "kernels/tensor/tensor_checks.h"
+#include "kernels/tensor/column_sums.h"
+#include "kernels/tensor/convert.h"
+#include "kernels/tensor/fingerprint.h"
+#include "kernels/tensor/generate/generated_value.h"
+#include "kernels/tensor/number_source.h"
 #include "kernels/tensor/tensor_kernels_cuda.h"
-#include "kernels/tensor/tensor_numbers.h"
+#include "kernels/tensor/transpose.h"
 #include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
 namespace {
 
-/// kColumnSumRows rows to one, until one is left. `from` has rows.
+/// Sums groups of kColumnSumRows rows until one row is left. `from` has at least one row.
 absl::StatusOr<Tensor> SumRows(CudaDevice& device, const Tensor& from) {
   Tensor rows = from;
   int64_t count = from.rows();

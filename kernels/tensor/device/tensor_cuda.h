@@ -1,6 +1,7 @@
-// What the CPU engine does to single tensors (generate.h, convert.h, column_sums.h, fingerprint.h),
-// on a GPU: the same bytes. Inputs are in device memory; results are, and are written once the
-// device's stream gets there. Errors as on the CPU, and those of CudaDevice.
+// The operations on single tensors (generate.h, convert.h, transpose.h, column_sums.h,
+// fingerprint.h) on a GPU, which give the same bytes as on the CPU. Inputs and results are in
+// device memory; results are written when the device's stream gets there. Errors are those of the
+// CPU functions and of CudaDevice.
 #pragma once
 
 #include <span>
@@ -13,6 +14,7 @@
 
 namespace quantgate {
 
+/// As Generate.
 absl::StatusOr<Tensor> GenerateCuda(CudaDevice& device, const GeneratorSpec& spec);
 
 /// As CastTensor.
@@ -24,8 +26,8 @@ absl::StatusOr<Tensor> Transpose2dCuda(CudaDevice& device, const Tensor& tensor)
 /// As ColumnSums.
 absl::StatusOr<Tensor> ColumnSumsCuda(CudaDevice& device, const Tensor& tensor, DType out);
 
-/// Of each tensor i64 [2] in device memory: Fingerprint::high and ::low. All are in one block of
-/// memory, in order.
+/// As FingerprintOf: for each tensor i64 [2] in device memory, Fingerprint::high and ::low. All lie
+/// in one block of memory, in order.
 absl::StatusOr<std::vector<Tensor>> FingerprintsCuda(CudaDevice& device,
                                                      std::span<const Tensor> tensors);
 

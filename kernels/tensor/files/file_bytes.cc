@@ -67,7 +67,7 @@ absl::Status WriteAll(int descriptor, std::span<const std::byte> bytes, const st
   return absl::OkStatus();
 }
 
-/// mkstemp makes 0600; a tensor file is as readable as any other file the user makes.
+/// The mode of any other file that the user makes, since mkstemp gives a file 0600.
 mode_t UsualFileMode() {
   const mode_t mask = ::umask(0);
   ::umask(mask);
@@ -85,7 +85,7 @@ absl::Status FillTemporary(const std::string& temporary, int descriptor,
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<Buffer>> MapFile(const std::string& path) {
-  // A pipe in a file's place would keep whoever opens it waiting.
+  // O_NONBLOCK: opening a pipe would otherwise wait for a writer.
   const ScopedDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.get() < 0) return ErrnoStatus(path, "open");
   struct stat status;

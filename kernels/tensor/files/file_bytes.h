@@ -12,8 +12,8 @@
 
 namespace quantgate {
 
-/// Maps a regular file, read-only for others (writes through the buffer stay private). NOT_FOUND
-/// when there is none, INVALID_ARGUMENT when it is not a regular file.
+/// Maps a regular file. Writes through the buffer stay private and do not reach the file. NOT_FOUND
+/// when there is no file, INVALID_ARGUMENT when it is not a regular file.
 absl::StatusOr<std::shared_ptr<Buffer>> MapFile(const std::string& path);
 
 /// Writes the pieces one after another into a temporary file beside `path`, syncs it and renames it
@@ -21,7 +21,7 @@ absl::StatusOr<std::shared_ptr<Buffer>> MapFile(const std::string& path);
 absl::Status ReplaceFile(const std::string& path,
                          const std::vector<std::span<const std::byte>>& pieces);
 
-/// A view of `buffer`, or a copy where the offset is not a multiple of the element size.
+/// A view of `buffer` from byte `offset` on, or a copy if the elements would not be aligned there.
 absl::StatusOr<Tensor> AlignedView(DType dtype, Shape shape, const std::shared_ptr<Buffer>& buffer,
                                    size_t offset);
 

@@ -23,16 +23,17 @@ struct DescrName {
   DType dtype;
 };
 
-// The first entry of a dtype is the one written.
+// Files are written with the first entry of a dtype.
 constexpr DescrName kDescrs[] = {
     {"<f8", DType::kF64},  {"<f4", DType::kF32},       {"<f2", DType::kF16}, {"<V2", DType::kBF16},
     {"|V2", DType::kBF16}, {"bfloat16", DType::kBF16}, {"|u1", DType::kU8},  {"<u1", DType::kU8},
     {"<i2", DType::kI16},  {"<i4", DType::kI32},       {"<i8", DType::kI64},
 };
-// Of ml_dtypes' types of one byte numpy keeps the name of this one alone, and reads it no more.
+// The only one-byte type of ml_dtypes that NumPy writes with a name, which it cannot read back.
 constexpr std::string_view kE5m2Descr = "<f1";
 
-/// Elements of one byte without a type: np.save writes all others of ml_dtypes so.
+/// The dtype of one-byte elements without a type, as which np.save writes all other one-byte types
+/// of ml_dtypes.
 absl::StatusOr<DType> DTypeOfUntyped(std::string_view descr, std::optional<DType> meant) {
   const std::string is_untyped =
       absl::StrCat("descr '", std::string(descr), "' is bytes whose type np.save left out");
@@ -168,7 +169,7 @@ class DictReader {
   std::string_view text_;
 };
 
-/// Header text and where the data begins.
+/// The text of the header and the offset of the data.
 struct NpyLayout {
   std::string_view header;
   size_t data_begin;

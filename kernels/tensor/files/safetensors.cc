@@ -10,7 +10,6 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/files/file_bytes.h"
-#include "kernels/tensor/files/safetensors_bytes.h"
 #include "kernels/tensor/files/tensor_file.h"
 
 namespace quantgate {
@@ -35,7 +34,7 @@ struct Header {
   std::map<std::string, std::string> metadata;
 };
 
-/// Names come from the file: cut and escaped before they enter a message.
+/// Cuts and escapes a name for a message, since it comes from the file.
 std::string Quoted(std::string_view name) {
   constexpr size_t kShown = 80;
   std::string text(name.substr(0, kShown));
@@ -43,9 +42,9 @@ std::string Quoted(std::string_view name) {
   return Json(text).dump(-1, ' ', true, Json::error_handler_t::replace);
 }
 
-/// Reads the header as a stream of tokens: a hostile header can be neither deep nor repeated, and
-/// is never held as a document. Each callback returns false to stop, with the rule that was broken
-/// in error_.
+/// Reads the header as a stream of tokens, so that a hostile header can be neither deep nor
+/// repetitive and is never held as a document. Each callback returns false to stop and leaves the
+/// rule that was broken in error_.
 class HeaderReader : public nlohmann::json_sax<Json> {
  public:
   const std::string& error() const { return error_; }
@@ -190,7 +189,7 @@ absl::StatusOr<Shape> CheckShape(const HeaderEntry& entry, DType dtype) {
     }
     shape.push_back(static_cast<int64_t>(dim));
   }
-  // The file counts 4-bit elements, a Tensor bytes of two.
+  // The file counts elements of 4 bits, a Tensor bytes with two of them.
   if (dtype == DType::kF4E2M1x2) {
     if (shape.empty() || shape.back() % 2 != 0) {
       return absl::InvalidArgumentError("has 4-bit elements and an odd last dim");
@@ -228,7 +227,7 @@ absl::StatusOr<CheckedEntry> CheckEntry(const HeaderEntry& entry, uint64_t data_
   return CheckedEntry{entry.name, *dtype, std::move(shape), begin, end};
 }
 
-/// Tensors must lie one behind another from the first byte of data to the last.
+/// Checks that the tensors lie one after another from the first byte of data to the last.
 absl::Status CheckContiguous(const std::vector<CheckedEntry>& entries, uint64_t data_bytes) {
   uint64_t expected = 0;
   for (const CheckedEntry& entry : entries) {
@@ -246,13 +245,14 @@ absl::Status CheckContiguous(const std::vector<CheckedEntry>& entries, uint64_t 
   return absl::OkStatus();
 }
 
-/// With `only`, tensors of other names whose dtype is unknown are left out; without, none may be.
+/// With `only`, tensors of other names may have unknown dtypes and are left out.
 absl::StatusOr<TensorFile> ParseBuffer(const std::shared_ptr<Buffer>& buffer,
                                        std::optional<std::string_view> only) {
   const uint64_t file_bytes = buffer->size();
   if (file_bytes < kLengthBytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat("has ", file_bytes, " bytes; a safetensors file begins with 8 of length"));
+        absl::StrCat("has ", file_bytes,
+                     " bytes; a safetensors file begins with the 8 bytes of the header length"));
   }
   uint64_t header_bytes;
   std::memcpy(&header_bytes, buffer->data(), kLengthBytes);
@@ -295,7 +295,7 @@ absl::StatusOr<TensorFile> ParseBuffer(const std::shared_ptr<Buffer>& buffer,
   return file;
 }
 
-/// An error says first which file it is about.
+/// The error with the file's name in front.
 template <class T>
 absl::StatusOr<T> WithSource(absl::StatusOr<T> result, const std::string& source) {
   if (result.ok()) return result;
@@ -307,7 +307,8 @@ std::string JsonText(const std::string& text) {
   return Json(text).dump(-1, ' ', false, Json::error_handler_t::strict);
 }
 
-/// nlohmann's dump throws on text that is not UTF-8; names from a command line may be anything.
+/// Whether JSON can hold the text: nlohmann's dump throws unless it is UTF-8, and names from a
+/// command line may be anything.
 bool IsUtf8(const std::string& text) {
   const auto replaced = Json(text).dump(-1, ' ', true, Json::error_handler_t::ignore);
   const auto parsed = Json::parse(replaced, nullptr, false);
@@ -361,7 +362,7 @@ std::string HeaderText(const std::vector<NamedTensor>& tensors,
   return header;
 }
 
-/// All before the first tensor.
+/// Everything before the first tensor.
 absl::StatusOr<std::string> SafetensorsPrefix(const std::vector<NamedTensor>& tensors,
                                               const std::map<std::string, std::string>& metadata) {
   QG_RETURN_IF_ERROR(CheckWritable(tensors, metadata));

@@ -1,5 +1,6 @@
-// Tensor files from untrusted hands: safetensors and npy. Readers map the file, check every number
-// of the header before they believe it, and allocate nothing large for a file that lies.
+// Tensor files, which may come from untrusted sources: safetensors and npy. Readers map the file,
+// check every number of the header before they use it, and allocate nothing large for a file whose
+// header is wrong.
 #pragma once
 
 #include <map>
@@ -19,16 +20,17 @@ struct NamedTensor {
   Tensor tensor;
 };
 
+/// What a safetensors file holds.
 struct TensorFile {
   std::vector<NamedTensor> tensors;             ///< In the order of the file's offsets.
   std::map<std::string, std::string> metadata;  ///< safetensors __metadata__.
   /// NOT_FOUND naming the tensor and listing what the file has.
   absl::StatusOr<Tensor> Find(std::string_view name) const;
-  /// "x, weight, 3 more" for messages: control characters escaped, the first names only.
+  /// The first names for messages, control characters escaped: "x, weight, 3 more".
   std::string NameList() const;
 };
 
-/// Largest safetensors header that is read: 16 MiB of JSON.
+/// The largest safetensors header that is read: 16 MiB of JSON.
 inline constexpr uint64_t kSafetensorsHeaderBytesMax = 16u << 20;
 
 /// Maps a .safetensors file. INVALID_ARGUMENT (naming file, tensor and rule) for a malformed one:
@@ -36,21 +38,28 @@ inline constexpr uint64_t kSafetensorsHeaderBytesMax = 16u << 20;
 /// overlap, leave holes, run out of range or do not match dtype and shape, duplicate names.
 /// NOT_FOUND when there is no such file.
 absl::StatusOr<TensorFile> ReadSafetensors(const std::string& path);
-/// One tensor of such a file, NOT_FOUND when it has none of that name. The dtypes of the others
-/// need not be known: a checkpoint holds masks and indices too.
+/// One tensor of a .safetensors file. NOT_FOUND when it has none of that name. The other tensors
+/// may have unknown dtypes, since a checkpoint holds masks and indices too.
 absl::StatusOr<Tensor> ReadSafetensorsTensor(const std::string& path, std::string_view name);
-/// A whole file from bytes in memory; tensors share `buffer`.
+/// As ReadSafetensors, from the bytes of a file in memory, which the tensors share. `source` names
+/// the file in errors.
 absl::StatusOr<TensorFile> ParseSafetensors(std::shared_ptr<Buffer> buffer,
                                             const std::string& source);
 
-/// Writes atomically (temporary file, fsync, rename). Tensors keep the given order, offsets aligned
-/// to 64 bytes by padding the header only, as the format demands no holes.
+/// Writes a file atomically (temporary file, fsync, rename). Tensors keep the given order, offsets
+/// aligned to 64 bytes by padding the header only, as the format demands no holes.
 absl::Status WriteSafetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
                               const std::map<std::string, std::string>& metadata);
 
-/// A version 1.0 to 3.0 .npy file, C order, little-endian f2, f4, f8, i2, i4, i8, u1, V2 as bf16
-/// and f1 as f8_e5m2, as ml_dtypes' are written. V1, as the others of one byte are, is u8 where the
-/// caller knows what is `meant` and reinterprets it. INVALID_ARGUMENT for all else.
+/// The bytes of the file that WriteSafetensors writes: U8 [bytes] in host memory, where the tensors
+/// must be too. INVALID_ARGUMENT as there.
+absl::StatusOr<Tensor> SafetensorsBytes(const std::vector<NamedTensor>& tensors,
+                                        const std::map<std::string, std::string>& metadata);
+
+/// Reads a version 1.0 to 3.0 .npy file in C order with little-endian elements f2, f4, f8, i2, i4,
+/// i8 or u1. NumPy writes the bf16 of ml_dtypes as V2 and its f8_e5m2 as f1, and these are read so.
+/// It writes the other types of one byte as V1, which is read as u8 only if the caller says by
+/// `meant` what to reinterpret it as. INVALID_ARGUMENT for everything else.
 absl::StatusOr<Tensor> ReadNpy(const std::string& path, std::optional<DType> meant = {});
 absl::Status WriteNpy(const std::string& path, const Tensor& tensor);
 

@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/tensor/generate/generation_rule.h"
+#include "kernels/tensor/generate/generated_value.h"
 #include "kernels/tensor/visit_format.h"
 
 namespace quantgate {

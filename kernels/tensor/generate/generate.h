@@ -18,20 +18,22 @@ enum class Distribution {
   kNormal,             ///< Standard normal.
   kUniform,            ///< [-1, 1).
   kLogNormalOutliers,  ///< Signed log-normal; one element in 1024 is 64 times larger.
-  kSubnormalHeavy,     ///< Three in four elements subnormal (or below the smallest normal) in the
+  kSubnormalHeavy,     ///< Three in four elements lie below the smallest normal number of the
                        ///< dtype.
   kSpecialsLaced,      ///< Normal with NaN, +Inf, -Inf, -0 and +0, each about one in 64.
   kAllZero,
-  kOneHuge,  ///< Normal times 2^-10 and one element, at a seeded index, of the largest finite
+  kOneHuge,  ///< Normal times 2^-10, but one element, at a seeded index, has the largest finite
              ///< magnitude.
 };
 
-/// Wire and command-line names: "normal", "uniform", "lognormal_outliers", "subnormal_heavy",
-/// "specials", "zero", "one_huge".
+/// The name on the wire and on the command line: "normal", "uniform", "lognormal_outliers",
+/// "subnormal_heavy", "specials", "zero" or "one_huge".
 std::string_view DistributionName(Distribution distribution);
+/// INVALID_ARGUMENT naming the value and the known names.
 absl::StatusOr<Distribution> ParseDistribution(std::string_view name);
 const std::vector<Distribution>& AllDistributions();
 
+/// What to generate.
 struct GeneratorSpec {
   Distribution distribution = Distribution::kNormal;
   uint64_t seed = 0;
@@ -41,7 +43,13 @@ struct GeneratorSpec {
   float scale = 1.0f;  ///< Multiplies every value in fp32 before the cast; finite.
 };
 
-/// INVALID_ARGUMENT for a bad shape, dtype or scale.
+struct GenerationRule;  // generated_value.h
+
+/// What `spec` asks for, checked, for the generators of all engines. INVALID_ARGUMENT as Generate.
+absl::StatusOr<GenerationRule> GenerationRuleOf(const GeneratorSpec& spec);
+
+/// The tensor in host memory. INVALID_ARGUMENT for a shape, dtype or scale that cannot be
+/// generated.
 absl::StatusOr<Tensor> Generate(const GeneratorSpec& spec, const ExecutionContext& context);
 
 }  // namespace quantgate

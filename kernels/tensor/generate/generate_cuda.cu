@@ -1,4 +1,4 @@
-// Generated tensors: four elements, one block of Philox, a thread.
+// Generated tensors: each thread makes four elements from one block of Philox.
 #include <algorithm>
 
 #include "kernels/tensor/encode_lanes.h"
@@ -40,8 +40,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// 16-byte units of one repeated code, then the bytes that are left; `word` holds the code as often
-/// as it fits.
+/// Writes one code repeatedly, in units of 16 bytes and then byte by byte; `word` holds the code as
+/// often as it fits.
 __global__ void __launch_bounds__(kThreads) FillWords(void* out, uint32_t word, int64_t bytes) {
   const uint4 unit = make_uint4(word, word, word, word);
   const int64_t units = bytes / 16;

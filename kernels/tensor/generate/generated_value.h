@@ -1,5 +1,5 @@
-// One element of a generated tensor before its cast (docs/definitions.md section 3), for both
-// engines: a formula of its value word and its choice word.
+// One element of a generated tensor before the cast (docs/definitions.md section 3), for both
+// engines: a formula of two random words, the value word and the choice word.
 #pragma once
 
 #include <bit>
@@ -13,6 +13,7 @@
 
 namespace quantgate {
 
+/// How an element follows from the two words.
 enum class ValueFormula {
   kNormal,
   kUniform,
@@ -23,23 +24,23 @@ enum class ValueFormula {
   kSmallNormal,  ///< Normal times 2^-10.
 };
 
-/// Streams of Philox: the value of an element, the choice what kind of element it is, and choices
-/// for a whole tensor.
+/// The streams of Philox: for value words, for choice words (which say what kind of element it is),
+/// and for choices that concern the whole tensor.
 inline constexpr uint32_t kValueStream = 0, kChoiceStream = 1, kTensorStream = 2;
 
-/// Facts about an element type that a generator needs.
+/// The smallest normal and the largest finite number of the element type.
 struct TargetRange {
   float min_normal = 0;
   float max_finite = 0;
 };
 
-/// Where the one huge element lies, and its sign; index -1: nowhere.
+/// The index and the value of the one huge element of kOneHuge; index -1 when there is none.
 struct HugeElement {
   int64_t index = -1;
   float value = 0;
 };
 
-/// All that element i depends on besides i.
+/// Everything besides i that element i depends on.
 struct GenerationRule {
   ValueFormula formula = ValueFormula::kZero;
   bool needs_choices = false;
@@ -90,6 +91,7 @@ QG_HOST_DEVICE inline float Laced(uint32_t value_word, uint32_t choice_word) {
 
 }  // namespace generated_value
 
+/// The element before it is multiplied by the scale and cast.
 QG_HOST_DEVICE inline float GeneratedValue(ValueFormula formula, uint32_t value_word,
                                            uint32_t choice_word, const TargetRange& range) {
   switch (formula) {
@@ -111,7 +113,7 @@ QG_HOST_DEVICE inline float GeneratedValue(ValueFormula formula, uint32_t value_
   return 0.0f;
 }
 
-/// The cast of a value to its code in F: the usual one, and for f32 none but that of NaN.
+/// The code of a value in F: EncodeFloat; for f32 the value itself with a canonical NaN.
 template <class F>
 QG_HOST_DEVICE inline typename F::Storage StoredCode(float value) {
   if constexpr (std::is_same_v<F, Float32>) {

@@ -8,7 +8,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/layer/layer_program.h"
 #include "kernels/numerics/pairwise.h"
-#include "kernels/tensor/convert.h"
+#include "kernels/tensor/transpose.h"
 #include "kernels/validate/reference/ideal_scale.h"
 #include "kernels/validate/run/output_source.h"
 

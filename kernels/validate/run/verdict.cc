@@ -177,7 +177,7 @@ std::string ExcessText(const BoundCheck& check, const ParityReport& parity) {
   if (std::isinf(check.worst_ratio)) {
     const NonFiniteSides sides = SidesOfParity(parity);
     if (sides.any())
-      return absl::StrCat(SidesLine(sides, kExact), ", where both must have the same");
+      return absl::StrCat(NonFiniteLine(sides, kExact), ", where both must have the same");
   }
   int64_t count = 0;
   for (int subject = 0; subject < kValueClassCount; ++subject) {
@@ -248,7 +248,7 @@ std::string OutputsText(const std::vector<VariantReport>& variants) {
       const NonFiniteSides sides = SidesOfParity(output.against_exact.parity);
       if (!sides.any()) continue;
       parts.push_back(
-          absl::StrCat(OutputOf(output.tensor, variant), ": ", SidesText(sides, kExact)));
+          absl::StrCat(OutputOf(output.tensor, variant), ": ", NonFiniteText(sides, kExact)));
     }
   }
   return Listed(parts, "; ");
@@ -257,7 +257,8 @@ std::string OutputsText(const std::vector<VariantReport>& variants) {
 std::string InputsText(const std::vector<NonFinite>& inputs) {
   std::vector<std::string> parts;
   for (const NonFinite& input : inputs) {
-    if (input.any()) parts.push_back(absl::StrCat(input.tensor, " has ", CountsText(input.counts)));
+    if (input.any())
+      parts.push_back(absl::StrCat(input.tensor, " has ", NonFiniteCountsText(input.counts)));
   }
   return parts.empty() ? "no input has any" : Listed(parts, "; ");
 }
@@ -293,7 +294,7 @@ Verdict JudgeRun(Requirement requirement, std::optional<int> reference,
   const NonFiniteSides sides = SidesOfAll(variants);
   if (!sides.any()) return verdict;
   if (!verdict.found.empty()) {
-    absl::StrAppend(&verdict.found, ", ", SidesLine(sides, kExact));
+    absl::StrAppend(&verdict.found, ", ", NonFiniteLine(sides, kExact));
   }
   verdict.non_finite = OutputsText(variants);
   verdict.non_finite_inputs = InputsText(inputs);

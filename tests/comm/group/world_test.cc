@@ -12,7 +12,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/execution.h"
-#include "kernels/base/parallel_for_each.h"
 #include "tests/comm/ranks.h"
 
 namespace quantgate {

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/layer/layer.h"
 #include "kernels/tensor/convert.h"
+#include "kernels/tensor/transpose.h"
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {

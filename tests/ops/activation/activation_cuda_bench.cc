@@ -1,6 +1,6 @@
 // Rates of activations on a GPU; bytes_per_second counts bytes read and written, to compare with
 // BM_DeviceCopy.
-#include "kernels/ops/activation/activation_cuda.h"
+#include "kernels/ops/ops_cuda.h"
 #include "kernels/tensor/device/tensor_cuda.h"
 #include "tests/tensor/cuda_benchmark.h"
 

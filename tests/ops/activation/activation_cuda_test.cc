@@ -1,6 +1,6 @@
 // Activations on a GPU against the CPU, byte for byte: every kind, variant and dtype, every 16-bit
 // code, odd shapes and addresses, real tensors.
-#include "kernels/ops/activation/activation_cuda.h"
+#include "kernels/ops/ops_cuda.h"
 
 #include <gtest/gtest.h>
 

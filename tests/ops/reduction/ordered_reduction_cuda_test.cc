@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/ops/reduction/ordered_reduction_cuda.h"
+#include "kernels/ops/ops_cuda.h"
 #include "kernels/ops/reduction/ordered_reduction_kernels.h"
 #include "kernels/tensor/generate/generate.h"
 #include "tests/tensor/cuda_test_device.h"

@@ -171,7 +171,7 @@ TEST(Recipe, RefusesWithRecipeKnobValueAndChoices) {
        "is \"off\": must be one of none|high_precision|dequantized"},
       {"bf16:activation_dtype=f8_e4m3",
        "knobs[\"activation_dtype\"] is \"f8_e4m3\": must be one of input|f32|bf16|f16"},
-      {"fp8_current:", "no key=value behind the colon"},
+      {"fp8_current:", "no key=value after the colon"},
       {"fp8_current:fp8_format", "\"fp8_format\" is not key=value"},
       {"fp8_current:=1", "is not key=value"},
       {"fp8_current:overflow=nan,", "is not key=value"},

@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "kernels/tensor/files/safetensors_bytes.h"
 #include "kernels/tensor/files/tensor_file.h"
 #include "tests/tensor/scratch_file.h"
 

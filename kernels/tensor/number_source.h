@@ -1,4 +1,4 @@
-// How kernels read the elements of a floating-point tensor of any type as numbers.
+// How CUDA kernels read the elements of a floating-point tensor of any type as numbers.
 #pragma once
 
 #include <bit>
@@ -8,6 +8,9 @@
 
 namespace quantgate {
 
+class Tensor;
+
+/// How the elements lie in memory.
 enum class NumberEncoding {
   kF64,
   kF32,
@@ -16,17 +19,20 @@ enum class NumberEncoding {
   kBytes,  ///< 8-bit codes, by a table of their values.
 };
 
-/// The values of the 256 codes of an 8-bit type. Every one is a binary32 number.
+/// The values of the 256 codes of an 8-bit type, each of which binary32 can hold.
 struct ByteValues {
   float value[256];
 };
 
-/// A tensor in device memory.
+/// The elements of a tensor in device memory.
 struct NumberSource {
   const void* data = nullptr;
   NumberEncoding encoding = NumberEncoding::kF32;
   ByteValues bytes = {};  ///< For kBytes.
 };
+
+/// The elements of a tensor of a floating-point type.
+NumberSource NumbersOf(const Tensor& tensor);
 
 #if defined(__CUDACC__)
 
@@ -56,8 +62,8 @@ __device__ inline double DoubleAt(const void* data, NumberEncoding encoding, con
   return FloatAt(data, encoding, table, index);
 }
 
-/// Copies a table of parameters, which is slow to read at differing places, to shared memory. The
-/// block meets at a barrier before it reads.
+/// Copies the values of codes to `table` in shared memory, since threads of a warp that read
+/// kernel parameters at different indices are slow. The block must pass a barrier before it reads.
 __device__ inline void LoadByteValues(const NumberSource& source, float* table) {
   if (source.encoding != NumberEncoding::kBytes) return;
   for (int code = threadIdx.x; code < 256; code += blockDim.x) {

@@ -1,6 +1,7 @@
-#include "kernels/tensor/tensor_numbers.h"
+#include "kernels/tensor/number_source.h"
 
 #include "kernels/numerics/e8m0.h"
+#include "kernels/tensor/tensor.h"
 #include "kernels/tensor/visit_format.h"
 
 namespace quantgate {

@@ -5,11 +5,11 @@
 
 namespace quantgate {
 
-/// What is quantized and dequantized to.
+/// The types of sources, and of the results of dequantization.
 using SourceFormats = FormatTypes<BFloat16, Float16, Float32>;
 /// Elements of fp8_tensor and fp8_block.
 using Fp8Formats = FormatTypes<E4M3, E5M2>;
-/// Elements of every format: of mxfp8, and among them those of the others.
+/// Elements of any format: those of mxfp8, which include those of the others.
 using QuantizedFormats = FormatTypes<E4M3, E5M2, E2M3, E3M2, E2M1>;
 
 }  // namespace quantgate

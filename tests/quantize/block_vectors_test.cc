@@ -1,9 +1,19 @@
-#include "tests/quantize/cpu/block_vectors.h"
-
+// fp8_block and mxfp8 against vectors of independent implementations
+// (tests/vectors/fp8_block_reference.py and mxfp8_reference.py): codes, scales and dequantized
+// values of both directions, together and each alone, on every instruction set.
 #include <gtest/gtest.h>
 
-namespace quantgate::testing {
+#include <string>
+#include <vector>
+
+#include "tests/quantize/vector_tensors.h"
+
+namespace quantgate {
 namespace {
+
+using testing::Digest64;
+using testing::ValuesDigest;
+using testing::VectorFile;
 
 void ExpectCopy(const QuantizedTensor& quantized, Usage usage, const std::string* digests,
                 const ExecutionContext& context) {
@@ -16,8 +26,9 @@ void ExpectCopy(const QuantizedTensor& quantized, Usage usage, const std::string
   }
 }
 
-}  // namespace
-
+/// Expects the codes, scales and dequantized values of both directions of every case. The first two
+/// words of a case are the source, those before `digests_begin` the rules that `quantizer_of`
+/// reads, then come three digests per direction. Stops after the first case that fails.
 void ExpectBlockVectors(const VectorFile& vectors, size_t digests_begin,
                         Quantizer (*quantizer_of)(const std::vector<std::string>& words),
                         const ExecutionContext& context) {
@@ -39,4 +50,24 @@ void ExpectBlockVectors(const VectorFile& vectors, size_t digests_begin,
   }
 }
 
-}  // namespace quantgate::testing
+class BlockVectors : public ::testing::TestWithParam<ExecutionContext> {};
+
+TEST_P(BlockVectors, CodesScalesAndValuesOfFp8Block) {
+  static const VectorFile vectors = testing::ReadVectors("fp8_block_vectors.txt");
+  ASSERT_GT(vectors.cases.size(), 1000u);
+  // NAME SOURCE ELEMENT BLOCK_DIM POW2 EPS RULE ROUNDING OVERFLOW
+  ExpectBlockVectors(vectors, 9, testing::Fp8BlockQuantizer, GetParam());
+}
+
+TEST_P(BlockVectors, CodesScalesAndValuesOfMxfp8) {
+  static const VectorFile vectors = testing::ReadVectors("mxfp8_vectors.txt");
+  ASSERT_GT(vectors.cases.size(), 1000u);
+  // NAME SOURCE ELEMENT BLOCK_DIM RULE ROUNDING OVERFLOW
+  ExpectBlockVectors(vectors, 7, testing::Mxfp8Quantizer, GetParam());
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryPath, BlockVectors, ::testing::ValuesIn(testing::EveryPath()),
+                         [](const auto& path) { return testing::PathName(path.param); });
+
+}  // namespace
+}  // namespace quantgate
