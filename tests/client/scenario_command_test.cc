@@ -45,6 +45,24 @@ TEST_F(ScenarioCommandTest, ListsWhatThereIs) {
   }
 }
 
+TEST_F(ScenarioCommandTest, TheDocumentIsWhatItLists) {
+  const std::string document = TextOf(QUANTGATE_SOURCE_DIR "/docs/scenarios.md");
+  for (const Where where : {Where::kInProcess, Where::kServer}) {
+    const ProcessResult listed = Quantgate({"scenario", "list", "--format", "markdown"}, where);
+    EXPECT_EQ(listed.exit_code, kExitOk) << listed.err;
+    // Not EXPECT_EQ, which would print both.
+    EXPECT_TRUE(listed.out == document)
+        << "docs/scenarios.md is not what `quantgate scenario list --format markdown` writes";
+  }
+  EXPECT_THAT(document, ContainsRegex("\n\\| `e8m0-rounded-down` \\| [^|]+ \\| 28 \\| around "
+                                      "the engine \\| `e8m0-scales-round-up` \\|\n"));
+}
+
+TEST_F(ScenarioCommandTest, OnlyTheListIsADocument) {
+  EXPECT_EQ(Quantgate({"scenario", "run", kRoundUp, "--format", "markdown"}).exit_code, kExitUsage);
+  EXPECT_EQ(Quantgate({"--format", "markdown", "scenario", "list"}).exit_code, kExitUsage);
+}
+
 TEST_F(ScenarioCommandTest, ShowsWhatCaughtEachFault) {
   for (const Where where : {Where::kInProcess, Where::kServer}) {
     const ProcessResult table =
