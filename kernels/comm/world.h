@@ -29,8 +29,8 @@ struct WorldOptions {
   CommStatistics* statistics = nullptr;        ///< Outlives the world. Null: nobody counts.
   CommunicatorCache* communicators = nullptr;  ///< As MakeTransport's. Outlives the world.
   TransportFactory make_transport = {};  ///< In place of MakeTransport: for tests and scenarios.
-  EngineWrapper wrap_engine = {};              ///< Of each of `engines`: for tests.
-  StuckObserver on_stuck = {};                 ///< See World::Run. Null: nobody is told.
+  EngineWrapper wrap_engine = {};        ///< Of each of `engines`: for tests.
+  StuckObserver on_stuck = {};           ///< See World::Run. Null: nobody is told.
 };
 
 /// One rank, as the code that it runs sees it.

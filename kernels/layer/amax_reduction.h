@@ -1,4 +1,4 @@
-// Amaxes over the group that a call names for the role of an operand (docs/distributed.md
+// Amaxes over the group that a call names for the role of an operand (docs/ranks.md
 // section 4.1).
 #pragma once
 

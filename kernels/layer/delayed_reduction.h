@@ -1,5 +1,5 @@
 // Delayed scaling's amax reduction over ranks: at the end of a forward or backward, one for all
-// layers of a group, before the scales are updated (docs/distributed.md section 4).
+// layers of a group, before the scales are updated (docs/ranks.md section 4).
 #pragma once
 
 #include <span>

@@ -1,4 +1,4 @@
-// Amaxes of a grouped_linear's experts over the group that a step names (docs/distributed.md
+// Amaxes of a grouped_linear's experts over the group that a step names (docs/ranks.md
 // section 4.1).
 #pragma once
 

@@ -1,6 +1,6 @@
 // Experts on several ranks: the rows of each token travel to the ranks of the experts that it was
 // routed to, a grouped_linear runs there, and its rows come back and are added up
-// (docs/distributed.md section 8). N ranks have the bits of one rank with all tokens and experts.
+// (docs/ranks.md section 8). N ranks have the bits of one rank with all tokens and experts.
 //
 //   dispatch  an expert's rows lie in the order (source rank, token, choice)
 //   combine   y[t] = sum over the choices c, ascending, of weight[t][c] * row(t, c)

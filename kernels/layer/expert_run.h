@@ -1,5 +1,5 @@
 // A step of a grouped_linear whose experts are divided over the ranks of a group, with the rows of
-// each expert coming from all of them (docs/distributed.md section 8): what RunLayer does on one
+// each expert coming from all of them (docs/ranks.md section 8): what RunLayer does on one
 // rank, with its bits. Or of several copies of it, which divide the rows and sum their gradients.
 #pragma once
 

@@ -1,6 +1,6 @@
 // A step of a grouped_linear whose experts' weights are divided over the ranks of a tensor-parallel
 // group, with what the layers around it do for it: the grouped_linear communicates nothing itself
-// (docs/distributed.md section 2.1).
+// (docs/ranks.md section 2.1).
 #pragma once
 
 #include <vector>

@@ -1,4 +1,4 @@
-// A linear unit's GEMMs that communicate at the same time (docs/overlap.md section 1), as its plan
+// A linear unit's GEMMs that communicate at the same time (docs/ranks.md section 10.1), as its plan
 // says. Every rank of the group makes the same calls in the same order. Nothing that comes back
 // lies in a communication buffer: buffers are another call's as soon as one of these has returned.
 #pragma once

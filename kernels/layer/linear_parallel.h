@@ -1,4 +1,4 @@
-// The collectives of a linear unit (docs/distributed.md section 2): what of x and grad_output is
+// The collectives of a linear unit (docs/ranks.md section 2): what of x and grad_output is
 // gathered before the GEMMs that contract over other ranks' rows, what of y and dx is summed after
 // the GEMMs whose contraction is divided. Units that are not parallel never come here.
 #pragma once

@@ -1,5 +1,5 @@
 // Tensor and sequence parallelism of a layer: how its weights are divided, and what one step needs
-// to know of the ranks (docs/distributed.md section 2).
+// to know of the ranks (docs/ranks.md section 2).
 #pragma once
 
 #include <array>
@@ -44,7 +44,7 @@ struct ParallelStep {
   // Without a group.
   int size_without_group = 1;
   int rank_without_group = 0;
-  /// How units whose weight is cut so overlap (docs/overlap.md section 1).
+  /// How units whose weight is cut so overlap (docs/ranks.md section 10.1).
   OverlapPlan column_overlap = {}, row_overlap = {};
   /// Over which ranks amaxes are reduced, by the role of what is quantized, and this rank's ends of
   /// those groups: null of a role without one, of `none`, and before there are ranks.

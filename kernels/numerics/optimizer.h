@@ -1,4 +1,4 @@
-// One element of an optimizer's step (docs/definitions.md section 12), each operation rounded to
+// One element of an optimizer's step (docs/numerics.md section 6), each operation rounded to
 // fp32, and fp32 masters as a bf16 parameter with a remainder.
 #pragma once
 

@@ -1,4 +1,4 @@
-// One element of a reduction over ranks (docs/definitions.md section 14).
+// One element of a reduction over ranks (docs/numerics.md section 8).
 #pragma once
 
 #include <bit>

@@ -1,5 +1,5 @@
 // Optimizer steps over fp32 masters, and masters as a bf16 parameter with a remainder
-// (docs/definitions.md section 12).
+// (docs/numerics.md section 6).
 #pragma once
 
 #include <vector>

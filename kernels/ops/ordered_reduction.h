@@ -1,5 +1,5 @@
 // Reductions over the tensors of several ranks in a given order: what a collective computes, with
-// its order and its roundings written down (docs/definitions.md section 14).
+// its order and its roundings written down (docs/numerics.md section 8).
 #pragma once
 
 #include <span>

@@ -1,5 +1,5 @@
 // Rows of one tensor into the rows of another, and sums of a few rows each: how tokens come to
-// their experts and their results come back (docs/distributed.md section 8).
+// their experts and their results come back (docs/ranks.md section 8).
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // Quantizing a run of a tensor's row-major elements while other ranks have the others, wherever
 // runs begin and end: the amaxes that a run contributes to the scales of the whole tensor, and,
 // when all ranks know the largest of them, the run's codes. Runs put side by side are the codes of
-// the whole tensor (docs/distributed.md section 7).
+// the whole tensor (docs/ranks.md section 7).
 #pragma once
 
 #include <cstdint>

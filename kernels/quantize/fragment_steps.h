@@ -39,7 +39,7 @@ struct FragmentRule {
   ElementRounding rounding = ElementRounding::kNearestEven;
   Overflow overflow = Overflow::kSaturate;
   bool nan_counts = false;
-  bool is_empty = false;  ///< The whole tensor: scale 1 (docs/definitions.md section 7).
+  bool is_empty = false;  ///< The whole tensor: scale 1 (docs/numerics.md section 4).
 };
 
 /// What elements of a unit are multiplied or divided by, and what is stored.

@@ -193,7 +193,7 @@ __device__ __noinline__ uint32_t AmaxOfSpecial(BlockPlace place) {
 struct Encoder {
   const Nvfp4Parameters& parameters;
   const steps::RoundKeys& keys;
-  int* kinds;  ///< Of the thread block.
+  int* kinds;            ///< Of the thread block.
   Address factors;       ///< Of the table.
   uint32_t line, block;  ///< The next block in the whole tensor.
   uint2 facts;           ///< As Nvfp4Tables.

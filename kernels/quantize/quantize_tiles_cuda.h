@@ -56,7 +56,7 @@ struct TensorScaleJob {
   float given_amax = 0.0f;
   float max_finite = 448.0f;
   ScaleOptions options;
-  bool is_empty = false;  ///< Nothing was measured: scale 1 (docs/definitions.md section 7).
+  bool is_empty = false;  ///< Nothing was measured: scale 1 (docs/numerics.md section 4).
   unsigned long long* zeroed = nullptr;  ///< What becomes 0 first, *amax in it.
   int zeroed_words = 0;
   float* amax = nullptr;

@@ -1,5 +1,5 @@
 // The recipes that are made of others: hybrid and custom, whose knobs hold JSON
-// (docs/definitions.md section 6). Private to kernels/quantize.
+// (docs/recipes.md section 1). Private to kernels/quantize.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// The two identities of tensor bytes (docs/definitions.md section 4): SHA-256 for what is stored,
+// The two identities of tensor bytes (docs/file-formats.md section 1): SHA-256 for what is stored,
 // and a cheap 128-bit order-free sum for what is saved and used, the same on every engine.
 #pragma once
 

@@ -1,5 +1,5 @@
 // The part of a fingerprint that is about the tensor and not about its data
-// (docs/definitions.md section 4.2).
+// (docs/file-formats.md section 1.2).
 #pragma once
 
 #include "kernels/numerics/mix.h"

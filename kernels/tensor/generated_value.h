@@ -1,4 +1,4 @@
-// One element of a generated tensor before its cast (docs/definitions.md section 3), for both
+// One element of a generated tensor before its cast (docs/numerics.md section 3), for both
 // engines: a formula of its value word and its choice word.
 #pragma once
 

@@ -2,7 +2,7 @@
 // what else the state is in the file's metadata. Tensors of several ranks are whole, so that a file
 // does not depend on which ranks wrote it. What cannot be joined is each rank's own, "rank0.NAME",
 // and metadata "ranks" says whose; such a file goes on on the same ranks alone
-// (docs/distributed.md section 9). Private to kernels/training.
+// (docs/ranks.md section 9). Private to kernels/training.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
 // How copies of a session's layers divide what they train, experts' copies that of their experts
-// (docs/distributed.md sections 9.1 and 9.3). Either by rows (FSDP): between steps a rank has its
+// (docs/ranks.md sections 9.1 and 9.3). Either by rows (FSDP): between steps a rank has its
 // rows of each weight, of its master and its moments, and passes gather the weight. Or by elements
 // (the distributed optimizer): of every parameter's fp32 master and moments a rank has a run of
 // elements, which begins anywhere and is perhaps none. Private to kernels/training.

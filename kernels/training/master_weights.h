@@ -1,5 +1,5 @@
 // Quantizing weights from fp32 masters of which every rank of a group holds a fragment: a run of
-// the row-major elements, wherever it begins, perhaps none (docs/distributed.md section 7). The
+// the row-major elements, wherever it begins, perhaps none (docs/ranks.md section 7). The
 // bytes are those of quantizing the whole weight on one rank.
 //
 // One MAX over the group for each kind of format that the weights have, whatever their number, one

@@ -1,5 +1,5 @@
 // ParallelSession: a training session on the ranks of this process. The layers' weights are divided
-// over the ranks of a tensor-parallel group (docs/distributed.md section 2), or the experts of
+// over the ranks of a tensor-parallel group (docs/ranks.md section 2), or the experts of
 // grouped_linear layers over those of an expert-parallel group (section 9.2); copies of the layers
 // divide the rows of a batch, and the optimizer's gradients are summed over them. Every rank has a
 // TrainingSession of its parts; what comes in and goes out is whole.

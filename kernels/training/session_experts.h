@@ -1,4 +1,4 @@
-// Layers of a session, the experts of some of which are divided over its ranks (docs/distributed.md
+// Layers of a session, the experts of some of which are divided over its ranks (docs/ranks.md
 // sections 8 and 9.2): there a rank has its experts' parameters and states, by their numbers in the
 // whole layer, and rows travel to their experts and back, among the ranks of one copy. Or the
 // weights of all experts are (section 2.1): there a rank has a part of each expert's, and what lies

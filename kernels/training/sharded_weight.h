@@ -1,5 +1,5 @@
 // A weight whose rows are divided over the ranks of a group (FSDP) and put together when a pass
-// needs it: docs/distributed.md section 6. The group is an argument of every call that meets it;
+// needs it: docs/ranks.md section 6. The group is an argument of every call that meets it;
 // all its members call alike, those without rows too.
 //
 // | format                | gathered for forward       | for backward               |

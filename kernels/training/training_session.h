@@ -1,7 +1,7 @@
-// TrainingSession: the state that training keeps between steps (docs/quantizers.md sections 8 to
-// 11). Layers in a row, each feeding the next; parameters in high precision or quantized, with
-// fp32 masters or without; optimizer state, main gradients, delayed scaling's histories, cached
-// quantized weights, random number offsets, and what forwards in flight saved for their backwards.
+// TrainingSession: the state that training keeps between steps (docs/sessions.md). Layers in a row,
+// each feeding the next; parameters in high precision or quantized, with fp32 masters or without;
+// optimizer state, main gradients, delayed scaling's histories, cached quantized weights, random
+// number offsets, and what forwards in flight saved for their backwards.
 //
 // Not thread-safe: one step at a time. A step that fails leaves the session as it was before.
 // Wrong order is FAILED_PRECONDITION naming the rule; wrong tensors INVALID_ARGUMENT.
@@ -156,7 +156,7 @@ class Session {
   /// update would have given with the new maximum and margin; quantized weights whose rule changed
   /// are quantized anew from their masters. Another recipe drops delayed scaling's states, and a
   /// later return to it begins with fresh ones. FAILED_PRECONDITION naming both rules where
-  /// quantized weights were made by another recipe (docs/quantizers.md section 8.3), or by another
+  /// quantized weights were made by another recipe (docs/sessions.md section 2), or by another
   /// rule and have no masters.
   virtual absl::Status ChangeRecipe(const Recipe& recipe,
                                     const Cancellation* cancellation = nullptr) = 0;
@@ -165,7 +165,7 @@ class Session {
   virtual absl::Status Reload(const std::string& microbatch, const Cancellation* cancellation) = 0;
 
   /// The whole state as one safetensors file's tensors and metadata, the same whatever the ranks
-  /// that the state is divided over; what cannot be joined is each rank's own (docs/distributed.md
+  /// that the state is divided over; what cannot be joined is each rank's own (docs/ranks.md
   /// section 9). FAILED_PRECONDITION with microbatches in flight.
   virtual absl::StatusOr<TensorFile> Checkpoint(const Cancellation* cancellation) = 0;
 

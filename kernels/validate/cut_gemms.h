@@ -1,6 +1,6 @@
 // What cutting a GEMM into several, so that communication can run beside it, did to its bits
-// (docs/overlap.md section 5). A model's bits do not depend on it; cuBLASLt may take another kernel
-// for another shape.
+// (docs/ranks.md section 10.5). A model's bits do not depend on it; cuBLASLt may take another
+// kernel for another shape.
 #pragma once
 
 #include <span>

@@ -1,6 +1,6 @@
 // Error budget of one GEMM of a layer: how much of the distance between its output and the exact
 // product of the original operands comes from each stage. Stages are swapped one at a time against
-// the exact oracle (docs/definitions.md section 5.3).
+// the exact oracle (docs/reports.md section 3).
 #pragma once
 
 #include <string>

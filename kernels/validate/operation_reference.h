@@ -1,6 +1,6 @@
 // What the operations of a layer that are no GEMM should give: each evaluated from its own inputs
 // in fp64, with the bound that the roundings of the same formula in fp32 stay below
-// (docs/definitions.md section 5.4).
+// (docs/reports.md section 4).
 #pragma once
 
 #include <span>

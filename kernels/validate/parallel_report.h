@@ -1,5 +1,5 @@
 // Reports of a variant on several ranks: whole outputs from the ranks' parts, and what each should
-// be (docs/distributed.md section 5).
+// be (docs/ranks.md section 5).
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// What a variant on several ranks (docs/distributed.md section 2) must satisfy before there are
+// What a variant on several ranks (docs/ranks.md section 2) must satisfy before there are
 // ranks.
 #pragma once
 

@@ -1,5 +1,5 @@
 // Sums over ranks: what one should be, and how far its additions may take it from there
-// (docs/distributed.md section 5).
+// (docs/ranks.md section 5).
 #pragma once
 
 #include <span>

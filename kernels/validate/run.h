@@ -25,7 +25,7 @@ struct TensorComparison {
       nearer;  ///< Subject and reference variant against `exact` of the subject's operands.
 };
 
-/// One output tensor of one variant, with both named references (docs/definitions.md section 5.1).
+/// One output tensor of one variant, with both named references (docs/reports.md section 1).
 struct OutputReport {
   std::string tensor;
   bool is_intermediate = false;  ///< Not an output: what one operation gave the next.

@@ -1,4 +1,4 @@
-// CheckDigest: one SHA-256 over what a scenario has compared (docs/definitions.md section 4.3). Two
+// CheckDigest: one SHA-256 over what a scenario has compared (docs/reports.md section 8). Two
 // runs with one digest saw the same bytes, wherever they ran.
 #pragma once
 

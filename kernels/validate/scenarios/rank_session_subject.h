@@ -116,7 +116,7 @@ class ComparedRanks {
   ByHand by_hand_;
 };
 
-/// What copies have of weights, masters and moments (docs/distributed.md sections 9.1 and 9.3).
+/// What copies have of weights, masters and moments (docs/ranks.md sections 9.1 and 9.3).
 enum class CopyDivision {
   kNone,      ///< All of it.
   kRows,      ///< Rows of all three.
@@ -145,7 +145,7 @@ absl::Status TrainOverAnUpdate(ComparedRanks<ByHand>& training) {
   return training.TrainStep(7);
 }
 
-/// docs/distributed.md section 9: every copy by hand on its rows of the batch. Gradients, and under
+/// docs/ranks.md section 9: every copy by hand on its rows of the batch. Gradients, and under
 /// delayed scaling amaxes, are those of all copies, summed in their order in fp32.
 class CopiesByHand {
  public:
@@ -180,7 +180,7 @@ class CopiesByHand {
   bool leaves_updates_ = false;
 };
 
-/// docs/distributed.md section 2: one linear layer fc, row-parallel without bias, which the spec's
+/// docs/ranks.md section 2: one linear layer fc, row-parallel without bias, which the spec's
 /// tensor-parallel ranks divide, by hand: every place's part of the weight on so many copies, and
 /// sums of partial products in the order of the places. Delayed scaling's amaxes are those of all
 /// ranks.
