@@ -14,7 +14,7 @@
 #include "absl/time/clock.h"
 #include "client/upload.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/tensor/file_bytes.h"
+#include "kernels/tensor/files/file_bytes.h"
 #include "server/runs/memory_store.h"
 #include "server/server.h"
 #include "server/store/blob_store.h"

@@ -32,7 +32,7 @@ struct LocalStore {
 
 class LocalConnection : public Connection {
  public:
-  /// Errors as MakeEngines (server/device.h).
+  /// Errors as MakeEngines (server/device/device.h).
   static absl::StatusOr<std::unique_ptr<LocalConnection>> Open(std::unique_ptr<LocalStore> store,
                                                                const LocalOptions& local,
                                                                const ConnectionOptions& options);

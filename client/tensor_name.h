@@ -12,8 +12,8 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "kernels/tensor/files/tensor_file.h"
 #include "kernels/tensor/tensor.h"
-#include "kernels/tensor/tensor_file.h"
 #include "quantgate/v1/tensor.pb.h"
 
 namespace quantgate {

@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "kernels/comm/transport.h"
+#include "kernels/comm/group/transport.h"
 #include "kernels/engine/engine.h"
 #include "server/disk_watch.h"
 #include "server/limits.h"

@@ -4,11 +4,11 @@
 
 #include <atomic>
 
-#include "server/device_watch.h"
+#include "server/device/device_watch.h"
 #include "server/executor.h"
-#include "server/metrics.h"
+#include "server/metrics/metrics.h"
+#include "server/net/send_budget.h"
 #include "server/runs/call_context.h"
-#include "server/send_budget.h"
 #include "server/server.h"
 #include "server/store/blob_store.h"
 #include "server/store/run_store.h"

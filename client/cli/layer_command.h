@@ -6,8 +6,8 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "client/cli/invocation.h"
-#include "client/cli/layer_options.h"
+#include "client/cli/options/invocation.h"
+#include "client/cli/options/layer_options.h"
 #include "client/cli/report_output.h"
 #include "client/tensor_source.h"
 #include "kernels/tensor/tensor.h"

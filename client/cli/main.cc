@@ -5,11 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "client/cli/commands.h"
+#include "client/cli/commands/commands.h"
 #include "client/cli/exit_code.h"
 #include "client/cli/interrupt.h"
-#include "client/cli/option_names.h"
-#include "client/cli/suggestion.h"
+#include "client/cli/options/option_names.h"
+#include "client/cli/options/suggestion.h"
 #include "client/status.h"
 #include "kernels/base/standard_descriptors.h"
 

@@ -8,7 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "client/download.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/tensor/file_bytes.h"
+#include "kernels/tensor/files/file_bytes.h"
 
 namespace quantgate {
 namespace {

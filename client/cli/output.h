@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/connection.h"
-#include "kernels/tensor/tensor_file.h"
+#include "kernels/tensor/files/tensor_file.h"
 
 namespace quantgate {
 

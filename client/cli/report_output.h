@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "client/cli/invocation.h"
+#include "client/cli/options/invocation.h"
 #include "server/report/report_document.h"
 
 namespace quantgate {

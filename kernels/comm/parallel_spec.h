@@ -7,10 +7,10 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "kernels/comm/amax_groups.h"
-#include "kernels/comm/overlap_spec.h"
+#include "kernels/comm/group/amax_groups.h"
+#include "kernels/comm/group/transport.h"
+#include "kernels/comm/overlap/overlap_spec.h"
 #include "kernels/comm/reduction_profile.h"
-#include "kernels/comm/transport.h"
 
 namespace quantgate {
 

@@ -8,8 +8,8 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/base/seeded_fault.h"
-#include "kernels/comm/process_group.h"
-#include "kernels/quantize/recipe.h"
+#include "kernels/comm/group/process_group.h"
+#include "kernels/quantize/recipe/recipe.h"
 
 namespace quantgate {
 

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/comm/overlap.h"
+#include "kernels/comm/group/world.h"
+#include "kernels/comm/overlap/overlap.h"
 #include "kernels/comm/parallel_spec.h"
 #include "kernels/comm/rank_setting.h"
-#include "kernels/comm/world.h"
 
 namespace quantgate {
 

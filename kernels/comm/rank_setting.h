@@ -3,8 +3,8 @@
 
 #include "absl/time/time.h"
 #include "kernels/base/seeded_fault.h"
-#include "kernels/comm/comm_statistics.h"
-#include "kernels/comm/transport.h"
+#include "kernels/comm/group/comm_statistics.h"
+#include "kernels/comm/group/transport.h"
 
 namespace quantgate {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/ops/ordered_reduction.h"
+#include "kernels/ops/reduction/ordered_reduction.h"
 
 namespace quantgate {
 

@@ -5,7 +5,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/compare/error_report.h"
 #include "kernels/compare/parity_report.h"
-#include "kernels/tensor/cuda_device.h"
+#include "kernels/tensor/device/cuda_device.h"
 #include "kernels/tensor/started_report.h"
 
 namespace quantgate {

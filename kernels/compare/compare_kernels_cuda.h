@@ -10,7 +10,7 @@
 #include "kernels/compare/distance_series.h"
 #include "kernels/compare/error_kernels.h"
 #include "kernels/compare/parity_findings.h"
-#include "kernels/tensor/number_source.h"
+#include "kernels/tensor/files/number_source.h"
 
 namespace quantgate {
 

@@ -12,9 +12,9 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/engine/engine.h"
-#include "kernels/gemm/gemm_cublaslt.h"
-#include "kernels/tensor/cuda_device.h"
-#include "kernels/tensor/cuda_events.h"
+#include "kernels/gemm/cublaslt/gemm_cublaslt.h"
+#include "kernels/tensor/device/cuda_device.h"
+#include "kernels/tensor/device/cuda_events.h"
 #include "kernels/tensor/started_report.h"
 
 namespace quantgate {

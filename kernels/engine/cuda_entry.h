@@ -8,7 +8,7 @@
 
 namespace quantgate {
 
-struct CudaCollectives;  // kernels/comm/cuda_collectives.h
+struct CudaCollectives;  // kernels/comm/nccl/cuda_collectives.h
 
 struct CudaEntry {
   int (*count_devices)();

@@ -23,7 +23,8 @@ absl::StatusOr<int> CountCudaDevices();
 /// is not there or of an architecture without kernels in this build.
 absl::StatusOr<std::unique_ptr<Engine>> MakeCudaEngine(int ordinal);
 
-/// Collectives between CUDA engines (kernels/comm/cuda_collectives.h); errors as CountCudaDevices.
+/// Collectives between CUDA engines (kernels/comm/nccl/cuda_collectives.h); errors as
+/// CountCudaDevices.
 struct CudaCollectives;
 absl::StatusOr<const CudaCollectives*> FindCudaCollectives();
 

@@ -10,7 +10,7 @@
 #include "absl/strings/str_split.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/gemm/rules.h"
+#include "kernels/gemm/models/rules.h"
 
 namespace quantgate {
 namespace {

@@ -13,7 +13,7 @@ namespace quantgate {
 
 enum class ArithmeticFamily {
   kAuto,
-  kSm70,  ///< Tensor cores by architecture: the rules of kernels/gemm/rules.h.
+  kSm70,  ///< Tensor cores by architecture: the rules of kernels/gemm/models/rules.h.
   kSm75,
   kSm80,
   kSm86,

@@ -1,7 +1,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/gemm/rules.h"
+#include "kernels/gemm/models/rules.h"
 
 namespace quantgate {
 namespace {

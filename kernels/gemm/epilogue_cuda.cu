@@ -1,6 +1,6 @@
 // The epilogue, one thread an output: the steps of epilogue_step.h in the order of the rows of
 // epilogue.cc, with what the CPU reads of tensors beforehand read here.
-#include "kernels/gemm/cuda_kernels.h"
+#include "kernels/gemm/models/cuda_kernels.h"
 #include "kernels/numerics/cast.h"
 
 namespace quantgate {

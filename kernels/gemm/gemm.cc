@@ -5,11 +5,11 @@
 #include <utility>
 
 #include "kernels/base/status_macros.h"
-#include "kernels/gemm/accumulate.h"
 #include "kernels/gemm/epilogue.h"
-#include "kernels/gemm/exact.h"
+#include "kernels/gemm/exact/exact.h"
+#include "kernels/gemm/models/accumulate.h"
+#include "kernels/gemm/models/rules.h"
 #include "kernels/gemm/operand_view.h"
-#include "kernels/gemm/rules.h"
 
 namespace quantgate {
 namespace {

@@ -6,7 +6,7 @@
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/gemm.h"
-#include "kernels/gemm/rules.h"
+#include "kernels/gemm/models/rules.h"
 #include "kernels/gemm/scaling_check.h"
 
 namespace quantgate {

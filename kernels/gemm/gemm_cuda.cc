@@ -4,8 +4,8 @@
 #include "kernels/base/cuda_status.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/gemm/accumulate_cuda.h"
 #include "kernels/gemm/epilogue.h"
+#include "kernels/gemm/models/accumulate_cuda.h"
 #include "kernels/gemm/scaling_check.h"
 #include "kernels/tensor/visit_format.h"
 

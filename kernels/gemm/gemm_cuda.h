@@ -7,9 +7,9 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/base/cancellation.h"
-#include "kernels/gemm/error_bound.h"
+#include "kernels/gemm/bound/error_bound.h"
 #include "kernels/gemm/gemm.h"
-#include "kernels/tensor/cuda_device.h"
+#include "kernels/tensor/device/cuda_device.h"
 #include "kernels/tensor/started_report.h"
 
 namespace quantgate {

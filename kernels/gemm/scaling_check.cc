@@ -6,7 +6,7 @@
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/block_scale.h"
-#include "kernels/gemm/rules.h"
+#include "kernels/gemm/models/rules.h"
 
 namespace quantgate {
 namespace {

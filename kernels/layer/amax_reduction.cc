@@ -8,7 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/refusal.h"
 #include "kernels/comm/rank_engines.h"
-#include "kernels/layer/linear_parallel.h"
+#include "kernels/layer/linear/linear_parallel.h"
 
 namespace quantgate {
 namespace {

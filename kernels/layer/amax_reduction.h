@@ -4,8 +4,8 @@
 
 #include <string>
 
-#include "kernels/comm/world.h"
-#include "kernels/layer/linear_unit.h"
+#include "kernels/comm/group/world.h"
+#include "kernels/layer/linear/linear_unit.h"
 
 namespace quantgate {
 

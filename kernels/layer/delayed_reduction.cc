@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/comm/world.h"
+#include "kernels/comm/group/world.h"
 #include "kernels/engine/zeros.h"
-#include "kernels/layer/expert_run.h"
+#include "kernels/layer/experts/expert_run.h"
 #include "kernels/layer/layer_program.h"
 #include "kernels/layer/layer_values.h"
 

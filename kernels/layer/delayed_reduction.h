@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/comm/process_group.h"
+#include "kernels/comm/group/process_group.h"
 #include "kernels/layer/layer_step.h"
 
 namespace quantgate {

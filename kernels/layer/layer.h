@@ -27,8 +27,8 @@
 #include "kernels/layer/layer_kinds.h"
 #include "kernels/layer/layer_state.h"
 #include "kernels/layer/step_recorder.h"
-#include "kernels/ops/activation.h"
-#include "kernels/ops/norm.h"
+#include "kernels/ops/activation/activation.h"
+#include "kernels/ops/norm/norm.h"
 
 namespace quantgate {
 
@@ -66,7 +66,8 @@ struct LayerSpec {
   /// How weights are divided over the tensor-parallel group of a step; all sizes above are then of
   /// one rank's part. layernorm_mlp: kColumn, which is of fc1, with fc2 row-parallel;
   /// layernorm_linear: kColumn; a chain's stand with its operations. A grouped_linear communicates
-  /// nothing: y, or dx, is the rank's part of it (kernels/layer/grouped_run.h adds them up).
+  /// nothing: y, or dx, is the rank's part of it (kernels/layer/experts/grouped_run.h adds them
+  /// up).
   ParallelMode parallel_mode = ParallelMode::kNone;
 
   const LayerTraits& traits() const { return TraitsOf(kind); }

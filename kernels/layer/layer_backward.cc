@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
-#include "kernels/layer/expert_amaxes.h"
+#include "kernels/layer/experts/expert_amaxes.h"
 #include "kernels/layer/layer_saved.h"
 
 namespace quantgate {

@@ -7,7 +7,7 @@
 #include "kernels/base/refusal.h"
 #include "kernels/layer/amax_reduction.h"
 #include "kernels/layer/layer_request.h"
-#include "kernels/layer/linear_check.h"
+#include "kernels/layer/linear/linear_check.h"
 #include "kernels/quantize/quantized_outline.h"
 
 namespace quantgate {

@@ -2,8 +2,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
-#include "kernels/comm/overlap.h"
-#include "kernels/layer/expert_amaxes.h"
+#include "kernels/comm/overlap/overlap.h"
+#include "kernels/layer/experts/expert_amaxes.h"
 #include "kernels/layer/layer_faults.h"
 #include "kernels/layer/layer_saved.h"
 

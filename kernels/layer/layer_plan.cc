@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "kernels/comm/row_blocks.h"
-#include "kernels/layer/linear_overlap.h"
+#include "kernels/layer/linear/linear_overlap.h"
 
 namespace quantgate {
 namespace {

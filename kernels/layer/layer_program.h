@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernels/layer/layer.h"
-#include "kernels/layer/linear_unit.h"
+#include "kernels/layer/linear/linear_unit.h"
 
 namespace quantgate {
 

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "kernels/layer/parallel_step.h"
-#include "kernels/quantize/recipe.h"
+#include "kernels/quantize/recipe/recipe.h"
 
 namespace quantgate {
 

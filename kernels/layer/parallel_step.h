@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/comm/overlap_method.h"
+#include "kernels/comm/group/process_group.h"
+#include "kernels/comm/overlap/overlap_method.h"
 #include "kernels/comm/parallel_spec.h"
-#include "kernels/comm/process_group.h"
 #include "kernels/comm/quantized_gather.h"
 #include "kernels/comm/reduction_profile.h"
 
@@ -76,7 +76,7 @@ struct LinearParallel {
   GatherMethod x_gather = GatherMethod::kSource;
   GatherMethod grad_output_gather = GatherMethod::kSource;
   bool returns_x = false;  ///< x is returned as a whole: it is gathered in high precision.
-  /// What of the step's plan this unit carries out (kernels/layer/linear_overlap.h).
+  /// What of the step's plan this unit carries out (kernels/layer/linear/linear_overlap.h).
   OverlapPlan overlap = {};
 
   bool is_parallel() const { return mode != ParallelMode::kNone; }

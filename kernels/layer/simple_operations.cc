@@ -3,7 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/layer/layer_values.h"
-#include "kernels/layer/linear_operands.h"
+#include "kernels/layer/linear/linear_operands.h"
 
 namespace quantgate {
 namespace {

@@ -14,10 +14,10 @@
 #include "absl/status/statusor.h"
 #include "kernels/base/seeded_fault.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/comm/overlap_timeline.h"
+#include "kernels/comm/overlap/overlap_timeline.h"
 #include "kernels/engine/engine.h"
-#include "kernels/quantize/recipe.h"
-#include "kernels/tensor/tensor_file.h"
+#include "kernels/quantize/recipe/recipe.h"
+#include "kernels/tensor/files/tensor_file.h"
 
 namespace quantgate {
 

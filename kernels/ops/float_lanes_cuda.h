@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "kernels/tensor/encode_lanes.h"
-#include "kernels/tensor/number_source.h"
+#include "kernels/tensor/files/number_source.h"
 #include "kernels/tensor/row_piece_cuda.h"
 
 namespace quantgate {

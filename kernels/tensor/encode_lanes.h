@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "kernels/numerics/cast.h"
-#include "kernels/tensor/generated_value.h"
+#include "kernels/tensor/generate/generated_value.h"
 
 namespace quantgate {
 

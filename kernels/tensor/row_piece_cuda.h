@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/tensor/number_source.h"
+#include "kernels/tensor/files/number_source.h"
 
 #if defined(__CUDACC__)
 

@@ -7,7 +7,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/tensor/cuda_device.h"
+#include "kernels/tensor/device/cuda_device.h"
 
 namespace quantgate {
 

@@ -7,7 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/tensor/memory_pool.h"
+#include "kernels/tensor/device/memory_pool.h"
 
 namespace quantgate {
 namespace {

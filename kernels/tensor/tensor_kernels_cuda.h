@@ -9,8 +9,8 @@
 #include <span>
 
 #include "kernels/numerics/format_list.h"
-#include "kernels/tensor/generated_value.h"
-#include "kernels/tensor/number_source.h"
+#include "kernels/tensor/files/number_source.h"
+#include "kernels/tensor/generate/generated_value.h"
 
 namespace quantgate {
 

@@ -1,7 +1,7 @@
 // The elements of a tensor in device memory as kernels read them.
 #pragma once
 
-#include "kernels/tensor/number_source.h"
+#include "kernels/tensor/files/number_source.h"
 #include "kernels/tensor/tensor.h"
 
 namespace quantgate {

@@ -6,8 +6,8 @@
 #include "kernels/base/refusal.h"
 #include "kernels/engine/zeros.h"
 #include "kernels/layer/delayed_reduction.h"
-#include "kernels/layer/expert_faults.h"
-#include "kernels/layer/linear_parallel.h"
+#include "kernels/layer/experts/expert_faults.h"
+#include "kernels/layer/linear/linear_parallel.h"
 #include "kernels/layer/parameter_name.h"
 #include "kernels/training/session_faults.h"
 

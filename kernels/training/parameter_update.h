@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "kernels/training/division.h"
+#include "kernels/training/sharding/division.h"
 
 namespace quantgate {
 

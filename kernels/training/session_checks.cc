@@ -7,12 +7,12 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
-#include "kernels/layer/expert_run.h"
+#include "kernels/layer/experts/expert_run.h"
 #include "kernels/layer/layer_program.h"
 #include "kernels/quantize/quantized_outline.h"
-#include "kernels/training/parallel_checks.h"
+#include "kernels/training/parallel/parallel_checks.h"
 #include "kernels/training/session_experts.h"
-#include "kernels/training/state_sharding.h"
+#include "kernels/training/sharding/state_sharding.h"
 
 namespace quantgate {
 namespace {

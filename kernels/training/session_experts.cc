@@ -4,10 +4,10 @@
 #include <utility>
 
 #include "kernels/base/refusal.h"
-#include "kernels/layer/grouped_run.h"
+#include "kernels/layer/experts/grouped_run.h"
 #include "kernels/layer/parameter_name.h"
 #include "kernels/training/session_run.h"
-#include "kernels/training/state_sharding.h"
+#include "kernels/training/sharding/state_sharding.h"
 
 namespace quantgate {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/layer/expert_run.h"
+#include "kernels/layer/experts/expert_run.h"
 #include "kernels/training/session_state.h"
 
 namespace quantgate {

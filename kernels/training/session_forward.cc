@@ -3,11 +3,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
-#include "kernels/training/division.h"
-#include "kernels/training/parallel_checks.h"
+#include "kernels/training/parallel/parallel_checks.h"
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
 #include "kernels/training/session_run.h"
+#include "kernels/training/sharding/division.h"
 
 namespace quantgate {
 namespace {

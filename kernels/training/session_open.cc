@@ -5,14 +5,14 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/refusal.h"
 #include "kernels/engine/zeros.h"
-#include "kernels/training/division.h"
-#include "kernels/training/parallel_checks.h"
-#include "kernels/training/parallel_session.h"
+#include "kernels/training/parallel/parallel_checks.h"
+#include "kernels/training/parallel/parallel_session.h"
 #include "kernels/training/parameter_update.h"
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_experts.h"
 #include "kernels/training/session_faults.h"
 #include "kernels/training/session_state.h"
+#include "kernels/training/sharding/division.h"
 
 namespace quantgate {
 namespace {

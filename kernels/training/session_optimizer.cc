@@ -2,12 +2,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
-#include "kernels/training/division.h"
 #include "kernels/training/parameter_update.h"
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
 #include "kernels/training/session_run.h"
-#include "kernels/training/shard_faults.h"
+#include "kernels/training/sharding/division.h"
+#include "kernels/training/sharding/shard_faults.h"
 
 namespace quantgate {
 namespace {

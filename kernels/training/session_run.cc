@@ -8,11 +8,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/layer/delayed_reduction.h"
-#include "kernels/layer/expert_faults.h"
+#include "kernels/layer/experts/expert_faults.h"
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
-#include "kernels/training/shard_faults.h"
-#include "kernels/training/state_sharding.h"
+#include "kernels/training/sharding/shard_faults.h"
+#include "kernels/training/sharding/state_sharding.h"
 
 namespace quantgate {
 namespace {

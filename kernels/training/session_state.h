@@ -15,7 +15,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "kernels/layer/delayed_states.h"
-#include "kernels/training/sharded_weight.h"
+#include "kernels/training/sharding/sharded_weight.h"
 #include "kernels/training/training_session.h"
 
 namespace quantgate {
@@ -31,7 +31,8 @@ struct TrainedParameter {
   bool has_main_gradient = false;  ///< A wgrad went into its main gradient since the last update.
 };
 
-/// A parameter of which the copies of its layer have a part each (kernels/training/division.h).
+/// A parameter of which the copies of its layer have a part each
+/// (kernels/training/sharding/division.h).
 struct DividedParameter {
   enum class By {
     kRows,      ///< A weight, in LayerState::parameters too, its master and its moments.

@@ -20,7 +20,7 @@
 #include "kernels/base/seeded_fault.h"
 #include "kernels/comm/rank_setting.h"
 #include "kernels/layer/layer_step.h"
-#include "kernels/ops/optimizer.h"
+#include "kernels/ops/optimizer/optimizer.h"
 
 namespace quantgate {
 

@@ -7,8 +7,8 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/gemm/cublaslt_algorithm.h"
-#include "kernels/validate/described_copy.h"
+#include "kernels/gemm/cublaslt/cublaslt_algorithm.h"
+#include "kernels/validate/run/described_copy.h"
 
 namespace quantgate {
 namespace {

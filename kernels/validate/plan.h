@@ -11,7 +11,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "kernels/layer/layer.h"
-#include "kernels/validate/parallel_spec.h"
+#include "kernels/validate/ranks/parallel_spec.h"
 
 namespace quantgate {
 

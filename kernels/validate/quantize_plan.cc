@@ -8,7 +8,7 @@
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/layer/layer_state.h"
-#include "kernels/quantize/delayed_scaling.h"
+#include "kernels/quantize/recipe/delayed_scaling.h"
 
 namespace quantgate {
 namespace {

@@ -8,8 +8,8 @@
 #include "kernels/base/cancellation.h"
 #include "kernels/engine/engine.h"
 #include "kernels/layer/step_recorder.h"
-#include "kernels/quantize/recipe.h"
-#include "kernels/validate/described_copy.h"
+#include "kernels/quantize/recipe/recipe.h"
+#include "kernels/validate/run/described_copy.h"
 #include "kernels/validate/tensor_slot.h"
 
 namespace quantgate {

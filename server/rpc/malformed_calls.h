@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "server/metrics.h"
+#include "server/metrics/metrics.h"
 
 namespace quantgate {
 

@@ -4,7 +4,7 @@
 #include <span>
 #include <string_view>
 
-#include "server/metrics.h"
+#include "server/metrics/metrics.h"
 
 namespace quantgate {
 

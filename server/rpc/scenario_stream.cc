@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "kernels/base/status_macros.h"
-#include "server/served_device.h"
+#include "server/device/served_device.h"
 
 namespace quantgate {
 

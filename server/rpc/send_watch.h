@@ -10,7 +10,7 @@
 #include <memory>
 
 #include "absl/time/time.h"
-#include "server/send_budget.h"
+#include "server/net/send_budget.h"
 
 namespace quantgate {
 

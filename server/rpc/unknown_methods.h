@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "server/metrics.h"
+#include "server/metrics/metrics.h"
 
 namespace quantgate {
 

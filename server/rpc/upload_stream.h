@@ -14,7 +14,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "server/device_copy.h"
+#include "server/device/device_copy.h"
 #include "server/rpc/call.h"
 #include "server/rpc/write_request_view.h"
 #include "server/store/blob_upload.h"

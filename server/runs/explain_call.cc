@@ -7,10 +7,10 @@
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/steady_time.h"
-#include "kernels/validate/explain_codes.h"
-#include "kernels/validate/explain_gemm.h"
+#include "kernels/validate/explain/explain_codes.h"
+#include "kernels/validate/explain/explain_gemm.h"
 #include "server/runs/engine_calls.h"
-#include "server/runs/gemm_request.h"
+#include "server/runs/gemm_call.h"
 #include "server/wire/convert_tensor.h"
 #include "server/wire/quantized_parts.h"
 

@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "kernels/base/throttle.h"
-#include "kernels/validate/run.h"
+#include "kernels/validate/run/run.h"
 #include "quantgate/v1/engine_service.pb.h"
 #include "server/runs/call_context.h"
 #include "server/runs/output_writer.h"

@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "kernels/validate/run.h"
+#include "kernels/validate/run/run.h"
 
 namespace quantgate {
 

@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "kernels/validate/scenarios/rank_places.h"
+#include "kernels/validate/scenarios/ranks/rank_places.h"
 #include "quantgate/v1/scenarios_service.pb.h"
 #include "server/runs/call_context.h"
 

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/tensor/safetensors_bytes.h"
+#include "kernels/tensor/files/safetensors_bytes.h"
 #include "server/errors.h"
 #include "server/limits.h"
 #include "server/runs/output_writer.h"

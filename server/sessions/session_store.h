@@ -22,7 +22,7 @@
 #include "absl/time/time.h"
 #include "kernels/base/steady_time.h"
 #include "kernels/training/training_session.h"
-#include "server/device.h"
+#include "server/device/device.h"
 #include "server/session_limits.h"
 
 namespace quantgate {

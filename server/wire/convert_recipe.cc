@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
-#include "server/build_description.h"
+#include "server/device/build_description.h"
 #include "server/wire/convert_tensor.h"
 #include "server/wire/recipes_made.h"
 

@@ -7,7 +7,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/engine/engine.h"
 #include "kernels/gemm/arithmetic.h"
-#include "kernels/quantize/recipe.h"
+#include "kernels/quantize/recipe/recipe.h"
 #include "quantgate/v1/recipe.pb.h"
 #include "quantgate/v1/report.pb.h"
 

@@ -3,7 +3,7 @@
 
 #include "kernels/compare/error_report.h"
 #include "kernels/compare/parity_report.h"
-#include "kernels/validate/run.h"
+#include "kernels/validate/run/run.h"
 #include "quantgate/v1/report.pb.h"
 
 namespace quantgate {

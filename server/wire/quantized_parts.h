@@ -6,7 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "kernels/validate/described_copy.h"
+#include "kernels/validate/run/described_copy.h"
 #include "quantgate/v1/engine_service.pb.h"
 
 namespace quantgate {

@@ -11,7 +11,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
-#include "kernels/quantize/recipe.h"
+#include "kernels/quantize/recipe/recipe.h"
 #include "quantgate/v1/recipe.pb.h"
 
 namespace quantgate {

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "kernels/tensor/generate.h"
+#include "kernels/tensor/generate/generate.h"
 #include "server/digest.h"
 #include "server/tensor_record.h"
 

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "client/cli/session_trace.h"
+#include "client/cli/commands/session_trace.h"
 #include "server/report/render_html.h"
 #include "tests/server/report/recorded_values.h"
 

@@ -3,8 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "client/cli/commands/tensor_comparison.h"
 #include "client/cli/output.h"
-#include "client/cli/tensor_comparison.h"
 
 namespace quantgate {
 namespace {

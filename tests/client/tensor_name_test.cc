@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/escaping.h"
-#include "kernels/tensor/tensor_file.h"
+#include "kernels/tensor/files/tensor_file.h"
 #include "tests/client/process.h"
 
 namespace quantgate {

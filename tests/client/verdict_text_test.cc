@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "client/cli/commands/tensor_comparison.h"
 #include "client/cli/output.h"
-#include "client/cli/tensor_comparison.h"
 #include "server/report/render_html.h"
 #include "server/report/render_table.h"
 #include "server/report/report_json.h"

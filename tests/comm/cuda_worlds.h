@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/comm/world.h"
+#include "kernels/comm/group/world.h"
 
 namespace quantgate {
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/comm/world.h"
+#include "kernels/comm/group/world.h"
 
 namespace quantgate {
 

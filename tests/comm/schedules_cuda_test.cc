@@ -2,7 +2,7 @@
 // gives other bytes, whatever moves them.
 #include <gtest/gtest.h>
 
-#include "kernels/comm/communicator_cache.h"
+#include "kernels/comm/nccl/communicator_cache.h"
 #include "tests/comm/cuda_worlds.h"
 #include "tests/comm/random_programs.h"
 

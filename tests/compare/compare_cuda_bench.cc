@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "kernels/compare/compare_on_path.h"
-#include "kernels/tensor/tensor_cuda.h"
+#include "kernels/tensor/device/tensor_cuda.h"
 #include "tests/tensor/cuda_benchmark.h"
 
 namespace quantgate {

@@ -11,7 +11,7 @@
 
 #include "kernels/compare/compare_on_path.h"
 #include "kernels/tensor/convert.h"
-#include "kernels/tensor/generate.h"
+#include "kernels/tensor/generate/generate.h"
 #include "tests/tensor/cuda_test_device.h"
 
 namespace quantgate {

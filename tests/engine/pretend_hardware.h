@@ -10,7 +10,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/engine/forwarding_engine.h"
-#include "kernels/gemm/cublaslt_algorithm.h"
+#include "kernels/gemm/cublaslt/cublaslt_algorithm.h"
 
 namespace quantgate {
 

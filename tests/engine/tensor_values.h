@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "kernels/tensor/convert.h"
-#include "kernels/tensor/generate.h"
+#include "kernels/tensor/generate/generate.h"
 
 namespace quantgate {
 

@@ -17,9 +17,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/cuda_status.h"
-#include "kernels/gemm/gemm_cublaslt.h"
+#include "kernels/gemm/cublaslt/gemm_cublaslt.h"
+#include "kernels/gemm/cublaslt/hardware_check.h"
 #include "kernels/gemm/gemm_tensors.h"
-#include "kernels/gemm/hardware_check.h"
 #include "kernels/tensor/fingerprint.h"
 #include "tests/gemm/golden_cases.h"
 #include "tests/gemm/operand_pattern.h"

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "kernels/gemm/rules.h"
+#include "kernels/gemm/models/rules.h"
 #include "kernels/quantize/quantizer.h"
 #include "kernels/tensor/fingerprint.h"
-#include "kernels/tensor/generate.h"
+#include "kernels/tensor/generate/generate.h"
 #include "tests/gemm/gemm_on_device.h"
 #include "tests/gemm/golden_cases.h"
 #include "tests/gemm/scaled_operand.h"

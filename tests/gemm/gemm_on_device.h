@@ -5,10 +5,10 @@
 
 #include <string>
 
-#include "kernels/gemm/accumulate_cuda.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/gemm_cuda.h"
 #include "kernels/gemm/gemm_tensors.h"
+#include "kernels/gemm/models/accumulate_cuda.h"
 #include "tests/tensor/cuda_test_device.h"
 
 namespace quantgate {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "kernels/gemm/gemm.h"
-#include "kernels/tensor/tensor_file.h"
+#include "kernels/tensor/files/tensor_file.h"
 
 namespace quantgate {
 

@@ -12,8 +12,8 @@
 
 #include "kernels/compare/parity_report.h"
 #include "kernels/gemm/gemm.h"
+#include "kernels/tensor/files/tensor_file.h"
 #include "kernels/tensor/fingerprint.h"
-#include "kernels/tensor/tensor_file.h"
 #include "tests/gemm/golden_cases.h"
 
 namespace quantgate {

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/gemm/rules.h"
+#include "kernels/gemm/models/rules.h"
 #include "kernels/numerics/fused_rule.h"
 #include "tests/gemm/scaled_vectors.h"
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernels/gemm/gemm.h"
-#include "tests/gemm/fused_step.h"
+#include "tests/gemm/models/fused_step.h"
 
 namespace quantgate {
 

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "kernels/gemm/gemm.h"
-#include "kernels/gemm/rules.h"
-#include "tests/gemm/exact_vectors.h"
-#include "tests/gemm/scalar_outputs.h"
+#include "kernels/gemm/models/rules.h"
+#include "tests/gemm/exact/exact_vectors.h"
+#include "tests/gemm/models/scalar_outputs.h"
 #include "tests/gemm/scaled_vectors.h"
 
 namespace quantgate {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernels/numerics/cast.h"
-#include "tests/gemm/scalar_outputs.h"
+#include "tests/gemm/models/scalar_outputs.h"
 #include "tests/gemm/scaled_operand.h"
 
 namespace quantgate {

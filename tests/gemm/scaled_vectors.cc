@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "tests/base/repository_file.h"
-#include "tests/gemm/exact_vectors.h"
+#include "tests/gemm/exact/exact_vectors.h"
 
 namespace quantgate {
 namespace {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "kernels/gemm/gemm.h"
-#include "tests/gemm/exact_vectors.h"
+#include "tests/gemm/exact/exact_vectors.h"
 
 namespace quantgate {
 

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/gemm/rules.h"
+#include "kernels/gemm/models/rules.h"
 #include "kernels/numerics/cast.h"
-#include "tests/gemm/scalar_outputs.h"
+#include "tests/gemm/models/scalar_outputs.h"
 #include "tests/gemm/scaled_operand.h"
 
 namespace quantgate {

@@ -1,5 +1,6 @@
-// Calls of cuBLASLt that the engine does not make (kernels/gemm/gemm_cublaslt.h has those that it
-// makes): other epilogues and compute types, batches, and dims and scalings that it refuses.
+// Calls of cuBLASLt that the engine does not make (kernels/gemm/cublaslt/gemm_cublaslt.h has those
+// that it makes): other epilogues and compute types, batches, and dims and scalings that it
+// refuses.
 #pragma once
 
 #include <cublasLt.h>

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/gemm/gemm_cublaslt.h"
-#include "kernels/tensor/cuda_device.h"
+#include "kernels/gemm/cublaslt/gemm_cublaslt.h"
+#include "kernels/tensor/device/cuda_device.h"
 
 namespace quantgate::hardware {
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "kernels/quantize/quantizer.h"
-#include "kernels/tensor/tensor_file.h"
+#include "kernels/tensor/files/tensor_file.h"
 #include "tests/quantize/vector_tensors.h"
 
 namespace quantgate {

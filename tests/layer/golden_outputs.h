@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "kernels/tensor/tensor_file.h"
+#include "kernels/tensor/files/tensor_file.h"
 
 namespace quantgate {
 

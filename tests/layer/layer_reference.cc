@@ -1,7 +1,7 @@
 #include "tests/layer/layer_reference.h"
 
-#include "kernels/ops/elementwise.h"
-#include "kernels/validate/scenarios/expected_linear.h"
+#include "kernels/ops/elementwise/elementwise.h"
+#include "kernels/validate/scenarios/oracles/expected_linear.h"
 #include "tests/layer/layer_cases.h"
 
 namespace quantgate {

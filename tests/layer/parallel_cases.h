@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/comm/overlap.h"
-#include "kernels/comm/world.h"
+#include "kernels/comm/group/world.h"
+#include "kernels/comm/overlap/overlap.h"
 #include "kernels/layer/layer_sharding.h"
 #include "tests/layer/layer_cases.h"
 

@@ -4,8 +4,8 @@
 
 #include <string>
 
-#include "kernels/comm/overlap.h"
-#include "kernels/comm/world.h"
+#include "kernels/comm/group/world.h"
+#include "kernels/comm/overlap/overlap.h"
 #include "kernels/layer/layer_sharding.h"
 #include "kernels/layer/layer_step.h"
 #include "tests/engine/tensor_values.h"

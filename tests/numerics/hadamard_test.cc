@@ -6,7 +6,7 @@
 
 #include <random>
 
-#include "tests/gemm/fused_step.h"
+#include "tests/gemm/models/fused_step.h"
 
 namespace quantgate {
 namespace {

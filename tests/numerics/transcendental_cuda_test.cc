@@ -9,8 +9,8 @@
 #include "kernels/base/cuda_status.h"
 #include "kernels/base/execution.h"
 #include "kernels/numerics/transcendental.h"
+#include "kernels/tensor/device/tensor_cuda.h"
 #include "kernels/tensor/fingerprint.h"
-#include "kernels/tensor/tensor_cuda.h"
 #include "tests/numerics/transcendental_cuda.h"
 #include "tests/tensor/cuda_test_device.h"
 

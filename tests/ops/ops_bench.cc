@@ -5,10 +5,10 @@
 
 #include <cstring>
 
-#include "kernels/ops/elementwise.h"
-#include "kernels/ops/norm.h"
-#include "kernels/ops/optimizer.h"
-#include "kernels/tensor/generate.h"
+#include "kernels/ops/elementwise/elementwise.h"
+#include "kernels/ops/norm/norm.h"
+#include "kernels/ops/optimizer/optimizer.h"
+#include "kernels/tensor/generate/generate.h"
 
 namespace quantgate {
 namespace {

@@ -1,9 +1,9 @@
 // Rates of norms, element-wise operations and optimizers on a GPU; bytes_per_second counts what
 // must be read and written once, to compare with BM_DeviceCopy.
-#include "kernels/ops/elementwise_cuda.h"
-#include "kernels/ops/norm_cuda.h"
-#include "kernels/ops/optimizer_cuda.h"
-#include "kernels/tensor/tensor_cuda.h"
+#include "kernels/ops/elementwise/elementwise_cuda.h"
+#include "kernels/ops/norm/norm_cuda.h"
+#include "kernels/ops/optimizer/optimizer_cuda.h"
+#include "kernels/tensor/device/tensor_cuda.h"
 #include "tests/tensor/cuda_benchmark.h"
 
 namespace quantgate {

@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "kernels/ops/elementwise_cuda.h"
-#include "kernels/ops/norm_cuda.h"
-#include "kernels/ops/optimizer_cuda.h"
+#include "kernels/ops/elementwise/elementwise_cuda.h"
+#include "kernels/ops/norm/norm_cuda.h"
+#include "kernels/ops/optimizer/optimizer_cuda.h"
 #include "kernels/tensor/convert.h"
-#include "kernels/tensor/generate.h"
+#include "kernels/tensor/generate/generate.h"
 #include "tests/tensor/cuda_test_device.h"
 
 namespace quantgate {

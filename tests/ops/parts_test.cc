@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/ops/elementwise.h"
+#include "kernels/ops/elementwise/elementwise.h"
 
 namespace quantgate {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/ops/optimizer.h"
+#include "kernels/ops/optimizer/optimizer.h"
 
 namespace quantgate {
 namespace {

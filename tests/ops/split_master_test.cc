@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "kernels/ops/optimizer.h"
+#include "kernels/ops/optimizer/optimizer.h"
 
 namespace quantgate {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "kernels/numerics/branch_free_cast.h"
 #include "kernels/numerics/e8m0.h"
-#include "kernels/quantize/quantize_kernels.h"
+#include "kernels/quantize/cpu/quantize_kernels.h"
 #include "kernels/tensor/fingerprint.h"
 #include "tests/quantize/cast_boundaries.h"
 

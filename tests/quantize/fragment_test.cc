@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/ops/ordered_reduction.h"
+#include "kernels/ops/reduction/ordered_reduction.h"
 #include "tests/engine/tensor_values.h"
 #include "tests/quantize/every_quantizer.h"
 

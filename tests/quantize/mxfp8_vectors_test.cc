@@ -3,7 +3,7 @@
 // together and each alone, on every instruction set.
 #include <gtest/gtest.h>
 
-#include "tests/quantize/block_vectors.h"
+#include "tests/quantize/cpu/block_vectors.h"
 
 namespace quantgate {
 namespace {

@@ -1,11 +1,11 @@
 // Every input of the packed steps, on the device, against the scalar functions of kernels/numerics;
 // and which jobs the tuned kernels, which use them, take.
-#include "tests/quantize/packed_casts_cuda.h"
+#include "tests/quantize/cuda/packed_casts_cuda.h"
 
 #include <gtest/gtest.h>
 
 #include "kernels/base/cuda_status.h"
-#include "kernels/quantize/quantize_tiles_cuda.h"
+#include "kernels/quantize/cuda/quantize_tiles_cuda.h"
 #include "tests/tensor/cuda_test_device.h"
 
 namespace quantgate {

@@ -9,7 +9,7 @@
 #include "kernels/tensor/column_sums.h"
 #include "kernels/tensor/convert.h"
 #include "kernels/tensor/fingerprint.h"
-#include "kernels/tensor/generate.h"
+#include "kernels/tensor/generate/generate.h"
 
 namespace quantgate {
 namespace {

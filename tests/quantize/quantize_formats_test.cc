@@ -11,7 +11,7 @@
 #include "kernels/numerics/stochastic_rounding.h"
 #include "kernels/quantize/quantizer.h"
 #include "kernels/tensor/convert.h"
-#include "kernels/tensor/generate.h"
+#include "kernels/tensor/generate/generate.h"
 #include "tests/quantize/every_quantizer.h"
 
 namespace quantgate {

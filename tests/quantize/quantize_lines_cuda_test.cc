@@ -8,9 +8,9 @@
 
 #include "tests/tensor/cuda_test_device.h"
 
-#include "kernels/quantize/quantize_cuda.h"
+#include "kernels/quantize/cuda/quantize_cuda.h"
 #include "kernels/quantize/quantizer.h"
-#include "kernels/tensor/generate.h"
+#include "kernels/tensor/generate/generate.h"
 
 namespace quantgate {
 namespace {

@@ -8,9 +8,9 @@
 #include <cstring>
 #include <limits>
 
-#include "kernels/quantize/quantize_kernels.h"
+#include "kernels/quantize/cpu/quantize_kernels.h"
 #include "kernels/tensor/convert.h"
-#include "kernels/tensor/generate.h"
+#include "kernels/tensor/generate/generate.h"
 #include "tests/quantize/cast_boundaries.h"
 
 namespace quantgate {

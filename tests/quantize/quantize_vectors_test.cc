@@ -11,8 +11,8 @@
 
 #include "kernels/quantize/quantizer.h"
 #include "kernels/tensor/convert.h"
+#include "kernels/tensor/files/tensor_file.h"
 #include "kernels/tensor/fingerprint.h"
-#include "kernels/tensor/tensor_file.h"
 #include "tests/quantize/vector_tensors.h"
 
 namespace quantgate {

@@ -3,8 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include "kernels/quantize/recipe.h"
-#include "kernels/tensor/generate.h"
+#include "kernels/quantize/recipe/recipe.h"
+#include "kernels/tensor/generate/generate.h"
 
 namespace quantgate {
 namespace {

@@ -6,8 +6,8 @@
 #include <span>
 #include <string>
 
-#include "kernels/quantize/quantize_cuda.h"
-#include "kernels/tensor/generate.h"
+#include "kernels/quantize/cuda/quantize_cuda.h"
+#include "kernels/tensor/generate/generate.h"
 #include "tests/tensor/cuda_test_device.h"
 
 namespace quantgate {

@@ -9,8 +9,8 @@
 #include <sstream>
 
 #include "kernels/tensor/convert.h"
+#include "kernels/tensor/files/tensor_file.h"
 #include "kernels/tensor/fingerprint.h"
-#include "kernels/tensor/tensor_file.h"
 #include "tests/gemm/operand_pattern.h"
 
 namespace quantgate::testing {

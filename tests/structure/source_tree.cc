@@ -25,24 +25,32 @@ std::vector<std::string> AllMatches(const std::string& text, const std::regex& p
 
 }  // namespace
 
-std::vector<SourceFile> ReadSources(const std::vector<std::string>& extensions) {
+std::vector<std::string> AllFiles() {
   const fs::path root = QUANTGATE_SOURCE_DIR;
-  std::vector<SourceFile> files;
+  std::vector<std::string> paths;
   for (const char* folder :
        {"kernels", "server", "client", "proto", "tests", "deploy", "docs", "cmake"}) {
     if (!fs::exists(root / folder)) continue;
     for (const auto& entry : fs::recursive_directory_iterator(root / folder)) {
       if (!entry.is_regular_file()) continue;
-      const std::string extension = entry.path().extension().string();
-      if (std::find(extensions.begin(), extensions.end(), extension) == extensions.end()) continue;
-      SourceFile file{fs::relative(entry.path(), root).generic_string(), {}};
-      std::ifstream in(entry.path());
-      for (std::string line; std::getline(in, line);) file.lines.push_back(line);
-      files.push_back(std::move(file));
+      paths.push_back(fs::relative(entry.path(), root).generic_string());
     }
   }
-  std::sort(files.begin(), files.end(),
-            [](const SourceFile& a, const SourceFile& b) { return a.path < b.path; });
+  std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
+std::vector<SourceFile> ReadSources(const std::vector<std::string>& extensions) {
+  const fs::path root = QUANTGATE_SOURCE_DIR;
+  std::vector<SourceFile> files;
+  for (const std::string& path : AllFiles()) {
+    const std::string extension = fs::path(path).extension().string();
+    if (std::find(extensions.begin(), extensions.end(), extension) == extensions.end()) continue;
+    SourceFile file{path, {}};
+    std::ifstream in(root / path);
+    for (std::string line; std::getline(in, line);) file.lines.push_back(line);
+    files.push_back(std::move(file));
+  }
   return files;
 }
 

@@ -11,8 +11,10 @@ struct SourceFile {
   std::vector<std::string> lines;
 };
 
-/// Every file with one of these extensions under kernels, server, client, proto, tests, deploy,
-/// docs and cmake.
+/// The paths of all files under kernels, server, client, proto, tests, deploy, docs and cmake.
+std::vector<std::string> AllFiles();
+
+/// Those of them with one of these extensions.
 std::vector<SourceFile> ReadSources(const std::vector<std::string>& extensions);
 
 /// Paths in quotes after #include, in order.

@@ -15,7 +15,7 @@
 #include "kernels/numerics/cast.h"
 #include "kernels/numerics/pairwise.h"
 #include "kernels/tensor/column_sums.h"
-#include "kernels/tensor/generate.h"
+#include "kernels/tensor/generate/generate.h"
 #include "kernels/tensor/transpose.h"
 
 namespace quantgate {

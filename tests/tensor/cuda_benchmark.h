@@ -12,7 +12,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/base/cuda_status.h"
-#include "kernels/tensor/cuda_device.h"
+#include "kernels/tensor/device/cuda_device.h"
 
 namespace quantgate {
 

@@ -8,8 +8,8 @@
 #include <iostream>
 #include <string>
 
-#include "kernels/tensor/cuda_device.h"
-#include "kernels/tensor/tensor_file.h"
+#include "kernels/tensor/device/cuda_device.h"
+#include "kernels/tensor/files/tensor_file.h"
 #include "tests/base/repository_file.h"
 
 namespace quantgate {

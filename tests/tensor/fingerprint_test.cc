@@ -8,7 +8,7 @@
 #include <set>
 
 #include "kernels/numerics/mix.h"
-#include "kernels/tensor/generate.h"
+#include "kernels/tensor/generate/generate.h"
 
 namespace quantgate {
 namespace {

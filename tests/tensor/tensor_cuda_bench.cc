@@ -1,6 +1,6 @@
 // Rates of what tensor_cuda.h does; bytes_per_second counts bytes read and written, to compare
 // with BM_DeviceCopy.
-#include "kernels/tensor/tensor_cuda.h"
+#include "kernels/tensor/device/tensor_cuda.h"
 
 #include "tests/tensor/cuda_benchmark.h"
 

@@ -1,6 +1,6 @@
 // GPU against CPU, byte for byte. The kernels' tuned and plain forms are compared through their
 // launchers where the public function takes one of them by itself.
-#include "kernels/tensor/tensor_cuda.h"
+#include "kernels/tensor/device/tensor_cuda.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,8 +12,8 @@
 
 #include "kernels/tensor/column_sums.h"
 #include "kernels/tensor/convert.h"
+#include "kernels/tensor/device/staging_memory.h"
 #include "kernels/tensor/fingerprint.h"
-#include "kernels/tensor/staging_memory.h"
 #include "kernels/tensor/tensor_kernels_cuda.h"
 #include "kernels/tensor/tensor_numbers.h"
 #include "kernels/tensor/visit_format.h"

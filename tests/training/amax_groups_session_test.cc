@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tests/training/amax_records.h"
-#include "tests/training/parallel_fixture.h"
+#include "tests/training/parallel/parallel_fixture.h"
 
 namespace quantgate {
 namespace {

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/comm/amax_groups.h"
+#include "kernels/comm/group/amax_groups.h"
 #include "tests/training/session_fixture.h"
 
 namespace quantgate {

@@ -9,9 +9,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/engine/engine.h"
-#include "kernels/ops/optimizer.h"
-#include "tests/training/parallel_fixture.h"
-#include "tests/training/shard_fixture.h"
+#include "kernels/ops/optimizer/optimizer.h"
+#include "tests/training/parallel/parallel_fixture.h"
+#include "tests/training/sharding/shard_fixture.h"
 
 namespace quantgate {
 namespace {

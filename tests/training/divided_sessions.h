@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "tests/training/parallel_fixture.h"
+#include "tests/training/parallel/parallel_fixture.h"
 #include "tests/training/same_sessions.h"
 
 namespace quantgate {

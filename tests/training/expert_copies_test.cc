@@ -11,7 +11,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/layer/expert_run.h"
+#include "kernels/layer/experts/expert_run.h"
 #include "tests/training/divided_sessions.h"
 #include "tests/training/expert_fixture.h"
 

@@ -7,7 +7,7 @@
 #include <map>
 #include <string>
 
-#include "tests/training/parallel_fixture.h"
+#include "tests/training/parallel/parallel_fixture.h"
 #include "tests/training/same_sessions.h"
 
 namespace quantgate {

@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/training/amax_records.h"
-#include "tests/training/parallel_fixture.h"
+#include "tests/training/parallel/parallel_fixture.h"
 #include "tests/training/same_sessions.h"
 
 namespace quantgate {

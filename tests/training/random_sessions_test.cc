@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/training/state_sharding.h"
+#include "kernels/training/sharding/state_sharding.h"
 #include "tests/training/amax_records.h"
-#include "tests/training/parallel_fixture.h"
+#include "tests/training/parallel/parallel_fixture.h"
 
 namespace quantgate {
 namespace {

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "absl/functional/function_ref.h"
-#include "kernels/training/parallel_session.h"
+#include "kernels/training/parallel/parallel_session.h"
 #include "tests/training/session_fixture.h"
 
 namespace quantgate {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/validate/scenarios/network_by_hand.h"
+#include "kernels/validate/scenarios/oracles/network_by_hand.h"
 #include "tests/engine/recipe_cases.h"
 #include "tests/training/session_fixture.h"
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "kernels/tensor/safetensors_bytes.h"
+#include "kernels/tensor/files/safetensors_bytes.h"
 #include "kernels/training/training_session.h"
 #include "tests/engine/tensor_values.h"
 

@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/training/amax_records.h"
-#include "tests/training/parallel_fixture.h"
+#include "tests/training/parallel/parallel_fixture.h"
 
 namespace quantgate {
 namespace {

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/ops/elementwise.h"
+#include "kernels/ops/elementwise/elementwise.h"
 #include "tests/training/session_fixture.h"
 
 namespace quantgate {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "tests/training/parallel_fixture.h"
+#include "tests/training/parallel/parallel_fixture.h"
 
 namespace quantgate {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/validate/run.h"
+#include "kernels/validate/run/run.h"
 #include "tests/engine/tensor_values.h"
 #include "tests/validate/rank_variants.h"
 

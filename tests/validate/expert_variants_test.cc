@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/layer/expert_run.h"
-#include "kernels/validate/run.h"
+#include "kernels/layer/experts/expert_run.h"
+#include "kernels/validate/run/run.h"
 #include "tests/engine/tensor_values.h"
 #include "tests/validate/rank_variants.h"
 

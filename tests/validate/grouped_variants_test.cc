@@ -10,9 +10,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/validate/output_report.h"
-#include "kernels/validate/parallel_spec.h"
-#include "kernels/validate/run.h"
+#include "kernels/validate/ranks/parallel_spec.h"
+#include "kernels/validate/run/output_report.h"
+#include "kernels/validate/run/run.h"
 #include "tests/engine/tensor_values.h"
 #include "tests/validate/rank_variants.h"
 

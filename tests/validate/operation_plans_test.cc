@@ -6,8 +6,8 @@
 
 #include "kernels/base/refusal.h"
 #include "kernels/quantize/quantized_outline.h"
-#include "kernels/validate/explain_codes.h"
-#include "kernels/validate/explain_gemm.h"
+#include "kernels/validate/explain/explain_codes.h"
+#include "kernels/validate/explain/explain_gemm.h"
 #include "kernels/validate/gemm_plan.h"
 #include "kernels/validate/quantize_plan.h"
 

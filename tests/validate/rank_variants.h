@@ -7,8 +7,8 @@
 #include <string>
 #include <utility>
 
-#include "kernels/validate/output_report.h"
-#include "kernels/validate/run.h"
+#include "kernels/validate/run/output_report.h"
+#include "kernels/validate/run/run.h"
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {

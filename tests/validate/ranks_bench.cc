@@ -6,8 +6,8 @@
 
 #include <string>
 
-#include "kernels/tensor/generate.h"
-#include "kernels/validate/parallel_run.h"
+#include "kernels/tensor/generate/generate.h"
+#include "kernels/validate/ranks/parallel_run.h"
 
 namespace quantgate {
 namespace {

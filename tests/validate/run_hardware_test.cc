@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "kernels/validate/run.h"
+#include "kernels/validate/run/run.h"
 #include "tests/engine/pretend_hardware.h"
 #include "tests/engine/tensor_values.h"
 

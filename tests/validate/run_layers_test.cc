@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/validate/run.h"
+#include "kernels/validate/run/run.h"
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {

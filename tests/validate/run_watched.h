@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/validate/run.h"
+#include "kernels/validate/run/run.h"
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {

@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/numerics/cast.h"
-#include "kernels/validate/scenarios/expected_copy.h"
-#include "kernels/validate/scenarios/quantize_checks.h"
+#include "kernels/validate/scenarios/oracles/expected_copy.h"
+#include "kernels/validate/scenarios/oracles/quantize_checks.h"
 #include "kernels/validate/scenarios/scenario_groups.h"
 
 namespace quantgate {

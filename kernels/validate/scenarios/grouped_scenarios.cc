@@ -7,11 +7,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/layer/grouped_run.h"
+#include "kernels/layer/experts/grouped_run.h"
 #include "kernels/layer/layer_faults.h"
-#include "kernels/validate/scenarios/comm_faults.h"
-#include "kernels/validate/scenarios/expected_copy.h"
-#include "kernels/validate/scenarios/parallel_subject.h"
+#include "kernels/validate/scenarios/faults/comm_faults.h"
+#include "kernels/validate/scenarios/oracles/expected_copy.h"
+#include "kernels/validate/scenarios/ranks/parallel_subject.h"
 #include "kernels/validate/scenarios/scenario_groups.h"
 
 namespace quantgate {

@@ -10,10 +10,10 @@
 #include "kernels/layer/layer.h"
 #include "kernels/layer/layer_faults.h"
 #include "kernels/training/session_faults.h"
-#include "kernels/validate/scenarios/expected_copy.h"
 #include "kernels/validate/scenarios/linear_subject.h"
+#include "kernels/validate/scenarios/oracles/expected_copy.h"
 #include "kernels/validate/scenarios/scenario_groups.h"
-#include "kernels/validate/scenarios/session_subject.h"
+#include "kernels/validate/scenarios/sessions/session_subject.h"
 
 namespace quantgate {
 namespace {

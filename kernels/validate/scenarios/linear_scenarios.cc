@@ -8,8 +8,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/validate/scenarios/expected_copy.h"
 #include "kernels/validate/scenarios/linear_subject.h"
+#include "kernels/validate/scenarios/oracles/expected_copy.h"
 #include "kernels/validate/scenarios/scenario_groups.h"
 
 namespace quantgate {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "kernels/layer/step_recorder.h"
-#include "kernels/validate/scenarios/expected_linear.h"
+#include "kernels/validate/scenarios/oracles/expected_linear.h"
 
 namespace quantgate {
 

@@ -10,8 +10,8 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/numerics/cast.h"
 #include "kernels/numerics/hadamard.h"
-#include "kernels/validate/scenarios/expected_copy.h"
-#include "kernels/validate/scenarios/quantize_checks.h"
+#include "kernels/validate/scenarios/oracles/expected_copy.h"
+#include "kernels/validate/scenarios/oracles/quantize_checks.h"
 #include "kernels/validate/scenarios/scenario_groups.h"
 
 namespace quantgate {

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "kernels/base/status_macros.h"
-#include "kernels/validate/scenarios/expected_copy.h"
-#include "kernels/validate/scenarios/quantize_checks.h"
-#include "kernels/validate/scenarios/rounding_noise.h"
+#include "kernels/validate/scenarios/oracles/expected_copy.h"
+#include "kernels/validate/scenarios/oracles/quantize_checks.h"
+#include "kernels/validate/scenarios/oracles/rounding_noise.h"
 #include "kernels/validate/scenarios/scenario_groups.h"
 
 namespace quantgate {

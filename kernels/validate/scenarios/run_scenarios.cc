@@ -10,7 +10,7 @@
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/steady_time.h"
-#include "kernels/validate/scenarios/fault_seeder.h"
+#include "kernels/validate/scenarios/faults/fault_seeder.h"
 
 namespace quantgate {
 namespace {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kernels/validate/scenarios/faulty_engine.h"
+#include "kernels/validate/scenarios/faults/faulty_engine.h"
 #include "kernels/validate/scenarios/scenario_context.h"
 
 namespace quantgate {

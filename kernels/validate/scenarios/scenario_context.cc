@@ -7,8 +7,8 @@
 #include "absl/strings/str_format.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/compare/parity_report.h"
-#include "kernels/validate/scenarios/faulty_engine.h"
-#include "kernels/validate/scenarios/rank_places.h"
+#include "kernels/validate/scenarios/faults/faulty_engine.h"
+#include "kernels/validate/scenarios/ranks/rank_places.h"
 
 namespace quantgate {
 namespace {

@@ -13,10 +13,10 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/base/seeded_fault.h"
-#include "kernels/comm/transport.h"
+#include "kernels/comm/group/transport.h"
 #include "kernels/engine/engine.h"
-#include "kernels/quantize/recipe.h"
-#include "kernels/validate/scenarios/check_digest.h"
+#include "kernels/quantize/recipe/recipe.h"
+#include "kernels/validate/scenarios/oracles/check_digest.h"
 
 namespace quantgate {
 

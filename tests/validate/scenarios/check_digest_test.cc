@@ -1,6 +1,6 @@
 // The digest of what a scenario compared: against hashlib on the bytes of docs/reports.md
 // section 8, what changes it, and what has no part in it.
-#include "kernels/validate/scenarios/check_digest.h"
+#include "kernels/validate/scenarios/oracles/check_digest.h"
 
 #include <gtest/gtest.h>
 

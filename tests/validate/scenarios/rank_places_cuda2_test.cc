@@ -1,6 +1,6 @@
 // Ranks of scenarios on GPUs of their own: they hold, catch their faults and see what virtual ranks
 // see.
-#include "kernels/validate/scenarios/rank_places.h"
+#include "kernels/validate/scenarios/ranks/rank_places.h"
 
 #include <gtest/gtest.h>
 
@@ -9,8 +9,8 @@
 #include <map>
 #include <string>
 
-#include "kernels/comm/communicator_cache.h"
-#include "kernels/comm/world.h"
+#include "kernels/comm/group/world.h"
+#include "kernels/comm/nccl/communicator_cache.h"
 #include "kernels/engine/cuda_module.h"
 #include "kernels/validate/scenarios/run_scenarios.h"
 

@@ -1,5 +1,5 @@
 // Ranks of scenarios on GPUs of their own, of which there must be enough.
-#include "kernels/validate/scenarios/rank_places.h"
+#include "kernels/validate/scenarios/ranks/rank_places.h"
 
 #include <gmock/gmock.h>
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "kernels/quantize/recipe.h"
+#include "kernels/quantize/recipe/recipe.h"
 #include "kernels/validate/scenarios/run_scenarios.h"
 #include "tests/structure/source_tree.h"
 
@@ -80,7 +80,7 @@ std::vector<std::string> ProductionLines() {
 }
 
 std::vector<std::string> LinesAroundCommunication() {
-  return LinesOf({"kernels/validate/scenarios/comm_faults.h",
+  return LinesOf({"kernels/validate/scenarios/faults/comm_faults.h",
                   "kernels/validate/scenarios/faulty_overlap",
                   "kernels/validate/scenarios/faulty_transport"});
 }
@@ -149,7 +149,7 @@ TEST(ScenarioLibraryTest, EveryBugClassHasAScenarioOrAReason) {
 
 TEST(ScenarioLibraryTest, FaultsAreReachedByTheRunnerAlone) {
   const std::set<std::string> seeders = {"kernels/base/seeded_fault.h",
-                                         "kernels/validate/scenarios/fault_seeder.h",
+                                         "kernels/validate/scenarios/faults/fault_seeder.h",
                                          "kernels/validate/scenarios/run_scenarios.cc"};
   for (const SourceFile& file : ReadSources({".h", ".cc", ".cu"})) {
     if (file.path.starts_with("tests/")) continue;
@@ -162,7 +162,7 @@ TEST(ScenarioLibraryTest, FaultsAreReachedByTheRunnerAlone) {
       }
     }
     for (const std::string& include : QuotedIncludes(file)) {
-      if (include == "kernels/validate/scenarios/fault_seeder.h") {
+      if (include == "kernels/validate/scenarios/faults/fault_seeder.h") {
         EXPECT_EQ(file.path, "kernels/validate/scenarios/run_scenarios.cc");
       }
     }

@@ -1,5 +1,5 @@
 // Virtual ranks of scenarios: an engine each, with the fault that is around the one looked at.
-#include "kernels/validate/scenarios/virtual_ranks.h"
+#include "kernels/validate/scenarios/ranks/virtual_ranks.h"
 
 #include <gtest/gtest.h>
 
@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "kernels/base/status_macros.h"
-#include "kernels/validate/scenarios/faulty_engine.h"
-#include "kernels/validate/scenarios/rank_places.h"
+#include "kernels/validate/scenarios/faults/faulty_engine.h"
+#include "kernels/validate/scenarios/ranks/rank_places.h"
 
 namespace quantgate {
 namespace {

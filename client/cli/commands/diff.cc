@@ -1,0 +1,141 @@
+// quantgate diff: parity and error report of two files.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <map>
+#include <optional>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "client/cli/commands/commands.h"
+#include "client/cli/commands/subcommand.h"
+#include "client/cli/commands/tensor_comparison.h"
+#include "client/cli/layer_command.h"
+#include "client/cli/report_output.h"
+#include "client/tensor_name.h"
+#include "client/tensor_source.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/tensor/files/tensor_file.h"
+
+namespace quantgate {
+namespace {
+
+constexpr char kDiffExamples[] = R"(Examples:
+  quantgate diff mine.safetensors theirs.safetensors
+  quantgate diff mine.safetensors:y theirs.npy
+  quantgate diff a.safetensors:codes@f8_e4m3 b.safetensors:codes@f8_e4m3 --report diff.html
+  quantgate diff out.safetensors:y digest:SHA256/SIZE --max-ulp 1
+
+Two whole safetensors files are compared by the names of their tensors; a tensor that one of
+them lacks is a difference.
+With --junit FILE.xml each tensor is a test case.
+Exits 0 when every bit is equal, 1 when not.)";
+
+struct DiffOptions {
+  std::string subject, reference;
+  std::optional<int64_t> ulp_max;
+  ReportOptions report;
+};
+
+/// "FILE.safetensors" without a tensor name.
+bool IsWholeFile(const std::string& text) {
+  return absl::EndsWith(text, ".safetensors") && text.rfind("digest:", 0) != 0;
+}
+
+absl::StatusOr<ComparisonSide> SideOf(Connection& connection, TensorSources& sources,
+                                      std::string_view field, const std::string& text) {
+  ComparisonSide side;
+  side.name = text;
+  QG_ASSIGN_OR_RETURN(side.source, sources.Resolve(field, text));
+  if (side.source.has_inline_()) {
+    side.type = side.source.inline_().type();
+  } else if (side.source.has_generate()) {
+    side.type = side.source.generate().type();
+  } else if (side.source.stored().has_type()) {
+    side.type = side.source.stored().type();
+  } else {
+    v1::DescribeTensorRequest request;
+    *request.mutable_tensor() = side.source;
+    QG_ASSIGN_OR_RETURN(const v1::TensorRecord record, connection.DescribeTensor(request));
+    side.type = record.type();
+  }
+  return side;
+}
+
+absl::StatusOr<std::vector<SubjectComparison>> CompareFiles(Connection& connection,
+                                                            TensorSources& sources,
+                                                            const DiffOptions& options) {
+  QG_ASSIGN_OR_RETURN(const TensorFile subject, ReadTensorFile("A", options.subject));
+  QG_ASSIGN_OR_RETURN(const TensorFile reference, ReadTensorFile("B", options.reference));
+  std::vector<SubjectComparison> comparisons;
+  const auto missing = [&](const NamedTensor& tensor, const std::string& difference) {
+    SubjectComparison comparison;
+    comparison.tensor = tensor.name;
+    comparison.dtype = std::string(DTypeName(tensor.tensor.dtype()));
+    comparison.difference = difference;
+    comparisons.push_back(comparison);
+  };
+  for (const NamedTensor& tensor : subject.tensors) {
+    const absl::StatusOr<Tensor> other = reference.Find(tensor.name);
+    if (!other.ok()) {
+      missing(tensor, absl::StrCat("only in ", options.subject));
+      continue;
+    }
+    ComparisonSide sides[2] = {
+        {absl::StrCat(options.subject, ":", tensor.name), DescriptorOf(tensor.tensor), {}},
+        {absl::StrCat(options.reference, ":", tensor.name), DescriptorOf(*other), {}}};
+    QG_ASSIGN_OR_RETURN(sides[0].source, sources.Place(sides[0].name, tensor.tensor));
+    QG_ASSIGN_OR_RETURN(sides[1].source, sources.Place(sides[1].name, *other));
+    QG_ASSIGN_OR_RETURN(SubjectComparison comparison,
+                        CompareSides(connection, tensor.name, sides[0], sides[1]));
+    comparisons.push_back(std::move(comparison));
+  }
+  for (const NamedTensor& tensor : reference.tensors) {
+    if (!subject.Find(tensor.name).ok()) {
+      missing(tensor, absl::StrCat("only in ", options.reference));
+    }
+  }
+  return comparisons;
+}
+
+absl::StatusOr<int> Diff(Invocation& invocation, const DiffOptions& options) {
+  const bool is_whole = IsWholeFile(options.subject) && IsWholeFile(options.reference);
+  std::set<std::string> files;
+  if (is_whole) files = {options.subject, options.reference};
+  QG_RETURN_IF_ERROR(CheckReports(options.report, files));
+  QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
+  TensorSources sources(*connection, Placement::kInlineWhenSmall, UploadProgressOf(invocation));
+  ReportDocument document;
+  document.kind = "diff";
+  document.title = absl::StrCat(options.subject, " against ", options.reference);
+  document.command = invocation.CommandLine();
+  if (is_whole) {
+    QG_ASSIGN_OR_RETURN(document.comparisons, CompareFiles(*connection, sources, options));
+  } else {
+    QG_ASSIGN_OR_RETURN(const ComparisonSide subject,
+                        SideOf(*connection, sources, "A", options.subject));
+    QG_ASSIGN_OR_RETURN(const ComparisonSide reference,
+                        SideOf(*connection, sources, "B", options.reference));
+    QG_RETURN_IF_ERROR(CheckReports(options.report, sources.files()));
+    QG_ASSIGN_OR_RETURN(SubjectComparison comparison,
+                        CompareSides(*connection, "tensor", subject, reference));
+    document.comparisons.push_back(std::move(comparison));
+  }
+  document.verdict = JudgeComparisons(document.comparisons, options.ulp_max);
+  return EmitReport(invocation, options.report, document);
+}
+
+}  // namespace
+
+void AddDiffCommand(CLI::App& app, Command& chosen) {
+  const auto [command, options] = AddSubcommand(
+      app, chosen, "diff", "Parity and error report of two files or tensors", kDiffExamples, Diff);
+  command->add_option("A", options->subject, "The subject: a file or a tensor")->required();
+  command->add_option("B", options->reference, "The reference: a file or a tensor")->required();
+  command
+      ->add_option("--max-ulp", options->ulp_max,
+                   "Pass when no element is further apart than this, instead of bitwise")
+      ->check(CLI::Range(int64_t{0}, INT64_MAX - 1));
+  AddGateReportOptions(*command, options->report);
+}
+
+}  // namespace quantgate

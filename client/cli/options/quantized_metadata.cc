@@ -1,0 +1,96 @@
+#include "client/cli/options/quantized_metadata.h"
+
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "kernels/base/status_macros.h"
+
+namespace quantgate {
+namespace {
+
+constexpr char kShape[] = "quantgate.shape";
+constexpr char kRowwise[] = "quantgate.rowwise";
+constexpr char kColumnwise[] = "quantgate.columnwise";
+constexpr char kScaleLayout[] = "quantgate.scale_layout";
+
+std::string DirectionText(const v1::QuantizedDirection& direction) {
+  return absl::StrCat(direction.format(), ":element=", direction.element(),
+                      ",block_dim=", direction.block_dim(), ",e4m3_max=", direction.e4m3_max(),
+                      ",hadamard=", direction.hadamard() ? "true" : "false");
+}
+
+absl::Status RefuseField(const std::string& field, const std::string& text,
+                         const std::string& rule) {
+  return absl::InvalidArgumentError(absl::StrCat(field, ": \"", text, "\": ", rule));
+}
+
+}  // namespace
+
+FileMetadata MetadataOf(const v1::QuantizedDescription& description) {
+  FileMetadata metadata;
+  metadata[kShape] = absl::StrJoin(description.shape(), "x");
+  if (description.has_rowwise()) metadata[kRowwise] = DirectionText(description.rowwise());
+  if (description.has_columnwise()) metadata[kColumnwise] = DirectionText(description.columnwise());
+  if (!description.scale_layout().empty()) metadata[kScaleLayout] = description.scale_layout();
+  return metadata;
+}
+
+absl::StatusOr<v1::QuantizedDescription> DescriptionOf(const FileMetadata& metadata) {
+  v1::QuantizedDescription description;
+  if (const auto shape = metadata.find(kShape); shape != metadata.end()) {
+    const std::vector<std::string> dims = absl::StrSplit(shape->second, 'x');
+    for (const std::string& text : dims) {
+      int64_t dim = 0;
+      if (!absl::SimpleAtoi(text, &dim) || dim < 0) {
+        return RefuseField(kShape, shape->second, "dims joined by x");
+      }
+      description.add_shape(dim);
+    }
+  }
+  if (const auto found = metadata.find(kRowwise); found != metadata.end()) {
+    QG_ASSIGN_OR_RETURN(*description.mutable_rowwise(), ParseFormatHint(kRowwise, found->second));
+  }
+  if (const auto found = metadata.find(kColumnwise); found != metadata.end()) {
+    QG_ASSIGN_OR_RETURN(*description.mutable_columnwise(),
+                        ParseFormatHint(kColumnwise, found->second));
+  }
+  if (const auto found = metadata.find(kScaleLayout); found != metadata.end()) {
+    description.set_scale_layout(found->second);
+  }
+  return description;
+}
+
+absl::StatusOr<v1::QuantizedDirection> ParseFormatHint(const std::string& field,
+                                                       const std::string& text) {
+  v1::QuantizedDirection direction;
+  const std::vector<std::string> parts = absl::StrSplit(text, absl::MaxSplits(':', 1));
+  direction.set_format(parts[0]);
+  if (parts.size() == 1) return direction;
+  const std::vector<std::string> items = absl::StrSplit(parts[1], ',');
+  for (const std::string& item : items) {
+    const std::vector<std::string> pair = absl::StrSplit(item, absl::MaxSplits('=', 1));
+    int number = 0;
+    const bool is_number = pair.size() == 2 && absl::SimpleAtoi(pair[1], &number) && number > 0;
+    if (pair.size() == 2 && pair[0] == "element") {
+      direction.set_element(pair[1]);
+    } else if (pair[0] == "block_dim" && is_number) {
+      direction.set_block_dim(number);
+    } else if (pair[0] == "e4m3_max" && is_number) {
+      direction.set_e4m3_max(number);
+    } else if (item == "hadamard=true" || item == "hadamard=false") {
+      direction.set_hadamard(item == "hadamard=true");
+    } else {
+      return RefuseField(
+          field, text,
+          absl::StrCat("\"", item,
+                       "\" is none of element=DTYPE, block_dim=1|2, e4m3_max=448|256, "
+                       "hadamard=true|false"));
+    }
+  }
+  return direction;
+}
+
+}  // namespace quantgate

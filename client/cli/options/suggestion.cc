@@ -1,0 +1,162 @@
+#include "client/cli/options/suggestion.h"
+
+#include <algorithm>
+#include <cctype>
+#include <iterator>
+#include <numeric>
+#include <utility>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "client/cli/options/option_names.h"
+
+namespace quantgate {
+namespace {
+
+constexpr int kDistanceMax = 3;
+
+/// Kinds of steps as files and the API have them, in the words of `session step`.
+constexpr std::pair<std::string_view, std::string_view> kStepsElsewhere[] = {
+    {"forward", "train"}, {"change_recipe", "recipe"}, {"eval", "evaluate"}};
+
+/// Values that other commands have as options of their own.
+constexpr std::pair<std::string_view, std::string_view> kValuesAsOptions[] = {
+    {"--json", "--format json"}, {"--jsonl", "--format jsonl"}, {"--cuda", "--device cuda"},
+    {"--gpu", "--device cuda"},  {"--cpu", "--device cpu"},
+};
+
+std::string Question(const std::string& word) {
+  return word.empty() ? "" : absl::StrCat("did you mean ", word, "?");
+}
+
+/// What may follow `command`: its options and those of all that it is within, and subcommands.
+void AddWords(const CLI::App& command, bool are_options, std::vector<std::string>& words) {
+  if (!are_options) {
+    for (const CLI::App* child : command.get_subcommands({})) words.push_back(child->get_name());
+    return;
+  }
+  for (const CLI::Option* option : command.get_options()) {
+    for (const std::string& name : option->get_lnames()) words.push_back("--" + name);
+  }
+  if (command.get_parent() != nullptr) AddWords(*command.get_parent(), true, words);
+}
+
+bool IsOfName(char c) {
+  constexpr std::string_view kMarks = "_-:.";
+  return std::isalnum(static_cast<unsigned char>(c)) != 0 || kMarks.find(c) != kMarks.npos;
+}
+
+/// The names in `text`.
+std::vector<std::string> NamesIn(std::string_view text) {
+  std::vector<std::string> names;
+  for (size_t at = 0; at < text.size();) {
+    const size_t begin = at;
+    while (at < text.size() && IsOfName(text[at])) ++at;
+    size_t end = at;
+    while (end > begin && (text[end - 1] == '.' || text[end - 1] == ':')) --end;
+    if (end > begin) names.emplace_back(text.substr(begin, end - begin));
+    ++at;
+  }
+  return names;
+}
+
+/// A value that a message quotes, without its quotes.
+struct QuotedWord {
+  size_t begin = 0, size = 0;
+};
+
+/// Of names and KEY=VALUE; what is quoted within quotes, as in JSON, is found too.
+std::vector<QuotedWord> QuotedWords(std::string_view text) {
+  std::vector<QuotedWord> words;
+  for (size_t open = text.find('"'); open != text.npos; open = text.find('"', open + 1)) {
+    size_t end = open + 1;
+    bool has_letter = false;
+    for (; end < text.size() && (IsOfName(text[end]) || text[end] == '='); ++end) {
+      has_letter |= std::isalpha(static_cast<unsigned char>(text[end])) != 0;
+    }
+    if (has_letter && end < text.size() && text[end] == '"')
+      words.push_back({open + 1, end - open - 1});
+  }
+  return words;
+}
+
+}  // namespace
+
+int EditDistance(std::string_view a, std::string_view b) {
+  // Three rows of the table of distances between prefixes.
+  std::vector<int> before, above(b.size() + 1), row(b.size() + 1);
+  std::iota(row.begin(), row.end(), 0);
+  for (size_t i = 1; i <= a.size(); ++i) {
+    before = std::exchange(above, row);
+    row[0] = static_cast<int>(i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const int replaced = above[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      row[j] = std::min({above[j] + 1, row[j - 1] + 1, replaced});
+      const bool is_swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
+      if (is_swapped) row[j] = std::min(row[j], before[j - 2] + 1);
+    }
+  }
+  return row[b.size()];
+}
+
+std::string Nearest(std::string_view word, const std::vector<std::string>& known) {
+  const auto letters = std::count_if(word.begin(), word.end(), [](char c) { return c != '-'; });
+  int least = std::min<int>(kDistanceMax, static_cast<int>(letters) / 3) + 1;
+  std::string nearest;
+  const std::string lower = absl::AsciiStrToLower(std::string(word));
+  for (const std::string& candidate : known) {
+    const int distance = EditDistance(lower, absl::AsciiStrToLower(candidate));
+    if (candidate == word || distance >= least) continue;
+    least = distance;
+    nearest = candidate;
+  }
+  return nearest;
+}
+
+std::string SuggestWords(const CLI::App& root, const std::vector<std::string>& unexpected) {
+  const CLI::App& command = ChosenCommand(root);
+  std::string lines;
+  for (const std::string& word : unexpected) {
+    const bool is_option = absl::StartsWith(word, "-");
+    std::vector<std::string> words;
+    AddWords(command, is_option, words);
+    const auto* const known = std::find_if(std::begin(kValuesAsOptions), std::end(kValuesAsOptions),
+                                           [&](const auto& value) { return value.first == word; });
+    const std::string meant = known != std::end(kValuesAsOptions)
+                                  ? std::string(known->second)
+                                  : Nearest(word.substr(0, word.find('=')), words);
+    const std::string question = Question(meant);
+    if (!question.empty()) absl::StrAppend(&lines, question, "\n");
+  }
+  return lines;
+}
+
+std::string SuggestValue(const std::string& message) {
+  if (const size_t rest = message.find(" not in {"); rest != std::string::npos) {
+    const size_t begin = message.rfind(' ', rest - 1) + 1;
+    const std::string word = message.substr(begin, rest - begin);
+    const std::vector<std::string> known = NamesIn(message.substr(rest));
+    for (const auto& [other, step] : kStepsElsewhere) {
+      if (other == word && absl::c_linear_search(known, step)) return Question(std::string(step));
+    }
+    return Question(Nearest(word, known));
+  }
+  const std::vector<QuotedWord> words = QuotedWords(message);
+  std::string unquoted = message;
+  for (const QuotedWord& word : words) unquoted.replace(word.begin, word.size, word.size, '"');
+  // The last is the nearest to what is wrong: "knob scale_rule: value "cel" is not one of ceil".
+  for (auto word = words.rbegin(); word != words.rend(); ++word) {
+    const std::vector<std::string> known = NamesIn(unquoted.substr(word->begin));
+    // The key of KEY=VALUE is misspelt.
+    const std::string name = message.substr(word->begin, word->size);
+    const std::string key = name.substr(0, name.find('='));
+    if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+    const std::string nearest = Nearest(key, known);
+    if (!nearest.empty()) return Question(nearest);
+  }
+  return "";
+}
+
+}  // namespace quantgate

@@ -1,0 +1,90 @@
+// Rendezvous: where the threads of all ranks of a world meet on the host. A collective call begins
+// when every member of the group has posted it and all have posted the same. Whoever waits for what
+// cannot come is told at once: another call of a member, a member that has ended, members that wait
+// for each other; and after a deadline where a member does not come at all. An error poisons the
+// group: every member gets it, from this call and from each later one. One lock for the whole
+// world: there are few ranks, and they hold it for a few hundred instructions.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "kernels/comm/group/transport.h"
+
+namespace quantgate {
+
+/// Whether an error is what poisoned a group, or Prefixed from it.
+bool IsOfGroup(const absl::Status& status);
+
+class Rendezvous {
+ public:
+  /// Waits longer than `deadline` fail. Ranks are 0 .. world_size - 1.
+  Rendezvous(int world_size, absl::Duration deadline);
+
+  /// Not while ranks run.
+  void AddGroup(GroupDescription group);
+  absl::Duration deadline() const { return deadline_; }
+
+  /// All ranks start to run, one thread each. The error that poisoned a group, if any.
+  absl::Status BeginRun();
+  /// The rank makes no more calls in this run.
+  void EndRank(int rank);
+
+  /// Gives what all members posted, in the group's order, when the last of them has.
+  /// FAILED_PRECONDITION naming ranks and calls where they are not the same or can never meet;
+  /// DEADLINE_EXCEEDED naming the ranks that did not come.
+  absl::StatusOr<Postings> Meet(int group, int place, Posting posting);
+
+  /// Poisons the group with what went wrong at `place`, unless it is poisoned; what it is poisoned
+  /// with.
+  absl::Status Fail(int group, int place, const absl::Status& error);
+  /// Poisons every group that is not.
+  void Abort(const absl::Status& cause);
+  /// What poisoned a group first; OK: none is.
+  absl::Status first_error() const;
+
+ private:
+  struct Meeting {
+    std::shared_ptr<std::vector<Posting>> postings;
+    std::vector<bool> has_posted;
+    int posted = 0;
+  };
+  struct Group {
+    GroupDescription description;
+    int64_t calls = 0;  ///< Meetings begun: the number of the one under way.
+    Meeting meeting;
+    absl::Status error;
+  };
+  /// A rank that waits for a meeting of its group.
+  struct Wait {
+    Group* group = nullptr;
+    int place = 0;
+    bool is_over = false;
+  };
+
+  absl::Status Await(std::unique_lock<std::mutex>& lock, Wait& wait);
+  absl::Status CheckCall(const Group& group, int place, const CallSignature& call) const;
+  absl::Status Poison(Group& group, absl::Status error);
+  /// Poisons the groups in which ranks wait for what cannot come.
+  void PoisonStuckGroups();
+  std::vector<int> MissingRanks(const Wait& wait) const;
+  std::string WaitText(const Wait& wait) const;
+  absl::Status EndedError(const Wait& wait, int rank) const;
+  absl::Status CycleError(const std::vector<const Wait*>& cycle) const;
+  absl::Status DeadlineError(const Wait& wait) const;
+
+  const absl::Duration deadline_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;  // A wait is over or a group is poisoned.
+  std::vector<std::unique_ptr<Group>> groups_;
+  std::vector<bool> runs_;    // Each rank; one that does not has ended.
+  std::vector<Wait*> waits_;  // Those not over.
+  absl::Status first_error_;
+};
+
+}  // namespace quantgate

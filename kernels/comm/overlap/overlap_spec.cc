@@ -1,0 +1,51 @@
+#include "kernels/comm/overlap/overlap_spec.h"
+
+#include <optional>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace quantgate {
+
+std::string OverlapKey(OverlapSide side, GemmRole role) {
+  return absl::StrCat(side == OverlapSide::kColumn ? "column_" : "row_",
+                      std::string(GemmRoleName(role)));
+}
+
+std::string OverlapSpec::Text() const {
+  std::vector<std::string> parts;
+  for (const auto& [key, method] : methods) {
+    parts.push_back(absl::StrCat(OverlapKey(key.first, key.second), "=",
+                                 std::string(OverlapMethodName(method))));
+  }
+  if (aggregate) parts.push_back("aggregate");
+  if (pieces != OverlapSpec{}.pieces) parts.push_back(absl::StrCat("pieces=", pieces));
+  if (splits != OverlapSpec{}.splits) parts.push_back(absl::StrCat("splits=", splits));
+  return parts.empty() ? "default" : absl::StrJoin(parts, ",");
+}
+
+OverlapPlan OverlapPlanOf(const OverlapSpec& spec, OverlapSide side, const Recipe& recipe) {
+  const bool is_mxfp8 =
+      recipe.QuantizerFor(TensorRole::kInput).rowwise.traits().scales == ScaleKind::kE8m0;
+  const OverlapPlan defaults = DefaultOverlapPlan(side, is_mxfp8);
+  const auto asked = [&](GemmRole role) -> std::optional<OverlapMethod> {
+    const auto found = spec.methods.find({side, role});
+    if (found == spec.methods.end()) return std::nullopt;
+    return found->second;
+  };
+  const bool is_overridden = recipe.backward_override() != BackwardOverride::kNone;
+  OverlapPlan plan;
+  plan.fprop = asked(GemmRole::kFprop).value_or(defaults.fprop);
+  plan.dgrad =
+      asked(GemmRole::kDgrad).value_or(is_overridden ? OverlapMethod::kNone : defaults.dgrad);
+  // A wgrad's default goes with the default of its dgrad.
+  const bool follows = !is_overridden && plan.dgrad == defaults.dgrad;
+  plan.wgrad = asked(GemmRole::kWgrad).value_or(follows ? defaults.wgrad : OverlapMethod::kNone);
+  plan.aggregate = spec.aggregate;
+  plan.pieces = spec.pieces;
+  plan.splits = spec.splits;
+  return plan;
+}
+
+}  // namespace quantgate

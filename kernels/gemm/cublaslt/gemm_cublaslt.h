@@ -1,0 +1,56 @@
+// cuBLASLt: the hardware's own GEMM, the subject under test. Its .cc is the only file that knows
+// cublasLt.h.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/base/cancellation.h"
+#include "kernels/gemm/cublaslt/cublaslt_algorithm.h"
+#include "kernels/gemm/gemm.h"
+#include "kernels/tensor/device/cuda_device.h"
+
+namespace quantgate {
+
+/// Not thread-safe, as CudaDevice. Descs have arithmetic.family kCublasLt and their tensors in
+/// device memory; scales and biases are read there, so that nothing waits for the stream.
+class CublasLt {
+ public:
+  /// `device` must outlive it. Takes 64 MiB of the device's memory as workspace.
+  static absl::StatusOr<std::unique_ptr<CublasLt>> Create(CudaDevice& device);
+  ~CublasLt();
+
+  /// "13.1.0".
+  const std::string& version() const { return version_; }
+
+  /// As CheckCublasLtGemm; INVALID_ARGUMENT for a tensor in host memory too.
+  absl::StatusOr<GemmShape> Check(const GemmDesc& desc) const;
+
+  /// Every algorithm that the heuristic returns for a desc, its first choice first. Remembered per
+  /// types, shape, epilogue and alignment.
+  /// - By default, those that do not split K (reduction schemes forbidden); where the heuristic has
+  ///   none of these, those that it would let split K, made not to.
+  /// - With arithmetic.any_split_k, those with any reduction scheme.
+  /// - With arithmetic.split_k > 1, those with as many slices, added in fp32: first as the
+  ///   heuristic returns them, then its others made to split K where they can.
+  /// UNIMPLEMENTED where there is none. Empty for m = 0.
+  absl::StatusOr<std::vector<CublasLtAlgorithm>> Algorithms(const GemmDesc& desc);
+
+  /// d by the algorithm that desc.arithmetic.algorithm counts in Algorithms. result.arithmetic is
+  /// "cublaslt" with what the operands decide and the slices: "cublaslt:fast,splitk=3";
+  /// result.note is the algorithm's ToString(). Operands that do not lie on 16 bytes, which FP8
+  /// needs and other types' kernels differ by, are copied first; so is c where d takes its place.
+  absl::StatusOr<GemmResult> Gemm(const GemmDesc& desc, const Cancellation* cancellation);
+
+ private:
+  struct State;
+  explicit CublasLt(CudaDevice& device);
+  CudaDevice& device_;
+  std::unique_ptr<State> state_;
+  std::string version_;
+};
+
+}  // namespace quantgate

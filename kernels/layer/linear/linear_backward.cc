@@ -1,0 +1,394 @@
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
+#include "kernels/engine/zeros.h"
+#include "kernels/layer/layer_faults.h"
+#include "kernels/layer/linear/linear_operands.h"
+#include "kernels/layer/linear/linear_overlap.h"
+#include "kernels/layer/linear/linear_parallel.h"
+
+namespace quantgate {
+namespace {
+
+/// A saved operand as the high-precision GEMMs of the overrides read it.
+absl::StatusOr<NamedOperand> OverrideOperand(StepRecorder& recorder, const LinearUnit& unit,
+                                             const std::string& name, const char* base,
+                                             const KeptOperand& kept) {
+  const LinearDataflow& flow = unit.flow;
+  // Codes alone: of `dequantized`, or those that were given.
+  if (!kept.original.has_value()) {
+    QG_ASSIGN_OR_RETURN(
+        Tensor dequantized,
+        DequantizeAny(recorder, unit.names.Stage(absl::StrCat("dequantize saved ", base)),
+                      kept.codes, flow.activation_dtype));
+    QG_ASSIGN_OR_RETURN(
+        Tensor matrix,
+        dequantized.Reinterpret(dequantized.dtype(), {dequantized.rows(), dequantized.columns()}));
+    return NamedOperand{PlainOperand(matrix), {name, OperandOrigin::Content::kDequantized}};
+  }
+  // Under `dequantized` without codes, what was saved has the activation dtype: no cast.
+  QG_ASSIGN_OR_RETURN(
+      Tensor cast, recorder.Cast(unit.names.Stage(absl::StrCat("cast saved ", base)), kept.original,
+                                 flow.activation_dtype));
+  QG_ASSIGN_OR_RETURN(Tensor matrix, cast.Reinterpret(cast.dtype(), {cast.rows(), cast.columns()}));
+  return NamedOperand{PlainOperand(matrix), {name}};
+}
+
+/// dw of no rows: zeros, or nothing added to the main gradient, whose bits stay.
+absl::StatusOr<Tensor> EmptyWgrad(StepRecorder& recorder, const LinearUnit& unit,
+                                  const Tensor& accumulated, DType dtype) {
+  return recorder.Timed({StageKind::kGemm, unit.names.Stage(kStageWgrad)}, [&] {
+    return accumulated.has_value()
+               ? absl::StatusOr<Tensor>(accumulated)
+               : Zeros(recorder.engine(), {unit.n, unit.k}, recorder.cancellation(), dtype);
+  });
+}
+
+/// dw, added to `accumulated` where that is there. `partial_dx`: not null where wgrad hides its sum
+/// over the ranks, which takes its place.
+absl::StatusOr<Tensor> WgradGemm(StepRecorder& recorder, const LinearWgrad& wgrad,
+                                 const Tensor& accumulated, DType dtype, Tensor* partial_dx) {
+  const LinearUnit& unit = wgrad.unit;
+  const LinearDataflow& flow = unit.flow;
+  GemmDesc desc;
+  desc.out_dtype = dtype;
+  desc.layout = GemmLayout::kNT;
+  if (accumulated.has_value()) {
+    desc.beta = 1.0f;
+    desc.c = accumulated;
+    desc.in_place = true;
+  }
+  const LinearNames& names = unit.names;
+  NamedOperand a{PlainOperand(wgrad.grad_output.original), {names.grad_output}};
+  NamedOperand b;
+  if (flow.backward_override == BackwardOverride::kNone) {
+    if (flow.quantizes_wgrad) {
+      desc.layout = WgradLayout(wgrad.options->recipe.QuantizerFor(TensorRole::kInput));
+    }
+    a = DirectionOf(names.grad_output, wgrad.grad_output, Usage::kColumnwise);
+    b = DirectionOf(names.x, wgrad.x, Usage::kColumnwise);
+  } else {
+    QG_ASSIGN_OR_RETURN(b, OverrideOperand(recorder, unit, names.x, "x", wgrad.x));
+  }
+  const std::string& output = unit.facts.has_main_grad ? names.main_grad : names.dw;
+  GemmRecord record = LinearGemmRecord(GemmRole::kWgrad, wgrad.options->recipe,
+                                       recorder.arithmetic(), output, std::move(desc), a, b);
+  if (partial_dx == nullptr) return recorder.Gemm(names.Stage(kStageWgrad), std::move(record));
+  QG_ASSIGN_OR_RETURN(OverlappedReduction done,
+                      LinearOverlap(recorder, unit, *wgrad.options)
+                          .BulkReduceScatter(std::move(record), *partial_dx));
+  *partial_dx = std::move(done.sum);
+  return std::move(done.d);
+}
+
+/// No tensor where it went to the main gradient.
+absl::StatusOr<Tensor> Wgrad(StepRecorder& recorder, const LinearWgrad& wgrad, LayerState& state,
+                             Tensor* partial_dx) {
+  const LinearUnit& unit = wgrad.unit;
+  const bool has_main_grad = unit.facts.has_main_grad;
+  Tensor accumulated;
+  if (has_main_grad && wgrad.options->microbatch != Microbatch::kFirst) {
+    const auto found = state.main_grads.find(unit.names.weight);
+    if (found == state.main_grads.end()) {
+      return RefusePrecondition(absl::StrCat("main_grads[", unit.names.weight, "]"), "absent",
+                                "forward began with one");
+    }
+    accumulated = found->second;
+  }
+  const DType dtype = has_main_grad ? DType::kF32 : unit.flow.activation_dtype;
+  QG_ASSIGN_OR_RETURN(Tensor dw, unit.flow.is_empty
+                                     ? EmptyWgrad(recorder, unit, accumulated, dtype)
+                                     : WgradGemm(recorder, wgrad, accumulated, dtype, partial_dx));
+  if (!has_main_grad) return dw;
+  state.main_grads[unit.names.weight] = std::move(dw);
+  return Tensor();
+}
+
+class BackwardPass {
+ public:
+  BackwardPass(StepRecorder& recorder, LinearSaved& saved, LayerState& state,
+               const LinearGradient& gradient)
+      : recorder_(recorder),
+        saved_(saved),
+        unit_(saved.unit),
+        names_(saved.unit.names),
+        flow_(saved.unit.flow),
+        options_(*saved.options),
+        state_(state),
+        gradient_(gradient) {}
+
+  absl::StatusOr<LinearBackward> Run();
+
+ private:
+  absl::Status PrepareGradOutput();
+  absl::Status QuantizeGradOutput();
+  absl::StatusOr<KeptOperand> WgradX();
+  absl::StatusOr<Tensor> BiasGradient();
+  absl::Status CheckSaved();
+  absl::StatusOr<Tensor> Dgrad();
+  absl::StatusOr<Tensor> ColumnDgrad(GemmRecord record);
+  absl::StatusOr<Tensor> RowDgrad(GemmRecord record);
+  absl::StatusOr<Tensor> DgradBesideX(GemmRecord record);
+  absl::StatusOr<KeptOperand> ForWgrad(KeptOperand gathered);
+  absl::StatusOr<LinearWgrad> Defer(LinearWgrad wgrad);
+  LinearCollectives Collectives() { return {recorder_, unit_, options_, state_}; }
+  const OverlapPlan& overlap() const { return unit_.parallel.overlap; }
+  bool reduces_dx_beside_wgrad() const {
+    return unit_.parallel.is_column() && overlap().wgrad != OverlapMethod::kNone;
+  }
+
+  StepRecorder& recorder_;
+  LinearSaved& saved_;
+  const LinearUnit& unit_;
+  const LinearNames& names_;
+  const LinearDataflow& flow_;
+  const StepOptions& options_;
+  LayerState& state_;
+  const LinearGradient& gradient_;
+  KeptOperand grad_output_;       ///< Where dgrad gathers it itself, this rank's rows until then.
+  std::optional<KeptOperand> x_;  ///< Of all ranks, where it was gathered beside dgrad.
+};
+
+absl::Status BackwardPass::PrepareGradOutput() {
+  QG_ASSIGN_OR_RETURN(const Tensor matrix, gradient_.value.Reinterpret(gradient_.value.dtype(),
+                                                                       {unit_.y_rows(), unit_.n}));
+  if (gradient_.is_unrounded) {
+    grad_output_.original = matrix;
+    return absl::OkStatus();
+  }
+  QG_ASSIGN_OR_RETURN(grad_output_.original, recorder_.Cast(names_.Stage("cast grad_output"),
+                                                            matrix, flow_.activation_dtype));
+  return absl::OkStatus();
+}
+
+// From the unquantized gradient in every mode, also where the weight is frozen (docs/quantizers.md
+// section 10.4); of a gradient that came as codes, from what they stand for.
+absl::StatusOr<Tensor> BackwardPass::BiasGradient() {
+  Tensor source = grad_output_.original;
+  if (gradient_.codes.rowwise.has_value() || gradient_.codes.columnwise.has_value()) {
+    QG_ASSIGN_OR_RETURN(source, DequantizeAny(recorder_, names_.Stage("dequantize grad_output"),
+                                              gradient_.codes, flow_.activation_dtype));
+  } else if (gradient_.bias_source.has_value()) {
+    source = gradient_.bias_source;
+  }
+  QG_ASSIGN_OR_RETURN(const Tensor matrix,
+                      source.Reinterpret(source.dtype(), {unit_.y_rows(), unit_.n}));
+  return recorder_.Timed({StageKind::kGemm, names_.Stage("bias gradient")}, [&] {
+    return recorder_.engine().ColumnSums(matrix, flow_.activation_dtype, recorder_.cancellation());
+  });
+}
+
+absl::Status BackwardPass::QuantizeGradOutput() {
+  if (flow_.is_calibration) {
+    QG_RETURN_IF_ERROR(Calibrate(recorder_, names_.Stage("calibrate grad_output"),
+                                 grad_output_.original,
+                                 options_.recipe.QuantizerFor(TensorRole::kGradOutput).rowwise,
+                                 state_.delayed[names_.grad_output_state]));
+  }
+  if (gradient_.codes.rowwise.has_value() || gradient_.codes.columnwise.has_value()) {
+    grad_output_.codes = gradient_.codes;
+    return absl::OkStatus();
+  }
+  if (unit_.parallel.gathers_grad_output()) {
+    const bool is_in_dgrad = overlap().dgrad != OverlapMethod::kNone;
+    QG_ASSIGN_OR_RETURN(grad_output_, is_in_dgrad
+                                          ? Collectives().GradOutputShard(grad_output_.original)
+                                          : Collectives().GatherGradOutput(grad_output_.original));
+    return absl::OkStatus();
+  }
+  if (!flow_.reads_grad_output_codes()) return absl::OkStatus();
+  const Usages usages = flow_.grad_output_usages;
+  QG_ASSIGN_OR_RETURN(
+      QuantizeArguments arguments,
+      GroupAmaxesOf(recorder_, unit_, TensorRole::kGradOutput, usages, gradient_.expert_amaxes));
+  QG_ASSIGN_OR_RETURN(
+      grad_output_.codes,
+      QuantizeOperand(recorder_, unit_, TensorRole::kGradOutput, kStageQuantizeGradOutput,
+                      names_.grad_output, grad_output_.original, usages, options_, state_.delayed,
+                      std::move(arguments)));
+  return absl::OkStatus();
+}
+
+absl::Status BackwardPass::CheckSaved() {
+  return recorder_.Timed({StageKind::kCompare, names_.Stage("check saved operands")}, [&] {
+    std::vector<UsedOperand> operands;
+    if (flow_.needs_dw) {
+      // wgrad of an empty batch is zero without reading anything.
+      const bool is_left = options_.defer_wgrad && !unit_.parallel.gathers_x();
+      const bool is_read = !flow_.is_empty && !is_left;
+      operands.push_back({saved_.x.mark, saved_.x.Parts(), is_read});
+    }
+    operands.push_back({saved_.weight.mark, saved_.weight.Parts(), flow_.needs_dx});
+    const KeptOperand& workspace = saved_.weight_workspace;
+    if (workspace.mark != nullptr) operands.push_back({workspace.mark, workspace.Parts(), false});
+    return recorder_.Use(operands);
+  });
+}
+
+absl::StatusOr<Tensor> BackwardPass::Dgrad() {
+  GemmDesc desc;
+  desc.out_dtype = flow_.activation_dtype;
+  desc.layout = GemmLayout::kNN;
+  NamedOperand a{PlainOperand(grad_output_.original), {names_.grad_output}};
+  NamedOperand b;
+  if (flow_.backward_override == BackwardOverride::kNone) {
+    if (flow_.quantizes_dgrad) {
+      desc.layout = DgradLayout(options_.recipe.QuantizerFor(TensorRole::kWeight));
+      a = DirectionOf(names_.grad_output, grad_output_, Usage::kRowwise);
+    }
+    b = DirectionOf(names_.weight, saved_.weight, Usage::kColumnwise);
+  } else {
+    QG_ASSIGN_OR_RETURN(b,
+                        OverrideOperand(recorder_, unit_, names_.weight, "weight", saved_.weight));
+  }
+  GemmRecord record = LinearGemmRecord(GemmRole::kDgrad, options_.recipe, recorder_.arithmetic(),
+                                       names_.dx, std::move(desc), a, b);
+  return unit_.parallel.is_column() ? ColumnDgrad(std::move(record)) : RowDgrad(std::move(record));
+}
+
+/// The sum over the ranks, or, where wgrad hides that, this rank's part of it.
+absl::StatusOr<Tensor> BackwardPass::ColumnDgrad(GemmRecord record) {
+  const OverlapMethod method = overlap().dgrad;
+  if (method != OverlapMethod::kNone && method != OverlapMethod::kBulk) {
+    return LinearOverlap(recorder_, unit_, options_).ReduceScatterGemm(std::move(record));
+  }
+  QG_ASSIGN_OR_RETURN(Tensor dx,
+                      method == OverlapMethod::kBulk
+                          ? DgradBesideX(std::move(record))
+                          : recorder_.Gemm(names_.Stage(kStageDgrad), std::move(record)));
+  return reduces_dx_beside_wgrad() ? dx : Collectives().ReduceDx(dx);
+}
+
+/// dgrad, while wgrad's x comes.
+absl::StatusOr<Tensor> BackwardPass::DgradBesideX(GemmRecord record) {
+  QG_RETURN_IF_ERROR(Collectives().CheckScaleOfX(saved_.x));
+  const Usage usage = TravellingUsage(saved_.x);
+  QG_ASSIGN_OR_RETURN(OverlappedGather gathered,
+                      LinearOverlap(recorder_, unit_, options_)
+                          .BulkAllGather(std::move(record), TravellingParts(saved_.x, usage)));
+  QG_ASSIGN_OR_RETURN(x_, ForWgrad(JoinedOperand(saved_.x, usage, gathered.parts, unit_.m)));
+  return std::move(gathered.d);
+}
+
+/// Of a unit that is not divided, too.
+absl::StatusOr<Tensor> BackwardPass::RowDgrad(GemmRecord record) {
+  if (overlap().dgrad == OverlapMethod::kNone) {
+    return recorder_.Gemm(names_.Stage(kStageDgrad), std::move(record));
+  }
+  const bool is_beside = overlap().wgrad != OverlapMethod::kNone;
+  std::vector<Tensor> beside;
+  if (is_beside) beside = TravellingParts(grad_output_, Usage::kColumnwise);
+  const size_t count = beside.size();
+  QG_ASSIGN_OR_RETURN(OverlappedGather gathered,
+                      LinearOverlap(recorder_, unit_, options_)
+                          .AllGatherGemm(std::move(record), std::move(beside)));
+  if (!flow_.needs_dw) return std::move(gathered.d);
+  const std::span<const Tensor> parts(gathered.parts);
+  const KeptOperand shard = std::move(grad_output_);
+  if (is_beside) {
+    grad_output_ = JoinedOperand(shard, Usage::kColumnwise, parts.last(count), unit_.m);
+  } else if (shard.codes.columnwise.has_value()) {
+    QG_ASSIGN_OR_RETURN(grad_output_, Collectives().GatherColumnwiseGradOutput(shard));
+  } else {
+    QG_ASSIGN_OR_RETURN(grad_output_,
+                        ForWgrad(JoinedOperand(shard, Usage::kRowwise, parts, unit_.m)));
+  }
+  return std::move(gathered.d);
+}
+
+/// An operand of wgrad, which reads columnwise: per-tensor codes travel rowwise.
+absl::StatusOr<KeptOperand> BackwardPass::ForWgrad(KeptOperand gathered) {
+  if (!gathered.codes.rowwise.has_value()) return gathered;
+  QG_RETURN_IF_ERROR(
+      recorder_.engine().UpdateUsages(gathered.codes, {false, true}, recorder_.cancellation()));
+  return gathered;
+}
+
+/// What was saved, of all ranks.
+absl::StatusOr<KeptOperand> BackwardPass::WgradX() {
+  if (!unit_.parallel.gathers_x() || flow_.is_empty) return saved_.x;
+  if (x_.has_value()) return *std::move(x_);
+  LinearCollectives collectives = Collectives();
+  if (flow_.backward_override == BackwardOverride::kNone) return collectives.RegatherX(saved_.x);
+  QG_ASSIGN_OR_RETURN(const NamedOperand shard,
+                      OverrideOperand(recorder_, unit_, names_.x, "x", saved_.x));
+  KeptOperand whole;
+  QG_ASSIGN_OR_RETURN(whole.original, collectives.GatherOverriddenX(shard.operand.data));
+  return whole;
+}
+
+absl::StatusOr<LinearWgrad> BackwardPass::Defer(LinearWgrad wgrad) {
+  KeptOperand& kept = wgrad.grad_output;
+  if (kept.codes.columnwise.has_value()) {
+    kept.original = Tensor();
+    kept.codes.rowwise.reset();
+  } else {
+    kept.codes = QuantizedTensor();
+  }
+  QG_RETURN_IF_ERROR(
+      recorder_.Timed({StageKind::kCompare, names_.Stage("fingerprint deferred operands")}, [&] {
+        std::vector<OperandToKeep> operands;
+        // What was gathered for it; a saved operand has its mark.
+        if (wgrad.x.mark == nullptr) {
+          operands.push_back({absl::StrCat(names_.x, " gathered"),
+                              ContentOf(wgrad.x, flow_.activation_dtype), &wgrad.x});
+        }
+        operands.push_back({names_.grad_output, ContentOf(kept, gradient_.value.dtype()), &kept});
+        return Keep(recorder_, operands);
+      }));
+  return wgrad;
+}
+
+absl::StatusOr<LinearBackward> BackwardPass::Run() {
+  LinearBackward result;
+  QG_RETURN_IF_ERROR(PrepareGradOutput());
+  const bool is_lost = recorder_.faults().Has(kFaultBiasGradientLeftToWgrad) &&
+                       flow_.backward_override != BackwardOverride::kNone && !flow_.needs_dw;
+  if (flow_.needs_db && !is_lost) {
+    QG_ASSIGN_OR_RETURN(result.db, BiasGradient());
+  }
+  QG_RETURN_IF_ERROR(QuantizeGradOutput());
+  QG_RETURN_IF_ERROR(CheckSaved());
+  Tensor dx;
+  if (flow_.needs_dx) {
+    QG_ASSIGN_OR_RETURN(dx, Dgrad());
+  }
+  if (flow_.needs_dw) {
+    QG_ASSIGN_OR_RETURN(KeptOperand x, WgradX());
+    LinearWgrad wgrad{unit_, saved_.options, std::move(x), std::move(grad_output_)};
+    if (options_.defer_wgrad) {
+      QG_ASSIGN_OR_RETURN(result.deferred, Defer(std::move(wgrad)));
+    } else {
+      Tensor* const partial_dx = reduces_dx_beside_wgrad() ? &dx : nullptr;
+      QG_ASSIGN_OR_RETURN(result.dw, Wgrad(recorder_, wgrad, state_, partial_dx));
+    }
+  }
+  if (flow_.needs_dx) {
+    QG_ASSIGN_OR_RETURN(result.dx, dx.Reinterpret(dx.dtype(), saved_.x_shape));
+  }
+  return result;
+}
+
+}  // namespace
+
+absl::StatusOr<LinearBackward> BackwardLinear(StepRecorder& recorder, LinearSaved& saved,
+                                              LayerState& state, const LinearGradient& gradient) {
+  return BackwardPass(recorder, saved, state, gradient).Run();
+}
+
+absl::StatusOr<Tensor> RunDeferredWgrad(StepRecorder& recorder, LinearWgrad& deferred,
+                                        LayerState& state) {
+  const LinearUnit& unit = deferred.unit;
+  QG_RETURN_IF_ERROR(
+      recorder.Timed({StageKind::kCompare, unit.names.Stage("check deferred operands")}, [&] {
+        const bool is_read = !unit.flow.is_empty;
+        const UsedOperand operands[] = {
+            {deferred.x.mark, deferred.x.Parts(), is_read},
+            {deferred.grad_output.mark, deferred.grad_output.Parts(), is_read}};
+        return recorder.Use(operands);
+      }));
+  return Wgrad(recorder, deferred, state, nullptr);
+}
+
+}  // namespace quantgate

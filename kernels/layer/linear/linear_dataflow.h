@@ -1,0 +1,91 @@
+// What one linear unit does in a step, decided before anything is computed: the table of
+// docs/quantizers.md section 9 as data. Forward and backward read it and decide nothing themselves.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels/gemm/arithmetic.h"
+#include "kernels/quantize/recipe/recipe.h"
+
+namespace quantgate {
+
+/// What the dataflow follows from, beside the recipe.
+struct LinearFacts {
+  DType x_dtype = DType::kBF16;  ///< As given.
+  DType weight_dtype = DType::kBF16;
+  DType activation_dtype = DType::kBF16;
+  bool has_bias = false;
+  bool has_main_grad = false;
+  // Asked for.
+  bool needs_dx = false;
+  bool needs_dw = false;
+  bool needs_db = false;  ///< Of the bias that there is.
+  bool is_empty = false;  ///< M == 0.
+  bool calibrate = false;
+  /// x is f32 that no rounding to the activation dtype has touched, and is quantized so.
+  bool x_is_unrounded = false;
+  bool x_is_codes = false;            ///< x was quantized before, as the dataflow asks.
+  bool weight_is_codes = false;       ///< The parameter itself is quantized.
+  bool grad_output_is_codes = false;  ///< grad_output was quantized before.
+};
+
+struct LinearDataflow {
+  DType activation_dtype = DType::kBF16;
+  DType bias_dtype = DType::kBF16;  ///< What the fprop epilogue adds.
+  /// The GEMMs whose operands are codes.
+  bool quantizes_fprop = false;
+  bool quantizes_dgrad = false;
+  bool quantizes_wgrad = false;
+  /// The recipe's override; kNone without a quantized recipe, where it has no effect.
+  BackwardOverride backward_override = BackwardOverride::kNone;
+  bool is_empty = false;  ///< M == 0.
+  bool needs_dx = false;
+  bool needs_dw = false;
+  bool needs_db = false;
+  /// The directions that are read as codes, or as high precision made from them: a columnwise copy
+  /// may be that (columnwise_source). Neither: not quantized.
+  Usages x_usages{false, false};
+  Usages weight_usages{false, false};
+  Usages grad_output_usages{false, false};
+  /// fprop or, without an override, dgrad reads the weight in the activation dtype.
+  bool reads_weight = false;
+  bool is_delayed = false;      ///< Scales are updated.
+  bool is_calibration = false;  ///< Amaxes are noted; nothing is quantized.
+
+  bool has_backward() const { return needs_dx || needs_dw || needs_db; }
+  bool reads_x_codes() const { return x_usages.rowwise || x_usages.columnwise; }
+  bool reads_weight_codes() const { return weight_usages.rowwise || weight_usages.columnwise; }
+  bool reads_grad_output_codes() const {
+    return grad_output_usages.rowwise || grad_output_usages.columnwise;
+  }
+  /// Without an override, dgrad reads the weight in the activation dtype as forward had it.
+  bool keeps_weight() const {
+    return needs_dx && !quantizes_dgrad && !has_weight_copy() &&
+           backward_override == BackwardOverride::kNone;
+  }
+  /// dgrad reads a dequantized copy that was made beside the codes.
+  bool has_weight_copy() const { return weight_usages.columnwise && !quantizes_dgrad; }
+  /// Backward reads x and weight in the activation dtype, cast from what was given.
+  bool reads_originals() const { return backward_override == BackwardOverride::kHighPrecision; }
+  /// Backward reads the dequantized rowwise codes.
+  bool reads_dequantized() const {
+    return backward_override == BackwardOverride::kDequantized && quantizes_fprop;
+  }
+};
+
+LinearDataflow DataflowOf(const LinearFacts& facts, const Recipe& recipe);
+
+/// What of a unit's GEMMs is otherwise than the words suggest.
+std::vector<std::string> LinearNotes(const LinearDataflow& flow, int64_t m, int64_t n, int64_t k,
+                                     const Arithmetic& arithmetic);
+
+/// Stage names that several places spell.
+inline constexpr char kStageFprop[] = "fprop";
+inline constexpr char kStageDgrad[] = "dgrad";
+inline constexpr char kStageWgrad[] = "wgrad";
+inline constexpr char kStageQuantizeX[] = "quantize x";
+inline constexpr char kStageQuantizeWeight[] = "quantize weight";
+inline constexpr char kStageQuantizeGradOutput[] = "quantize grad_output";
+
+}  // namespace quantgate

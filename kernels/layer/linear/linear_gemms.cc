@@ -1,0 +1,170 @@
+// CheckLinearUnitGemms: every GEMM of a unit, outlined before anything is computed and put before
+// CheckGemm.
+#include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
+#include "kernels/comm/overlap/overlap.h"
+#include "kernels/gemm/cublaslt/cublaslt_algorithm.h"
+#include "kernels/gemm/scaling_check.h"
+#include "kernels/layer/linear/linear_check.h"
+#include "kernels/layer/linear/linear_operands.h"
+#include "kernels/quantize/quantized_outline.h"
+
+namespace quantgate {
+namespace {
+
+/// Outlines of the operands and GEMMs of one unit.
+class GemmOutlines {
+ public:
+  GemmOutlines(const LinearUnit& unit, const Recipe& recipe)
+      : unit_(unit), flow_(unit.flow), recipe_(recipe) {}
+
+  absl::StatusOr<GemmDesc> Fprop() const {
+    GemmDesc desc;
+    desc.layout = GemmLayout::kTN;
+    desc.out_dtype = flow_.activation_dtype;
+    const bool quantized = flow_.quantizes_fprop;
+    QG_ASSIGN_OR_RETURN(desc.a, Operand(TensorRole::kInput, Usage::kRowwise, quantized));
+    QG_ASSIGN_OR_RETURN(desc.b, Operand(TensorRole::kWeight, Usage::kRowwise, quantized));
+    if (unit_.adds_bias_in_gemm()) {
+      QG_ASSIGN_OR_RETURN(desc.bias, OutlineTensor(flow_.bias_dtype, {unit_.n}));
+    }
+    return desc;
+  }
+
+  absl::StatusOr<GemmDesc> Dgrad() const {
+    GemmDesc desc;
+    const bool quantized = flow_.quantizes_dgrad;
+    desc.layout =
+        quantized ? DgradLayout(recipe_.QuantizerFor(TensorRole::kWeight)) : GemmLayout::kNN;
+    desc.out_dtype = flow_.activation_dtype;
+    QG_ASSIGN_OR_RETURN(desc.a, Operand(TensorRole::kGradOutput, Usage::kRowwise, quantized));
+    QG_ASSIGN_OR_RETURN(desc.b, Operand(TensorRole::kWeight, Usage::kColumnwise, quantized));
+    return desc;
+  }
+
+  absl::StatusOr<GemmDesc> Wgrad() const {
+    GemmDesc desc;
+    const bool quantized = flow_.quantizes_wgrad;
+    desc.layout =
+        quantized ? WgradLayout(recipe_.QuantizerFor(TensorRole::kInput)) : GemmLayout::kNT;
+    desc.out_dtype = flow_.activation_dtype;
+    QG_ASSIGN_OR_RETURN(desc.a, Operand(TensorRole::kGradOutput, Usage::kColumnwise, quantized));
+    QG_ASSIGN_OR_RETURN(desc.b, Operand(TensorRole::kInput, Usage::kColumnwise, quantized));
+    if (unit_.facts.has_main_grad) {
+      desc.out_dtype = DType::kF32;
+      QG_ASSIGN_OR_RETURN(desc.c, OutlineTensor(DType::kF32, {unit_.n, unit_.k}));
+      desc.beta = 1.0f;
+      desc.in_place = true;
+    }
+    return desc;
+  }
+
+ private:
+  Shape ShapeOf(TensorRole role) const {
+    if (role == TensorRole::kInput) return {unit_.m, unit_.k};
+    return role == TensorRole::kWeight ? Shape{unit_.n, unit_.k} : Shape{unit_.m, unit_.n};
+  }
+
+  absl::StatusOr<GemmOperand> Operand(TensorRole role, Usage usage, bool quantized) const {
+    if (!quantized) {
+      QG_ASSIGN_OR_RETURN(const Tensor plain, OutlineTensor(flow_.activation_dtype, ShapeOf(role)));
+      return PlainOperand(plain);
+    }
+    const DType source =
+        role == TensorRole::kWeight ? unit_.facts.weight_dtype : flow_.activation_dtype;
+    QG_ASSIGN_OR_RETURN(
+        const QuantizedCopy copy,
+        OutlineCopy(recipe_.QuantizerFor(role).spec(usage), usage, source, ShapeOf(role)));
+    return OperandOf(copy);
+  }
+
+  const LinearUnit& unit_;
+  const LinearDataflow& flow_;
+  const Recipe& recipe_;
+};
+
+/// Blackwell reads fp32 block scales by their exponent bits, so the recipe must make powers of two.
+absl::Status CheckBlockScales(const GemmDesc& desc, const Recipe& recipe, GemmRole role) {
+  if (!NeedsPowersOfTwo(desc)) return absl::OkStatus();
+  const Usage a_usage = role == GemmRole::kWgrad ? Usage::kColumnwise : Usage::kRowwise;
+  const Usage b_usage = role == GemmRole::kFprop ? Usage::kRowwise : Usage::kColumnwise;
+  const TensorRole a_role = role == GemmRole::kFprop ? TensorRole::kInput : TensorRole::kGradOutput;
+  const TensorRole b_role = role == GemmRole::kWgrad ? TensorRole::kInput : TensorRole::kWeight;
+  if (recipe.QuantizerFor(a_role).spec(a_usage).power_2_scale &&
+      recipe.QuantizerFor(b_role).spec(b_usage).power_2_scale) {
+    return absl::OkStatus();
+  }
+  return Refuse("arithmetic", desc.arithmetic.ToString(),
+                "Blackwell takes block scales that are powers of two; give the recipe "
+                "power_2_scales=true, or an sm90 arithmetic");
+}
+
+absl::Status CheckOne(absl::StatusOr<GemmDesc> desc, const LinearUnit& unit, GemmRole role,
+                      const Recipe& recipe, const Arithmetic& arithmetic) {
+  QG_RETURN_IF_ERROR(desc.status());
+  desc->arithmetic = arithmetic;
+  desc->use_split_accumulator = UsesSplit(recipe, role, desc->a);
+  absl::Status status = CheckBlockScales(*desc, recipe, role);
+  const bool is_hardware = desc->arithmetic.family == ArithmeticFamily::kCublasLt;
+  if (status.ok()) status = (is_hardware ? CheckCublasLtGemm(*desc) : CheckGemm(*desc)).status();
+  if (status.ok()) return status;
+  return WithinField(unit.names.Stage(std::string(GemmRoleName(role))), status);
+}
+
+/// A GEMM inside which its operand a, or its sum, travels.
+absl::Status CheckCut(absl::StatusOr<GemmDesc> desc, const LinearUnit& unit, GemmRole role,
+                      OverlapCollective collective, const ReductionProfile& profile) {
+  QG_RETURN_IF_ERROR(desc.status());
+  const LinearParallel& parallel = unit.parallel;
+  absl::Status status;
+  if (collective == OverlapCollective::kAllGather) {
+    const std::string& operand = role == GemmRole::kFprop ? unit.names.x : unit.names.grad_output;
+    status = CheckOverlapShards(operand, desc->a, parallel.rows);
+  } else {
+    desc->bias = Tensor();
+    status = CheckReduceScatterGemm({.gemm = *std::move(desc),
+                                     .rows = parallel.rows,
+                                     .method = parallel.overlap.of(role),
+                                     .profile = profile,
+                                     .pieces = parallel.overlap.pieces,
+                                     .splits = parallel.overlap.splits},
+                                    parallel.size);
+  }
+  if (status.ok()) return status;
+  return WithinField(unit.names.Stage(std::string(GemmRoleName(role))), status);
+}
+
+}  // namespace
+
+absl::Status CheckLinearUnitOverlap(const LinearUnit& unit, const Recipe& recipe,
+                                    const ReductionProfile& profile) {
+  using enum OverlapCollective;
+  const OverlapPlan& plan = unit.parallel.overlap;
+  const GemmOutlines outlines(unit, recipe);
+  const bool is_column = unit.parallel.is_column();
+  if (plan.fprop != OverlapMethod::kNone) {
+    QG_RETURN_IF_ERROR(CheckCut(outlines.Fprop(), unit, GemmRole::kFprop,
+                                is_column ? kAllGather : kReduceScatter, profile));
+  }
+  if (plan.dgrad != OverlapMethod::kNone && plan.dgrad != OverlapMethod::kBulk) {
+    QG_RETURN_IF_ERROR(CheckCut(outlines.Dgrad(), unit, GemmRole::kDgrad,
+                                is_column ? kReduceScatter : kAllGather, profile));
+  }
+  if (plan.wgrad != OverlapMethod::kBulk) return absl::OkStatus();
+  return CheckOverlapProfile(profile);
+}
+
+absl::Status CheckLinearUnitGemms(const LinearUnit& unit, const Recipe& recipe,
+                                  const Arithmetic& arithmetic) {
+  const GemmOutlines outlines(unit, recipe);
+  const LinearDataflow& flow = unit.flow;
+  QG_RETURN_IF_ERROR(CheckOne(outlines.Fprop(), unit, GemmRole::kFprop, recipe, arithmetic));
+  if (flow.needs_dx) {
+    QG_RETURN_IF_ERROR(CheckOne(outlines.Dgrad(), unit, GemmRole::kDgrad, recipe, arithmetic));
+  }
+  // A sum over no rows is no GEMM.
+  if (!flow.needs_dw || flow.is_empty) return absl::OkStatus();
+  return CheckOne(outlines.Wgrad(), unit, GemmRole::kWgrad, recipe, arithmetic);
+}
+
+}  // namespace quantgate

@@ -1,0 +1,215 @@
+// What forward and backward of a unit share.
+#include "kernels/layer/linear/linear_unit.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/comm/quantized_gather.h"
+#include "kernels/layer/amax_reduction.h"
+#include "kernels/layer/experts/expert_amaxes.h"
+#include "kernels/layer/layer_faults.h"
+#include "kernels/layer/linear/linear_operands.h"
+
+namespace quantgate {
+
+LinearNames::LinearNames(const std::string& prefix_of_all, const std::string& suffix_of_all)
+    : prefix(prefix_of_all), suffix(suffix_of_all) {
+  for (std::string* name : {&x, &weight, &bias, &y, &grad_output, &dx, &dw, &db, &main_grad,
+                            &input_state, &weight_state, &grad_output_state}) {
+    *name = absl::StrCat(prefix, *name, suffix);
+  }
+}
+
+const std::string& LinearNames::StateOf(TensorRole role) const {
+  if (role == TensorRole::kInput) return input_state;
+  return role == TensorRole::kWeight ? weight_state : grad_output_state;
+}
+
+uint32_t CallIdOf(TensorRole role) { return static_cast<uint32_t>(role); }
+
+std::vector<Tensor> KeptOperand::Parts() const {
+  std::vector<Tensor> parts = {original};
+  for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+    const std::optional<QuantizedCopy>& copy = codes.copy(usage);
+    if (!copy.has_value()) continue;
+    parts.insert(parts.end(), {copy->data, copy->scale_inv});
+    // The amax of other formats is a record of the quantization; here it is part of every value.
+    if (TraitsOf(copy->format).scales == ScaleKind::kTwoLevel) parts.push_back(copy->amax);
+  }
+  return parts;
+}
+
+GemmOperand PlainOperand(const Tensor& tensor) {
+  GemmOperand operand;
+  operand.data = tensor;
+  return operand;
+}
+
+bool UsesSplit(const Recipe& recipe, GemmRole role, const GemmOperand& a) {
+  return IsFp8(a.data.dtype()) && recipe.UsesSplitAccumulator(role);
+}
+
+GemmLayout DgradLayout(const Quantizer& weight) {
+  return weight.columnwise.traits().turns_columnwise ? GemmLayout::kTN : GemmLayout::kNN;
+}
+
+GemmLayout WgradLayout(const Quantizer& x) {
+  return x.columnwise.traits().turns_columnwise ? GemmLayout::kTN : GemmLayout::kNT;
+}
+
+NamedOperand DirectionOf(const std::string& name, const KeptOperand& operand, Usage usage) {
+  const std::optional<QuantizedCopy>& copy = operand.codes.copy(usage);
+  using Content = OperandOrigin::Content;
+  if (!copy.has_value()) return {PlainOperand(operand.original), {name}};
+  if (TraitsOf(copy->format).scales == ScaleKind::kNone) {
+    return {PlainOperand(copy->data), {name, Content::kDequantized}};
+  }
+  const bool is_rowwise = usage == Usage::kRowwise;
+  return {OperandOf(*copy),
+          {name, is_rowwise ? Content::kRowwiseCodes : Content::kColumnwiseCodes}};
+}
+
+GemmRecord LinearGemmRecord(GemmRole role, const Recipe& recipe, const Arithmetic& arithmetic,
+                            const std::string& output, GemmDesc desc, const NamedOperand& a,
+                            const NamedOperand& b) {
+  GemmRecord record;
+  record.role = role;
+  record.output = output;
+  record.desc = std::move(desc);
+  record.desc.a = a.operand;
+  record.desc.b = b.operand;
+  record.desc.arithmetic = arithmetic;
+  record.desc.use_split_accumulator = UsesSplit(recipe, role, a.operand);
+  record.a = a.origin;
+  record.b = b.origin;
+  return record;
+}
+
+QuantizedTensor OnlyUsages(QuantizedTensor codes, Usages usages) {
+  if (!usages.rowwise) codes.rowwise.reset();
+  if (!usages.columnwise) codes.columnwise.reset();
+  return codes;
+}
+
+absl::StatusOr<Tensor> DequantizeAny(StepRecorder& recorder, const std::string& stage,
+                                     const QuantizedTensor& codes, DType dtype) {
+  const Usage usage = codes.rowwise.has_value() ? Usage::kRowwise : Usage::kColumnwise;
+  return recorder.Timed({StageKind::kQuantize, stage}, [&] {
+    return recorder.engine().Dequantize(codes, usage, dtype, recorder.cancellation());
+  });
+}
+
+Shape LinearUnit::OutputShape(Shape x) const {
+  x.back() = n;
+  if (!parallel.rows.empty()) x.front() = parallel.first_dim;
+  return x;
+}
+
+namespace {
+
+/// Columns before this rank's: random numbers of a divided tensor are those of the whole one.
+int64_t ColumnOffset(const LinearUnit& unit, TensorRole role) {
+  const LinearParallel& parallel = unit.parallel;
+  const bool is_grad_output = role == TensorRole::kGradOutput;
+  const ParallelMode divides = is_grad_output ? ParallelMode::kColumn : ParallelMode::kRow;
+  if (parallel.weight_mode != divides) return 0;
+  return parallel.rank * (is_grad_output ? unit.n : unit.k);
+}
+
+int64_t RowOffset(const LinearUnit& unit, TensorRole role) {
+  const bool is_divided =
+      role == TensorRole::kWeight && unit.parallel.weight_mode == ParallelMode::kColumn;
+  return is_divided ? unit.parallel.rank * unit.n : 0;
+}
+
+/// Two-level scales alone come with random numbers, and their shards all begin at multiples of 16.
+bool TakesOffsets(const Quantizer& quantizer) {
+  return quantizer.rowwise.traits().scales == ScaleKind::kTwoLevel ||
+         quantizer.columnwise.traits().scales == ScaleKind::kTwoLevel;
+}
+
+}  // namespace
+
+absl::StatusOr<QuantizedTensor> QuantizeOperand(StepRecorder& recorder, const LinearUnit& unit,
+                                                TensorRole role, const char* stage,
+                                                const std::string& tensor, const Tensor& source,
+                                                Usages usages, const StepOptions& options,
+                                                DelayedStates& states,
+                                                QuantizeArguments arguments) {
+  const Quantizer& quantizer = options.recipe.QuantizerFor(role);
+  const AmaxOfRole amax(options, role);
+  QG_RETURN_IF_ERROR(amax.Reduce(recorder, unit.names, source, quantizer, usages, arguments));
+  const bool is_divided = unit.parallel.weight_mode != ParallelMode::kNone;
+  if (is_divided && TakesOffsets(quantizer)) {
+    arguments.row_offset += RowOffset(unit, role);
+    arguments.column_offset += ColumnOffset(unit, role);
+  } else {
+    arguments.row_offset = 0;
+  }
+  if (recorder.faults().Has(kFaultExpertAmaxOverRanks) && is_divided &&
+      !unit.parallel.is_parallel() && role != TensorRole::kWeight) {
+    QG_RETURN_IF_ERROR(ReduceAmaxes({recorder.engine(), *options.parallel->tp, recorder.faults()},
+                                    source, options.recipe.QuantizerFor(role), usages, arguments));
+  }
+  arguments.seed = options.seed;
+  arguments.call_id = unit.first_call_id + CallIdOf(role);
+  DelayedScalingState* const state =
+      unit.flow.is_delayed ? &states[unit.names.StateOf(role)] : nullptr;
+  if (state != nullptr) arguments.scale = state->scale;
+  QG_ASSIGN_OR_RETURN(
+      QuantizedTensor quantized,
+      recorder.Quantize(unit.names.Stage(stage), tensor, role, source, quantizer, usages, arguments,
+                        amax.Text(quantizer, usages, arguments)));
+  if (state != nullptr) QG_RETURN_IF_ERROR(NoteCast(recorder, quantized, *state));
+  return quantized;
+}
+
+absl::StatusOr<QuantizeArguments> GroupAmaxesOf(StepRecorder& recorder, const LinearUnit& unit,
+                                                TensorRole role, Usages usages,
+                                                ExpertAmaxes* expert_amaxes) {
+  if (expert_amaxes == nullptr) return QuantizeArguments();
+  return expert_amaxes->Of(recorder, role, unit.index, usages);
+}
+
+std::string PlainContent(DType given, DType kept) {
+  const std::string kept_name(DTypeName(kept));
+  if (given == kept) return absl::StrCat(kept_name, " as given");
+  return absl::StrCat(kept_name, " cast from ", std::string(DTypeName(given)));
+}
+
+std::string CodesContent(const QuantizedTensor& codes) {
+  const auto element = [](const QuantizedCopy& copy) {
+    return std::string(DTypeName(copy.element));
+  };
+  const bool is_copy_plain =
+      codes.columnwise.has_value() && TraitsOf(codes.columnwise->format).scales == ScaleKind::kNone;
+  std::string text;
+  if (codes.rowwise.has_value()) text = absl::StrCat(element(*codes.rowwise), " rowwise");
+  if (!codes.columnwise.has_value()) return absl::StrCat(text, " codes");
+  if (is_copy_plain) {
+    return absl::StrCat(text, text.empty() ? "" : " codes and ", element(*codes.columnwise),
+                        " dequantized from rowwise codes");
+  }
+  if (text.empty()) return absl::StrCat(element(*codes.columnwise), " columnwise codes");
+  const bool same = element(*codes.rowwise) == element(*codes.columnwise);
+  return absl::StrCat(text, " and ", same ? "" : element(*codes.columnwise) + " ",
+                      "columnwise codes");
+}
+
+std::string ContentOf(const KeptOperand& kept, DType given) {
+  std::vector<std::string> parts;
+  if (kept.has_codes()) parts.push_back(CodesContent(kept.codes));
+  if (kept.original.has_value()) parts.push_back(PlainContent(given, kept.original.dtype()));
+  return absl::StrJoin(parts, " and ");
+}
+
+absl::Status Keep(StepRecorder& recorder, std::span<const OperandToKeep> operands) {
+  std::vector<OperandToSave> to_save;
+  for (const OperandToKeep& kept : operands) {
+    to_save.push_back({kept.name, kept.content, kept.operand->Parts()});
+  }
+  QG_ASSIGN_OR_RETURN(const std::vector<SavedMarkPointer> marks, recorder.Save(to_save));
+  for (size_t i = 0; i < operands.size(); ++i) operands[i].operand->mark = marks[i];
+  return absl::OkStatus();
+}
+
+}  // namespace quantgate

@@ -1,0 +1,312 @@
+// Norms of rows that fit a block's registers: each row is read once, in 16-byte pieces. Piece v of
+// thread t holds elements from (v * threads + t) * kWidth, so that the pieces of a warp are a
+// segment of neighbours, and segments in order of v and warp make up the row: every sum is a
+// subtree of the pairwise sum, of a thread, of a warp, of the segments.
+#include <algorithm>
+
+#include "kernels/numerics/norm.h"
+#include "kernels/ops/norm/norm_kernels.h"
+
+namespace quantgate {
+namespace {
+
+constexpr int kWarp = 32;
+constexpr int kThreadsMax = 512;
+constexpr int kRowsOfWarps = 4;  // Rows of a block where a row has one warp.
+constexpr int kPiecesMost = 8;   // Of a thread.
+constexpr int kSegmentsMax = kPiecesMost * kThreadsMax / kWarp;
+static_assert(kSegmentsMax == 4 * kWarp, "four segments for each lane");
+
+template <NumberEncoding kEncoding>
+inline constexpr int kPieceWidth = kEncoding == NumberEncoding::kF32 ? 4 : 8;
+
+/// What two reductions in a row may not share.
+template <int kSums>
+struct SegmentSums {
+  float values[2][kSums][kSegmentsMax];
+};
+
+__device__ float SumOfWarp(float sum) {
+#pragma unroll
+  for (int step = 1; step < kWarp; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
+  return sum;
+}
+
+/// Sums of the kWidth values of a piece.
+template <int kWidth>
+__device__ float SumOfPiece(const float (&v)[kWidth]) {
+  const float quad = (v[0] + v[1]) + (v[2] + v[3]);
+  if constexpr (kWidth == 4) {
+    return quad;
+  } else {
+    return quad + ((v[4] + v[5]) + (v[6] + v[7]));
+  }
+}
+
+template <int kPieces>
+__device__ float SumOfPieces(const float (&sums)[kPieces]) {
+  if constexpr (kPieces == 1) {
+    return sums[0];
+  } else if constexpr (kPieces == 4) {
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  } else {
+    static_assert(kPieces == 8);
+    return ((sums[0] + sums[1]) + (sums[2] + sums[3])) +
+           ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+  }
+}
+
+/// The sums over a row of each thread's sums of pieces, in every thread.
+template <int kSums, int kPieces>
+class RowReduction {
+ public:
+  __device__ explicit RowReduction(SegmentSums<kSums>& shared) : shared_(shared) {}
+
+  __device__ void Reduce(float (&pieces)[kSums][kPieces], float (&sums)[kSums]) {
+#pragma unroll
+    for (int s = 0; s < kSums; ++s) {
+#pragma unroll
+      for (int v = 0; v < kPieces; ++v) pieces[s][v] = SumOfWarp(pieces[s][v]);
+    }
+    if (blockDim.x == kWarp) {
+#pragma unroll
+      for (int s = 0; s < kSums; ++s) sums[s] = SumOfPieces(pieces[s]);
+      return;
+    }
+    const int warps = blockDim.x / kWarp, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+    if (lane == 0) {
+#pragma unroll
+      for (int s = 0; s < kSums; ++s) {
+#pragma unroll
+        for (int v = 0; v < kPieces; ++v) {
+          shared_.values[turn_][s][v * warps + warp] = pieces[s][v];
+        }
+      }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int s = 0; s < kSums; ++s) {
+      const auto segment = [&](int i) {
+        const int at = 4 * lane + i;
+        return at < kPieces * warps ? shared_.values[turn_][s][at] : -0.0f;
+      };
+      sums[s] = SumOfWarp((segment(0) + segment(1)) + (segment(2) + segment(3)));
+    }
+    // The next reduction writes elsewhere: no thread has left this one's values behind before the
+    // barrier of the next.
+    turn_ ^= 1;
+  }
+
+ private:
+  SegmentSums<kSums>& shared_;
+  int turn_ = 0;
+};
+
+/// Column of piece v of this thread.
+template <int kWidth>
+__device__ int64_t PieceColumn(int v) {
+  return (int64_t{v} * blockDim.x + threadIdx.x) * kWidth;
+}
+
+template <int kWidth>
+__device__ void LoadGamma(const FloatsIn& from, bool zero_centered, int64_t column,
+                          float (&gamma)[kWidth]) {
+  LoadLanes(from, column, gamma);
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) gamma[i] = NormGamma(gamma[i], zero_centered);
+}
+
+template <NumberEncoding kEncoding, int kPieces>
+__global__ void __launch_bounds__(kThreadsMax) ForwardRows(const NormForwardParameters parameters) {
+  constexpr int kWidth = kPieceWidth<kEncoding>;
+  __shared__ SegmentSums<1> shared;
+  RowReduction<1, kPieces> reduction(shared);
+  const int64_t columns = parameters.columns;
+  const int64_t rows_of_grid = int64_t{gridDim.x} * blockDim.y;
+  for (int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; row < parameters.rows;
+       row += rows_of_grid) {
+    RowPiece<kEncoding, kWidth> x[kPieces];
+#pragma unroll
+    for (int v = 0; v < kPieces; ++v) {
+      const int64_t column = PieceColumn<kWidth>(v);
+      if (column < columns) x[v].Load(parameters.x.data, row * columns + column);
+    }
+    float pieces[1][kPieces], sum[1], terms[kWidth];
+    float mean = 0;
+    if (parameters.mean != nullptr) {
+#pragma unroll
+      for (int v = 0; v < kPieces; ++v) {
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) terms[i] = x[v].Value(i);
+        pieces[0][v] = SumOfPiece(terms);
+      }
+      reduction.Reduce(pieces, sum);
+      mean = sum[0] * parameters.inverse_count;
+    }
+#pragma unroll
+    for (int v = 0; v < kPieces; ++v) {
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        const float centered = x[v].Value(i) - mean;
+        terms[i] = centered * centered;
+      }
+      pieces[0][v] = PieceColumn<kWidth>(v) < columns ? SumOfPiece(terms) : -0.0f;
+    }
+    reduction.Reduce(pieces, sum);
+    const float rstd = NormRstd(sum[0] * parameters.inverse_count, parameters.epsilon);
+#pragma unroll
+    for (int v = 0; v < kPieces; ++v) {
+      const int64_t column = PieceColumn<kWidth>(v);
+      if (column >= columns) continue;
+      float gamma[kWidth], beta[kWidth];
+      LoadGamma(parameters.gamma, parameters.zero_centered_gamma, column, gamma);
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        terms[i] = NormScaled(NormHat(x[v].Value(i), mean, rstd), gamma[i]);
+      }
+      if (parameters.beta.data != nullptr) {
+        LoadLanes(parameters.beta, column, beta);
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) terms[i] += beta[i];
+      }
+      StoreLanes(parameters.y, row * columns + column, terms);
+    }
+    if (threadIdx.x == 0) {
+      parameters.rstd[row] = CanonicalFloat(rstd);
+      if (parameters.mean != nullptr) parameters.mean[row] = CanonicalFloat(mean);
+    }
+  }
+}
+
+template <NumberEncoding kEncoding, int kPieces>
+__global__ void __launch_bounds__(kThreadsMax)
+    BackwardRows(const NormBackwardParameters parameters) {
+  constexpr int kWidth = kPieceWidth<kEncoding>;
+  __shared__ SegmentSums<2> shared;
+  RowReduction<2, kPieces> reduction(shared);
+  const int64_t columns = parameters.columns;
+  const int64_t rows_of_grid = int64_t{gridDim.x} * blockDim.y;
+  for (int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; row < parameters.rows;
+       row += rows_of_grid) {
+    const float mean = parameters.mean != nullptr ? parameters.mean[row] : 0.0f;
+    const float rstd = parameters.rstd[row];
+    RowPiece<kEncoding, kWidth> x[kPieces], dz[kPieces];
+    float pieces[2][kPieces], sums[2];
+#pragma unroll
+    for (int v = 0; v < kPieces; ++v) {
+      const int64_t column = PieceColumn<kWidth>(v);
+      if (column >= columns) continue;
+      x[v].Load(parameters.x.data, row * columns + column);
+      dz[v].Load(parameters.dz.data, row * columns + column);
+    }
+#pragma unroll
+    for (int v = 0; v < kPieces; ++v) {
+      const int64_t column = PieceColumn<kWidth>(v);
+      pieces[0][v] = pieces[1][v] = -0.0f;
+      if (column >= columns) continue;
+      float gamma[kWidth], dyg[kWidth], products[kWidth];
+      LoadGamma(parameters.gamma, parameters.zero_centered_gamma, column, gamma);
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        dyg[i] = gamma[i] * dz[v].Value(i);
+        products[i] = dyg[i] * NormHat(x[v].Value(i), mean, rstd);
+      }
+      pieces[0][v] = SumOfPiece(products);
+      pieces[1][v] = SumOfPiece(dyg);
+    }
+    reduction.Reduce(pieces, sums);
+    const float mean_dyg_hat = sums[0] * parameters.inverse_count;
+    const float mean_dyg = parameters.mean != nullptr ? sums[1] * parameters.inverse_count : -0.0f;
+#pragma unroll
+    for (int v = 0; v < kPieces; ++v) {
+      const int64_t column = PieceColumn<kWidth>(v);
+      if (column >= columns) continue;
+      float dx[kWidth], other[kWidth];
+      LoadGamma(parameters.gamma, parameters.zero_centered_gamma, column, other);
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        dx[i] = NormGradient(other[i] * dz[v].Value(i), NormHat(x[v].Value(i), mean, rstd), rstd,
+                             mean_dyg_hat, mean_dyg);
+      }
+      if (parameters.residual.data != nullptr) {
+        LoadLanes(parameters.residual, row * columns + column, other);
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) dx[i] += other[i];
+      }
+      StoreLanes(parameters.dx, row * columns + column, dx);
+    }
+  }
+}
+
+/// Threads of a row, and rows of a block.
+dim3 BlockFor(int64_t pieces, int pieces_of_thread) {
+  unsigned threads = kWarp;
+  while (int64_t{threads} * pieces_of_thread < pieces) threads *= 2;
+  return dim3(threads, threads == kWarp ? kRowsOfWarps : 1);
+}
+
+template <NumberEncoding kEncoding, int kPieces>
+void LaunchRows(const NormForwardParameters& parameters, dim3 grid, dim3 block,
+                cudaStream_t stream) {
+  ForwardRows<kEncoding, kPieces><<<grid, block, 0, stream>>>(parameters);
+}
+template <NumberEncoding kEncoding, int kPieces>
+void LaunchRows(const NormBackwardParameters& parameters, dim3 grid, dim3 block,
+                cudaStream_t stream) {
+  BackwardRows<kEncoding, kPieces><<<grid, block, 0, stream>>>(parameters);
+}
+
+template <NumberEncoding kEncoding, class Parameters>
+void LaunchAs(const Parameters& parameters, cudaStream_t stream) {
+  const int64_t pieces = parameters.columns / kPieceWidth<kEncoding>;
+  const int of_thread = pieces <= kWarp ? 1 : pieces <= 4 * kThreadsMax ? 4 : kPiecesMost;
+  const dim3 block = BlockFor(pieces, of_thread);
+  const dim3 grid(static_cast<unsigned>(
+      std::min<int64_t>((parameters.rows + block.y - 1) / block.y, int64_t{1} << 30)));
+  if (of_thread == 1) {
+    LaunchRows<kEncoding, 1>(parameters, grid, block, stream);
+  } else if (of_thread == 4) {
+    LaunchRows<kEncoding, 4>(parameters, grid, block, stream);
+  } else {
+    LaunchRows<kEncoding, kPiecesMost>(parameters, grid, block, stream);
+  }
+}
+
+template <class Parameters>
+void LaunchFor(const Parameters& parameters, cudaStream_t stream) {
+  switch (parameters.x.encoding) {
+    case NumberEncoding::kF32:
+      return LaunchAs<NumberEncoding::kF32>(parameters, stream);
+    case NumberEncoding::kBF16:
+      return LaunchAs<NumberEncoding::kBF16>(parameters, stream);
+    default:
+      return LaunchAs<NumberEncoding::kF16>(parameters, stream);
+  }
+}
+
+bool IsRowTunable(const FloatsIn& x, const FloatsOut& to, int64_t columns) {
+  const int64_t width = x.encoding == NumberEncoding::kF32 ? 4 : 8;
+  return columns % 8 == 0 && columns <= width * kPiecesMost * kThreadsMax &&
+         IsAlignedForLanes(x.data) && IsAlignedForLanes(to.data);
+}
+
+}  // namespace
+
+bool IsTunable(const NormForwardParameters& parameters) {
+  return IsRowTunable(parameters.x, parameters.y, parameters.columns) &&
+         IsAlignedForLanes(parameters.gamma.data) && IsAlignedForLanes(parameters.beta.data);
+}
+bool IsTunable(const NormBackwardParameters& parameters) {
+  return IsRowTunable(parameters.x, parameters.dx, parameters.columns) &&
+         parameters.x.encoding == parameters.dz.encoding && IsAlignedForLanes(parameters.dz.data) &&
+         IsAlignedForLanes(parameters.gamma.data) && IsAlignedForLanes(parameters.residual.data);
+}
+
+void LaunchTuned(const NormForwardParameters& parameters, cudaStream_t stream) {
+  LaunchFor(parameters, stream);
+}
+void LaunchTuned(const NormBackwardParameters& parameters, cudaStream_t stream) {
+  LaunchFor(parameters, stream);
+}
+
+}  // namespace quantgate

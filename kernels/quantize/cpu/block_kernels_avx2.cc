@@ -1,0 +1,22 @@
+// AVX2 loops of the block formats.
+#include "kernels/quantize/cpu/lanes_avx2.h"
+// Their bodies, in these lanes:
+#include "kernels/quantize/cpu/fp8_block_kernels_body.h"
+#include "kernels/quantize/cpu/mxfp8_kernels_body.h"
+#include "kernels/quantize/nvfp4/nvfp4_kernels_body.h"
+
+namespace quantgate {
+
+Mxfp8TileFunction Avx2Mxfp8Tile(DType source, DType element) { return FindMxTile(source, element); }
+
+Fp8BlockTileFunction Avx2Fp8BlockTile(DType source, DType element) {
+  return FindFp8Tile(source, element);
+}
+
+Fp8TensorTileFunction Avx2Fp8TensorTile(DType source, DType element) {
+  return FindFp8TensorTile(source, element);
+}
+
+Nvfp4Functions Avx2Nvfp4(DType source) { return FindNvfp4(source); }
+
+}  // namespace quantgate

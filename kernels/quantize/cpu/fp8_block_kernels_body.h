@@ -1,0 +1,332 @@
+// The 128 x 128 tiles of fp8_block and fp8_tensor of one instruction set: both directions from one
+// reading of the source, the columnwise codes transposed. Included by block_kernels_*.cc after
+// their lanes.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/quantize/cpu/bf16_lanes_body.h"
+#include "kernels/quantize/cpu/block_kernels.h"
+#include "kernels/quantize/cpu/encode_lanes_body.h"
+
+namespace quantgate {
+namespace {
+
+constexpr int kTileSide = 128;
+
+/// What the first pass keeps of a tile. The elements too: rows a power of two apart fall into few
+/// sets of the caches, and would be gone when they are read again.
+template <class Source>
+struct Fp8Tile {
+  alignas(64) typename Source::Storage elements[kTileSide][kTileSide];
+  alignas(64) uint32_t row_amax[kTileSide];  // Magnitude bits.
+  alignas(64) uint32_t column_amax[kTileSide];
+  alignas(64) float row_scales[kTileSide];
+  alignas(64) float column_scales[kTileSide];
+};
+
+/// Asks for the cache lines of kCount elements for the second cache; the tile itself fills the
+/// first.
+template <int kCount, class Storage>
+void PrefetchRow(const Storage* row) {
+  for (int i = 0; i < kCount; i += 64 / sizeof(*row)) PrefetchFar(row + i);
+}
+
+/// Copies the tile and finds the amaxes of its rows and columns; returns the largest.
+template <class Source>
+uint32_t ReadFp8Tile(const TileJob& job, Fp8Tile<Source>& tile) {
+  if constexpr (std::is_same_v<Source, BFloat16>) {
+    return ReadBf16Block<kTileSide, kTileSide>(static_cast<const uint16_t*>(job.source),
+                                               job.source_stride, tile.elements[0], kTileSide,
+                                               tile.row_amax, tile.column_amax);
+  }
+  const auto* source = static_cast<const typename Source::Storage*>(job.source);
+  const Ints mask = AllInts(0x7FFFFFFF);
+  constexpr int kVectors = kTileSide / kLanes;
+  Ints column_max[kVectors], largest = AllInts(0);
+  for (int j = 0; j < kVectors; ++j) column_max[j] = AllInts(0);
+  for (int first = 0; first < kTileSide; first += kLanes) {
+    Ints row_max[kLanes];
+    for (int i = 0; i < kLanes; ++i) {
+      const auto* from = source + (first + i) * job.source_stride;
+      auto* row = tile.elements[first + i];
+      __builtin_memcpy(row, from, sizeof(tile.elements[0]));
+      Ints max = AllInts(0);
+      for (int j = 0; j < kVectors; ++j) {
+        const Ints magnitude = And(BitsOf(LoadSource<Source>(row + j * kLanes)), mask);
+        max = Max(max, magnitude);
+        column_max[j] = Max(column_max[j], magnitude);
+      }
+      row_max[i] = max;
+    }
+    const Ints of_rows = LargestOfEach(row_max);
+    StoreInts(&tile.row_amax[first], of_rows);
+    largest = Max(largest, of_rows);
+  }
+  for (int j = 0; j < kVectors; ++j) StoreInts(&tile.column_amax[j * kLanes], column_max[j]);
+  return static_cast<uint32_t>(LargestLane(largest));
+}
+
+/// ComputeScale by kDivide of finite amaxes; returns the largest scaled amax.
+template <class Element>
+Ints Fp8Scales(const uint32_t* amax_bits, const Fp8BlockOptions& options, float* scales) {
+  const Ints infinity = AllInts(0x7F800000), one = BitsOf(All(1.0f));
+  // Magnitudes are ordered as their bits.
+  const Ints bits = Max(BitsOf(Load(reinterpret_cast<const float*>(amax_bits))),
+                        BitsOf(All(options.amax_epsilon)));
+  const Ints quotient = BitsOf(Over(All(kLargest<Element>), FloatsOf(bits)));
+  Ints scale = IfLess(quotient, infinity, quotient, BitsOf(All(options.value_for_infinity)));
+  if (options.power_2) scale = And(scale, AllInts(static_cast<int>(0xFF800000)));
+  // 1 for an amax of 0, and for an epsilon that is infinite.
+  scale = IfLess(AllInts(0), bits, scale, one);
+  scale = IfLess(bits, infinity, scale, one);
+  Store(scales, FloatsOf(scale));
+  return BitsOf(Times(FloatsOf(bits), FloatsOf(scale)));
+}
+
+template <class Element>
+bool ScaleFp8Lines(const uint32_t* amax, const Fp8BlockOptions& options, float* scales,
+                   float* inverses, int64_t inverse_stride) {
+  Ints largest = AllInts(0);
+  for (int i = 0; i < kTileSide; i += kLanes) {
+    largest = Max(largest, Fp8Scales<Element>(amax + i, options, scales + i));
+    alignas(64) float inverse[kLanes];
+    Store(inverse, Over(All(1.0f), Load(scales + i)));
+    for (int j = 0; j < kLanes; ++j) inverses[(i + j) * inverse_stride] = inverse[j];
+  }
+  return static_cast<uint32_t>(LargestLane(largest)) >= kFirstBeyond<Element>;
+}
+
+/// 64 codes of a row, scaled by the row's scale or by the columns'.
+template <class Source, class Element, bool kByColumn>
+Line EncodeFp8Line(const typename Source::Storage* row, float row_scale,
+                   const float* column_scales) {
+  Ints v[64 / kLanes];
+  for (int j = 0; j < 64 / kLanes; ++j) {
+    const Floats scale = kByColumn ? Load(column_scales + j * kLanes) : All(row_scale);
+    v[j] = EncodeLanes<Element>(Times(LoadSource<Source>(row + j * kLanes), scale));
+  }
+  return PackLine(v);
+}
+
+/// What the codes alone do not tell.
+template <class Source, class Element, bool kByColumn>
+void TallyFp8Values(const Fp8Tile<Source>& tile, TileTally& tally) {
+  const Ints beyond = AllInts(static_cast<int>(kFirstBeyond<Element>) - 1);
+  const Ints mask = AllInts(0x7FFFFFFF);
+  for (int row = 0; row < kTileSide; ++row) {
+    for (int column = 0; column < kTileSide; column += kLanes) {
+      const Floats v = LoadSource<Source>(&tile.elements[row][column]);
+      const Floats scale =
+          kByColumn ? Load(&tile.column_scales[column]) : All(tile.row_scales[row]);
+      tally.source_zero += CountEqual(And(BitsOf(v), mask), AllInts(0));
+      tally.saturated += CountLess(beyond, And(BitsOf(Times(v, scale)), mask));
+    }
+  }
+}
+
+/// Turns 128 rows of 64 codes into 64 columns and writes these.
+inline void StoreColumns(const uint8_t (*rows)[64], uint8_t* columns, int64_t stride,
+                         bool streams) {
+  for (int row = 0; row < kTileSide; row += 64) {
+    for (int column = 0; column < 64; column += 16) {
+      Line lines[16];
+      TransposeBytes64x16(&rows[row][column], 64, lines);
+      for (int i = 0; i < 16; ++i) {
+        StoreLine(columns + (column + i) * stride + row, lines[i], streams);
+      }
+    }
+  }
+}
+
+/// Which copies one encoding makes.
+enum class Fp8Copies { kRowwise, kColumnwise, kBoth };
+
+/// Rowwise codes go to their place, columnwise ones through a buffer. encode(row, half) makes the
+/// 64 codes of a half of a row.
+template <class Source, class Element, Fp8Copies kCopies, class Encode>
+void StoreFp8Copies(const TileJob& job, const Encode& encode, ByteTally& tally) {
+  constexpr uint8_t kMagnitudes = FormatConstants<Element>::kSignMask - 1;
+  const auto* source = static_cast<const typename Source::Storage*>(job.source);
+  for (int half = 0; half < kTileSide; half += 64) {
+    alignas(64) uint8_t rows[kTileSide][64];
+    for (int row = 0; row < kTileSide; ++row) {
+      const Line line = encode(row, half);
+      PrefetchRow<64>(source + row * job.source_stride + kTileSide + half);
+      if constexpr (kCopies != Fp8Copies::kRowwise) StoreLine(rows[row], line, false);
+      if constexpr (kCopies != Fp8Copies::kColumnwise) {
+        StoreLine(job.rowwise + row * job.rowwise_stride + half, line, job.streams);
+      }
+      TallyLine(line, kMagnitudes, 1 << Element::kMantissaBits, tally);
+    }
+    if constexpr (kCopies != Fp8Copies::kRowwise) {
+      StoreColumns(rows, job.columnwise + half * job.columnwise_stride, job.columnwise_stride,
+                   job.columnwise_streams);
+    }
+  }
+}
+
+/// By words where those have a loop for it; false where not.
+template <class Element, Fp8Copies kCopies, class Source>
+bool StoreFp8Words(const TileJob& job, const Fp8Tile<Source>& tile, ByteTally& tally) {
+  if constexpr (std::is_same_v<Source, BFloat16>) {
+    constexpr bool kByColumn = kCopies == Fp8Copies::kColumnwise;
+    alignas(64) uint16_t offsets[kTileSide];
+    if (!FindWordOffsets<Element>(kByColumn ? tile.column_amax : tile.row_amax,
+                                  kByColumn ? tile.column_scales : tile.row_scales, kTileSide,
+                                  offsets)) {
+      return false;
+    }
+    StoreFp8Copies<Source, Element, kCopies>(
+        job,
+        [&](int row, int half) {
+          Ints of_line[64 / kWords];
+          for (int j = 0; j < 64 / kWords; ++j) {
+            of_line[j] =
+                kByColumn ? LoadWords(offsets + half + j * kWords) : AllWords(offsets[row]);
+          }
+          return EncodeWordLine<Element>(&tile.elements[row][half], of_line);
+        },
+        tally);
+    return true;
+  }
+  return false;
+}
+
+/// kBoth: a scale for all. `by_exponent`: scales are powers of two.
+template <class Source, class Element, Fp8Copies kCopies>
+void MakeFp8Copies(const TileJob& job, const Fp8Tile<Source>& tile, bool by_exponent,
+                   bool any_beyond, TileTally* tally) {
+  constexpr bool kByColumn = kCopies == Fp8Copies::kColumnwise;
+  ByteTally bytes;
+  if (!by_exponent || any_beyond || !StoreFp8Words<Element, kCopies>(job, tile, bytes)) {
+    StoreFp8Copies<Source, Element, kCopies>(
+        job,
+        [&](int row, int half) {
+          return EncodeFp8Line<Source, Element, kByColumn>(
+              &tile.elements[row][half], tile.row_scales[row], &tile.column_scales[half]);
+        },
+        bytes);
+  }
+  if (tally == nullptr) return;
+  tally->code_zero += bytes.zero;
+  tally->code_below_normal += bytes.below_normal;
+  if constexpr (std::is_same_v<Source, BFloat16>) {
+    if (!any_beyond) {
+      if (bytes.zero > 0)
+        tally->source_zero += CountZeroWords(tile.elements[0], kTileSide * kTileSide);
+      return;
+    }
+  }
+  if (bytes.zero > 0 || any_beyond) TallyFp8Values<Source, Element, kByColumn>(tile, *tally);
+}
+
+/// One scale for the whole tile: kept once per direction.
+template <class Source, class Element>
+bool ScaleFp8Whole(const TileJob& job, const Fp8BlockOptions& options, uint32_t amax,
+                   Fp8Tile<Source>& tile) {
+  alignas(64) uint32_t amaxes[kLanes];
+  alignas(64) float scales[kLanes], inverses[kLanes];
+  StoreInts(amaxes, AllInts(static_cast<int>(amax)));
+  const Ints scaled = Fp8Scales<Element>(amaxes, options, scales);
+  Store(inverses, Over(All(1.0f), Load(scales)));
+  for (int i = 0; i < kTileSide; i += kLanes) {
+    Store(&tile.row_scales[i], Load(scales));
+    Store(&tile.column_scales[i], Load(scales));
+  }
+  if (job.row_scales != nullptr) *static_cast<float*>(job.row_scales) = inverses[0];
+  if (job.column_scales != nullptr) *static_cast<float*>(job.column_scales) = inverses[0];
+  return static_cast<uint32_t>(LargestLane(scaled)) >= kFirstBeyond<Element>;
+}
+
+template <class Source, class Element>
+bool QuantizeFp8Tile(const TileJob& job, const Fp8BlockOptions& options, TileTally& tally) {
+  Fp8Tile<Source> tile;
+  const uint32_t amax = ReadFp8Tile<Source>(job, tile);
+  if (amax >= 0x7F800000) return false;
+  bool row_beyond = false, column_beyond = false;
+  if (job.block_dim == 2) {
+    row_beyond = column_beyond = ScaleFp8Whole<Source, Element>(job, options, amax, tile);
+  } else {
+    if (job.rowwise != nullptr) {
+      row_beyond =
+          ScaleFp8Lines<Element>(tile.row_amax, options, tile.row_scales,
+                                 static_cast<float*>(job.row_scales), job.row_scale_stride);
+    }
+    if (job.columnwise != nullptr) {
+      column_beyond =
+          ScaleFp8Lines<Element>(tile.column_amax, options, tile.column_scales,
+                                 static_cast<float*>(job.column_scales), job.column_scale_stride);
+    }
+  }
+  if (job.block_dim == 2 && job.rowwise != nullptr && job.columnwise != nullptr) {
+    MakeFp8Copies<Source, Element, Fp8Copies::kBoth>(job, tile, options.power_2, row_beyond,
+                                                     &tally);
+    return true;
+  }
+  if (job.rowwise != nullptr) {
+    MakeFp8Copies<Source, Element, Fp8Copies::kRowwise>(job, tile, options.power_2, row_beyond,
+                                                        &tally);
+  }
+  if (job.columnwise != nullptr) {
+    MakeFp8Copies<Source, Element, Fp8Copies::kColumnwise>(
+        job, tile, options.power_2, column_beyond, job.rowwise == nullptr ? &tally : nullptr);
+  }
+  return true;
+}
+
+/// Both copies under one scale, which is known.
+template <class Source, class Element>
+bool QuantizeFp8TensorTile(const TileJob& job, float scale, TileTally& tally) {
+  Fp8Tile<Source> tile;
+  const uint32_t amax = ReadFp8Tile<Source>(job, tile);
+  if (amax >= 0x7F800000) return false;
+  for (int i = 0; i < kTileSide; i += kLanes) Store(&tile.row_scales[i], All(scale));
+  const Ints scaled = BitsOf(Times(FloatsOf(AllInts(static_cast<int>(amax))), All(scale)));
+  const bool any_beyond = static_cast<uint32_t>(LargestLane(scaled)) >= kFirstBeyond<Element>;
+  MakeFp8Copies<Source, Element, Fp8Copies::kBoth>(job, tile, false, any_beyond, &tally);
+  return true;
+}
+
+template <class Source>
+Fp8BlockTileFunction Fp8TileFrom(DType element) {
+  return element == DType::kF8E4M3   ? &QuantizeFp8Tile<Source, E4M3>
+         : element == DType::kF8E5M2 ? &QuantizeFp8Tile<Source, E5M2>
+                                     : nullptr;
+}
+
+template <class Source>
+Fp8TensorTileFunction Fp8TensorTileFrom(DType element) {
+  return element == DType::kF8E4M3   ? &QuantizeFp8TensorTile<Source, E4M3>
+         : element == DType::kF8E5M2 ? &QuantizeFp8TensorTile<Source, E5M2>
+                                     : nullptr;
+}
+
+Fp8TensorTileFunction FindFp8TensorTile(DType source, DType element) {
+  switch (source) {
+    case DType::kBF16:
+      return Fp8TensorTileFrom<BFloat16>(element);
+    case DType::kF16:
+      return Fp8TensorTileFrom<Float16>(element);
+    case DType::kF32:
+      return Fp8TensorTileFrom<Float32>(element);
+    default:
+      return nullptr;
+  }
+}
+
+Fp8BlockTileFunction FindFp8Tile(DType source, DType element) {
+  switch (source) {
+    case DType::kBF16:
+      return Fp8TileFrom<BFloat16>(element);
+    case DType::kF16:
+      return Fp8TileFrom<Float16>(element);
+    case DType::kF32:
+      return Fp8TileFrom<Float32>(element);
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace
+}  // namespace quantgate

@@ -1,0 +1,337 @@
+// The mxfp8 tile of one instruction set: both directions from one reading of the source. Included
+// by block_kernels_*.cc after their lanes.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/quantize/cpu/bf16_lanes_body.h"
+#include "kernels/quantize/cpu/block_kernels.h"
+#include "kernels/quantize/cpu/encode_lanes_body.h"
+
+namespace quantgate {
+namespace {
+
+constexpr int kMxSide = 32;
+constexpr int kMxVectors = kMxSide / kLanes;  // Of a block.
+constexpr int kMxAhead = 128;  // Columns: two tiles; rows are too short for hardware.
+
+/// What the first pass keeps of a tile. The elements too: rows a power of two apart fall into few
+/// sets of the caches, and would be gone when they are read again.
+template <class Source>
+struct MxTile {
+  alignas(64) typename Source::Storage elements[kMxSide][2 * kMxSide];
+  alignas(64) uint32_t row_amax[2][kMxSide];  // [block of the row][row]: magnitude bits.
+  alignas(64) uint32_t column_amax[2 * kMxSide];
+  alignas(64) float row_multipliers[2][kMxSide];
+  alignas(64) float column_multipliers[2 * kMxSide];
+  const typename Source::Storage* source;
+  int64_t source_stride;
+
+  /// Asks for a row of the next tile but one. While codes are made: reading alone would wait.
+  void PrefetchAhead(int row) const {
+    const auto* ahead = source + row * source_stride + kMxAhead;
+    for (int i = 0; i < 2 * kMxSide; i += 64 / sizeof(*ahead)) Prefetch(ahead + i);
+  }
+};
+
+/// Copies a block column and finds the amaxes of its rows and columns; returns the largest.
+template <class Source>
+uint32_t ReadMxBlock(int half, MxTile<Source>& tile) {
+  const Ints mask = AllInts(0x7FFFFFFF);
+  Ints column_max[kMxVectors], largest = AllInts(0);
+  for (Ints& max : column_max) max = AllInts(0);
+  for (int first = 0; first < kMxSide; first += kLanes) {
+    Ints row_max[kLanes];
+    for (int i = 0; i < kLanes; ++i) {
+      const auto* from = tile.source + (first + i) * tile.source_stride + half * kMxSide;
+      auto* row = &tile.elements[first + i][half * kMxSide];
+      __builtin_memcpy(row, from, kMxSide * sizeof(*row));
+      row_max[i] = AllInts(0);
+      for (int j = 0; j < kMxVectors; ++j) {
+        const Ints magnitude = And(BitsOf(LoadSource<Source>(row + j * kLanes)), mask);
+        row_max[i] = Max(row_max[i], magnitude);
+        column_max[j] = Max(column_max[j], magnitude);
+      }
+    }
+    const Ints of_rows = LargestOfEach(row_max);
+    StoreInts(&tile.row_amax[half][first], of_rows);
+    largest = Max(largest, of_rows);
+  }
+  for (int j = 0; j < kMxVectors; ++j) {
+    StoreInts(&tile.column_amax[half * kMxSide + j * kLanes], column_max[j]);
+  }
+  return static_cast<uint32_t>(LargestLane(largest));
+}
+
+template <class Source>
+uint32_t ReadMxTile(const TileJob& job, int columns, MxTile<Source>& tile) {
+  tile.source = static_cast<const typename Source::Storage*>(job.source);
+  tile.source_stride = job.source_stride;
+  uint32_t largest = 0;
+  for (int half = 0; half < columns / kMxSide; ++half) {
+    uint32_t amax = 0;
+    if constexpr (std::is_same_v<Source, BFloat16>) {
+      amax = ReadBf16Block<kMxSide, kMxSide>(
+          tile.source + half * kMxSide, job.source_stride, &tile.elements[0][half * kMxSide],
+          2 * kMxSide, tile.row_amax[half], &tile.column_amax[half * kMxSide]);
+    } else {
+      amax = ReadMxBlock(half, tile);
+    }
+    largest = amax > largest ? amax : largest;
+  }
+  return largest;
+}
+
+/// E8M0 codes, rounding up, and multipliers of kLanes amaxes; returns the largest scaled amax.
+template <class Element>
+Ints MxScales(const uint32_t* amax_bits, float* multipliers, Ints* codes) {
+  const Floats amax = Load(reinterpret_cast<const float*>(amax_bits));
+  const Ints bits = BitsOf(Times(amax, All(1.0f / kLargest<Element>)));
+  // A mantissa above 0 raises the exponent; a subnormal one above half its range does.
+  const Ints carry = IfLess(bits, AllInts(1 << 23), AllInts(0x3FFFFF), AllInts(0x7FFFFF));
+  const Ints code = Min(ShiftRight<23>(Plus(bits, carry)), AllInts(0xFE));
+  const Ints inverse =
+      Max(ShiftLeft<23>(Minus(AllInts(254), code)), AllInts(0x00400000));  // 2^-127 of 0xFE.
+  Store(multipliers, FloatsOf(inverse));
+  *codes = code;
+  return BitsOf(Times(amax, FloatsOf(inverse)));
+}
+
+/// kLanes elements, and those times their multipliers.
+struct MxScaled {
+  Floats value, scaled;
+};
+
+/// Multipliers go with the column, or stand still within a block.
+template <bool kByColumn, class Source>
+MxScaled ScaleMx(const MxTile<Source>& tile, int row, int column) {
+  const Floats value = LoadSource<Source>(&tile.elements[row][column]);
+  const Floats multiplier = kByColumn ? Load(&tile.column_multipliers[column])
+                                      : All(tile.row_multipliers[column / kMxSide][row]);
+  return {value, Times(value, multiplier)};
+}
+
+/// Where the codes of a tile go.
+struct MxTarget {
+  uint8_t* codes;
+  uint8_t* twin;  ///< The same codes once more: both directions of a tile of one scale. Or null.
+  int64_t stride;
+  bool streams;
+};
+
+/// The codes of one direction of a tile of 64 columns from encode(row), and counts of them.
+template <class Element, class Source, class Encode>
+void EncodeMxLines(const MxTile<Source>& tile, const Encode& encode, const MxTarget& target,
+                   ByteTally& tally) {
+  constexpr uint8_t kMagnitudes = FormatConstants<Element>::kSignMask - 1;
+  for (int row = 0; row < kMxSide; ++row) {
+    const Line line = encode(row);
+    tile.PrefetchAhead(row);
+    StoreLine(target.codes + row * target.stride, line, target.streams);
+    if (target.twin != nullptr) {
+      StoreLine(target.twin + row * target.stride, line, target.streams);
+    }
+    TallyLine(line, kMagnitudes, 1 << Element::kMantissaBits, tally);
+  }
+}
+
+/// The same of a tile of any width, block by block.
+template <class Element, bool kByColumn, class Source>
+void EncodeMxBlocks(const MxTile<Source>& tile, int columns, const MxTarget& target,
+                    ByteTally& tally) {
+  using C = FormatConstants<Element>;
+  for (int row = 0; row < kMxSide; ++row) {
+    tile.PrefetchAhead(row);
+    for (int block = 0; block < columns; block += kMxSide) {
+      Ints v[kMxVectors];
+      for (int j = 0; j < kMxVectors; ++j) {
+        v[j] = EncodeLanes<Element>(ScaleMx<kByColumn>(tile, row, block + j * kLanes).scaled);
+      }
+      alignas(32) uint8_t bytes[kMxSide];
+      StoreLowBytes32(bytes, v);
+      TallyBytes32(bytes, C::kSignMask - 1, 1 << Element::kMantissaBits, tally);
+      uint8_t* const copies[] = {target.codes, target.twin};
+      for (uint8_t* codes : copies) {
+        if (codes == nullptr) continue;
+        if constexpr (C::kBits == 4) {
+          StoreNibbles32(codes + row * target.stride + block / 2, bytes);
+        } else {
+          StoreLowBytes32(codes + row * target.stride + block, v);
+        }
+      }
+    }
+  }
+}
+
+/// By words where those have a loop for it; false where not.
+template <class Element, bool kByColumn, class Source>
+bool EncodeMxWords(const MxTile<Source>& tile, const MxTarget& target, ByteTally& tally) {
+  if constexpr (std::is_same_v<Source, BFloat16> && FormatConstants<Element>::kBits == 8) {
+    alignas(64) uint16_t offsets[2 * kMxSide];
+    const bool is_possible =
+        kByColumn ? FindWordOffsets<Element>(tile.column_amax, tile.column_multipliers, 2 * kMxSide,
+                                             offsets)
+                  : FindWordOffsets<Element>(tile.row_amax[0], tile.row_multipliers[0], 2 * kMxSide,
+                                             offsets);
+    if (!is_possible) return false;
+    EncodeMxLines<Element>(
+        tile,
+        [&](int row) {
+          Ints of_line[64 / kWords];
+          for (int j = 0; j < 64 / kWords; ++j) {
+            of_line[j] = kByColumn ? LoadWords(offsets + j * kWords)
+                                   : AllWords(offsets[j * kWords / kMxSide * kMxSide + row]);
+          }
+          return EncodeWordLine<Element>(tile.elements[row], of_line);
+        },
+        target, tally);
+    return true;
+  }
+  return false;
+}
+
+template <class Element, bool kByColumn, class Source>
+void EncodeMxTile(const MxTile<Source>& tile, int columns, const MxTarget& target, bool any_beyond,
+                  ByteTally& tally) {
+  if (columns != 64 || FormatConstants<Element>::kBits == 4) {
+    EncodeMxBlocks<Element, kByColumn>(tile, columns, target, tally);
+    return;
+  }
+  if (!any_beyond && EncodeMxWords<Element, kByColumn>(tile, target, tally)) return;
+  EncodeMxLines<Element>(
+      tile,
+      [&](int row) {
+        Ints v[64 / kLanes];
+        for (int j = 0; j < 64 / kLanes; ++j) {
+          v[j] = EncodeLanes<Element>(ScaleMx<kByColumn>(tile, row, j * kLanes).scaled);
+        }
+        return PackLine(v);
+      },
+      target, tally);
+}
+
+/// What the codes alone do not tell, looked for only where there can be any.
+template <class Element, bool kByColumn, class Source>
+void TallyMxValues(const MxTile<Source>& tile, int columns, TileTally& tally) {
+  const Ints beyond = AllInts(static_cast<int>(kFirstBeyond<Element>) - 1);
+  const Ints mask = AllInts(0x7FFFFFFF);
+  for (int row = 0; row < kMxSide; ++row) {
+    for (int column = 0; column < columns; column += kLanes) {
+      const MxScaled v = ScaleMx<kByColumn>(tile, row, column);
+      tally.source_zero += CountEqual(And(BitsOf(v.value), mask), AllInts(0));
+      tally.saturated += CountLess(beyond, And(BitsOf(v.scaled), mask));
+    }
+  }
+}
+
+template <class Element, bool kByColumn, class Source>
+void MakeMxCopy(const MxTile<Source>& tile, int columns, const MxTarget& target, bool any_beyond,
+                TileTally* tally) {
+  ByteTally bytes;
+  EncodeMxTile<Element, kByColumn>(tile, columns, target, any_beyond, bytes);
+  if (tally == nullptr) return;
+  tally->code_zero += bytes.zero;
+  tally->code_below_normal += bytes.below_normal;
+  if (bytes.zero > 0 || any_beyond) TallyMxValues<Element, kByColumn>(tile, columns, *tally);
+}
+
+/// A tile of 32 x 32 has the amax of all its rows.
+template <class Source>
+void ShareMxAmax(int columns, MxTile<Source>& tile) {
+  for (int half = 0; half < columns / kMxSide; ++half) {
+    uint32_t largest = 0;
+    for (const uint32_t amax : tile.row_amax[half]) largest = amax > largest ? amax : largest;
+    for (int i = 0; i < kMxSide; ++i) {
+      tile.row_amax[half][i] = tile.column_amax[half * kMxSide + i] = largest;
+    }
+  }
+}
+
+template <class Element, class Source>
+bool ScaleMxRows(const TileJob& job, int columns, MxTile<Source>& tile) {
+  auto* scales = static_cast<uint8_t*>(job.row_scales);
+  Ints largest = AllInts(0);
+  for (int half = 0; half < columns / kMxSide; ++half) {
+    alignas(64) uint32_t codes[kMxSide];
+    for (int i = 0; i < kMxSide; i += kLanes) {
+      Ints code;
+      largest = Max(largest, MxScales<Element>(&tile.row_amax[half][i],
+                                               &tile.row_multipliers[half][i], &code));
+      StoreInts(codes + i, code);
+    }
+    for (int row = 0; row < kMxSide; ++row) {
+      scales[row * job.row_scale_stride + half] = static_cast<uint8_t>(codes[row]);
+    }
+  }
+  return static_cast<uint32_t>(LargestLane(largest)) >= kFirstBeyond<Element>;
+}
+
+template <class Element, class Source>
+bool ScaleMxColumns(const TileJob& job, int columns, MxTile<Source>& tile) {
+  auto* scales = static_cast<uint8_t*>(job.column_scales);
+  Ints largest = AllInts(0);
+  for (int column = 0; column < columns; column += kLanes) {
+    Ints code;
+    largest = Max(largest, MxScales<Element>(&tile.column_amax[column],
+                                             &tile.column_multipliers[column], &code));
+    StoreLowBytes(scales + column, code);
+  }
+  return static_cast<uint32_t>(LargestLane(largest)) >= kFirstBeyond<Element>;
+}
+
+template <class Source, class Element>
+bool QuantizeMxTile(const TileJob& job, int columns, TileTally& tally) {
+  MxTile<Source> tile;
+  if (ReadMxTile<Source>(job, columns, tile) >= 0x7F800000) return false;
+  if (job.block_dim == 2) ShareMxAmax(columns, tile);
+  const bool makes_twins =
+      job.block_dim == 2 && job.rowwise != nullptr && job.columnwise != nullptr;
+  if (job.rowwise != nullptr) {
+    const bool any_beyond = ScaleMxRows<Element>(job, columns, tile);
+    const MxTarget target = {job.rowwise, makes_twins ? job.columnwise : nullptr,
+                             job.rowwise_stride, job.streams};
+    MakeMxCopy<Element, false>(tile, columns, target, any_beyond, &tally);
+  }
+  if (job.columnwise != nullptr) {
+    const bool any_beyond = ScaleMxColumns<Element>(job, columns, tile);
+    if (makes_twins) return true;
+    const MxTarget target = {job.columnwise, nullptr, job.columnwise_stride, job.streams};
+    MakeMxCopy<Element, true>(tile, columns, target, any_beyond,
+                              job.rowwise == nullptr ? &tally : nullptr);
+  }
+  return true;
+}
+
+template <class Source>
+Mxfp8TileFunction MxTileFrom(DType element) {
+  switch (element) {
+    case DType::kF8E4M3:
+      return &QuantizeMxTile<Source, E4M3>;
+    case DType::kF8E5M2:
+      return &QuantizeMxTile<Source, E5M2>;
+    case DType::kF6E2M3:
+      return &QuantizeMxTile<Source, E2M3>;
+    case DType::kF6E3M2:
+      return &QuantizeMxTile<Source, E3M2>;
+    case DType::kF4E2M1x2:
+      return &QuantizeMxTile<Source, E2M1>;
+    default:
+      return nullptr;
+  }
+}
+
+Mxfp8TileFunction FindMxTile(DType source, DType element) {
+  switch (source) {
+    case DType::kBF16:
+      return MxTileFrom<BFloat16>(element);
+    case DType::kF16:
+      return MxTileFrom<Float16>(element);
+    case DType::kF32:
+      return MxTileFrom<Float32>(element);
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace
+}  // namespace quantgate

@@ -1,0 +1,86 @@
+// The CPU quantizer: its formats, and the one that keeps the source.
+#include "kernels/base/status_macros.h"
+#include "kernels/quantize/cpu/block_lines.h"
+#include "kernels/quantize/format_quantizers.h"
+#include "kernels/quantize/quantizer_formats.h"
+#include "kernels/tensor/visit_format.h"
+
+namespace quantgate {
+namespace {
+
+/// Counts over a source that is not quantized: its own codes.
+template <class Source>
+QuantizationCounts CountSource(const Tensor& source, const ExecutionContext& context) {
+  using C = FormatConstants<Source>;
+  constexpr uint32_t kInfinity = kBeyondMaxFinite<Source>;
+  const auto* codes = source.as<typename Source::Storage>();
+  return ForEachPiece(
+      context, source.rows(), source.columns(),
+      [&](const Piece& piece, QuantizationCounts& counts) {
+        int64_t zero = 0, below_normal = 0, infinite = 0, nan = 0;
+        for (int64_t row = piece.row_begin; row < piece.row_end; ++row) {
+          for (int64_t column = piece.column_begin; column < piece.column_end; ++column) {
+            const uint32_t magnitude = codes[row * source.columns() + column] & (C::kSignMask - 1u);
+            zero += magnitude == 0;
+            below_normal += magnitude <= C::kMantissaMask;
+            infinite += magnitude == kInfinity;
+            nan += magnitude > kInfinity;
+          }
+        }
+        const int64_t count =
+            (piece.row_end - piece.row_begin) * (piece.column_end - piece.column_begin);
+        counts.zero += zero;
+        counts.subnormal += below_normal - zero;
+        counts.infinite += infinite;
+        counts.nan += nan;
+        counts.normal += count - below_normal - infinite - nan;
+      });
+}
+
+absl::Status KeepSource(const FormatRequest& request, QuantizedTensor& quantized) {
+  QuantizedCopy copy;
+  copy.element = request.source.dtype();
+  copy.data = request.source;
+  if (request.usages.rowwise) quantized.rowwise = copy;
+  if (request.usages.columnwise) quantized.columnwise = copy;
+  VisitFormat<SourceFormats>(request.source.dtype(), [&]<class Source>() {
+    quantized.counts = CountSource<Source>(request.source, request.context);
+  });
+  return request.context.CheckCancelled();
+}
+
+FormatQuantizer QuantizerOf(ScaleKind scales) {
+  switch (scales) {
+    case ScaleKind::kNone:
+      return &KeepSource;
+    case ScaleKind::kTensor:
+      return &QuantizeFp8Tensor;
+    case ScaleKind::kF32:
+      return &QuantizeFp8Block;
+    case ScaleKind::kE8m0:
+      return &QuantizeMxfp8;
+    case ScaleKind::kTwoLevel:
+      return &QuantizeNvfp4;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+absl::StatusOr<QuantizedTensor> QuantizeCpu(const Tensor& source, const Quantizer& quantizer,
+                                            Usages usages, const QuantizeArguments& arguments,
+                                            const ExecutionContext& context) {
+  const ScopedIeeeEnvironment ieee;
+  return QuantizeByRules(
+      source, quantizer, usages, arguments,
+      [&](const Tensor& of_rule, const QuantizerSpec& spec, bool hadamard, Usages of_spec,
+          QuantizedTensor& quantized) {
+        return QuantizerOf(spec.traits().scales)(
+            {of_rule, spec, of_spec, arguments, context, hadamard}, quantized);
+      },
+      [&](const QuantizedTensor& quantized, DType out_dtype) {
+        return DequantizeCpu(quantized, Usage::kRowwise, out_dtype, context);
+      });
+}
+
+}  // namespace quantgate

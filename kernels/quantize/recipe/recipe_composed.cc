@@ -1,0 +1,210 @@
+#include "kernels/quantize/recipe/recipe_composed.h"
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/quantize/recipe/recipe_json.h"
+#include "kernels/quantize/recipe/recipe_table.h"
+
+namespace quantgate {
+namespace {
+
+/// Most rules of a list, a bound on untrusted input.
+constexpr size_t kRulesMax = 64;
+
+absl::StatusOr<ColumnwiseSource> ParseSource(const Json& json) {
+  for (const auto source : {ColumnwiseSource::kOriginal, ColumnwiseSource::kRowwiseDequantized}) {
+    if (json == std::string(ColumnwiseSourceName(source))) return source;
+  }
+  return Refuse("columnwise_source", ShownValue(json.dump()),
+                "must be one of original, rowwise_dequantized");
+}
+
+/// What a JSON object says of the two directions of a tensor.
+struct Directions {
+  std::optional<Rule> rowwise, columnwise;
+  std::optional<ColumnwiseSource> source;
+  Json canonical = Json::object();
+};
+
+absl::StatusOr<Directions> ParseDirections(const Json& json) {
+  Directions directions;
+  const auto read = [&](const char* key, std::optional<Rule>& rule) -> absl::Status {
+    if (!json.contains(key)) return absl::OkStatus();
+    absl::StatusOr<Rule> parsed = ParseRule(json[key]);
+    if (!parsed.ok()) return WithinField(key, parsed.status());
+    rule = *std::move(parsed);
+    directions.canonical[key] = rule->canonical;
+    return absl::OkStatus();
+  };
+  QG_RETURN_IF_ERROR(read("rowwise", directions.rowwise));
+  QG_RETURN_IF_ERROR(read("columnwise", directions.columnwise));
+  if (json.contains("columnwise_source")) {
+    QG_ASSIGN_OR_RETURN(directions.source, ParseSource(json["columnwise_source"]));
+    directions.canonical["columnwise_source"] = json["columnwise_source"];
+  }
+  return directions;
+}
+
+absl::StatusOr<Directions> ParseDirectionText(std::string_view text) {
+  if (text == "gemm") return Directions{};
+  QG_ASSIGN_OR_RETURN(const Json json, ParseJson(text));
+  if (!json.is_object()) {
+    return Refuse("", ShownValue(text), "must be gemm, or an object of rowwise, columnwise");
+  }
+  QG_RETURN_IF_ERROR(CheckKeys(json, {"rowwise", "columnwise", "columnwise_source"}));
+  return ParseDirections(json);
+}
+
+/// One entry of a custom recipe's list.
+struct CustomRule {
+  std::optional<ModuleType> module;
+  std::optional<TensorRole> role;
+  Directions directions;
+  Json canonical;
+
+  bool Fits(TensorRole of, ModuleType within) const {
+    return module.value_or(within) == within && role.value_or(of) == of;
+  }
+};
+
+absl::StatusOr<ModuleType> ParseModuleType(const Json& json) {
+  for (const ModuleType module : kModuleTypes) {
+    if (json == std::string(ModuleTypeName(module))) return module;
+  }
+  return Refuse("module_type", ShownValue(json.dump()), "must be one of linear, grouped_linear");
+}
+
+absl::StatusOr<CustomRule> ParseCustomRule(const Json& json) {
+  if (!json.is_object()) return Refuse("", ShownValue(json.dump()), "a rule is an object");
+  QG_RETURN_IF_ERROR(CheckKeys(json, {"module_type", "tensor_type", "quantizer", "rowwise",
+                                      "columnwise", "columnwise_source"}));
+  CustomRule rule;
+  QG_ASSIGN_OR_RETURN(rule.directions, ParseDirections(json));
+  rule.canonical = rule.directions.canonical;
+  if (json.contains("module_type")) {
+    QG_ASSIGN_OR_RETURN(rule.module, ParseModuleType(json["module_type"]));
+    rule.canonical["module_type"] = json["module_type"];
+  }
+  if (json.contains("tensor_type")) {
+    const Json& tensor = json["tensor_type"];
+    const auto role = ParseTensorRole(tensor.is_string() ? tensor.get<std::string>() : "");
+    if (!role.ok()) {
+      return Refuse("tensor_type", ShownValue(tensor.dump()),
+                    "must be one of input, weight, grad_output");
+    }
+    rule.role = *role;
+    rule.canonical["tensor_type"] = tensor;
+  }
+  const bool names_directions = rule.directions.rowwise && rule.directions.columnwise;
+  if (json.contains("quantizer") == names_directions ||
+      (json.contains("quantizer") && (rule.directions.rowwise || rule.directions.columnwise))) {
+    return Refuse("", ShownValue(json.dump()),
+                  "a rule has either \"quantizer\" or both \"rowwise\" and \"columnwise\"");
+  }
+  if (names_directions) return rule;
+  const absl::StatusOr<Rule> both = ParseRule(json["quantizer"]);
+  if (!both.ok()) return WithinField("quantizer", both.status());
+  rule.directions.rowwise = rule.directions.columnwise = *both;
+  rule.canonical["quantizer"] = both->canonical;
+  return rule;
+}
+
+absl::StatusOr<std::vector<CustomRule>> ParseCustomRules(std::string_view text) {
+  QG_ASSIGN_OR_RETURN(const Json json, ParseJson(text));
+  if (!json.is_array() || json.empty() || json.size() > kRulesMax) {
+    return Refuse("", ShownValue(text),
+                  absl::StrCat("must be a list of 1 to ", kRulesMax, " rules"));
+  }
+  std::vector<CustomRule> rules;
+  for (size_t i = 0; i < json.size(); ++i) {
+    absl::StatusOr<CustomRule> rule = ParseCustomRule(json[i]);
+    if (!rule.ok()) return WithinField(absl::StrCat("[", i, "]"), rule.status());
+    rules.push_back(*std::move(rule));
+  }
+  return rules;
+}
+
+absl::StatusOr<RecipeRules> HybridRules(const Recipe::Knobs& knobs) {
+  RecipeRules rules;
+  std::vector<Rule> by_gemm;
+  for (const GemmRole gemm : kGemmRoles) {
+    QG_ASSIGN_OR_RETURN(Rule rule, ParseRuleText(knobs.find(GemmRoleName(gemm))->second));
+    // A quantizer by its fields, and a recipe that quantizes nothing, have no word on accumulators.
+    const size_t index = static_cast<size_t>(gemm);
+    const bool has_word = rule.recipe.has_value() && rule.recipe->is_quantized();
+    rules.split[index] = has_word ? rule.recipe->UsesSplitAccumulator(gemm) : kModuleSplits[index];
+    by_gemm.push_back(std::move(rule));
+  }
+  for (const GemmPair& pair : kGemmPairs) {
+    const Rule& rule = by_gemm[static_cast<size_t>(pair.gemm)];
+    for (const auto& [role, usage] : {std::pair{pair.a, pair.a_usage}, {pair.b, pair.b_usage}}) {
+      Quantizer& quantizer = rules.of(role);
+      (usage == Usage::kRowwise ? quantizer.rowwise : quantizer.columnwise) = rule.For(role, usage);
+    }
+  }
+  QG_ASSIGN_OR_RETURN(const ColumnwiseSource source,
+                      ParseSource(Json(knobs.find("columnwise_source")->second)));
+  for (const TensorRole role : kTensorRoles) {
+    QG_ASSIGN_OR_RETURN(const Directions directions,
+                        ParseDirectionText(knobs.find(TensorRoleName(role))->second));
+    Quantizer& quantizer = rules.of(role);
+    if (directions.rowwise) quantizer.rowwise = directions.rowwise->For(role, Usage::kRowwise);
+    if (directions.columnwise) {
+      quantizer.columnwise = directions.columnwise->For(role, Usage::kColumnwise);
+    }
+    quantizer.columnwise_source = directions.source.value_or(source);
+  }
+  return rules;
+}
+
+absl::StatusOr<RecipeRules> CustomRulesOf(const Recipe::Knobs& knobs, ModuleType module) {
+  QG_ASSIGN_OR_RETURN(const std::vector<CustomRule> list,
+                      ParseCustomRules(knobs.find("rules")->second));
+  RecipeRules rules;
+  rules.split = kModuleSplits;
+  for (const TensorRole role : kTensorRoles) {
+    const auto fits = [&](const CustomRule& rule) { return rule.Fits(role, module); };
+    const auto found = std::find_if(list.begin(), list.end(), fits);
+    if (found == list.end()) {
+      return Refuse(KnobField("rules"), ShownValue(knobs.find("rules")->second),
+                    absl::StrCat("no rule fits ", std::string(TensorRoleName(role)), " of a ",
+                                 std::string(ModuleTypeName(module)),
+                                 "; end with one without tensor_type and module_type, such as "
+                                 "{\"quantizer\": \"bf16\"}"));
+    }
+    Quantizer& quantizer = rules.of(role);
+    quantizer.rowwise = found->directions.rowwise->For(role, Usage::kRowwise);
+    quantizer.columnwise = found->directions.columnwise->For(role, Usage::kColumnwise);
+    quantizer.columnwise_source = found->directions.source.value_or(ColumnwiseSource::kOriginal);
+  }
+  return rules;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> CanonicalComposedValue(const Knob& knob, std::string_view value) {
+  if (knob.kind == KnobKind::kRule) {
+    QG_ASSIGN_OR_RETURN(const Rule rule, ParseRuleText(value));
+    return rule.canonical.is_string() ? rule.canonical.get<std::string>() : rule.canonical.dump();
+  }
+  if (knob.kind == KnobKind::kDirection) {
+    QG_ASSIGN_OR_RETURN(const Directions directions, ParseDirectionText(value));
+    return directions.canonical.empty() ? "gemm" : directions.canonical.dump();
+  }
+  QG_ASSIGN_OR_RETURN(const std::vector<CustomRule> rules, ParseCustomRules(value));
+  Json list = Json::array();
+  for (const CustomRule& rule : rules) list.push_back(rule.canonical);
+  return list.dump();
+}
+
+absl::StatusOr<RecipeRules> RulesOfComposed(RecipeKind kind, const Recipe::Knobs& knobs,
+                                            ModuleType module) {
+  return kind == RecipeKind::kHybrid ? HybridRules(knobs) : CustomRulesOf(knobs, module);
+}
+
+}  // namespace quantgate

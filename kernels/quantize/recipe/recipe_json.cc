@@ -1,0 +1,267 @@
+#include "kernels/quantize/recipe/recipe_json.h"
+
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/base/refusal.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/quantize/recipe/recipe_table.h"
+
+namespace quantgate {
+namespace {
+
+/// Longest JSON of one knob, a bound on untrusted input.
+constexpr size_t kKnobBytesMax = 16 << 10;
+/// Deeper than any recipe is.
+constexpr int kDepthMax = 16;
+
+absl::StatusOr<std::string> KnobText(const std::string& name, const Json& value) {
+  if (value.is_string()) return value.get<std::string>();
+  if (value.is_boolean() || value.is_number()) return value.dump();
+  return Refuse(KnobField(name), ShownValue(value.dump()),
+                "must be a string, a number or a boolean");
+}
+
+absl::Status CheckComponent(const RecipeTable& table, const Recipe::Knobs& given) {
+  if (table.is_composed()) return Refuse("", table.name, "does not go into another recipe");
+  if (table.kind == RecipeKind::kDelayed) {
+    return Refuse("", table.name,
+                  "nested delayed scaling is refused: fp8_delayed is a recipe of its own only");
+  }
+  for (const char* knob : {"backward_override", "activation_dtype"}) {
+    const auto found = given.find(knob);
+    if (found == given.end()) continue;
+    return Refuse(KnobField(knob), ShownValue(found->second), "belongs to the whole recipe");
+  }
+  return absl::OkStatus();
+}
+
+/// A recipe by name and knobs. Canonical: the name where every knob has its default.
+absl::StatusOr<Rule> RecipeRule(const std::string& name, const Recipe::Knobs& knobs) {
+  const RecipeTable* table = FindRecipeTable(name);
+  if (table != nullptr) QG_RETURN_IF_ERROR(CheckComponent(*table, knobs));
+  QG_ASSIGN_OR_RETURN(Recipe recipe, Recipe::Create(name, knobs));
+  Json changed = Json::object();
+  for (const Knob& knob : table->knobs) {
+    const std::string& value = recipe.knobs().find(knob.name)->second;
+    const std::string default_value = knob.inherits.empty()
+                                          ? std::string(knob.choices.front())
+                                          : recipe.knobs().find(knob.inherits)->second;
+    if (value != default_value) changed[std::string(knob.name)] = value;
+  }
+  Rule rule;
+  rule.recipe = std::move(recipe);
+  rule.canonical = changed.empty() ? Json(name) : Json{{"knobs", changed}, {"name", name}};
+  return rule;
+}
+
+absl::StatusOr<Rule> NamedRule(const Json& json) {
+  QG_RETURN_IF_ERROR(CheckKeys(json, {"name", "knobs"}));
+  if (!json.contains("name") || !json["name"].is_string()) {
+    return Refuse("name", json.contains("name") ? ShownValue(json["name"].dump()) : "absent",
+                  "must be the name of a recipe");
+  }
+  Recipe::Knobs knobs;
+  if (json.contains("knobs")) {
+    if (!json["knobs"].is_object()) {
+      return Refuse("knobs", ShownValue(json["knobs"].dump()), "must be an object");
+    }
+    for (const auto& [knob, value] : json["knobs"].items()) {
+      QG_ASSIGN_OR_RETURN(knobs[knob], KnobText(knob, value));
+    }
+  }
+  return RecipeRule(json["name"].get<std::string>(), knobs);
+}
+
+absl::StatusOr<QuantizerFormat> ParseFormat(const std::string& name) {
+  for (const ScalingTraits& traits : AllQuantizerFormats()) {
+    if (traits.name == name) return traits.format;
+  }
+  return Refuse("format", ShownValue(name), "must be one of " + QuantizerFormatNames());
+}
+
+absl::StatusOr<FourOverSix> ParseFourOverSix(const std::string& name) {
+  for (const FourOverSix mode : {FourOverSix::kNone, FourOverSix::kMae, FourOverSix::kMse}) {
+    if (FourOverSixName(mode) == name) return mode;
+  }
+  return Refuse("4over6", ShownValue(name), "must be one of none, mae, mse");
+}
+
+/// Reads one field of a quantizer into its place.
+absl::Status SetField(const std::string& key, const Json& value, QuantizerSpec& spec) {
+  const auto wants = [&](bool is_right, const char* what) {
+    return is_right ? absl::OkStatus()
+                    : Refuse(key, ShownValue(value.dump()), absl::StrCat("must be ", what));
+  };
+  if (key == "power_2_scale" || key == "hadamard" || key == "row_scaled") {
+    QG_RETURN_IF_ERROR(wants(value.is_boolean(), "true or false"));
+    bool& field = key == "hadamard"     ? spec.hadamard
+                  : key == "row_scaled" ? spec.row_scaled
+                                        : spec.power_2_scale;
+    field = value.get<bool>();
+    return absl::OkStatus();
+  }
+  if (key == "block_dim" || key == "e4m3_max") {
+    QG_RETURN_IF_ERROR(
+        wants(value.is_number_integer() && value >= 0 && value <= 1000, "a small whole number"));
+    (key == "block_dim" ? spec.block_dim : spec.e4m3_max) = value.get<int>();
+    return absl::OkStatus();
+  }
+  if (key == "amax_epsilon") {
+    QG_RETURN_IF_ERROR(wants(value.is_number(), "a number"));
+    const auto parsed = ParseNonNegativeFloat(value.dump());
+    QG_RETURN_IF_ERROR(wants(parsed.has_value(), "a finite float >= 0"));
+    spec.amax_epsilon = *parsed;
+    return absl::OkStatus();
+  }
+  QG_RETURN_IF_ERROR(wants(value.is_string(), "a name"));
+  const std::string name = value.get<std::string>();
+  if (key == "element") {
+    absl::StatusOr<DType> element = ParseDType(name);
+    if (!element.ok()) return AsField(key, element.status());
+    spec.element = *element;
+  } else if (key == "scale_rule") {
+    QG_ASSIGN_OR_RETURN(spec.scale_rule, ParseScaleRule(name));
+  } else if (key == "element_rounding") {
+    QG_ASSIGN_OR_RETURN(spec.element_rounding, ParseElementRounding(name));
+  } else if (key == "overflow") {
+    QG_ASSIGN_OR_RETURN(spec.overflow, ParseOverflow(name));
+  } else if (key == "4over6") {
+    QG_ASSIGN_OR_RETURN(spec.four_over_six, ParseFourOverSix(name));
+  } else {
+    QG_ASSIGN_OR_RETURN(spec.format, ParseFormat(name));
+  }
+  return absl::OkStatus();
+}
+
+/// The fields that differ from those of a quantizer of the format.
+Json CanonicalSpec(const QuantizerSpec& spec, const QuantizerSpec& plain) {
+  Json json = {{"format", std::string(QuantizerFormatName(spec.format))}};
+  const auto add = [&](const char* key, bool differs, Json value) {
+    if (differs) json[key] = std::move(value);
+  };
+  add("element", spec.element != plain.element, std::string(DTypeName(spec.element)));
+  add("block_dim", spec.block_dim != plain.block_dim, spec.block_dim);
+  add("power_2_scale", spec.power_2_scale, true);
+  // As a number of the shortest text, not of the double nearest to the float.
+  add("amax_epsilon", spec.amax_epsilon != 0,
+      Json::parse(FloatText(spec.amax_epsilon), nullptr, false));
+  add("scale_rule", spec.scale_rule != plain.scale_rule,
+      std::string(ScaleRuleName(spec.scale_rule)));
+  add("element_rounding", spec.element_rounding != plain.element_rounding,
+      std::string(ElementRoundingName(spec.element_rounding)));
+  add("overflow", spec.overflow != plain.overflow, std::string(OverflowName(spec.overflow)));
+  add("hadamard", spec.hadamard, true);
+  add("row_scaled", spec.row_scaled, true);
+  add("4over6", spec.four_over_six != plain.four_over_six,
+      std::string(FourOverSixName(spec.four_over_six)));
+  add("e4m3_max", spec.e4m3_max != plain.e4m3_max, spec.e4m3_max);
+  return json;
+}
+
+void DropVoidKnobs(Json& json) {
+  if (!json.is_structured()) return;
+  for (Json& inner : json) DropVoidKnobs(inner);
+  const bool is_recipe = json.is_object() && json.contains("name") && json["name"].is_string() &&
+                         json.contains("knobs") && json["knobs"].is_object();
+  if (!is_recipe) return;
+  Json& knobs = json["knobs"];
+  const RecipeTable* table = FindRecipeTable(json["name"].get<std::string>());
+  for (const Knob& knob : table == nullptr ? std::vector<Knob>() : table->knobs) {
+    // Stored are values that are not the default's.
+    const bool lacks = !knob.needs.empty() && !knobs.contains(std::string(knob.needs));
+    if (knob.is_void || lacks) knobs.erase(std::string(knob.name));
+  }
+}
+
+/// Identity has no codes that a rule could be of, whatever its value: its source keeps its dtype
+/// (docs/quantizers.md section 7.1).
+absl::Status CheckOfCodes(QuantizerFormat format, const std::string& key, const Json& value) {
+  const bool is_of_codes =
+      key == "element" || key == "overflow" || key == "scale_rule" || key == "element_rounding";
+  if (TraitsOf(format).scales != ScaleKind::kNone || !is_of_codes) return absl::OkStatus();
+  return Refuse(key, ShownValue(value.dump()),
+                "not a field of identity, which keeps its source as it is");
+}
+
+/// A quantizer by its fields. Delayed scaling is not among them.
+absl::StatusOr<Rule> SpecRule(const Json& json) {
+  QG_RETURN_IF_ERROR(CheckKeys(
+      json, {"format", "element", "block_dim", "power_2_scale", "amax_epsilon", "scale_rule",
+             "element_rounding", "overflow", "hadamard", "row_scaled", "4over6", "e4m3_max"}));
+  QuantizerSpec plain;
+  QG_RETURN_IF_ERROR(SetField("format", json["format"], plain));
+  if (plain.is_quantized()) plain.element = plain.traits().elements.front();
+  Rule rule;
+  rule.spec = plain;
+  for (const auto& [key, value] : json.items()) {
+    QG_RETURN_IF_ERROR(SetField(key, value, rule.spec));
+    QG_RETURN_IF_ERROR(CheckOfCodes(plain.format, key, value));
+  }
+  // The usual rule and its own name are the same.
+  if (rule.spec.scale_rule == ResolveScaleRule(ScaleRule::kUsual, rule.spec.format)) {
+    rule.spec.scale_rule = ScaleRule::kUsual;
+  }
+  rule.canonical = CanonicalSpec(rule.spec, plain);
+  return rule;
+}
+
+}  // namespace
+
+absl::StatusOr<Json> ParseJson(std::string_view text) {
+  if (text.size() > kKnobBytesMax) {
+    return Refuse(
+        "", ShownValue(text),
+        absl::StrCat("JSON of ", text.size(), " bytes; a knob has at most ", kKnobBytesMax));
+  }
+  bool is_deep = false;
+  const auto watch = [&](int depth, Json::parse_event_t, Json&) {
+    is_deep |= depth > kDepthMax;
+    return true;
+  };
+  Json json = Json::parse(text, watch, /*allow_exceptions=*/false);
+  if (is_deep) {
+    return Refuse("", ShownValue(text), absl::StrCat("nested deeper than ", kDepthMax));
+  }
+  if (json.is_discarded()) return Refuse("", ShownValue(text), "not valid JSON");
+  return json;
+}
+
+absl::Status CheckKeys(const Json& json, const std::set<std::string>& known) {
+  for (const auto& [key, value] : json.items()) {
+    if (known.count(key) != 0) continue;
+    return Refuse(
+        key, ShownValue(value.dump()),
+        absl::StrCat("unknown key ", ShownValue(key), "; known: ", absl::StrJoin(known, ", ")));
+  }
+  return absl::OkStatus();
+}
+
+QuantizerSpec Rule::For(TensorRole role, Usage usage) const {
+  return recipe.has_value() ? recipe->QuantizerFor(role).spec(usage) : spec;
+}
+
+std::string WithoutVoidKnobs(std::string_view text) {
+  absl::StatusOr<Json> json = ParseJson(text);
+  if (!json.ok()) return std::string(text);
+  DropVoidKnobs(*json);
+  return json->dump();
+}
+
+absl::StatusOr<Rule> ParseRule(const Json& json) {
+  if (json.is_string()) return RecipeRule(json.get<std::string>(), {});
+  if (json.is_object() && json.contains("format")) return SpecRule(json);
+  if (json.is_object()) return NamedRule(json);
+  return Refuse("", ShownValue(json.dump()),
+                "a quantizer is the name of a recipe, {\"name\": ..., \"knobs\": {...}} or "
+                "{\"format\": ...}");
+}
+
+absl::StatusOr<Rule> ParseRuleText(std::string_view text) {
+  if (!text.starts_with("{")) return RecipeRule(std::string(text), {});
+  QG_ASSIGN_OR_RETURN(const Json json, ParseJson(text));
+  return ParseRule(json);
+}
+
+}  // namespace quantgate

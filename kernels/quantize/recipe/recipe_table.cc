@@ -1,0 +1,314 @@
+#include "kernels/quantize/recipe/recipe_table.h"
+
+#include <charconv>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace quantgate {
+namespace {
+
+using Choices = std::vector<std::string_view>;
+
+const Choices kFalseTrue = {"false", "true"};
+const Choices kTrueFalse = {"true", "false"};
+constexpr std::string_view kPureE5m2 =
+    "pure E5M2 training is refused: e5m2 is for gradients, with fp8_format=hybrid";
+
+Knob Choice(std::string_view name, Choices choices, std::string_view summary) {
+  return {name, KnobKind::kChoice, std::move(choices), summary};
+}
+
+Knob BackwardOverrideKnob() {
+  Knob knob = Choice(
+      "backward_override", {"none", "high_precision", "dequantized"},
+      "operands of dgrad and wgrad: quantized, the originals, or the dequantized rowwise copies");
+  knob.synonyms = {{"default", "none"}, {"unquant", "high_precision"}, {"dequant", "dequantized"}};
+  return knob;
+}
+
+Knob ActivationKnob() {
+  return Choice("activation_dtype", {"input", "f32", "bf16", "f16"},
+                "dtype of activations and high-precision GEMMs; input: the dtype of x");
+}
+
+/// Where CommonKnobs puts scale_rule.
+constexpr size_t kScaleRuleKnob = 2;
+
+/// The knobs that every recipe of one format has.
+std::vector<Knob> CommonKnobs(Choices scale_rules, std::string_view scale_summary,
+                              Choices roundings = {"nearest_even", "nearest_away"},
+                              Choices overflows = {"saturate", "nan"}) {
+  return {
+      BackwardOverrideKnob(),
+      ActivationKnob(),
+      Choice("scale_rule", std::move(scale_rules), scale_summary),
+      Choice("element_rounding", std::move(roundings), "rounding of the element cast"),
+      Choice("overflow", std::move(overflows),
+             "elements beyond the largest finite value: to it, or to NaN (E5M2: infinity)"),
+  };
+}
+
+std::vector<Knob> Fp32ScaleKnobs() {
+  return CommonKnobs({"divide", "reciprocal"},
+                     "fp32 scale: max / amax, or by the rounded reciprocal of max");
+}
+
+/// Without codes there is nothing that the rules of codes could be of.
+std::vector<Knob> Bf16Knobs() {
+  std::vector<Knob> knobs = Fp32ScaleKnobs();
+  for (Knob& knob : knobs) {
+    knob.is_void = knob.name != "backward_override" && knob.name != "activation_dtype";
+  }
+  return knobs;
+}
+
+Knob Fp8FormatKnob(Choices choices) {
+  Knob knob =
+      Choice("fp8_format", std::move(choices), "hybrid: e4m3 forward, e5m2 gradients; e4m3: both");
+  knob.reason = kPureE5m2;
+  return knob;
+}
+
+Knob EpsilonKnob() {
+  return {"amax_epsilon", KnobKind::kNonNegativeFloat, {"0"}, "floor of the amax"};
+}
+
+Knob IntegerKnob(std::string_view name, std::string_view default_value, int64_t minimum,
+                 int64_t maximum, std::string_view summary) {
+  Knob knob = {name, KnobKind::kInteger, {default_value}, summary};
+  knob.minimum = minimum;
+  knob.maximum = maximum;
+  return knob;
+}
+
+/// A knob and its _input, _weight and _grad variants.
+void AddPerTensor(std::vector<Knob>& knobs, const Knob& common,
+                  std::vector<std::string_view> names) {
+  knobs.push_back(common);
+  for (const std::string_view name : names) {
+    Knob knob = common;
+    knob.name = name;
+    knob.inherits = common.name;
+    knobs.push_back(knob);
+  }
+}
+
+RecipeTable Fp8Delayed() {
+  std::vector<Knob> knobs =
+      CommonKnobs({"divide"}, "fp32 scale: max / amax, by the rule of `update`");
+  knobs[0].choices = {"none"};
+  knobs[0].synonyms = {{"default", "none"}};
+  knobs[0].reason = "delayed scaling has no backward override";
+  knobs.push_back(Fp8FormatKnob({"hybrid", "e4m3"}));
+  knobs.push_back(IntegerKnob("margin", "0", -kDelayedMarginMax, kDelayedMarginMax,
+                              "scales stay this many powers of two below the maximum"));
+  knobs.push_back(IntegerKnob("amax_history_len", "1024", 1, kAmaxHistoryLengthMax,
+                              "steps that the maximum looks back over"));
+  knobs.push_back(
+      Choice("amax_compute_algo", {"max", "most_recent"}, "what of the history counts"));
+  knobs.push_back(Choice("update", {"fused", "unfused"},
+                         "the kernel's update, or torch's: they differ at amax 0 and NaN"));
+  knobs.push_back(Choice("reduce_amax", kTrueFalse,
+                         "maximum over the ranks before the update; one rank: none"));
+  return {RecipeKind::kDelayed, "fp8_delayed",
+          "FP8 with one scale per tensor, from the amaxes of earlier steps", std::move(knobs)};
+}
+
+RecipeTable Fp8Current() {
+  std::vector<Knob> knobs = Fp32ScaleKnobs();
+  knobs.push_back(Fp8FormatKnob({"hybrid", "e4m3"}));
+  AddPerTensor(knobs, Choice("power_2_scales", kFalseTrue, "scales rounded down to a power of two"),
+               {"power_2_scales_input", "power_2_scales_weight", "power_2_scales_grad"});
+  AddPerTensor(knobs, EpsilonKnob(),
+               {"amax_epsilon_input", "amax_epsilon_weight", "amax_epsilon_grad"});
+  knobs.push_back(Choice("split_accumulator_fprop", kFalseTrue,
+                         "fprop adds partial sums in fp32 every 128 of K"));
+  knobs.push_back(Choice("split_accumulator_dgrad", kTrueFalse, "the same of dgrad"));
+  knobs.push_back(Choice("split_accumulator_wgrad", kTrueFalse, "the same of wgrad"));
+  return {RecipeKind::kBase, "fp8_current",
+          "FP8 with one scale per tensor, from the tensor's own amax", std::move(knobs)};
+}
+
+RecipeTable Fp8Block() {
+  std::vector<Knob> knobs = Fp32ScaleKnobs();
+  knobs.push_back(Fp8FormatKnob({"e4m3", "hybrid"}));
+  knobs.push_back(Choice("power_2_scales", kTrueFalse, "scales rounded down to a power of two"));
+  knobs.push_back(EpsilonKnob());
+  knobs.push_back(Choice("x_block_dim", {"1", "2"}, "blocks of x: 1x128 or 128x128"));
+  knobs.push_back(Choice("w_block_dim", {"2", "1"}, "blocks of the weight"));
+  knobs.push_back(Choice("grad_block_dim", {"1", "2"}, "blocks of grad_output"));
+  return {RecipeKind::kBase, "fp8_block", "FP8 with fp32 scales of 1x128 or 128x128 blocks",
+          std::move(knobs)};
+}
+
+RecipeTable Mxfp8() {
+  std::vector<Knob> knobs = CommonKnobs(
+      {"round_up", "floor", "ceil", "even", "nearest"},
+      "E8M0 scale from amax / max; rceil is round_up, whose scales are torchao's of every "
+      "block without NaN and Inf");
+  knobs[kScaleRuleKnob].synonyms = {{"rceil", "round_up"}};
+  knobs.push_back(Fp8FormatKnob({"e4m3", "hybrid"}));
+  knobs.push_back(
+      Choice("enable_2d_quantization", kFalseTrue, "32x32 blocks for weights in place of 1x32"));
+  return {RecipeKind::kBase, "mxfp8", "FP8 with E8M0 scales of 1x32 blocks", std::move(knobs)};
+}
+
+RecipeTable Nvfp4() {
+  std::vector<Knob> knobs =
+      CommonKnobs({"two_level", "two_level_clamped", "single_level"},
+                  "E4M3 block scales under a tensor scale, the same never below the smallest, or "
+                  "without a tensor scale",
+                  {"nearest_even", "nearest_away", "stochastic"}, {"saturate"});
+  knobs.push_back(
+      Choice("disable_rht", kFalseTrue, "no Hadamard transform of columnwise x and grad_output"));
+  knobs.push_back(
+      Choice("disable_stochastic_rounding", kFalseTrue, "grad_output rounded as the others"));
+  knobs.push_back(
+      Choice("disable_2d_quantization", kFalseTrue, "1x16 blocks for weights in place of 16x16"));
+  knobs.push_back(Choice("row_scaled_activation", kFalseTrue,
+                         "one tensor scale per row of x; needs disable_rht=true"));
+  knobs.push_back(Choice("nvfp4_4over6", {"none", "weights", "activations", "all"},
+                         "blocks whose largest code is 4 where that errs less than 6"));
+  knobs.push_back(Choice("nvfp4_4over6_e4m3_max", {"256", "448"},
+                         "largest block scale under 4over6; 448 without"));
+  knobs.back().needs = "nvfp4_4over6";
+  knobs.push_back(
+      Choice("nvfp4_4over6_err_mode", {"mae", "mse"}, "the error that 4over6 compares"));
+  knobs.back().needs = "nvfp4_4over6";
+  return {RecipeKind::kBase, "nvfp4", "FP4 with E4M3 scales of 1x16 blocks and a tensor scale",
+          std::move(knobs)};
+}
+
+RecipeTable Hybrid() {
+  const auto rule = [](std::string_view name, std::string_view summary) {
+    return Knob{name, KnobKind::kRule, {"bf16"}, summary};
+  };
+  const auto direction = [](std::string_view name, std::string_view summary) {
+    return Knob{name, KnobKind::kDirection, {"gemm"}, summary};
+  };
+  return {
+      RecipeKind::kHybrid,
+      "hybrid",
+      "a recipe per GEMM, or a quantizer per role and direction",
+      {BackwardOverrideKnob(), ActivationKnob(), rule("fprop", "quantizes x and weight rowwise"),
+       rule("dgrad", "quantizes grad_output rowwise, weight columnwise"),
+       rule("wgrad", "quantizes x and grad_output columnwise"),
+       direction("input", "x by direction, in place of by GEMM"),
+       direction("weight", "the weight by direction"),
+       direction("grad_output", "grad_output by direction"),
+       Choice("columnwise_source", {"original", "rowwise_dequantized"},
+              "what columnwise copies are quantized from")}};
+}
+
+RecipeTable Custom() {
+  return {RecipeKind::kCustom,
+          "custom",
+          "a list of role -> quantizer rules, the first that fits",
+          {BackwardOverrideKnob(),
+           ActivationKnob(),
+           {"rules", KnobKind::kRules, {R"([{"quantizer":"bf16"}])"}, "the rules, as JSON"}}};
+}
+
+}  // namespace
+
+const std::vector<RecipeTable>& RecipeTables() {
+  static const auto& tables = *new std::vector<RecipeTable>{
+      {RecipeKind::kBase, "bf16", "no quantization: GEMMs in the activation dtype (f32: tf32)",
+       Bf16Knobs()},
+      Fp8Delayed(),
+      Fp8Current(),
+      Fp8Block(),
+      Mxfp8(),
+      Nvfp4(),
+      Hybrid(),
+      Custom(),
+  };
+  return tables;
+}
+
+const RecipeTable* FindRecipeTable(std::string_view name) {
+  for (const RecipeTable& table : RecipeTables()) {
+    if (table.name == name) return &table;
+  }
+  return nullptr;
+}
+
+const Knob* FindKnob(const RecipeTable& table, std::string_view name) {
+  for (const Knob& knob : table.knobs) {
+    if (knob.name == name) return &knob;
+  }
+  return nullptr;
+}
+
+std::string KnobValuesText(const Knob& knob) {
+  switch (knob.kind) {
+    case KnobKind::kChoice: {
+      std::string text;
+      for (const std::string_view choice : knob.choices) {
+        absl::StrAppend(&text, text.empty() ? "" : "|", std::string(choice));
+      }
+      return text;
+    }
+    case KnobKind::kNonNegativeFloat:
+      return "float >= 0";
+    case KnobKind::kInteger:
+      return absl::StrCat("integer ", knob.minimum, " to ", knob.maximum);
+    case KnobKind::kRule:
+      return "a recipe or JSON";
+    case KnobKind::kDirection:
+      return "gemm or JSON";
+    case KnobKind::kRules:
+      return "JSON";
+  }
+  return "";
+}
+
+std::string FloatText(float value) {
+  char text[32];
+  const auto [end, error] = std::to_chars(text, text + sizeof(text), value);
+  return std::string(text, end);
+}
+
+std::optional<float> ParseNonNegativeFloat(std::string_view text) {
+  float value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  if (!std::isfinite(value) || value < 0) return std::nullopt;
+  return value == 0 ? 0.0f : value;  // Drops the sign of -0.
+}
+
+std::optional<std::string> CanonicalKnobValue(const Knob& knob, std::string_view value) {
+  if (knob.kind == KnobKind::kNonNegativeFloat) {
+    const std::optional<float> parsed = ParseNonNegativeFloat(value);
+    if (!parsed) return std::nullopt;
+    return FloatText(*parsed);
+  }
+  if (knob.kind == KnobKind::kInteger) {
+    int64_t parsed = 0;
+    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), parsed);
+    const bool is_whole = error == std::errc() && end == value.data() + value.size();
+    if (!is_whole || parsed < knob.minimum || parsed > knob.maximum) return std::nullopt;
+    return absl::StrCat(parsed);
+  }
+  for (const auto& [accepted, canonical] : knob.synonyms) {
+    if (accepted == value) return std::string(canonical);
+  }
+  // Dtypes have other names too.
+  const absl::StatusOr<DType> dtype = ParseDType(value);
+  for (const std::string_view choice : knob.choices) {
+    if (choice == value || (dtype.ok() && choice == DTypeName(*dtype))) return std::string(choice);
+  }
+  return std::nullopt;
+}
+
+std::string ShownValue(std::string_view value) {
+  return absl::StrCat("\"", std::string(value.substr(0, 80)), "\"");
+}
+
+std::string KnobField(std::string_view name) {
+  return absl::StrCat("knobs[", ShownValue(name), "]");
+}
+
+}  // namespace quantgate

@@ -1,0 +1,357 @@
+#include "kernels/training/parallel/parallel_checks.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <set>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/comm/group/world.h"
+#include "kernels/layer/amax_reduction.h"
+#include "kernels/layer/experts/expert_run.h"
+#include "kernels/layer/layer_sharding.h"
+#include "kernels/training/sharding/state_sharding.h"
+
+namespace quantgate {
+namespace {
+
+absl::Status CheckCounts(const ParallelSpec& parallel) {
+  const auto check = [](const char* field, int count) {
+    if (count >= 1 && count <= kWorldSizeMax) return absl::OkStatus();
+    return Refuse(absl::StrCat("parallel.", field), absl::StrCat(count),
+                  absl::StrCat("from 1 to ", kWorldSizeMax));
+  };
+  QG_RETURN_IF_ERROR(check("tensor_parallel", parallel.tensor_parallel));
+  QG_RETURN_IF_ERROR(check("data_parallel", parallel.data_parallel));
+  QG_RETURN_IF_ERROR(check("expert_parallel", parallel.expert_parallel));
+  if (parallel.expert_parallel > 1 && parallel.tensor_parallel > 1) {
+    return Refuse("parallel.tensor_parallel", absl::StrCat(parallel.tensor_parallel),
+                  "with expert_parallel the ranks of a copy divide experts alone, and are "
+                  "copies of all other layers");
+  }
+  if (parallel.size() >= 2 && parallel.size() <= kWorldSizeMax) return absl::OkStatus();
+  return Refuse("parallel", parallel.Label(),
+                absl::StrCat("tensor_parallel or expert_parallel, times data_parallel, is "
+                             "the number of ranks, 2 to ",
+                             kWorldSizeMax));
+}
+
+absl::Status CheckOptions(const ParallelSpec& parallel) {
+  if (parallel.profile.kind == ReductionKind::kNccl &&
+      parallel.backend != CollectiveBackend::kNccl) {
+    return Refuse("parallel.reduction_profile", "nccl", "the library's own sum needs backend nccl");
+  }
+  if (parallel.fully_sharded && parallel.data_parallel == 1) {
+    return Refuse("parallel.fully_sharded", "true",
+                  "it divides weights over data_parallel copies, of which there is 1");
+  }
+  if (!parallel.fully_sharded && !parallel.reshard_after_forward) {
+    return Refuse("parallel.reshard_after_forward", "false", "it is of fully_sharded");
+  }
+  if (parallel.tensor_parallel > 1) return absl::OkStatus();
+  if (parallel.sequence_parallel) {
+    return Refuse("parallel.sequence_parallel", "true",
+                  "it divides rows over tensor_parallel ranks, of which there is 1");
+  }
+  if (parallel.overlap.has_value()) {
+    return Refuse("parallel.overlap", parallel.overlap->Text(),
+                  "what overlaps is among tensor_parallel ranks, of which there is 1");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckDistributedOptimizer(const SessionSpec& spec) {
+  const ParallelSpec& parallel = *spec.parallel;
+  if (!parallel.distributed_optimizer) return absl::OkStatus();
+  const auto refuse = [](const std::string& rule) {
+    return Refuse("parallel.distributed_optimizer", "true", rule);
+  };
+  if (parallel.data_parallel == 1) {
+    return refuse("it divides masters over data_parallel copies, of which there is 1");
+  }
+  if (parallel.fully_sharded) {
+    return refuse("copies that are fully_sharded have rows of masters and moments already");
+  }
+  if (spec.optimizer.kind == OptimizerSpec::Kind::kNone) {
+    return Refuse("optimizer", "none", "parallel.distributed_optimizer needs one");
+  }
+  if (spec.masters == Masters::kF32) return absl::OkStatus();
+  return Refuse("masters", std::string(MastersName(spec.masters)),
+                "parallel.distributed_optimizer divides fp32 masters: f32");
+}
+
+std::string FieldOf(size_t layer) { return absl::StrCat("layers[", layer, "].layer"); }
+
+absl::Status CheckLayerModes(const LayerSpec& layer, const std::string& field, bool is_divided) {
+  if (!is_divided) {
+    if (!HasParallelMode(layer)) return absl::OkStatus();
+    return Refuse(field + ".parallel_mode", "given",
+                  "it divides weights over parallel.tensor_parallel ranks, of which there is 1");
+  }
+  if (!layer.traits().has_operations || !HasParallelMode(layer)) return absl::OkStatus();
+  for (size_t i = 0; i < layer.operations.size(); ++i) {
+    const OperationSpec& operation = layer.operations[i];
+    const bool is_left_out = operation.kind == OperationKind::kBasicLinear &&
+                             operation.parallel_mode == ParallelMode::kNone;
+    if (!is_left_out) continue;
+    return Refuse(absl::StrCat(field, ".operations[", i, "].parallel_mode"), "none",
+                  "of a chain with a divided weight every basic_linear is divided");
+  }
+  return absl::OkStatus();
+}
+
+std::string TextOf(const RankLayout& layout) {
+  if (layout.divides_rows) return "divided along its rows";
+  return layout.columns.dim == -1 ? "whole" : "divided along its columns";
+}
+
+absl::Status CheckLayouts(const SessionSpec& spec) {
+  for (size_t i = 1; i < spec.layers.size(); ++i) {
+    const RankLayout given = OutputLayout(spec, i - 1), taken = InputLayout(spec, i);
+    if (given == taken) continue;
+    return Refuse(FieldOf(i) + ".parallel_mode",
+                  std::string(ParallelModeName(spec.layers[i].spec.parallel_mode)),
+                  absl::StrCat("on each rank its x is ", TextOf(taken), ", and what layer ",
+                               spec.layers[i - 1].name, " gives is ", TextOf(given)));
+  }
+  return absl::OkStatus();
+}
+
+/// Every row is numbered before anything else is known of it.
+absl::Status CheckRoutedRows(const std::string& field, const std::vector<int64_t>& m_splits) {
+  int64_t rows = 0;
+  for (size_t i = 0; i < m_splits.size(); ++i) {
+    const int64_t split = m_splits[i];
+    if (split >= 0 && split <= kRoutedRowsMax - rows) {
+      rows += split;
+      continue;
+    }
+    return Refuse(absl::StrCat(field, "[", i, "]"), absl::StrCat(split),
+                  absl::StrCat("on several ranks they are at least 0 and add up to "
+                               "at most ",
+                               kRoutedRowsMax));
+  }
+  return absl::OkStatus();
+}
+
+/// That two layers route the same rows.
+absl::Status CheckSameSplits(const std::string& field, const std::vector<int64_t>& m_splits,
+                             const SessionLayer& first) {
+  const std::vector<int64_t>& expected = first.spec.m_splits;
+  const size_t count = std::max(m_splits.size(), expected.size());
+  const auto text = [](const std::vector<int64_t>& splits, size_t i) {
+    return i < splits.size() ? absl::StrCat(splits[i]) : std::string("absent");
+  };
+  for (size_t i = 0; i < count; ++i) {
+    if (text(m_splits, i) == text(expected, i)) continue;
+    return Refuse(absl::StrCat(field, "[", i, "]"), text(m_splits, i),
+                  absl::StrCat("on several ranks all grouped_linear layers have the same, "
+                               "and in layer ",
+                               first.name, " it is ", text(expected, i)));
+  }
+  return absl::OkStatus();
+}
+
+/// What communicates at all, that it may overlap.
+absl::Status CheckOverlapHasLayers(const SessionSpec& spec) {
+  if (!spec.parallel->overlap.has_value()) return absl::OkStatus();
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    if (HasParallelMode(spec.layers[i].spec) && !DividesExpertWeights(spec, i)) {
+      return absl::OkStatus();
+    }
+  }
+  return Refuse("parallel.overlap", spec.parallel->overlap->Text(),
+                "every divided layer is a grouped_linear, which communicates nothing that "
+                "could be hidden");
+}
+
+/// Under sequence parallelism the ranks of every copy divide its rows of the batch.
+absl::Status CheckRowsOfCopies(const SessionSpec& spec, size_t layer) {
+  const ParallelSpec& parallel = *spec.parallel;
+  for (int copy = 0; parallel.sequence_parallel && copy < parallel.data_parallel; ++copy) {
+    const LayerSpec of_copy = LayerOfCopy(spec.layers[layer].spec, parallel.data_parallel, copy);
+    const int64_t rows =
+        std::accumulate(of_copy.m_splits.begin(), of_copy.m_splits.end(), int64_t{0});
+    if (rows % parallel.tensor_parallel == 0) continue;
+    return Refuse(FieldOf(layer) + ".m_splits",
+                  absl::StrCat(rows, " rows of copy ", copy, " of ", parallel.data_parallel),
+                  absl::StrCat("under sequence_parallel the ", parallel.tensor_parallel,
+                               " ranks of a copy divide its rows evenly"));
+  }
+  return absl::OkStatus();
+}
+
+/// Where ranks divide experts or their rows: each has an expert at least, and all layers route the
+/// same rows.
+absl::Status CheckExperts(const SessionSpec& spec) {
+  const int ranks = spec.parallel->expert_parallel;
+  const SessionLayer* first = nullptr;
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    const LayerSpec& layer = spec.layers[i].spec;
+    if (!layer.traits().has_experts) continue;
+    const std::string field = FieldOf(i) + ".m_splits";
+    if (layer.m_splits.size() < static_cast<size_t>(ranks)) {
+      return Refuse(field, absl::StrCat(layer.m_splits.size(), " experts"),
+                    absl::StrCat("each of the ", ranks, " ranks has an expert at least"));
+    }
+    if (first == nullptr) first = &spec.layers[i];
+    QG_RETURN_IF_ERROR(CheckRoutedRows(field, layer.m_splits));
+    if (!RoutesRows(spec)) continue;
+    QG_RETURN_IF_ERROR(CheckSameSplits(field, layer.m_splits, *first));
+    QG_RETURN_IF_ERROR(CheckRowsOfCopies(spec, i));
+  }
+  if (first == nullptr && ranks == 1) return absl::OkStatus();
+  if (first != nullptr) return absl::OkStatus();
+  return Refuse("parallel.expert_parallel", absl::StrCat(ranks),
+                "no layer is a grouped_linear, so that there are no experts to divide");
+}
+
+bool QuantizesNothing(const LayerSpec& layer) {
+  return layer.traits().has_operations &&
+         std::none_of(layer.operations.begin(), layer.operations.end(), [](const auto& operation) {
+           return operation.kind == OperationKind::kBasicLinear ||
+                  operation.kind == OperationKind::kQuantize;
+         });
+}
+
+/// What a session's forwards quantize.
+QuantizedLayers QuantizedLayersOf(const SessionSpec& spec) {
+  const bool has_experts_alone =
+      std::all_of(spec.layers.begin(), spec.layers.end(), [](const SessionLayer& layer) {
+        return layer.spec.traits().has_experts || QuantizesNothing(layer.spec);
+      });
+  return has_experts_alone ? QuantizedLayers::kExpertsAlone : QuantizedLayers::kAny;
+}
+
+/// Whether lists with copies of one part of the layers have the same parts, so that the largest of
+/// the parts' amaxes is the same in all of them. So it is in groups of every other kind.
+bool HaveSameParts(const AmaxGroup& group, int tensor_parallel) {
+  std::map<int, std::set<int>> others;  // By part: those beside it, itself among them.
+  for (const std::vector<int>& list : group.ranks) {
+    std::set<int> parts;
+    for (const int rank : list) parts.insert(rank % tensor_parallel);
+    for (const int part : parts) {
+      if (others.try_emplace(part, parts).first->second != parts) return false;
+    }
+  }
+  return true;
+}
+
+/// Of weights that are held quantized: what a group's amax is put under can have one, and copies
+/// that divide a weight make its codes under one scale.
+absl::Status CheckGroupOfHeldWeights(const SessionSpec& spec, const Recipe& recipe) {
+  const ParallelSpec& parallel = *spec.parallel;
+  const AmaxGroup& group = AmaxGroupOf(parallel.amax_groups, TensorRole::kWeight);
+  const bool is_divided = parallel.fully_sharded || parallel.distributed_optimizer;
+  for (const SessionLayer& layer : spec.layers) {
+    if (spec.weights != WeightStorage::kQuantized) break;
+    const Recipe of_layer = RecipeOfLayer(layer.spec, recipe);
+    QG_RETURN_IF_ERROR(CheckAmaxesOfRole("parallel.", parallel.amax_groups, TensorRole::kWeight,
+                                         of_layer.QuantizerFor(TensorRole::kWeight),
+                                         {true, !spec.built_without_grad}));
+  }
+  const bool is_of_codes = spec.weights == WeightStorage::kQuantized && !recipe.is_delayed();
+  if (!is_divided || !is_of_codes || HaveSameParts(group, parallel.tensor_parallel)) {
+    return absl::OkStatus();
+  }
+  return Refuse(
+      "parallel." + AmaxGroupField(TensorRole::kWeight), group.Text(),
+      absl::StrCat("the copies (",
+                   parallel.fully_sharded ? "fully_sharded" : "distributed_optimizer",
+                   ") quantize pieces of one weight, whose codes are joined under one scale: lists "
+                   "with copies of a tensor-parallel part have the same parts"));
+}
+
+/// "rank0", as a rank's own tensors begin.
+bool IsRankName(const std::string& name) {
+  return absl::StartsWith(name, "rank") && name.size() == 5 && name[4] >= '0' && name[4] <= '9';
+}
+
+}  // namespace
+
+absl::Status CheckSessionRanks(const SessionSpec& spec) {
+  if (spec.parallel.has_value()) {
+    QG_RETURN_IF_ERROR(CheckCounts(*spec.parallel));
+    QG_RETURN_IF_ERROR(CheckOptions(*spec.parallel));
+    QG_RETURN_IF_ERROR(CheckDistributedOptimizer(spec));
+    QG_RETURN_IF_ERROR(CheckSessionAmaxGroups(spec, spec.recipe));
+  }
+  const bool is_divided = spec.parallel.has_value() && spec.parallel->tensor_parallel > 1;
+  bool has_mode = false;
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    const LayerSpec& layer = spec.layers[i].spec;
+    QG_RETURN_IF_ERROR(CheckLayerModes(layer, FieldOf(i), is_divided));
+    has_mode |= HasParallelMode(layer);
+    if (!spec.parallel.has_value()) continue;
+    if (IsRankName(spec.layers[i].name)) {
+      return Refuse(absl::StrCat("layers[", i, "].name"), spec.layers[i].name,
+                    "the ranks' own tensors begin with it");
+    }
+  }
+  if (spec.parallel.has_value()) QG_RETURN_IF_ERROR(CheckExperts(spec));
+  if (!is_divided) return absl::OkStatus();
+  if (!has_mode) {
+    return Refuse("parallel.tensor_parallel", absl::StrCat(spec.parallel->tensor_parallel),
+                  "no layer has a parallel_mode, so that there is nothing to divide");
+  }
+  QG_RETURN_IF_ERROR(CheckOverlapHasLayers(spec));
+  return CheckLayouts(spec);
+}
+
+absl::Status CheckSessionAmaxGroups(const SessionSpec& spec, const Recipe& recipe) {
+  const AmaxGroups& groups = spec.parallel->amax_groups;
+  QG_RETURN_IF_ERROR(
+      CheckAmaxGroups("parallel.", groups, *spec.parallel, recipe, QuantizedLayersOf(spec)));
+  return CheckGroupOfHeldWeights(spec, recipe);
+}
+
+absl::Status CheckForwardAmaxGroups(const AmaxGroups& groups, const SessionSpec& spec,
+                                    const Recipe& recipe) {
+  const auto weight = groups.find(TensorRole::kWeight);
+  const bool holds_codes = spec.weights == WeightStorage::kQuantized;
+  if (holds_codes && weight != groups.end() &&
+      (weight->second.is_named() ||
+       AmaxGroupOf(spec.parallel->amax_groups, TensorRole::kWeight).is_named())) {
+    return Refuse(AmaxGroupField(TensorRole::kWeight), weight->second.Text(),
+                  "weights are held quantized (weights), so that no forward quantizes one: "
+                  "their group is the session's (parallel.amax_groups)");
+  }
+  return CheckAmaxGroups("", groups, *spec.parallel, recipe, QuantizedLayersOf(spec));
+}
+
+absl::Status CheckNoAmaxGroups(const ForwardStep& step) {
+  if (step.amax_groups.empty()) return absl::OkStatus();
+  const auto& [role, group] = *step.amax_groups.begin();
+  return Refuse(AmaxGroupField(role), group.Text(), "a session of one rank has no groups");
+}
+
+absl::Status CheckOneRank(const SessionSpec& spec) {
+  if (!spec.parallel.has_value()) return absl::OkStatus();
+  return Refuse("parallel", spec.parallel->Label(), "a session of one rank has none");
+}
+
+absl::Status CheckDividesRows(const std::string& field, const Tensor& tensor,
+                              const ParallelSpec& parallel, bool divides_rows) {
+  const int parts = divides_rows ? parallel.size() : parallel.data_parallel;
+  if (parts == 1) return absl::OkStatus();
+  if (tensor.has_value() && tensor.rank() >= 2 && tensor.shape()[0] % parts == 0) {
+    return absl::OkStatus();
+  }
+  return Refuse(field, tensor.has_value() ? TensorText(tensor) : "absent",
+                absl::StrCat("it must have a rank of at least 2 and a dim 0 that the ", parts,
+                             " parts of the batch divide"));
+}
+
+absl::Status CheckIsRoutedRows(const std::string& field, const Tensor& tensor, int64_t rows) {
+  if (tensor.has_value() && tensor.rank() == 2 && tensor.shape()[0] == rows) {
+    return absl::OkStatus();
+  }
+  return Refuse(field, tensor.has_value() ? TensorText(tensor) : "absent",
+                absl::StrCat("on several ranks it must have a rank of 2 and the ", rows,
+                             " rows that the m_splits of grouped_linear add up to"));
+}
+
+}  // namespace quantgate

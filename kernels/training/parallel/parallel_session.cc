@@ -1,0 +1,188 @@
+#include "kernels/training/parallel/parallel_session.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/training/checkpoint/checkpoint_format.h"
+#include "kernels/training/parallel/parallel_checks.h"
+#include "kernels/training/parallel/parallel_member.h"
+
+namespace quantgate {
+
+absl::Status ParallelSession::CheckBytes(int64_t before) const {
+  const int64_t held = bytes();
+  if (held <= bytes_max_ || held <= before) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("session: ", held, " bytes after this step; it may hold ", bytes_max_));
+}
+
+absl::Status ParallelSession::RunMembers(StepOnRank step, const Cancellation* cancellation,
+                                         std::vector<SessionStepResult>& results) {
+  const int64_t before = bytes();
+  QG_ASSIGN_OR_RETURN(const std::shared_ptr<const Moment> given, engine_.MarkMoment());
+  const auto run_rank = [&](Rank& rank) -> absl::Status {
+    const auto index = static_cast<size_t>(rank.index());
+    Member& mine = *members_[index];
+    QG_RETURN_IF_ERROR(mine.engine->WaitFor(*given));
+    QG_ASSIGN_OR_RETURN(results[index], step(rank, mine));
+    return absl::OkStatus();
+  };
+  QG_RETURN_IF_ERROR(world_->Run(run_rank, cancellation));
+  return CheckBytes(before);
+}
+
+absl::StatusOr<SessionStepResult> ParallelSession::Run(StepOnRank step,
+                                                       const Cancellation* cancellation) {
+  QG_RETURN_IF_ERROR(MakeRanks());
+  const std::function<void()> go_back = WayBack();
+  std::vector<SessionStepResult> results(members_.size());
+  const auto run_and_join = [&]() -> absl::StatusOr<SessionStepResult> {
+    QG_RETURN_IF_ERROR(RunMembers(step, cancellation, results));
+    return Joined(std::move(results), cancellation);
+  };
+  absl::StatusOr<SessionStepResult> joined = run_and_join();
+  if (joined.ok()) return joined;
+  go_back();
+  // A group that met an error makes no more calls.
+  for (const auto& member : members_) member->overlap = nullptr;
+  world_ = nullptr;
+  return joined;
+}
+
+absl::StatusOr<SessionStepResult> ParallelSession::Forward(const ForwardStep& step,
+                                                           const Cancellation* cancellation) {
+  const Layout layout = InputLayout();
+  QG_RETURN_IF_ERROR(CheckBatch("x", step.x, layout));
+  QG_RETURN_IF_ERROR(CheckForwardAmaxGroups(step.amax_groups, spec_, recipe()));
+  QG_RETURN_IF_ERROR(MakeRanks());
+  const std::set<std::string> lists_before = rank_lists_;
+  QG_RETURN_IF_ERROR(
+      UseAmaxGroups(WithGroupsOfCall(spec_.parallel->amax_groups, step.amax_groups)));
+  const auto forward = [&](Rank& rank, Member& mine) -> absl::StatusOr<SessionStepResult> {
+    // Of this call: those before it are others', and stay with their backwards.
+    if (!mine.steps.empty()) QG_RETURN_IF_ERROR(AttachStep(rank, mine, *mine.steps.front()));
+    ForwardStep part = step;
+    QG_ASSIGN_OR_RETURN(part.x, PartOf(*mine.engine, "x", step.x, layout, rank.index()));
+    return mine.session->Forward(part, rank.cancellation());
+  };
+  absl::StatusOr<SessionStepResult> result = Run(forward, cancellation);
+  // The world is made anew then, without the groups that only this call named.
+  if (!result.ok()) rank_lists_ = lists_before;
+  return result;
+}
+
+absl::StatusOr<SessionStepResult> ParallelSession::Backward(const BackwardStep& step,
+                                                            const Cancellation* cancellation) {
+  const Layout layout = OutputLayout();
+  QG_RETURN_IF_ERROR(CheckBatch("grad_output", step.grad_output, layout));
+  const auto backward = [&](Rank& rank, Member& mine) -> absl::StatusOr<SessionStepResult> {
+    BackwardStep part = step;
+    QG_ASSIGN_OR_RETURN(part.grad_output, PartOf(*mine.engine, "grad_output", step.grad_output,
+                                                 layout, rank.index()));
+    return mine.session->Backward(part, rank.cancellation());
+  };
+  return Run(backward, cancellation);
+}
+
+absl::StatusOr<SessionStepResult> ParallelSession::Wgrad(const Cancellation* cancellation) {
+  const auto wgrad = [](Rank& rank, Member& mine) {
+    return mine.session->Wgrad(rank.cancellation());
+  };
+  return Run(wgrad, cancellation);
+}
+
+absl::StatusOr<SessionStepResult> ParallelSession::Optimize(const OptimizerStep& step,
+                                                            const Cancellation* cancellation) {
+  const auto optimize = [&](Rank& rank, Member& mine) {
+    return mine.session->Optimize(step, rank.cancellation());
+  };
+  return Run(optimize, cancellation);
+}
+
+namespace {
+
+absl::StatusOr<SessionStepResult> NothingOf(const absl::Status& status) {
+  if (!status.ok()) return status;
+  return SessionStepResult();
+}
+
+}  // namespace
+
+absl::Status ParallelSession::ChangeRecipe(const Recipe& recipe, const Cancellation* cancellation) {
+  QG_RETURN_IF_ERROR(CheckSessionAmaxGroups(spec_, recipe));
+  const auto change = [&](Rank& rank, Member& mine) {
+    return NothingOf(mine.session->ChangeRecipe(recipe, rank.cancellation()));
+  };
+  const std::function<void()> go_back = WayBack();
+  // What overlaps follows the recipe; forwards in flight go on as they began.
+  for (const auto& member : members_) {
+    if (tp() > 1) {
+      member->UseStep(std::make_shared<ParallelStep>(StepOf(*spec_.parallel, recipe)));
+    }
+  }
+  const absl::Status status = Run(change, cancellation).status();
+  if (!status.ok()) go_back();
+  DropSteps();
+  return status;
+}
+
+absl::Status ParallelSession::Offload(const std::string& microbatch,
+                                      const Cancellation* cancellation) {
+  const auto offload = [&](Rank& rank, Member& mine) {
+    return NothingOf(mine.session->Offload(microbatch, rank.cancellation()));
+  };
+  return Run(offload, cancellation).status();
+}
+
+absl::Status ParallelSession::Reload(const std::string& microbatch,
+                                     const Cancellation* cancellation) {
+  const auto reload = [&](Rank& rank, Member& mine) {
+    return NothingOf(mine.session->Reload(microbatch, rank.cancellation()));
+  };
+  return Run(reload, cancellation).status();
+}
+
+absl::StatusOr<TensorFile> ParallelSession::Checkpoint(const Cancellation* cancellation) {
+  std::vector<std::shared_ptr<const SessionState>> held(members_.size());
+  const auto collect = [&](Rank& rank, Member& mine) -> absl::StatusOr<SessionStepResult> {
+    QG_ASSIGN_OR_RETURN(held[static_cast<size_t>(rank.index())],
+                        mine.session->StateOnHost(rank.cancellation()));
+    return SessionStepResult();
+  };
+  QG_RETURN_IF_ERROR(Run(collect, cancellation).status());
+  std::vector<SessionState> states;
+  for (const auto& state : held) states.push_back(*state);
+  return WriteCheckpointOfRanks(spec_, std::move(states));
+}
+
+const Recipe& ParallelSession::recipe() const { return members_[0]->session->recipe(); }
+int64_t ParallelSession::step_count() const { return members_[0]->session->step_count(); }
+std::vector<std::string> ParallelSession::microbatches() const {
+  return members_[0]->session->microbatches();
+}
+
+std::function<void()> ParallelSession::WayBack() {
+  std::vector<std::function<void()>> ways;
+  for (const auto& member : members_) {
+    ways.push_back(
+        [&member = *member, step = member->rank->step, go_back = member->session->WayBack()] {
+          member.rank->step = step;
+          // Those since then were of forwards that have not been done.
+          const auto last = std::find(member.steps.begin(), member.steps.end(), step);
+          if (last != member.steps.end()) member.steps.erase(member.steps.begin(), last);
+          go_back();
+        });
+  }
+  return [ways = std::move(ways)] {
+    for (const std::function<void()>& go_back : ways) go_back();
+  };
+}
+
+int64_t ParallelSession::bytes() const {
+  int64_t bytes = 0;
+  for (const auto& member : members_) bytes += member->session->bytes();
+  return bytes;
+}
+
+}  // namespace quantgate

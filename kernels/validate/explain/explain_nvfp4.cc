@@ -1,0 +1,81 @@
+#include "kernels/validate/explain/explain_nvfp4.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/numerics/hadamard.h"
+
+namespace quantgate {
+namespace {
+
+constexpr int64_t kBlockLength = 16;
+
+int64_t RoundedUp(int64_t length) {
+  return (length + kBlockLength - 1) / kBlockLength * kBlockLength;
+}
+
+}  // namespace
+
+std::string FourOverSixKnobs::Text() const {
+  return absl::StrCat("nvfp4_4over6_err_mode=", std::string(FourOverSixName(error)),
+                      ", nvfp4_4over6_e4m3_max=", e4m3_max);
+}
+
+absl::StatusOr<Tensor> PaddedToBlocks(const Tensor& f32) {
+  const int64_t rows = f32.rows(), columns = f32.columns();
+  const int64_t padded_rows = RoundedUp(rows), padded_columns = RoundedUp(columns);
+  if (padded_rows == rows && padded_columns == columns) return f32;
+  QG_ASSIGN_OR_RETURN(Tensor padded, Tensor::Allocate(DType::kF32, {padded_rows, padded_columns}));
+  float* to = padded.as<float>();
+  std::fill_n(to, padded.element_count(), 0.0f);
+  for (int64_t row = 0; row < rows; ++row) {
+    std::copy_n(f32.as<float>() + row * columns, columns, to + row * padded_columns);
+  }
+  return padded;
+}
+
+absl::StatusOr<Tensor> FourOverSixScaleCodes(const Tensor& padded, const FourOverSixKnobs& knobs,
+                                             int block_dim, Usage usage,
+                                             std::optional<float> global_amax,
+                                             const ExecutionContext& context) {
+  QuantizerSpec spec;
+  spec.format = QuantizerFormat::kNvfp4;
+  spec.element = DType::kF4E2M1x2;
+  spec.block_dim = block_dim;
+  spec.four_over_six = knobs.error;
+  spec.e4m3_max = knobs.e4m3_max;
+  spec.row_scaled = !global_amax.has_value();
+  QuantizeArguments arguments;
+  if (global_amax.has_value()) {
+    QG_ASSIGN_OR_RETURN(arguments.group_amax_rowwise, Tensor::FromScalar(*global_amax));
+    arguments.group_amax_columnwise = arguments.group_amax_rowwise;
+  }
+  const Usages usages = {usage == Usage::kRowwise, usage == Usage::kColumnwise};
+  QG_ASSIGN_OR_RETURN(const QuantizedTensor quantized,
+                      QuantizeCpu(padded, spec, usages, arguments, context));
+  return quantized.copy(usage)->scale_inv;
+}
+
+std::vector<float> HadamardTransformed(const std::vector<float>& values,
+                                       const ExecutionContext& context) {
+  std::vector<float> transformed(values.size());
+  const auto group_count = static_cast<int64_t>(values.size()) / kHadamardLength;
+  constexpr int64_t kGroupsAtOnce = 256;
+  ParallelFor(context, group_count, kGroupsAtOnce, [&](int64_t begin, int64_t end) {
+    for (int64_t group = begin; group < end; ++group) {
+      uint16_t g[kHadamardLength], y[kHadamardLength];
+      const int64_t first = group * kHadamardLength;
+      for (int i = 0; i < kHadamardLength; ++i) {
+        g[i] = static_cast<uint16_t>(EncodeFloat<BFloat16>(values[first + i]));
+      }
+      HadamardTransform(g, y);
+      for (int i = 0; i < kHadamardLength; ++i) {
+        transformed[first + i] = DecodeFloat<BFloat16>(y[i]);
+      }
+    }
+  });
+  return transformed;
+}
+
+}  // namespace quantgate

@@ -1,0 +1,192 @@
+#include "kernels/validate/reference/rounding_counts.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace quantgate {
+namespace {
+
+template <class F>
+constexpr std::array<float, 256> MakeValues() {
+  std::array<float, 256> values = {};
+  constexpr int kCodes = 1 << FormatConstants<F>::kBits;
+  for (int code = 0; code < 256; ++code) {
+    values[code] = DecodeFloat<F>(static_cast<uint8_t>(code % kCodes));
+  }
+  return values;
+}
+template <class F>
+constexpr std::array<float, 256> kCodeValues = MakeValues<F>();
+
+template <class F>
+constexpr CodeFormat MakeFormat(DType dtype, const char* name) {
+  return {dtype,
+          name,
+          [](float value, ElementRounding rounding, Overflow overflow) -> uint8_t {
+            return EncodeFloat<F>(value, rounding, overflow);
+          },
+          kCodeValues<F>.data(),
+          FormatConstants<F>::kSignMask,
+          FormatConstants<F>::kMaxFinite,
+          F::kSpecials != Specials::kNone};
+}
+
+constexpr CodeFormat kCodeFormats[] = {
+    MakeFormat<E4M3>(DType::kF8E4M3, "f8_e4m3"),   MakeFormat<E5M2>(DType::kF8E5M2, "f8_e5m2"),
+    MakeFormat<E2M3>(DType::kF6E2M3, "f6_e2m3"),   MakeFormat<E3M2>(DType::kF6E3M2, "f6_e3m2"),
+    MakeFormat<E2M1>(DType::kF4E2M1x2, "f4_e2m1"),
+};
+
+using Expected = std::array<uint8_t, kCodeRoundingCount>;
+
+Expected All(uint8_t code) {
+  Expected expected;
+  expected.fill(code);
+  return expected;
+}
+
+uint8_t& At(Expected& expected, CodeRounding rounding) {
+  return expected[static_cast<int>(rounding)];
+}
+
+/// Of a magnitude between two codes; `nearest` is nearest_even's. Magnitude codes.
+Expected OfNeighbours(uint8_t lower, uint8_t nearest, bool is_tie, bool is_negative) {
+  const auto upper = static_cast<uint8_t>(lower + 1);
+  Expected expected = All(nearest);
+  At(expected, CodeRounding::kTowardZero) = lower;
+  At(expected, CodeRounding::kAwayFromZero) = upper;
+  if (!is_tie) return expected;
+  At(expected, CodeRounding::kNearestAway) = upper;
+  At(expected, CodeRounding::kNearestTowardZero) = lower;
+  At(expected, CodeRounding::kNearestOdd) = nearest == lower ? upper : lower;
+  At(expected, CodeRounding::kNearestUp) = is_negative ? lower : upper;
+  At(expected, CodeRounding::kNearestDown) = is_negative ? upper : lower;
+  return expected;
+}
+
+/// Of a value beyond the largest finite code. A tie there is told for even and away alone.
+Expected OfOverflow(const CodeFormat& format, Overflow overflow, float scaled, uint8_t sign) {
+  const auto largest = static_cast<uint8_t>(sign | format.max);
+  if (overflow == Overflow::kSaturate) return All(largest);
+  Expected expected = All(format.encode(scaled, ElementRounding::kNearestEven, overflow));
+  At(expected, CodeRounding::kNearestAway) =
+      format.encode(scaled, ElementRounding::kNearestAway, overflow);
+  At(expected, CodeRounding::kTowardZero) = largest;
+  At(expected, CodeRounding::kAwayFromZero) =
+      format.encode(std::copysign(INFINITY, scaled), ElementRounding::kNearestEven, overflow);
+  return expected;
+}
+
+/// Every NaN code of a format is the same.
+bool IsSame(const CodeFormat& format, uint8_t a, uint8_t b) {
+  return a == b || (format.has_nan && std::isnan(format.values[a]) && std::isnan(format.values[b]));
+}
+
+void Keep(FirstMiss& first, int64_t at, uint8_t given, uint8_t expected) {
+  if (first.at < 0) first = {at, given, expected};
+}
+
+void CountRules(std::array<RuleCount, kCodeRoundingCount>& rules, const CodeFormat& format,
+                const Expected& expected, uint8_t given, int64_t at) {
+  for (int i = 0; i < kCodeRoundingCount; ++i) {
+    rules[i].telling += !IsSame(format, expected[i], expected[0]);
+    if (IsSame(format, expected[i], given)) {
+      ++rules[i].matches;
+    } else {
+      Keep(rules[i].first, at, given, expected[i]);
+    }
+  }
+}
+
+}  // namespace
+
+std::span<const CodeFormat> AllCodeFormats() { return kCodeFormats; }
+
+std::string_view CodeRoundingName(CodeRounding rounding) {
+  constexpr std::string_view kNames[kCodeRoundingCount] = {
+      "nearest_even", "nearest_away", "nearest_toward_zero", "nearest_odd",
+      "nearest_up",   "nearest_down", "toward_zero",         "away_from_zero"};
+  return kNames[static_cast<int>(rounding)];
+}
+
+void RoundingCounts::Add(const CodeFormat& format, Overflow overflow, float scaled, uint8_t given,
+                         int64_t at) {
+  ++count;
+  const uint8_t sign = std::signbit(scaled) ? format.sign : uint8_t(0);
+  if (scaled == 0) {
+    ++zeros;
+    const uint8_t expected[kZeroSignCount] = {sign, 0, format.sign};
+    for (int i = 0; i < kZeroSignCount; ++i) {
+      zero_signs[i].telling += expected[i] != sign;
+      if (given == expected[i]) {
+        ++zero_signs[i].matches;
+      } else {
+        Keep(zero_signs[i].first, at, given, expected[i]);
+      }
+    }
+    return;
+  }
+  const float magnitude = std::fabs(scaled);
+  const bool is_beyond = magnitude > format.values[format.max];
+  if (std::isnan(scaled) || is_beyond) {
+    overflowing += is_beyond;
+    const Expected expected =
+        is_beyond ? OfOverflow(format, overflow, scaled, sign)
+                  : All(format.encode(scaled, ElementRounding::kNearestEven, overflow));
+    CountRules(rules, format, expected, given, at);
+    if (is_beyond) {
+      const Expected other = OfOverflow(format, Overflow::kNan, scaled, sign);
+      for (int i = 0; i < kCodeRoundingCount; ++i) {
+        rules[i].overflow_telling += !format.has_nan || other[i] != (sign | format.max);
+      }
+    }
+    if (IsSame(format, expected[0], given)) {
+      ++neighbours;
+    } else {
+      Keep(first_stranger, at, given, expected[0]);
+    }
+    return;
+  }
+  const uint8_t nearest =
+      format.encode(magnitude, ElementRounding::kNearestEven, Overflow::kSaturate);
+  const float value = format.values[nearest];
+  if (value == magnitude) {
+    const auto code = static_cast<uint8_t>(sign | nearest);
+    CountRules(rules, format, All(code), given, at);
+    if (given == code) {
+      ++neighbours;
+    } else {
+      Keep(first_stranger, at, given, code);
+    }
+    return;
+  }
+  const auto lower = static_cast<uint8_t>(value > magnitude ? nearest - 1 : nearest);
+  const double below = format.values[lower];
+  const double fraction = (double(magnitude) - below) / (format.values[lower + 1] - below);
+  const bool is_tie = fraction == 0.5;
+  ++between;
+  ties += is_tie;
+  Expected expected = OfNeighbours(lower, nearest, is_tie, sign != 0);
+  for (uint8_t& code : expected) code |= sign;
+  CountRules(rules, format, expected, given, at);
+  const bool is_lower = given == (sign | lower), is_upper = given == (sign | (lower + 1));
+  if (!is_lower && !is_upper) return Keep(first_stranger, at, given, sign | lower);
+  ++neighbours;
+  fraction_chance.Add(fraction, is_upper);
+  eight_bits.Add(fraction, is_upper);
+  for (int i = 0; i < kCodeRoundingCount; ++i) {
+    if (expected[i] == given) continue;
+    ++(is_upper ? rules[i].step_up : rules[i].step_down);
+    rules[i].off_tie_max = std::max(rules[i].off_tie_max, std::fabs(fraction - 0.5));
+  }
+}
+
+ZeroSign RoundingCounts::BestZeroSign() const {
+  ZeroSign best = ZeroSign::kKept;
+  for (const ZeroSign sign : {ZeroSign::kPositive, ZeroSign::kNegative}) {
+    if (of(sign).matches > of(best).matches) best = sign;
+  }
+  return best;
+}
+
+}  // namespace quantgate

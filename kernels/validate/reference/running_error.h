@@ -1,0 +1,177 @@
+// RunningError: an expression in fp64, and how far its value in fp32 may lie from that (running
+// error analysis: Higham, "Accuracy and Stability of Numerical Algorithms", section 3.3). Written
+// over this type, a formula gives its own bound, element by element:
+//
+// - every fp32 operation rounds its result by at most u = 2^-24 of it, or by 2^-150 where a product
+//   or quotient is subnormal, on top of what its operands' errors make of it;
+// - exp, tanh and sigmoid are off by at most one ulp (2 u of the result, or 2^-149), on top of
+//   that (docs/numerics.md section 3);
+// - a pairwise sum of n values goes through d = ceil(log2 n) additions each: gamma_d of the sum of
+//   magnitudes (Higham, section 4.2);
+// - each fp64 operation adds its own 2^-53.
+//
+// Where an fp32 intermediate may overflow there is no bound: the error is infinite.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "kernels/gemm/bound/error_bound_element.h"
+
+namespace quantgate {
+
+struct RunningError {
+  double value = 0;
+  double error = 0;  ///< |fp32 - value|; infinite: anything.
+};
+
+namespace running_error {
+
+inline constexpr double kU = error_bound::kU;
+inline constexpr double kUnderflow = error_bound::kUnderflow;
+/// u and the fp64 operation's own rounding.
+inline constexpr double kRounding = kU + 0x1p-53;
+inline constexpr double kInfinity = error_bound::kInfinity;
+/// The smallest magnitude that fp32 rounds to infinity.
+inline constexpr double kOverflow = 0x1p128 - 0x1p103;
+
+/// One fp32 rounding of `value`, whose operands' errors make `propagated` of it; an error that
+/// cannot be told is infinite.
+inline RunningError Rounded(double value, double propagated, double underflow = 0) {
+  const double error = propagated + kRounding * (std::fabs(value) + propagated) + underflow;
+  const bool is_bounded = std::isfinite(value) && std::fabs(value) + error < kOverflow;
+  return {value, is_bounded ? error : kInfinity};
+}
+
+/// Of an operation whose value is NaN: fp32 gets one too, unless its operands may be others.
+inline RunningError NotANumber(const RunningError& a, const RunningError& b) {
+  const auto is_nan = [](const RunningError& x) {
+    return std::isnan(x.value) && std::isfinite(x.error);
+  };
+  const bool is_certain =
+      (std::isfinite(a.error) && std::isfinite(b.error)) || is_nan(a) || is_nan(b);
+  return {std::numeric_limits<double>::quiet_NaN(), is_certain ? 0 : kInfinity};
+}
+
+/// An infinity that fp32 has too, and not a value that may have overflowed.
+inline bool IsCertainlyInfinite(const RunningError& a) {
+  return std::isinf(a.value) && std::isfinite(a.error);
+}
+
+double Exp(double x);
+double Tanh(double x);
+double Sigmoid(double x);
+
+}  // namespace running_error
+
+/// A value that both sides have.
+inline RunningError Given(double value) { return {value, 0}; }
+
+inline RunningError operator-(const RunningError& a) { return {-a.value, a.error}; }
+inline RunningError operator+(const RunningError& a, const RunningError& b) {
+  using running_error::IsCertainlyInfinite;
+  const double value = a.value + b.value;
+  if (std::isnan(value)) return running_error::NotANumber(a, b);
+  const bool is_bounded = std::isfinite(a.error) && std::isfinite(b.error);
+  if (is_bounded && (IsCertainlyInfinite(a) || IsCertainlyInfinite(b))) return {value, 0};
+  return running_error::Rounded(value, a.error + b.error);
+}
+inline RunningError operator-(const RunningError& a, const RunningError& b) { return a + -b; }
+inline RunningError operator*(const RunningError& a, const RunningError& b) {
+  using running_error::IsCertainlyInfinite;
+  const double value = a.value * b.value;
+  if (std::isnan(value)) return running_error::NotANumber(a, b);
+  // A factor that may be 0 makes NaN of an infinity.
+  const bool have_signs = std::fabs(a.value) > a.error && std::fabs(b.value) > b.error;
+  if (have_signs && (IsCertainlyInfinite(a) || IsCertainlyInfinite(b))) return {value, 0};
+  const double propagated =
+      std::fabs(a.value) * b.error + std::fabs(b.value) * a.error + a.error * b.error;
+  return running_error::Rounded(value, propagated, running_error::kUnderflow);
+}
+inline RunningError operator/(const RunningError& a, const RunningError& b) {
+  const double value = a.value / b.value;
+  if (std::isnan(value)) return running_error::NotANumber(a, b);
+  const double divisor = std::fabs(b.value) - b.error;
+  if (!(divisor > 0)) return {value, running_error::kInfinity};
+  if (running_error::IsCertainlyInfinite(a)) return {value, 0};
+  return running_error::Rounded(value, (a.error + std::fabs(value) * b.error) / divisor,
+                                running_error::kUnderflow);
+}
+
+inline RunningError operator+(const RunningError& a, float b) { return a + Given(b); }
+inline RunningError operator+(float a, const RunningError& b) { return Given(a) + b; }
+inline RunningError operator-(const RunningError& a, float b) { return a - Given(b); }
+inline RunningError operator-(float a, const RunningError& b) { return Given(a) - b; }
+inline RunningError operator*(const RunningError& a, float b) { return a * Given(b); }
+inline RunningError operator*(float a, const RunningError& b) { return Given(a) * b; }
+inline RunningError operator/(float a, const RunningError& b) { return Given(a) / b; }
+
+/// |sqrt(a') - sqrt(a)| = |a' - a| / (sqrt(a') + sqrt(a)).
+inline RunningError Sqrt(const RunningError& a) {
+  const double root = std::sqrt(a.value);
+  if (std::isnan(root)) return running_error::NotANumber(a, a);
+  if (running_error::IsCertainlyInfinite(a)) return {root, 0};
+  const double propagated =
+      root > 0 ? std::min(a.error / root, std::sqrt(a.error)) : std::sqrt(a.error);
+  return running_error::Rounded(root, propagated);
+}
+
+/// exp(a') - exp(a) = exp(a) (exp(a' - a) - 1), and exp(t) - 1 <= t (1 + t) for t <= 1.
+inline RunningError Exp(const RunningError& a) {
+  if (std::isnan(a.value)) return running_error::NotANumber(a, a);
+  const double value = running_error::Exp(a.value);
+  const double grows = a.error <= 1 ? a.error * (1 + a.error) : running_error::kInfinity;
+  const double propagated = value > 0 ? value * grows : 0;
+  return running_error::Rounded(value, propagated + 2 * running_error::kU * (value + propagated) +
+                                           2 * running_error::kUnderflow);
+}
+
+/// tanh's slope at t is below 4 exp(-2 |t|), and 1.
+inline RunningError Tanh(const RunningError& a) {
+  if (std::isnan(a.value)) return running_error::NotANumber(a, a);
+  const double nearest = std::max(0.0, std::fabs(a.value) - a.error);
+  const double slope = std::min(1.0, 4 * running_error::Exp(-2 * nearest));
+  const double value = running_error::Tanh(a.value);
+  const double propagated = a.error > 0 ? std::min(2.0, a.error * slope) : 0;
+  return running_error::Rounded(value, propagated +
+                                           2 * running_error::kU * (std::fabs(value) + propagated) +
+                                           2 * running_error::kUnderflow);
+}
+
+/// sigmoid's slope at t is below exp(-|t|), and 1/4.
+inline RunningError Sigmoid(const RunningError& a) {
+  if (std::isnan(a.value)) return running_error::NotANumber(a, a);
+  const double nearest = std::max(0.0, std::fabs(a.value) - a.error);
+  const double slope = std::min(0.25, running_error::Exp(-nearest));
+  const double value = running_error::Sigmoid(a.value);
+  const double propagated = a.error > 0 ? std::min(1.0, a.error * slope) : 0;
+  return running_error::Rounded(value, propagated + 2 * running_error::kU * (value + propagated) +
+                                           2 * running_error::kUnderflow);
+}
+
+/// The pairwise sum of values that arrive one by one, in any order.
+class RunningSum {
+ public:
+  void Add(const RunningError& term) {
+    ++count_;
+    if (!std::isfinite(term.value) && std::isfinite(term.error)) {
+      is_certain_ = true;
+      special_ += term.value;
+      return;
+    }
+    value_ += term.value;
+    magnitude_ += std::fabs(term.value) + term.error;
+    error_ += term.error;
+  }
+  RunningError Sum() const;
+
+ private:
+  double value_ = 0, magnitude_ = 0, error_ = 0;  // Of the terms that are not certainly special.
+  double special_ = 0;       // The sum of NaN and infinities that fp32 has too.
+  bool is_certain_ = false;  // There are such.
+  int64_t count_ = 0;
+};
+
+}  // namespace quantgate

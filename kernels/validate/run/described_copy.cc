@@ -1,0 +1,229 @@
+#include "kernels/validate/run/described_copy.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/quantize/quantized_outline.h"
+
+namespace quantgate {
+namespace {
+
+std::string DirectionField(Usage usage) {
+  return absl::StrCat("description.", std::string(UsageName(usage)));
+}
+
+absl::Status Doubt(Usage usage, const std::string& what) {
+  return RefuseAbsent(
+      DirectionField(usage),
+      absl::StrCat(what, "; say format, element, block_dim and e4m3_max (--format-hint)"));
+}
+
+/// The one format with such scales and elements; none where several have them, or no one.
+std::optional<QuantizerFormat> OnlyFormatOf(ScaleKind scales, DType element) {
+  std::optional<QuantizerFormat> only;
+  for (const ScalingTraits& traits : AllQuantizerFormats()) {
+    const bool has_element =
+        std::find(traits.elements.begin(), traits.elements.end(), element) != traits.elements.end();
+    if (traits.scales != scales || !has_element) continue;
+    if (only.has_value()) return std::nullopt;
+    only = traits.format;
+  }
+  return only;
+}
+
+/// What scales of this dtype and shape are; none of a dtype that scales do not have.
+std::optional<ScaleKind> ScaleKindOf(const Tensor& scale) {
+  if (scale.dtype() == DType::kF32) {
+    return scale.shape() == Shape{1} ? ScaleKind::kTensor : ScaleKind::kF32;
+  }
+  for (const ScaleKind scales : {ScaleKind::kE8m0, ScaleKind::kTwoLevel}) {
+    if (scale.dtype() == ScaleDType(scales)) return scales;
+  }
+  return std::nullopt;
+}
+
+/// The format that dtypes and shapes leave no doubt about.
+absl::StatusOr<QuantizerSpec> InferSpec(Usage usage, const QuantizedCopy& outlines) {
+  const Tensor& data = outlines.data;
+  const Tensor& scale = outlines.scale_inv;
+  QuantizerSpec spec;
+  spec.element = data.dtype();
+  if (!scale.has_value()) {
+    if (IsHighPrecision(data.dtype())) return spec;  // Identity.
+    return RefuseAbsent(PartField(usage, "scale_inv"), "codes need their scales");
+  }
+  const std::optional<ScaleKind> scales = ScaleKindOf(scale);
+  if (scales == ScaleKind::kTwoLevel && data.dtype() == DType::kU8) {
+    spec.element = DType::kF4E2M1x2;
+  }
+  const std::optional<QuantizerFormat> format =
+      scales.has_value() ? OnlyFormatOf(*scales, spec.element) : std::nullopt;
+  if (!format.has_value()) {
+    return Doubt(usage, absl::StrCat("codes ", TensorText(data), " with scales ", TensorText(scale),
+                                     " may be of several formats"));
+  }
+  spec.format = *format;
+  if (scales == ScaleKind::kF32) {
+    // Tiles have one scale for 128 rows; one row has the same scales either way.
+    const bool has_one_per_row = scale.rank() == 2 && scale.shape()[0] == data.rows();
+    spec.block_dim = has_one_per_row ? 1 : 2;
+  }
+  if (scales == ScaleKind::kTwoLevel) {
+    if (outlines.amax.has_value()) {
+      return Doubt(usage, "nvfp4 codes do not say whether their scales are bound by 448 or by 256");
+    }
+    spec.scale_rule = ScaleRule::kSingleLevel;
+  }
+  return spec;
+}
+
+/// U8 codes and scales, which files have for types that they lack, as what they are.
+absl::Status RetypeTensor(DType dtype, const std::string& field, Tensor& tensor) {
+  if (!tensor.has_value() || tensor.dtype() == dtype) return absl::OkStatus();
+  if (tensor.dtype() == DType::kU8 && DTypeBytes(dtype) == 1) {
+    QG_ASSIGN_OR_RETURN(tensor, tensor.Reinterpret(dtype, tensor.shape()));
+    return absl::OkStatus();
+  }
+  return Refuse(field, TensorText(tensor),
+                absl::StrCat("expected ", std::string(DTypeName(dtype))));
+}
+
+/// The shape of the source, from the codes alone.
+absl::StatusOr<Shape> SourceShape(const QuantizerSpec& spec, Usage usage, const Tensor& data) {
+  Shape shape = data.shape();
+  if (shape.empty()) {
+    return Refuse(PartField(usage, "data"), TensorText(data), "the rank is at least 1");
+  }
+  if (spec.element == DType::kF4E2M1x2) shape.back() *= 2;
+  const bool is_turned = usage == Usage::kColumnwise && spec.traits().turns_columnwise;
+  if (!is_turned) return shape;
+  if (shape.size() != 2) {
+    return Refuse(PartField(usage, "data"), TensorText(data),
+                  "columnwise codes are the transpose [K][M]");
+  }
+  return Shape{shape[1], shape[0]};
+}
+
+absl::Status CheckGivenPart(const char* part, Usage usage, const Tensor& given,
+                            const Tensor& expected) {
+  if (given.has_value() == expected.has_value() &&
+      (!given.has_value() ||
+       (given.dtype() == expected.dtype() && given.shape() == expected.shape()))) {
+    return absl::OkStatus();
+  }
+  const std::string field = PartField(usage, part);
+  if (!given.has_value()) {
+    return RefuseAbsent(field, absl::StrCat("expected ", TensorText(expected)));
+  }
+  return Refuse(field, TensorText(given), absl::StrCat("expected ", TensorText(expected)));
+}
+
+int64_t ElementCountOf(const Shape& shape) {
+  int64_t count = 1;
+  for (const int64_t dim : shape) count *= dim;
+  return count;
+}
+
+}  // namespace
+
+std::string PartField(Usage usage, const char* part) {
+  const std::string direction(UsageName(usage));
+  const std::string name = std::string(part) == "amax" ? absl::StrCat("amax_", direction)
+                                                       : absl::StrCat(direction, "_", part);
+  return absl::StrCat("tensors[\"", name, "\"]");
+}
+
+ScaleArray ScaleArrayOf(QuantizerFormat format, int block_dim, Usage usage, const Shape& shape) {
+  int64_t rows = 1;
+  for (size_t i = 0; i + 1 < shape.size(); ++i) rows *= shape[i];
+  return {format, block_dim, usage, rows, shape.back()};
+}
+
+Shape FlattenScales(const Shape& scales, const Shape& codes) {
+  if (scales.size() < 3 || scales.size() != codes.size()) return scales;
+  const size_t row_dim = scales.size() - 2;
+  if (!std::equal(scales.begin(), scales.begin() + row_dim, codes.begin())) return scales;
+  // Rows of one, or of the blocks of some format.
+  const auto formats = AllQuantizerFormats();
+  const bool is_whole =
+      std::any_of(formats.begin(), formats.end(), [&](const ScalingTraits& traits) {
+        return scales[row_dim] * traits.block_length == codes[row_dim];
+      });
+  if (!is_whole) return scales;
+  int64_t rows = 1;
+  for (size_t i = 0; i <= row_dim; ++i) rows *= scales[i];
+  return {rows, scales.back()};
+}
+
+absl::StatusOr<DescribedCopy> DescribeCopy(const QuantizedDescription& description, Usage usage,
+                                           QuantizedCopy outlines) {
+  if (Tensor& scales = outlines.scale_inv; scales.has_value()) {
+    QG_ASSIGN_OR_RETURN(
+        scales,
+        scales.Reinterpret(scales.dtype(), FlattenScales(scales.shape(), outlines.data.shape())));
+  }
+  QuantizerSpec spec;
+  if (description.spec.has_value()) {
+    spec = *description.spec;
+  } else {
+    QG_ASSIGN_OR_RETURN(spec, InferSpec(usage, outlines));
+  }
+  DescribedCopy described;
+  QuantizedCopy& copy = described.copy;
+  copy = std::move(outlines);
+  const DType element = spec.is_quantized() ? spec.element : copy.data.dtype();
+  QG_RETURN_IF_ERROR(RetypeTensor(element, PartField(usage, "data"), copy.data));
+  QG_ASSIGN_OR_RETURN(described.shape, SourceShape(spec, usage, copy.data));
+  if (!description.shape.empty()) {
+    // A columnwise copy has lost the leading dims.
+    const Shape& told = description.shape;
+    const bool fits = CheckedElementCount(told, DType::kF32, "shape").ok() && !told.empty() &&
+                      told.back() == described.shape.back() &&
+                      ElementCountOf(told) == ElementCountOf(described.shape);
+    if (!fits) {
+      return Refuse("description.shape", ShapeText(told),
+                    absl::StrCat("the codes are of ", ShapeText(described.shape)));
+    }
+    described.shape = told;
+  }
+  const bool has_two_levels = spec.traits().scales == ScaleKind::kTwoLevel;
+  spec.row_scaled = has_two_levels && copy.amax.has_value() && copy.amax.shape() != Shape{1};
+  if (has_two_levels && !copy.amax.has_value()) {
+    spec.scale_rule = ScaleRule::kSingleLevel;
+  }
+  QG_ASSIGN_OR_RETURN(QuantizedCopy expected,
+                      OutlineCopy(spec, usage, copy.data.dtype(), described.shape));
+  described.scale_layout = description.scale_layout;
+  if (described.scale_layout != ScaleLayout::kLogical && BlockLength(spec.format) > 1) {
+    const auto type = ScaleArrayTypeOf(
+        ScaleArrayOf(spec.format, spec.block_dim, usage, described.shape), described.scale_layout);
+    if (!type.ok()) {
+      return Refuse("description.scale_layout", ScaleLayoutName(described.scale_layout),
+                    std::string(type.status().message()));
+    }
+    QG_ASSIGN_OR_RETURN(expected.scale_inv, OutlineTensor(type->dtype, type->shape));
+  }
+  if (copy.scale_inv.has_value() && expected.scale_inv.has_value()) {
+    QG_RETURN_IF_ERROR(
+        RetypeTensor(expected.scale_inv.dtype(), PartField(usage, "scale_inv"), copy.scale_inv));
+  }
+  QG_RETURN_IF_ERROR(CheckGivenPart("data", usage, copy.data, expected.data));
+  QG_RETURN_IF_ERROR(CheckGivenPart("scale_inv", usage, copy.scale_inv, expected.scale_inv));
+  // Per-tensor FP8 does not need its amax to dequantize.
+  if (has_two_levels) {
+    QG_RETURN_IF_ERROR(CheckGivenPart("amax", usage, copy.amax, expected.amax));
+  }
+  expected.data = copy.data;
+  expected.scale_inv = copy.scale_inv;
+  expected.amax = copy.amax;
+  if (description.spec.has_value()) expected.hadamard = description.spec->hadamard;
+  copy = std::move(expected);
+  return described;
+}
+
+}  // namespace quantgate

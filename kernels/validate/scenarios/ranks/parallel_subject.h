@@ -1,0 +1,92 @@
+// A layer divided over virtual ranks on the engine that is looked at, beside its shards run alone
+// on the reference engine.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/layer/layer_sharding.h"
+#include "kernels/layer/layer_step.h"
+#include "kernels/validate/scenarios/ranks/virtual_ranks.h"
+
+namespace quantgate {
+
+/// One rank's layer in training.
+class RankLayer {
+ public:
+  RankLayer(Rank& rank, const LayerRequest& shard);
+
+  absl::StatusOr<ForwardResult> Forward(const Tensor& x, const StepOptions& options);
+  absl::StatusOr<BackwardResult> Backward(std::unique_ptr<LayerSaved> saved, const Tensor& dy);
+  /// Of the last backward.
+  const StepRecords& records() const { return records_; }
+
+ private:
+  Rank& rank_;
+  const LayerSpec spec_;
+  LayerState state_;
+  StepRecords records_;
+};
+
+/// Of a step; absent where it has none.
+struct StepTensors {
+  Tensor y = {}, dx = {}, dw = {};
+  GemmOperand wgrad_grad_output = {},
+              wgrad_x = {};  ///< What wgrad's GEMM read: data and scale_inv.
+};
+/// With the operands of the layer's last backward; in the memory of its engine.
+StepTensors TensorsOf(const RankLayer& layer, const Tensor& y, const BackwardResult& backward);
+/// The tensors of a rank's step, read by its engine.
+absl::StatusOr<StepTensors> OnHost(Rank& rank, StepTensors tensors);
+
+/// What a rank does of a whole request, with its tensors in its engine's memory.
+absl::StatusOr<LayerRequest> ShardOn(Rank& rank, const LayerRequest& whole, ParallelStep step);
+absl::StatusOr<LayerRequest> ShardOn(Rank& rank, const LayerRequest& whole, ProcessGroup& group,
+                                     bool sequence_parallel);
+StepOptions StepOptionsOf(ScenarioContext& context, const LayerRequest& shard);
+
+/// Each shard as a layer of one rank, with all rows, on the reference engine; a row-parallel one
+/// without its bias. `weight`: everybody's part of it, in place of the ranks' own.
+absl::StatusOr<std::vector<StepTensors>> ShardsAlone(ScenarioContext& context,
+                                                     const LayerRequest& whole, int size,
+                                                     const Tensor& weight = {});
+/// In fp32 in this order, rounded once: docs/ranks.md section 1.1, rank_asc_fp32.
+absl::StatusOr<Tensor> SumInOrder(const std::vector<Tensor>& parts);
+/// Part `rank` of `size` of the rows.
+absl::StatusOr<Tensor> RowPart(const Tensor& tensor, int rank, int size);
+
+/// A training step of one rank, in the memory of its engine.
+absl::StatusOr<StepTensors> OneStep(ScenarioContext& context, Rank& rank,
+                                    const LayerRequest& shard);
+/// A training step of every rank of a new world, on the host; nothing where one of them refuses,
+/// which is a difference.
+absl::StatusOr<std::vector<StepTensors>> StepOnRanks(ScenarioContext& context,
+                                                     const LayerRequest& whole, int size,
+                                                     bool sequence_parallel);
+/// What each rank of a group gives, from the shards alone. `weight` as above.
+absl::StatusOr<std::vector<StepTensors>> ExpectedRanks(ScenarioContext& context,
+                                                       const LayerRequest& whole, int size,
+                                                       bool sequence_parallel,
+                                                       const Tensor& weight = {});
+absl::Status ExpectStep(ScenarioContext& context, const std::string& name,
+                        const StepTensors& subject, const StepTensors& expected);
+/// Steps of all ranks, perhaps none, are what ExpectedRanks gives.
+absl::Status ExpectStepsOfRanks(ScenarioContext& context, const std::vector<StepTensors>& subjects,
+                                const LayerRequest& whole, bool sequence_parallel);
+/// "column SP, rank 1:".
+std::string ModeText(ParallelMode mode, bool sequence_parallel, int rank);
+
+inline constexpr ParallelMode kParallelModes[] = {ParallelMode::kColumn, ParallelMode::kRow};
+
+/// A square linear layer.
+absl::StatusOr<LayerRequest> MakeParallelLinear(ScenarioContext& context, ParallelMode mode,
+                                                int64_t rows, uint64_t seed, int64_t columns = 128);
+
+/// What a step under delayed scaling leaves to the next one, on the host, by the tensor's name.
+using StatesByName = std::map<std::string, DelayedScalingState>;
+absl::StatusOr<StatesByName> StatesAfter(Engine& engine, const LayerResult& result);
+
+}  // namespace quantgate

@@ -1,0 +1,50 @@
+// Device: one engine and the tensors that live with it. A server has one for every device that it
+// serves (served_device.h), a command one; work goes to the one with the least of it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/engine/engine.h"
+#include "server/device/description_reader.h"
+#include "server/runs/resident_tensors.h"
+
+namespace quantgate {
+
+struct Device {
+  /// `resident_bytes_max`: of tensors that stay in the memory of a device that has its own; 0: half
+  /// of it.
+  Device(std::unique_ptr<Engine> made, int64_t resident_bytes_max);
+  virtual ~Device() = default;
+
+  /// What waits for it, and what it is at.
+  virtual int waiting_and_running() const { return 0; }
+
+  const std::unique_ptr<Engine> engine;
+  const std::string id;  ///< "cpu", "cuda:0".
+  DescriptionReader description;
+  ResidentTensors resident;
+};
+
+using Devices = std::vector<std::unique_ptr<Device>>;
+
+std::vector<DeviceDescription> DescribeDevices(const Devices& devices);
+
+/// The device with the least work, the first among equals.
+Device& LeastLoaded(const Devices& devices);
+
+/// The least loaded of those whose engines run every one of `arithmetics`; without any, why the
+/// first device does not (Engine::CheckArithmetic).
+absl::StatusOr<Device*> LeastLoadedWith(const Devices& devices,
+                                        std::span<const Arithmetic> arithmetics);
+
+/// The engines that `names` names: "cpu", "cuda" (every CUDA device), "cuda:N". INVALID_ARGUMENT
+/// for another name or one twice, UNIMPLEMENTED and FAILED_PRECONDITION as CountCudaDevices.
+absl::StatusOr<std::vector<std::unique_ptr<Engine>>> MakeEngines(std::span<const std::string> names,
+                                                                 const CpuEngineOptions& cpu);
+
+}  // namespace quantgate

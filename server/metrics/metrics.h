@@ -1,0 +1,155 @@
+// Metrics: every number that operators scrape. The one place that knows Prometheus. Gauges,
+// counters without labels and those of refusals, errors and corruption exist from the start; series
+// by recipe, mode, pair, stage or code come with their first event. Labels are bounded; values that
+// are not known count as "other". Thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "kernels/validate/run/run.h"
+#include "server/runs/run_statistics.h"
+
+namespace quantgate {
+
+/// What identifies an RPC in the grpc_server_* families.
+struct RpcMethod {
+  std::string_view type;  ///< "unary", "client_stream", "server_stream".
+  std::string_view service;
+  std::string_view method;
+};
+
+/// What quantgate_build_info and quantgate_device_info say.
+struct BuildLabels {
+  std::string version;
+  std::string revision;
+  std::vector<DeviceDescription> devices;
+};
+
+/// Memory of one CUDA device.
+struct DeviceGauges {
+  std::string id;
+  int64_t used_bytes = 0;      ///< By tensors of all kinds.
+  int64_t used_bytes_max = 0;  ///< The most so far.
+  int64_t total_bytes = 0;
+  int64_t resident_bytes = 0;  ///< By tensors that stay between calls.
+  int64_t resident_bytes_max = 0;
+  int64_t spilled_bytes = 0;  ///< Of those, in host memory now.
+  int64_t spilled_bytes_total = 0;
+  int64_t dropped_bytes_total = 0;
+  int64_t hits = 0;
+  int64_t misses = 0;
+};
+
+/// Values that are read when somebody scrapes.
+struct GaugeReadings {
+  bool ready = false;
+  bool draining = false;
+  /// Of all devices together, and of the oldest job among them.
+  struct Queue {
+    std::string name;
+    int64_t depth = 0;
+    int64_t capacity = 0;
+    double oldest_age_seconds = 0;
+  };
+  std::vector<Queue> queues;
+  struct Connections {
+    int64_t open = 0;
+    int64_t open_max = 0;
+    // Since the start.
+    int64_t accepted = 0;
+    int64_t refused = 0;
+    int64_t failures = 0;
+  } connections;
+  int64_t upload_bytes_in_flight = 0;
+  int64_t send_bytes_in_flight = 0;
+  int64_t send_bytes_max = 0;
+  int64_t blob_committed_bytes = 0;
+  int64_t blob_committed_objects = 0;
+  int64_t blob_partial_bytes = 0;
+  int64_t blob_partial_objects = 0;
+  int64_t blob_bytes_max = 0;
+  int64_t data_dir_free_bytes = 0;
+  int64_t ends_owed = 0;
+  struct Sessions {
+    int64_t open = 0;
+    int64_t bytes = 0;
+    int64_t bytes_max = 0;
+    // Since the start.
+    int64_t closed = 0;
+    int64_t evicted = 0;
+    int64_t expired = 0;
+  } sessions;
+  std::vector<DeviceGauges> devices;  ///< CUDA devices only.
+};
+
+enum class PeerTransport { kTcp, kUnix, kInProcess };
+enum class CudaError { kSticky, kOutOfMemory };
+
+class Metrics : public RunStatistics {
+ public:
+  /// `methods` are named by their index below, and live as long as this does.
+  Metrics(std::span<const RpcMethod> methods, const BuildLabels& build);
+  ~Metrics() override;
+
+  void RpcStarted(int method);
+  void RpcHandled(int method, absl::StatusCode code, absl::Duration duration);
+  void MessageReceived(int method);
+  void MessageSent(int method);
+  void UnknownMethodCalled();
+  /// `reason` as in v1.ErrorDetail, or "draining".
+  void Rejected(std::string_view reason);
+  /// Calls that were ended since their clients did not take what was sent.
+  void CallsUnread(int64_t calls);
+
+  /// A variant of a run: `recipe` is a base name, of RunTook "several" for more than one, and
+  /// `mode` a backward override.
+  void RunEnded(LayerKind layer, std::string_view recipe, std::string_view mode,
+                const absl::Status& status);
+  void RunTook(LayerKind layer, std::string_view recipe, absl::Duration duration);
+  /// A unary call that computes on a device; its op is the method's name, "session" for all of
+  /// Sessions. `recipe` is empty for calls without.
+  void CallEnded(int method, const absl::Status& status);
+  void CallTook(int method, std::string_view recipe, absl::Duration duration);
+  void StageTook(Stage stage, absl::Duration duration) override;
+  void VariantMeasured(const VariantReport& report, std::string_view reference_recipe) override;
+  void StagesTook(std::span<const StageTime> stages) override;
+  void Quantized(std::string_view recipe, const QuantizationCounts& counts) override;
+  void Overlapped(const OverlapTimeline& timeline) override;
+  /// What ranks' collective calls are counted by.
+  CommStatistics& communication();
+
+  void SessionStepped(std::string_view step, const absl::Status& status) override;
+
+  void Uploaded(PeerTransport transport, int64_t bytes);
+  void Downloaded(PeerTransport transport, int64_t bytes);
+  void UploadResumed();
+  void UploadDeduplicated(int64_t bytes);
+  void BlobCorrupted(std::string_view where);
+  /// `what`: "database" or "event".
+  void StoreCorrupted(std::string_view what);
+
+  void CudaFailed(std::string_view device, CudaError error);
+  void HardwareChecked(std::string_view device, int64_t compared, int64_t drifted) override;
+
+  void ScenarioRan(std::string_view outcome) override;
+  void FaultRan(std::string_view outcome) override;
+
+  /// Called for each scrape.
+  void SetGaugeSource(std::function<GaugeReadings()> source);
+  /// The exposition text.
+  std::string Text();
+
+ private:
+  struct Families;
+  std::unique_ptr<Families> families_;
+};
+
+}  // namespace quantgate

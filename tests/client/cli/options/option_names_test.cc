@@ -1,0 +1,87 @@
+// Which words of a refusal become options, on messages as servers write them.
+#include "client/cli/options/option_names.h"
+
+#include <gtest/gtest.h>
+
+#include <list>
+#include <string>
+
+#include "client/status.h"
+
+namespace quantgate {
+namespace {
+
+class OptionNamesTest : public ::testing::Test {
+ protected:
+  OptionNamesTest() {
+    app_.require_subcommand(1);
+    CLI::App* run = app_.add_subcommand("run");
+    for (const char* name : {"--input", "--gamma", "--recipe", "--spec", "--tp"}) {
+      run->add_option(name, values_.emplace_back());
+    }
+    run->add_option("--param", values_.emplace_back());
+    CLI::App* gemm = app_.add_subcommand("gemm");
+    gemm->add_option("--a", values_.emplace_back());
+    CLI::App* tensor = app_.add_subcommand("tensor");
+    tensor->add_subcommand("stat")->add_option("TENSOR", values_.emplace_back());
+  }
+
+  std::string Named(const std::string& line, const std::string& message) {
+    app_.parse(line);
+    const absl::Status named =
+        NameOptions(absl::InvalidArgumentError(message), ChosenCommand(app_));
+    EXPECT_EQ(named.code(), absl::StatusCode::kInvalidArgument);
+    return std::string(named.message());
+  }
+
+  CLI::App app_;
+  std::list<std::string> values_;
+};
+
+TEST_F(OptionNamesTest, PathsBecomeOptions) {
+  EXPECT_EQ(Named("run --input x", "spec.step.x.generate.type.dtype is \"f9\": known"),
+            "--input: dtype is \"f9\": known");
+  EXPECT_EQ(Named("run --input x", "spec.step.xs is 1"), "spec.step.xs is 1");
+  EXPECT_EQ(Named("run", "spec.variants[12].recipe.knobs[\"a\"] is \"b\": no"),
+            "--recipe: knobs[\"a\"] is \"b\": no");
+  EXPECT_EQ(Named("run", "x: spec.step.parameters[\"gamma\"], spec.step.x names blobs"),
+            "x: --gamma, --input names blobs");
+}
+
+TEST_F(OptionNamesTest, OfSeveralOptionsTheOneThatWasTyped) {
+  EXPECT_EQ(Named("run", "spec.step.parameters[gamma]: absent"), "--gamma: absent");
+  EXPECT_EQ(Named("run --param gamma=g", "spec.step.parameters[gamma]: bad"), "--param gamma: bad");
+  EXPECT_EQ(Named("run --param fc9.weight=g", "spec.step.parameters[fc9.weight]: bad"),
+            "--param fc9.weight: bad");
+}
+
+TEST_F(OptionNamesTest, WhatASpecFileSaidKeepsItsPath) {
+  EXPECT_EQ(Named("run --spec s --input x", "spec.step.x: bad"), "--input: bad");
+  EXPECT_EQ(Named("run --spec s", "spec.step.x: bad"), "spec.step.x: bad");
+}
+
+TEST_F(OptionNamesTest, WordsStayWords) {
+  EXPECT_EQ(Named("gemm --a x", "a is f32[2]: its k differs from b's"),
+            "--a is f32[2]: its k differs from b's");
+  EXPECT_EQ(Named("gemm --a x", "a tensor has at most 8 bytes"), "a tensor has at most 8 bytes");
+  EXPECT_EQ(Named("gemm --a x", "--a: \"x\": no tensor"), "--a: \"x\": no tensor");
+  EXPECT_EQ(Named("tensor stat x", "tensor.generate.scale is inf: a scale is finite"),
+            "TENSOR: scale is inf: a scale is finite");
+  // Another command's field.
+  EXPECT_EQ(Named("tensor stat x", "a.tensor is f32[2]: no"), "a.tensor is f32[2]: no");
+}
+
+TEST_F(OptionNamesTest, TheDetailSaysTheSame) {
+  app_.parse("gemm --a x");
+  absl::Status status = absl::InvalidArgumentError("a.tensor is f32[2]: operands are 2-D");
+  v1::ErrorDetail detail;
+  detail.set_field("a.tensor");
+  detail.set_rule("a tensor is 2-D");
+  SetErrorDetail(detail, status);
+  const absl::Status named = NameOptions(status, ChosenCommand(app_));
+  EXPECT_EQ(ErrorDetailOf(named)->field(), "--a");
+  EXPECT_EQ(ErrorDetailOf(named)->rule(), "a tensor is 2-D");
+}
+
+}  // namespace
+}  // namespace quantgate

@@ -1,0 +1,61 @@
+#include "client/cli/options/suggestion.h"
+
+#include <gtest/gtest.h>
+
+namespace quantgate {
+namespace {
+
+TEST(SuggestionTest, DistancesOfTheTextbooks) {
+  EXPECT_EQ(EditDistance("", ""), 0);
+  EXPECT_EQ(EditDistance("", "abc"), 3);
+  EXPECT_EQ(EditDistance("kitten", "sitting"), 3);
+  EXPECT_EQ(EditDistance("saturday", "sunday"), 3);
+  EXPECT_EQ(EditDistance("jsno", "json"), 1);
+  // Optimal string alignment: what has been exchanged is not edited again.
+  EXPECT_EQ(EditDistance("ca", "abc"), 3);
+}
+
+TEST(SuggestionTest, NearIsWhatASlipMakes) {
+  const std::vector<std::string> known = {"compare", "completion", "run", "--input", "--tp"};
+  EXPECT_EQ(Nearest("compair", known), "compare");
+  EXPECT_EQ(Nearest("COMPARE", known), "compare");
+  EXPECT_EQ(Nearest("rnu", known), "run");
+  EXPECT_EQ(Nearest("--imput", known), "--input");
+  EXPECT_EQ(Nearest("frobnicate", known), "");
+  EXPECT_EQ(Nearest("--dp", known), "");  // Of two letters one is too much.
+  EXPECT_EQ(Nearest("", known), "");
+  EXPECT_EQ(Nearest("run", known), "");
+}
+
+TEST(SuggestionTest, ValuesOfMessages) {
+  EXPECT_EQ(SuggestValue("--layer: \"liner\" is none of linear, chain"), "did you mean linear?");
+  EXPECT_EQ(SuggestValue("--format: jsno not in {table,json,jsonl}"), "did you mean json?");
+  EXPECT_EQ(SuggestValue("no tensor \"fc1.X\"; the file has fc1.bias, fc1.x."),
+            "did you mean fc1.x?");
+  EXPECT_EQ(SuggestValue("--seed: \"-1\" is no integer from 0 to 2^64-1"), "");
+  // What is quoted first may be right, or the whole that a slip is in.
+  EXPECT_EQ(
+      SuggestValue("--recipe: knobs[\"power_2_scales\"] is \"ture\": must be one of false|true"),
+      "did you mean true?");
+  EXPECT_EQ(SuggestValue("--recipe: knobs[\"power2_scales\"] is \"true\": unknown knob; knobs of "
+                         "fp8_current: margin, power_2_scales"),
+            "did you mean power_2_scales?");
+  EXPECT_EQ(SuggestValue("--input: \"gen:normal,sed=1\": \"sed=1\" is none of seed=..., shape=..."),
+            "did you mean seed?");
+  EXPECT_EQ(
+      SuggestValue("--arithmetic is \"sm90:splt\": arithmetic \"sm90:splt\": unknown parameter "
+                   "\"splt\"; sm90 takes fast, split and splitk=N"),
+      "did you mean split?");
+  EXPECT_EQ(SuggestValue("--overlap: \"colum_fprop=x\": \"colum_fprop=x\" is none of column_fprop"),
+            "did you mean column_fprop?");
+  EXPECT_EQ(SuggestValue("knobs[\"rules\"][0].format is \"mxpf8\": must be one of nvfp4, mxfp8"),
+            "did you mean mxfp8?");
+  // A word that is known is none that is misspelt.
+  EXPECT_EQ(SuggestValue("knobs[\"rules\"] is \"[]\": must be a list of 1 to 64 rules"), "");
+  EXPECT_EQ(SuggestValue("--dim: \"127\" is none of 128, 256"), "");
+  EXPECT_EQ(SuggestValue("\"unfinished"), "");
+  EXPECT_EQ(SuggestValue(""), "");
+}
+
+}  // namespace
+}  // namespace quantgate

@@ -1,0 +1,51 @@
+// What a request leaves open of overlap becomes what docs/ranks.md section 10.1 says of the recipe.
+#include "kernels/comm/overlap/overlap_spec.h"
+
+#include <gtest/gtest.h>
+
+namespace quantgate {
+namespace {
+
+using enum OverlapMethod;
+using enum GemmRole;
+
+void ExpectPlan(const OverlapPlan& plan, OverlapMethod fprop, OverlapMethod dgrad,
+                OverlapMethod wgrad) {
+  EXPECT_EQ(plan.fprop, fprop);
+  EXPECT_EQ(plan.dgrad, dgrad);
+  EXPECT_EQ(plan.wgrad, wgrad);
+}
+
+TEST(OverlapSpec, DefaultsAreTheTables) {
+  const Recipe bf16 = *Recipe::Parse("bf16"), mxfp8 = *Recipe::Parse("mxfp8");
+  ExpectPlan(OverlapPlanOf({}, OverlapSide::kColumn, bf16), kRingExchange, kBulk, kBulk);
+  ExpectPlan(OverlapPlanOf({}, OverlapSide::kRow, bf16), kPipeline, kRingExchange, kNone);
+  ExpectPlan(OverlapPlanOf({}, OverlapSide::kRow, mxfp8), kPipeline, kRingExchange, kExternal);
+  const Recipe overridden = *Recipe::Parse("mxfp8:backward_override=dequantized");
+  ExpectPlan(OverlapPlanOf({}, OverlapSide::kColumn, overridden), kRingExchange, kNone, kNone);
+  ExpectPlan(OverlapPlanOf({}, OverlapSide::kRow, overridden), kPipeline, kNone, kNone);
+}
+
+TEST(OverlapSpec, WhatIsAskedForReplacesThem) {
+  const Recipe mxfp8 = *Recipe::Parse("mxfp8");
+  OverlapSpec spec;
+  EXPECT_EQ(spec.Text(), "default");
+  spec.methods[{OverlapSide::kRow, kDgrad}] = kNone;
+  spec.methods[{OverlapSide::kColumn, kDgrad}] = kRingExchange;
+  spec.aggregate = true;
+  spec.pieces = 2;
+  spec.splits = 8;
+  EXPECT_EQ(spec.Text(), "column_dgrad=ring_exchange,row_dgrad=none,aggregate,pieces=2,splits=8");
+  // What wgrad would scatter, dgrad has; what would run beside dgrad's ring has none.
+  const OverlapPlan column = OverlapPlanOf(spec, OverlapSide::kColumn, mxfp8);
+  ExpectPlan(column, kRingExchange, kRingExchange, kNone);
+  ExpectPlan(OverlapPlanOf(spec, OverlapSide::kRow, mxfp8), kPipeline, kNone, kNone);
+  EXPECT_TRUE(column.aggregate);
+  EXPECT_EQ(column.pieces, 2);
+  EXPECT_EQ(column.splits, 8);
+  spec.methods[{OverlapSide::kRow, kWgrad}] = kExternal;
+  ExpectPlan(OverlapPlanOf(spec, OverlapSide::kRow, mxfp8), kPipeline, kNone, kExternal);
+}
+
+}  // namespace
+}  // namespace quantgate

@@ -1,0 +1,278 @@
+// Sessions on several ranks against the session on one where sums are exact, and against
+// themselves where communication is hidden; failures; what is refused.
+#include <gmock/gmock.h>
+
+#include <functional>
+#include <vector>
+
+#include "tests/training/parallel/parallel_fixture.h"
+
+namespace quantgate {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr int64_t kBatch = 256, kWide = 256;
+
+std::unique_ptr<Engine> NewEngine() { return MakeCpuEngine({.threads = 1}); }
+
+std::map<std::string, Tensor> Weights(const SessionSpec& spec, bool has_bias = false) {
+  std::map<std::string, Tensor> parameters;
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    parameters[spec.layers[i].name + ".weight"] = Normal(31 + i, {kWide, kWide});
+    if (has_bias) parameters[spec.layers[i].name + ".bias"] = Normal(41 + i, {kWide});
+  }
+  return parameters;
+}
+
+ForwardStep Forward(const Tensor& x, const std::string& microbatch = "0") {
+  ForwardStep step;
+  step.microbatch = microbatch;
+  step.x = x;
+  return step;
+}
+
+std::string HexOf(Engine& engine, const Tensor& tensor) {
+  const auto fingerprint = engine.FingerprintOf(tensor, nullptr);
+  return fingerprint.ok() ? fingerprint->Hex() : "";
+}
+
+/// Fingerprints of what `names` are in a step's outputs.
+void Note(Engine& engine, const absl::StatusOr<SessionStepResult>& result,
+          const std::vector<std::string>& names, std::map<std::string, std::string>& noted) {
+  if (result.ok()) {
+    EXPECT_THAT(result->rank_differences, testing::IsEmpty());
+  }
+  for (const std::string& name : names) {
+    noted[name + " " + std::to_string(noted.size())] = HexOf(engine, OutputOf(result, name));
+  }
+}
+
+/// Two rounds of two microbatches each: outputs of both directions, then the weights.
+std::map<std::string, std::string> Train(Engine& engine, Session& session,
+                                         const std::vector<std::string>& forward,
+                                         const std::vector<std::string>& backward,
+                                         const std::vector<std::string>& parameters,
+                                         const std::function<Tensor(uint64_t)>& tensor) {
+  std::map<std::string, std::string> noted;
+  for (uint64_t round = 0; round < 2; ++round) {
+    for (const std::string microbatch : {"a", "b"}) {
+      const uint64_t seed = 100 * round + microbatch[0];
+      Note(engine, session.Forward(Forward(tensor(seed), microbatch), nullptr), forward, noted);
+    }
+    for (const std::string microbatch : {"b", "a"}) {
+      const Tensor dy = tensor(1000 + 100 * round + microbatch[0]);
+      Note(engine, session.Backward({microbatch, dy}, nullptr), backward, noted);
+    }
+    const auto updated = session.Optimize({}, nullptr);
+    EXPECT_TRUE(updated.ok()) << updated.status();
+    for (const std::string& name : parameters) {
+      const auto found = session.Find(name, nullptr);
+      EXPECT_TRUE(found.ok()) << found.status();
+      if (found.ok()) noted[name + std::to_string(round)] = HexOf(engine, *found);
+    }
+  }
+  return noted;
+}
+
+Tensor Batch(uint64_t seed) { return Normal(seed, {kBatch, kWide}); }
+Tensor QuarterBatch(uint64_t seed) { return Quarters(seed, {kBatch, kWide}); }
+
+// A bias of a row-parallel layer is whole on every rank, which under sequence parallelism has the
+// gradient of its own rows only.
+TEST(ParallelSession, GradientsOfOwnRowsAreSummed) {
+  const std::unique_ptr<Engine> engine = NewEngine();
+  SessionSpec spec = LinearLayers("bf16", {ParallelMode::kRow});
+  const auto one = OpenRanks(*engine, OnOneRank(spec), Weights(spec, true));
+  for (const ParallelSpec& parallel : {Ranks(2, 1, true), Ranks(2, 2, true), Ranks(4, 1, false)}) {
+    spec.parallel = parallel;
+    const auto session = OpenRanks(*engine, spec, Weights(spec, true));
+    for (Session* each : {one.get(), session.get()}) {
+      ASSERT_TRUE(each->Forward(Forward(QuarterBatch(1)), nullptr).ok());
+    }
+    const auto expected = one->Backward({"0", QuarterBatch(2)}, nullptr);
+    const auto given = session->Backward({"0", QuarterBatch(2)}, nullptr);
+    EXPECT_EQ(HexOf(*engine, OutputOf(given, "fc1.db")),
+              HexOf(*engine, OutputOf(expected, "fc1.db")))
+        << parallel.Label();
+  }
+}
+
+// Column, then row: what lies between never leaves a rank; the sums are exact.
+TEST(ParallelSession, LayersInARowHaveTheBitsOfOneRankWhereSumsAreExact) {
+  const std::unique_ptr<Engine> engine = NewEngine();
+  SessionSpec spec = LinearLayers("bf16", {ParallelMode::kColumn, ParallelMode::kRow});
+  std::map<std::string, Tensor> weights;
+  for (const char* name : {"fc1.weight", "fc2.weight"}) {
+    // One element of each row: fc1 and fc2 permute and scale by a power of two, without rounding.
+    Tensor weight = *Tensor::Allocate(DType::kBF16, {kWide, kWide});
+    std::fill_n(weight.as<uint16_t>(), weight.element_count(), uint16_t{0});
+    for (int64_t row = 0; row < kWide; ++row) {
+      weight.as<uint16_t>()[row * kWide + (row * 37 + 11) % kWide] =
+          name[2] == '1' ? 0x3f80 : 0x4000;
+    }
+    weights[name] = weight;
+  }
+  const auto one = OpenRanks(*engine, OnOneRank(spec), weights);
+  const auto y = one->Forward(Forward(QuarterBatch(1)), nullptr);
+  const auto dx = one->Backward({"0", QuarterBatch(2)}, nullptr);
+  for (const ParallelSpec& parallel : {Ranks(2, 1, true), Ranks(4, 2, true), Ranks(2, 2, false)}) {
+    spec.parallel = parallel;
+    const auto session = OpenRanks(*engine, spec, weights);
+    EXPECT_EQ(HexOf(*engine, OutputOf(session->Forward(Forward(QuarterBatch(1)), nullptr), "y")),
+              HexOf(*engine, OutputOf(y, "y")))
+        << parallel.Label();
+    const auto given = session->Backward({"0", QuarterBatch(2)}, nullptr);
+    for (const char* name : {"dx"}) {
+      EXPECT_EQ(HexOf(*engine, OutputOf(given, name)), HexOf(*engine, OutputOf(dx, name)))
+          << parallel.Label();
+    }
+    ASSERT_EQ(given->ranks.size(), static_cast<size_t>(parallel.size()));
+    EXPECT_EQ(given->ranks[1].device, "cpu");
+    EXPECT_THAT(given->gemms, IsEmpty());
+    EXPECT_EQ(given->ranks[1].records.gemms.size(), 4u);
+  }
+}
+
+TEST(ParallelSession, AStepThatFailsLeavesAllRanksAsTheyWere) {
+  const std::unique_ptr<Engine> engine = NewEngine();
+  SessionSpec spec = LinearLayers("fp8_delayed", {ParallelMode::kColumn});
+  spec.parallel = Ranks(2, 1, true);
+  const auto undisturbed = OpenRanks(*engine, spec, Weights(spec));
+  const auto session = OpenRanks(*engine, spec, Weights(spec));
+  for (Session* each : {undisturbed.get(), session.get()}) {
+    ASSERT_TRUE(each->Forward(Forward(Batch(1), "a"), nullptr).ok());
+  }
+  const auto before = DigestsOf(*session);
+  EXPECT_EQ(session->Backward({"b", Batch(2)}, nullptr).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  const auto wrong = session->Forward(Forward(Normal(1, {kBatch, kWide / 2}), "c"), nullptr);
+  EXPECT_EQ(wrong.status().code(), absl::StatusCode::kInvalidArgument) << wrong.status();
+  session->LimitBytes(session->bytes() + 1);
+  const auto large = session->Forward(Forward(Batch(3), "c"), nullptr);
+  EXPECT_EQ(large.status().code(), absl::StatusCode::kResourceExhausted) << large.status();
+  session->LimitBytes(session->bytes() * 100);
+  EXPECT_EQ(DigestsOf(*session), before);
+  EXPECT_EQ(session->step_count(), 1);
+  // The groups are new, and the forward in flight goes on with them.
+  const auto expected = undisturbed->Backward({"a", Batch(2)}, nullptr);
+  const auto given = session->Backward({"a", Batch(2)}, nullptr);
+  for (const char* name : {"dx", "fc1.dw"}) {
+    EXPECT_EQ(HexOf(*engine, OutputOf(given, name)), HexOf(*engine, OutputOf(expected, name)));
+  }
+  Cancellation cancellation;
+  cancellation.Cancel();
+  EXPECT_EQ(session->Optimize({}, &cancellation).status().code(), absl::StatusCode::kCancelled);
+  EXPECT_TRUE(session->Optimize({}, nullptr).ok());
+}
+
+// Whatever overlaps, and with other ends of the ranks' groups after a failure.
+TEST(ParallelSession, OverlapLeavesTheBits) {
+  const std::unique_ptr<Engine> engine = NewEngine();
+  for (const char* recipe : {"bf16", "fp8_delayed", "mxfp8"}) {
+    SessionSpec spec = LinearLayers(recipe, {ParallelMode::kColumn, ParallelMode::kRow});
+    spec.parallel = Ranks(2, 1, true);
+    const std::vector<std::string> gradients = {"dx", "fc1.dw", "fc2.dw"};
+    const std::vector<std::string> weights = {"fc1.weight", "fc2.weight"};
+    const auto plain = OpenRanks(*engine, spec, Weights(spec));
+    const auto expected = Train(*engine, *plain, {"y"}, gradients, weights, Batch);
+    spec.parallel->overlap.emplace().splits = 2;  // mxfp8: of 128 columns at least.
+    const auto session = OpenRanks(*engine, spec, Weights(spec));
+    EXPECT_EQ(Train(*engine, *session, {"y"}, gradients, weights, Batch), expected) << recipe;
+
+    const auto forward = session->Forward(Forward(Batch(1)), nullptr);
+    ASSERT_TRUE(forward.ok()) << forward.status();
+    std::vector<std::string> stages;
+    for (const StageTimeline& stage : forward->ranks[1].records.timelines) {
+      stages.push_back(stage.stage);
+      EXPECT_GT(FiguresOf(stage.timeline).total_s, 0);
+    }
+    EXPECT_THAT(stages, ElementsAre("fc1.fprop", "fc2.fprop"));
+    ASSERT_TRUE(plain->Forward(Forward(Batch(1)), nullptr).ok());
+    EXPECT_FALSE(session->Backward({"none", Batch(2)}, nullptr).ok());
+    const auto given = session->Backward({"0", Batch(2)}, nullptr);
+    const auto wanted = plain->Backward({"0", Batch(2)}, nullptr);
+    EXPECT_EQ(HexOf(*engine, OutputOf(given, "dx")), HexOf(*engine, OutputOf(wanted, "dx")));
+  }
+}
+
+TEST(ParallelSession, MicrobatchesGoAwayAndComeBackAndRecipesChange) {
+  const std::unique_ptr<Engine> engine = NewEngine();
+  SessionSpec spec = LinearLayers("bf16", {ParallelMode::kColumn});
+  spec.parallel = Ranks(2, 1, true);
+  const auto session = OpenRanks(*engine, spec, Weights(spec));
+  const auto plain = OpenRanks(*engine, spec, Weights(spec));
+  ForwardStep recomputed = Forward(Batch(1));
+  recomputed.recompute = true;
+  ASSERT_TRUE(plain->Forward(Forward(Batch(1)), nullptr).ok());
+  ASSERT_TRUE(session->Forward(recomputed, nullptr).ok());
+  ASSERT_TRUE(session->Offload("0", nullptr).ok());
+  ASSERT_TRUE(session->ChangeRecipe(*Recipe::Parse("mxfp8"), nullptr).ok());
+  ASSERT_TRUE(session->Reload("0", nullptr).ok());
+  const auto expected = plain->Backward({"0", Batch(2)}, nullptr);
+  const auto given = session->Backward({"0", Batch(2)}, nullptr);
+  EXPECT_EQ(HexOf(*engine, OutputOf(given, "fc1.dw")),
+            HexOf(*engine, OutputOf(expected, "fc1.dw")));
+  EXPECT_EQ(session->recipe().name(), "mxfp8");
+  EXPECT_EQ(session->Find("fc9.weight", nullptr).status().code(), absl::StatusCode::kNotFound);
+  const auto part = session->Find("rank1.fc1.weight", nullptr);
+  ASSERT_TRUE(part.ok()) << part.status();
+  EXPECT_EQ(part->shape(), Shape({kWide / 2, kWide}));
+}
+
+TEST(ParallelSession, RefusesWhatDoesNotGoTogether) {
+  const std::unique_ptr<Engine> engine = NewEngine();
+  const auto refusal = [&](const std::function<void(SessionSpec&)>& spoil) {
+    SessionSpec spec = LinearLayers("bf16", {ParallelMode::kColumn, ParallelMode::kRow});
+    spec.parallel = Ranks(2);
+    spoil(spec);
+    const absl::Status status =
+        OpenSession(*engine, spec, Weights(spec), nullptr, nullptr).status();
+    EXPECT_FALSE(status.ok());
+    return std::string(status.message());
+  };
+  using Spec = SessionSpec;
+  EXPECT_THAT(refusal([](Spec& spec) { spec.parallel = Ranks(9); }),
+              HasSubstr("parallel.tensor_parallel is 9: from 1 to 8"));
+  EXPECT_THAT(refusal([](Spec& spec) { spec.parallel = Ranks(4, 4); }),
+              HasSubstr("parallel is tp4 dp4: tensor_parallel or expert_parallel, times"));
+  EXPECT_THAT(refusal([](Spec& spec) { spec.parallel = Ranks(1, 2); }),
+              HasSubstr("layers[0].layer.parallel_mode is given: it divides weights"));
+  EXPECT_THAT(refusal([](Spec& spec) { spec.parallel.reset(); }),
+              HasSubstr("layers[0].layer.parallel_mode is given: it divides weights"));
+  EXPECT_THAT(refusal([](Spec& spec) {
+                for (SessionLayer& layer : spec.layers) {
+                  layer.spec.parallel_mode = ParallelMode::kNone;
+                }
+              }),
+              HasSubstr("no layer has a parallel_mode"));
+  EXPECT_THAT(
+      refusal([](Spec& spec) { spec.layers[1].spec.parallel_mode = ParallelMode::kColumn; }),
+      HasSubstr("layers[1].layer.parallel_mode is column: on each rank its x is whole, and "
+                "what layer fc1 gives is divided along its columns"));
+  EXPECT_THAT(
+      refusal([](Spec& spec) {
+        spec.layers[0].spec.parallel_mode = ParallelMode::kRow;
+        spec.layers[1].spec.parallel_mode = ParallelMode::kNone;
+        spec.parallel->sequence_parallel = true;
+      }),
+      HasSubstr("layers[1].layer.parallel_mode is none: on each rank its x is whole, and what "
+                "layer fc1 gives is divided along its rows"));
+  EXPECT_THAT(refusal([](Spec& spec) { spec.layers[0].name = "rank0"; }),
+              HasSubstr("layers[0].name is rank0"));
+  EXPECT_THAT(refusal([](Spec& spec) { spec.parallel->profile = {ReductionKind::kNccl}; }),
+              HasSubstr("needs backend nccl"));
+  EXPECT_THAT(refusal([](Spec& spec) { spec.parallel->backend = CollectiveBackend::kNccl; }),
+              HasSubstr("needs a GPU"));
+  SessionSpec spec = LinearLayers("bf16", {ParallelMode::kColumn});
+  spec.parallel = Ranks(2, 2);
+  const auto session = OpenRanks(*engine, spec, Weights(spec));
+  const absl::Status uneven =
+      session->Forward(Forward(Normal(1, {kBatch - 1, kWide})), nullptr).status();
+  EXPECT_THAT(std::string(uneven.message()), HasSubstr("x is bf16[255x256]: it must have"));
+}
+
+}  // namespace
+}  // namespace quantgate
