@@ -1,5 +1,5 @@
 // The kinds of layers and operations, and the one table of what is true of a kind of layer: whoever
-// must know asks it, and nobody compares kinds. docs/architecture.md says what a new kind takes.
+// must know asks it. What a new kind takes is in docs/architecture.md section 3.6.
 #pragma once
 
 #include <span>
