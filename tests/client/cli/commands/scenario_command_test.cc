@@ -54,9 +54,10 @@ TEST_F(ScenarioCommandTest, TheDocumentIsWhatItLists) {
     EXPECT_TRUE(listed.out == document)
         << "docs/scenarios.md is not what `quantgate scenario list --format markdown` writes";
   }
-  EXPECT_NE(document.find("\n| `e8m0-rounded-down` | Takes the power of two below amax / 448. | 28 | "
-                          "around the engine | `e8m0-scales-round-up` |\n"),
-            std::string::npos);
+  EXPECT_NE(
+      document.find("\n| `e8m0-rounded-down` | Takes the power of two below amax / 448. | 28 | "
+                    "around the engine | `e8m0-scales-round-up` |\n"),
+      std::string::npos);
 }
 
 TEST_F(ScenarioCommandTest, OnlyTheListIsADocument) {
