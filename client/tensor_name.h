@@ -1,4 +1,4 @@
-// How the command line names a tensor (docs/definitions.md section 9):
+// How the command line names a tensor (docs/file-formats.md section 3):
 //
 //   FILE.safetensors:NAME   FILE.safetensors (when it holds one tensor)   FILE.npy
 //   gen:DISTRIBUTION,shape=4096x1024[,seed=1][,dtype=bf16][,scale=0.5]

@@ -24,6 +24,7 @@ install(TARGETS quantgate quantgated RUNTIME_DEPENDENCY_SET program_libraries
   RUNTIME DESTINATION bin COMPONENT programs)
 install(FILES data/bytegpt_block1.safetensors DESTINATION data COMPONENT programs)
 install(FILES README.md DESTINATION . COMPONENT programs)
+install(DIRECTORY docs DESTINATION . COMPONENT programs)
 set(bundle_needs quantgate quantgated)
 set(bundle_components programs)
 

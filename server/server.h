@@ -56,7 +56,7 @@ struct ServerOptions {
   TransportFactory make_transport;
   EngineWrapper wrap_engine;  ///< As WorldOptions::wrap_engine: likewise.
   /// Called by the thread that found out, when a device cannot be trusted any more, or a rank does
-  /// not return from its engine (docs/distributed.md section 1.2): the server is NOT_SERVING then
+  /// not return from its engine (docs/ranks.md section 1.2): the server is NOT_SERVING then
   /// and answers nothing, and the process should end with a failure, by _Exit behind Shutdown.
   std::function<void(const absl::Status& why)> on_device_lost;
   /// Lines for the operator's log, from any thread.

@@ -1,4 +1,4 @@
-// Exit codes of the command line, documented and stable (docs/definitions.md section 10).
+// Exit codes of the command line, documented and stable (docs/cli.md section 3).
 #pragma once
 
 #include "absl/status/status.h"

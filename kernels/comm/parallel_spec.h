@@ -1,5 +1,5 @@
 // ParallelSpec: the ranks of a variant or a session, as a request asks for them
-// (docs/distributed.md section 2).
+// (docs/ranks.md section 2).
 #pragma once
 
 #include <optional>

@@ -1,5 +1,5 @@
 // Quantized tensors divided along M over a group: one amax for all of them, and codes and scales
-// joined as if the whole tensor had been quantized (docs/distributed.md section 3).
+// joined as if the whole tensor had been quantized (docs/ranks.md section 3).
 #pragma once
 
 #include <span>

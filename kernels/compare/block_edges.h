@@ -1,4 +1,4 @@
-// Where the blocks of an error report lie (docs/definitions.md section 5.2), for kernels too.
+// Where the blocks of an error report lie (docs/reports.md section 2), for kernels too.
 #pragma once
 
 #include <cstdint>

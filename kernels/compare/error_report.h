@@ -1,5 +1,5 @@
 // Error of a tensor against a reference that is nearer the truth. Sums are fp64, pairwise within
-// each heat-map block, blocks in index order (docs/definitions.md section 5.2), so that every
+// each heat-map block, blocks in index order (docs/reports.md section 2), so that every
 // engine reports the same statistics. What a sum leaves out stands in its place as -0.0.
 #pragma once
 

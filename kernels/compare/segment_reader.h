@@ -1,5 +1,5 @@
 // Kernel code shared by the comparisons that sum: the blocks of the heat map, their segments, and
-// sums across a warp in the order of docs/definitions.md section 5.2.
+// sums across a warp in the order of docs/reports.md section 2.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Reducing amaxes over the group of ranks that a call names for the role of an operand
-// (docs/distributed.md section 4.1).
+// (docs/ranks.md section 4.1).
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
 // Delayed scaling's amax reduction over ranks: one for all layers of a group at the end of a
-// forward or backward, before the scales are updated (docs/distributed.md section 4).
+// forward or backward, before the scales are updated (docs/ranks.md section 4).
 #pragma once
 
 #include <span>

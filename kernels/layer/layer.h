@@ -1,5 +1,5 @@
 // Layers: what a training framework calls a module, forward and backward under a recipe
-// (docs/quantizers.md sections 9 to 11). Each is a chain of basic operations. The kinds differ in
+// (docs/quantizers.md sections 9 to 10). Each is a chain of basic operations. The kinds differ in
 // their operations, and in where an operation hands its fp32 result to the next quantizer without
 // rounding it in between.
 //

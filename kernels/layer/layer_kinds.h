@@ -1,5 +1,6 @@
 // The kinds of layers and operations, and the one table of what is true of each kind of layer. Code
-// asks this table and does not compare kinds. docs/adding.md says what a new kind takes.
+// asks this table and does not compare kinds. What a new kind takes is in docs/architecture.md
+// section 3.6.
 #pragma once
 
 #include <span>

@@ -1,5 +1,5 @@
 // Dividing a whole layer over the ranks of a tensor-parallel group: which part of every tensor each
-// rank has (docs/distributed.md section 2).
+// rank has (docs/ranks.md section 2).
 #pragma once
 
 #include <string>

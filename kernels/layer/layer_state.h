@@ -55,7 +55,7 @@ struct LayerState {
   std::shared_ptr<SeededMemory> seeded_memory;  ///< Null where no fault is seeded.
 };
 
-/// Transformer Engine's is_first_microbatch (docs/quantizers.md section 8.5).
+/// Transformer Engine's is_first_microbatch (docs/sessions.md section 3).
 enum class Microbatch {
   kUnset,  ///< No cache; gradients accumulate into main gradients.
   kFirst,  ///< Weights are quantized and cached; main gradients are overwritten.

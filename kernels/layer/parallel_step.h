@@ -1,5 +1,5 @@
 // Tensor and sequence parallelism of a layer: how its weights are divided, and what one step must
-// know about the ranks (docs/distributed.md section 2).
+// know about the ranks (docs/ranks.md section 2).
 #pragma once
 
 #include <array>
@@ -45,7 +45,7 @@ struct ParallelStep {
   // size() and rank() where `tp` is null.
   int size_without_group = 1;
   int rank_without_group = 0;
-  /// How column-parallel and row-parallel units overlap (docs/overlap.md section 1).
+  /// How column-parallel and row-parallel units overlap (docs/ranks.md section 10.1).
   OverlapPlan column_overlap = {}, row_overlap = {};
   /// The ranks over which amaxes are reduced, by role.
   AmaxGroups amax_groups = {};

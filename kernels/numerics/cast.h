@@ -127,7 +127,7 @@ QG_HOST_DEVICE constexpr typename F::Storage EncodeDouble(
       cast_steps::RoundAndPack<F, 52>(significand, exponent, rounding, overflow), negative);
 }
 
-/// binary32 with every NaN made canonical, as outputs must be (docs/definitions.md section 2).
+/// binary32 with every NaN made canonical, as outputs must be (docs/numerics.md section 2).
 QG_HOST_DEVICE constexpr float CanonicalFloat(float value) {
   return (std::bit_cast<uint32_t>(value) & 0x7FFFFFFF) > 0x7F800000
              ? std::bit_cast<float>(uint32_t(Float32::kCanonicalNan))

@@ -1,4 +1,4 @@
-// LayerNorm and RMSNorm of one row of N elements (docs/definitions.md section 11): the steps
+// LayerNorm and RMSNorm of one row of N elements (docs/numerics.md section 5): the steps
 // between the pairwise sums, each operation rounded to fp32.
 #pragma once
 

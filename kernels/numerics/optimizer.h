@@ -1,4 +1,4 @@
-// The step of an optimizer for one element (docs/definitions.md section 12), each operation rounded
+// The step of an optimizer for one element (docs/numerics.md section 6), each operation rounded
 // to fp32, and the split of an fp32 master into a bf16 parameter and a remainder.
 #pragma once
 

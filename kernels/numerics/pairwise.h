@@ -1,4 +1,4 @@
-// The pairwise sum of docs/definitions.md section 1: pad v[0..n) with -0.0 to a power of two, then
+// The pairwise sum of docs/numerics.md section 1: pad v[0..n) with -0.0 to a power of two, then
 // add v[2i] + v[2i+1], level by level, each addition rounded. The padding never changes a sum,
 // since x + -0.0 = x for every x, -0.0 included.
 #pragma once

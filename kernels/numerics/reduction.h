@@ -1,4 +1,4 @@
-// The steps of a reduction over ranks for one element (docs/definitions.md section 14).
+// The steps of a reduction over ranks for one element (docs/numerics.md section 8).
 #pragma once
 
 #include <bit>

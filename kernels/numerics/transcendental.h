@@ -1,7 +1,7 @@
 // exp, tanh, sigmoid and 1/sqrt of binary32 with the same bits everywhere: evaluated in binary64
 // with IEEE operations and explicit fma, rounded once to binary32. Without branches, so that
 // compilers vectorise loops over them. Results and how many of the 2^32 are correctly rounded:
-// docs/definitions.md section 13. Every NaN gives 0x7FFFFFFF.
+// docs/numerics.md section 7. Every NaN gives 0x7FFFFFFF.
 #pragma once
 
 #include <bit>

@@ -1,7 +1,7 @@
 // Quantizing a fragment of a tensor, any run of its row-major elements, while other ranks have the
 // other fragments: first the amaxes that the fragment contributes to the scales of the whole
 // tensor, then, when all ranks know the largest amaxes, the codes of the fragment. The codes of all
-// fragments side by side are those of the whole tensor (docs/distributed.md section 7).
+// fragments side by side are those of the whole tensor (docs/ranks.md section 7).
 #pragma once
 
 #include <cstdint>

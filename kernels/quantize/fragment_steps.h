@@ -40,7 +40,7 @@ struct FragmentRule {
   ElementRounding rounding = ElementRounding::kNearestEven;
   Overflow overflow = Overflow::kSaturate;
   bool nan_counts = false;
-  bool is_empty = false;  ///< The whole tensor is empty: scale 1 (docs/definitions.md section 7).
+  bool is_empty = false;  ///< The whole tensor is empty: scale 1 (docs/numerics.md section 4).
 };
 
 /// The factor by which the elements of a unit are multiplied or divided, and the stored scale.

@@ -140,13 +140,13 @@ absl::StatusOr<TensorAmaxes> MeasureAmaxCpu(const Tensor& source, const Quantize
 
 /// The values of one copy, rounded to nearest even to `out_dtype` (f32, bf16, f16), in the shape of
 /// the source for either usage. FAILED_PRECONDITION when that usage is absent; UNIMPLEMENTED for a
-/// columnwise nvfp4 copy, as in Transformer Engine (docs/quantizers.md section 8.1).
+/// columnwise nvfp4 copy, as in Transformer Engine (docs/quantizers.md section 8).
 absl::StatusOr<Tensor> DequantizeCpu(const QuantizedTensor& quantized, Usage usage, DType out_dtype,
                                      const ExecutionContext& context);
 
 /// Makes `quantized` hold exactly `usages`: drops a direction, derives columnwise from rowwise
 /// codes where the format allows it exactly, and otherwise FAILED_PRECONDITION with nothing changed
-/// (docs/quantizers.md section 8.1).
+/// (docs/quantizers.md section 8).
 absl::Status UpdateUsagesCpu(QuantizedTensor& quantized, Usages usages,
                              const ExecutionContext& context);
 

@@ -1,5 +1,5 @@
 // UpdateUsages: which direction of a quantized tensor may be dropped or made, by the table of
-// docs/quantizers.md section 8.1.
+// docs/quantizers.md section 8.
 #include <string>
 #include <utility>
 

@@ -1,4 +1,4 @@
-// Pairwise sums down columns (docs/definitions.md section 1). A block adds kColumnSumRows rows of
+// Pairwise sums down columns (docs/numerics.md section 1). A block adds kColumnSumRows rows of
 // its columns to one: each thread a run of rows in registers, then the runs through shared memory.
 // Both are whole subtrees, so launching again over the sums continues the same tree.
 #include <algorithm>

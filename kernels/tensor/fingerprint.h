@@ -1,4 +1,4 @@
-// The two identities of tensor bytes (docs/definitions.md section 4): SHA-256 for what is stored,
+// The two identities of tensor bytes (docs/file-formats.md section 1): SHA-256 for what is stored,
 // and a cheap 128-bit sum, the same on every engine, for what is saved and used.
 #pragma once
 
@@ -55,7 +55,7 @@ struct Fingerprint {
 };
 
 /// The part of a fingerprint that does not depend on the data: the mixes of dtype, byte count and
-/// dims (docs/definitions.md section 4.2).
+/// dims (docs/file-formats.md section 1.2).
 MixSum FingerprintFacts(const Tensor& tensor);
 
 /// The fingerprint of a tensor in host memory. It does not heed cancellation, since the fingerprint

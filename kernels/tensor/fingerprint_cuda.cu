@@ -1,4 +1,4 @@
-// The sum of MixWord over the words of a tensor (docs/definitions.md section 4.2).
+// The sum of MixWord over the words of a tensor (docs/file-formats.md section 1.2).
 #include <algorithm>
 
 #include "kernels/numerics/mix.h"

@@ -25,8 +25,8 @@ struct Usages {
   friend bool operator==(const Usages&, const Usages&) = default;
 };
 
-/// One direction of a quantized tensor, in the logical layouts of docs/definitions.md section 8: no
-/// padding, no swizzle.
+/// One direction of a quantized tensor, in the logical layouts of docs/file-formats.md section 2:
+/// no padding, no swizzle.
 ///
 /// | format     | rowwise data, scale_inv               | columnwise data, scale_inv            |
 /// |------------|---------------------------------------|---------------------------------------|

@@ -44,7 +44,7 @@ absl::Status ParameterUpdate::Begin(SessionLayerState& layer) {
     if (spec_.weights != WeightStorage::kQuantized || !IsWeight(name)) continue;
     parameter.quantized.source_dtype = parameter.value.dtype();
     parameter.value = Tensor();
-    // The first quantization is like every later update (docs/quantizers.md section 8.3).
+    // The first quantization is like every later update (docs/sessions.md section 2).
     QG_RETURN_IF_ERROR(Quantize(name, master, {true, !spec_.built_without_grad}, layer));
   }
   return absl::OkStatus();

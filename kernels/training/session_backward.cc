@@ -159,7 +159,7 @@ absl::StatusOr<std::vector<std::shared_ptr<LayerSaved>>> Backwarding::Recompute(
                          RequiresGradOfLayers(next_, recomputation.step.requires_grad),
                          recomputation.parallel};
   // The forward runs on the states that the first phase found, and does not change the present ones
-  // (docs/quantizers.md section 11).
+  // (docs/sessions.md section 1).
   std::vector<LayerState> layers =
       scales_are_current ? LayersUnder(next_, flight_->recipe_number) : recomputation.layers;
   const UsedOperand x{recomputation.x_mark, {recomputation.step.x}, true};

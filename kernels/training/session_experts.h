@@ -1,5 +1,5 @@
 // One layer of a session on one of its ranks. Ranks may divide the experts of a layer
-// (docs/distributed.md sections 8 and 9.2): a rank then has the parameters and states of its
+// (docs/ranks.md sections 8 and 9.2): a rank then has the parameters and states of its
 // experts, under their numbers in the whole layer, and rows are sent to their experts and back
 // among the ranks of one copy. Or ranks may divide the weights of all experts (section 2.1): a rank
 // then has a part of each weight, and rows are gathered and partial products summed around the

@@ -1,4 +1,4 @@
-// A change of recipe between steps (docs/quantizers.md sections 8.3, 8.5 and 8.6).
+// A change of recipe between steps (docs/sessions.md sections 2, 3 and 4).
 #include <algorithm>
 #include <cmath>
 #include <limits>

@@ -1,4 +1,4 @@
-// Session: the state that training keeps between steps (docs/quantizers.md sections 8 to 11), and
+// Session: the state that training keeps between steps (docs/sessions.md), and
 // OneRankSession, which keeps it on one rank. A session has a row of layers, each feeding the next;
 // parameters in high precision or quantized, with or without fp32 masters; optimizer state, main
 // gradients, delayed scaling's histories, cached quantized weights, random number offsets, and what
@@ -159,7 +159,7 @@ class Session {
   /// whose rule changed are quantized anew from their masters. Another recipe drops delayed
   /// scaling's states; a later return to delayed scaling begins with fresh ones.
   /// FAILED_PRECONDITION naming both rules if quantized weights were made by another recipe
-  /// (docs/quantizers.md section 8.3), or by another rule and have no masters.
+  /// (docs/sessions.md section 2), or by another rule and have no masters.
   virtual absl::Status ChangeRecipe(const Recipe& recipe,
                                     const Cancellation* cancellation = nullptr) = 0;
   /// Move what a microbatch saved to host memory, and back.
@@ -168,7 +168,7 @@ class Session {
 
   /// The whole state as the tensors and metadata of one safetensors file. The file does not depend
   /// on the ranks that divide the state, except for tensors that cannot be joined, which are each
-  /// rank's own (docs/distributed.md section 9). FAILED_PRECONDITION with microbatches in flight.
+  /// rank's own (docs/ranks.md section 9). FAILED_PRECONDITION with microbatches in flight.
   virtual absl::StatusOr<TensorFile> Checkpoint(const Cancellation* cancellation) = 0;
 
   virtual const Recipe& recipe() const = 0;  ///< The recipe of later forwards.

@@ -1,7 +1,7 @@
 // DirectFile: writes past the page cache (O_DIRECT). The bytes of an upload are read back later or
 // never, so a cached copy costs more than it brings: finding the memory for it takes several times
-// as long as writing does where that memory is not the machine's own yet (measured: README,
-// "Speed").
+// as long as writing does where that memory is not the machine's own yet (measured:
+// docs/performance.md section 3).
 #pragma once
 
 #include <cstddef>

@@ -37,6 +37,7 @@ v1::ListScenariosResponse ScenariosToProto(const ScenarioLibrary& library) {
     item.set_description(fault.description);
     item.set_bug_class(fault.bug_class);
     item.set_around_engine(static_cast<bool>(fault.alter_engine));
+    item.set_around_communication(fault.is_around_communication);
   }
   for (const BugClass& bug_class : AllBugClasses()) {
     v1::BugClassDescription& item = *proto.add_bug_classes();
@@ -44,6 +45,12 @@ v1::ListScenariosResponse ScenariosToProto(const ScenarioLibrary& library) {
     item.set_title(std::string(bug_class.title));
     item.set_left_out(std::string(bug_class.left_out));
     item.set_pull_request(bug_class.pull_request);
+  }
+  for (const RankSubject& subject : AllRankSubjects()) {
+    v1::RankSubjectDescription& item = *proto.add_rank_subjects();
+    item.set_number(subject.number);
+    item.set_title(subject.title);
+    for (const std::string& scenario : subject.scenarios) item.add_scenarios(scenario);
   }
   return proto;
 }

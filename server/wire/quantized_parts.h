@@ -1,4 +1,4 @@
-// Codes and scales under their names in messages and files (docs/definitions.md section 8), and
+// Codes and scales under their names in messages and files (docs/file-formats.md section 2), and
 // what they are: wire <-> domain.
 #pragma once
 

@@ -202,7 +202,7 @@ TEST(MeasureErrorTest, EmptyTensor) {
   EXPECT_EQ(report.cosine, 1);
 }
 
-// The sum that docs/definitions.md section 5.2 prescribes, written level by level, for a tensor of
+// The sum that docs/reports.md section 2 prescribes, written level by level, for a tensor of
 // one block row and column each.
 double SumByLevels(std::vector<double> values) {
   size_t size = 1;

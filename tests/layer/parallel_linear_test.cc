@@ -1,6 +1,6 @@
 // A linear layer divided over ranks against the single-rank layer run on each rank's shard of the
 // weight with all rows of x and grad_output, and sums of partial results written down by hand; and
-// against the whole layer on one rank where docs/distributed.md section 5 says that they are equal.
+// against the whole layer on one rank where docs/ranks.md section 5 says that they are equal.
 #include <gtest/gtest.h>
 
 #include <string>

@@ -21,8 +21,8 @@ using testing::FunctionOfFloats;
 constexpr int64_t kInputs = int64_t{1} << 32;
 constexpr int64_t kGrain = 1 << 20;
 
-/// Inputs whose result is not the correctly rounded one but a neighbour of it: docs/definitions.md
-/// section 13. rsqrt has two roundings.
+/// Inputs whose result is not the correctly rounded one but a neighbour of it: docs/numerics.md
+/// section 7. rsqrt has two roundings.
 int64_t MisroundedCount(const std::string& name) { return name == "rsqrt" ? 556013448 : 0; }
 
 struct Counts {

@@ -1,4 +1,4 @@
-// The table of docs/quantizers.md section 8.1: which direction can be dropped, derived or asked
+// The table of docs/quantizers.md section 8: which direction can be dropped, derived or asked
 // for, whatever the codes are; refusals change nothing.
 #include <gtest/gtest.h>
 

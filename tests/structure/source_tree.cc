@@ -64,20 +64,56 @@ std::vector<std::string> QuotedIncludes(const SourceFile& file) {
   return includes;
 }
 
+std::vector<SourceFile> ReadTexts() {
+  const fs::path root = QUANTGATE_SOURCE_DIR;
+  std::vector<SourceFile> files =
+      ReadSources({".h", ".cc", ".cu", ".cuh", ".inc", ".py", ".sh", ".proto", ".txt", ".cmake",
+                   ".md", ".html", ".json", ""});
+  std::erase_if(files, [](const SourceFile& file) { return file.path.starts_with("tests/data/"); });
+  for (const auto& entry : fs::directory_iterator(root)) {
+    if (!entry.is_regular_file()) continue;
+    SourceFile file{entry.path().filename().generic_string(), {}};
+    std::ifstream in(entry.path());
+    for (std::string line; std::getline(in, line);) file.lines.push_back(line);
+    files.push_back(std::move(file));
+  }
+  return files;
+}
+
+std::vector<SourceFile> ReadDocuments() {
+  std::vector<SourceFile> files = ReadTexts();
+  std::erase_if(files, [](const SourceFile& file) { return !file.path.ends_with(".md"); });
+  return files;
+}
+
 std::vector<Citation> Citations(const SourceFile& file) {
+  // 1, 2: a document and the sections after it; 3, 4: sections "of" a document; 5, 6: sections of
+  // no document, which are this one's, and whether they are "there", in what was cited before.
+  static const std::string kNumbers = R"((\d+(?:\.\d+)*(?:(?:, | and | to )\d+(?:\.\d+)*)*))";
   static const std::regex kCitation(
-      R"(([\w./-]+\.md)\b(?: sections? (\d+(?:\.\d+)*(?:(?:, | and | to )\d+(?:\.\d+)*)*))?)");
+      R"(([\w./-]+\.md)\b\)?(?:,? (?:sections? )?)" + kNumbers + R"()?|\bsections? )" + kNumbers +
+      R"( of \[?([\w./-]+\.md)\b|(?:", )?\bsections? )" + kNumbers + R"(( there\b)?)");
   static const std::regex kNumber(R"(\d+(?:\.\d+)*)");
+  const bool is_document = file.path.starts_with("docs/");
   std::vector<Citation> citations;
   for (size_t i = 0; i < file.lines.size(); ++i) {
     const std::string& line = file.lines[i];
     const std::string next = i + 1 < file.lines.size() ? file.lines[i + 1] : "";
     const std::string text = line + " " + WithoutCommentMarks(next);
+    const bool may_cite = text.find(".md") != std::string::npos ||
+                          (is_document && text.find("section") != std::string::npos);
+    if (!may_cite) continue;
     for (std::sregex_iterator match(text.begin(), text.end(), kCitation), end; match != end;
          ++match) {
       if (static_cast<size_t>(match->position()) >= line.size()) break;  // Of the next line.
-      citations.push_back({file.path + ":" + std::to_string(i + 1), match->str(1),
-                           AllMatches(match->str(2), kNumber)});
+      const std::string where = file.path + ":" + std::to_string(i + 1);
+      if ((*match)[1].matched) {
+        citations.push_back({where, match->str(1), AllMatches(match->str(2), kNumber)});
+      } else if ((*match)[4].matched) {
+        citations.push_back({where, match->str(4), AllMatches(match->str(3), kNumber)});
+      } else if (is_document && !match->str().starts_with('"') && !(*match)[6].matched) {
+        citations.push_back({where, file.path, AllMatches(match->str(5), kNumber)});
+      }
     }
   }
   return citations;
@@ -92,13 +128,13 @@ std::string FindDocument(const std::string& citing_path, const std::string& docu
   return "";
 }
 
-std::set<std::string> NumberedHeadings(const std::string& document_path) {
+std::vector<std::string> NumberedHeadings(const std::string& document_path) {
   static const std::regex kHeading(R"(^#{2,3} (\d+(?:\.\d+)*)\.? .*)");
   std::ifstream in(fs::path(QUANTGATE_SOURCE_DIR) / document_path);
-  std::set<std::string> numbers;
+  std::vector<std::string> numbers;
   std::smatch match;
   for (std::string line; std::getline(in, line);) {
-    if (std::regex_match(line, match, kHeading)) numbers.insert(match.str(1));
+    if (std::regex_match(line, match, kHeading)) numbers.push_back(match.str(1));
   }
   return numbers;
 }

@@ -66,7 +66,7 @@ Bits Alone(Engine& engine, const std::string& recipe, const AmaxGroups& groups, 
   return BitsOf(engine, forward, session->Backward({"0", Uneven(seed + 10)}, nullptr));
 }
 
-// docs/distributed.md section 4.1 and the two-groups bug of frameworks: two groups of one size with
+// docs/ranks.md section 4.1 and the two-groups bug of frameworks: two groups of one size with
 // other members, one group after none, none after one, backwards in both orders.
 TEST(AmaxGroupsOfSessions, InterleavedMicrobatchesKeepTheirOwn) {
   const std::unique_ptr<Engine> engine = NewEngine();

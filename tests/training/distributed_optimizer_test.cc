@@ -1,4 +1,4 @@
-// The distributed optimizer of sessions (docs/distributed.md section 9.3) against the operations
+// The distributed optimizer of sessions (docs/ranks.md section 9.3) against the operations
 // themselves on whole tensors: masters, moments, and the parameters that are put together of them.
 #include <gtest/gtest.h>
 

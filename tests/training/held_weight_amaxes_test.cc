@@ -63,7 +63,7 @@ struct DividedCase {
   std::vector<std::string> of_forward, of_backward;  ///< What no sum over ranks is in.
 };
 
-// docs/distributed.md section 5: "topology" becomes "yes" where divided operands have the amaxes of
+// docs/ranks.md section 5: "topology" becomes "yes" where divided operands have the amaxes of
 // the whole. Without the weight's group the bits are others.
 TEST(HeldWeightAmaxes, DividedWeightsTrainAsOnOneRank) {
   const auto engine = MakeCpuEngine({.threads = 1});

@@ -1,5 +1,5 @@
 // The optimizer step of a session: SGD with all of its options composed by hand from the formulas
-// of docs/definitions.md section 12, over a checkpoint too, and what an update leaves behind.
+// of docs/numerics.md section 6, over a checkpoint too, and what an update leaves behind.
 #include <gtest/gtest.h>
 
 #include <map>

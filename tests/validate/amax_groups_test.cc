@@ -99,7 +99,7 @@ struct WholeCase {
 
 class WholeAmaxTest : public ::testing::TestWithParam<WholeCase> {};
 
-// docs/distributed.md section 5: "topology" becomes "yes" where the divided operand has the amax of
+// docs/ranks.md section 5: "topology" becomes "yes" where the divided operand has the amax of
 // the whole; without the group the test would show nothing, so the bits must then differ.
 TEST_P(WholeAmaxTest, DividedOperandsWithTheAmaxOfAllRanksHaveTheBitsOfOne) {
   const WholeCase& given = GetParam();

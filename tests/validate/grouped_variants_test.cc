@@ -87,7 +87,7 @@ std::vector<std::string> AmaxStages(const std::vector<std::string>& stages) {
   return of_amaxes;
 }
 
-// docs/distributed.md section 5: "topology" becomes "yes" where what is divided of every expert has
+// docs/ranks.md section 5: "topology" becomes "yes" where what is divided of every expert has
 // the amax of the whole, by one call for all experts.
 TEST(GroupedVariants, NamedGroupsGiveTheBitsOfOneRank) {
   struct Case {

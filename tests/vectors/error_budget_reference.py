@@ -1,6 +1,6 @@
 """Error budgets of one linear layer's y, by exact rational arithmetic, and the vectors made with them.
 
-Written from docs/definitions.md section 5.3 alone: every exact product is a Fraction rounded once to fp32, every quantizer is
+Written from docs/reports.md section 3 alone: every exact product is a Fraction rounded once to fp32, every quantizer is
 numpy and ml_dtypes. Writes tests/data/error_budget_vectors.txt. Run by hand from the repository root:
 python3 tests/vectors/error_budget_reference.py
 """

@@ -1,6 +1,6 @@
 """Norms forward and backward in numpy's float32, and the vectors made with them.
 
-Written from docs/definitions.md section 11 alone, one numpy operation for each operation there; nothing is shared with the C++
+Written from docs/numerics.md section 5 alone, one numpy operation for each operation there; nothing is shared with the C++
 code. Writes tests/data/norm_vectors.txt. Run by hand from the repository root: python3 tests/vectors/norm_reference.py
 """
 

@@ -1,6 +1,6 @@
 """Norms and activations in 60-digit arithmetic, forward and backward, and the vectors made with them.
 
-Written from docs/definitions.md section 11 and docs/quantizers.md section 10.6 alone: the formulas over real numbers, with their
+Written from docs/numerics.md section 5 and docs/quantizers.md section 10.6 alone: the formulas over real numbers, with their
 constants as fp32 has them. Writes tests/data/operation_values.txt: numbers as hexadecimal fp64. Run by hand from the repository
 root: python3 tests/vectors/operation_values.py
 """

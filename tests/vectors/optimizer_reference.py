@@ -1,6 +1,6 @@
 """Adam, AdamW and SGD steps, sums and multiples in numpy's float32, and the vectors made with them.
 
-Written from docs/definitions.md section 12 alone, one numpy operation for each operation there; nothing is shared with
+Written from docs/numerics.md section 6 alone, one numpy operation for each operation there; nothing is shared with
 the C++ code. Writes tests/data/optimizer_vectors.txt. Run by hand from the repository root:
 python3 tests/vectors/optimizer_reference.py
 """

@@ -12,6 +12,7 @@
 #include "client/cli/commands/commands.h"
 #include "client/cli/commands/scenario_agree.h"
 #include "client/cli/commands/scenario_junit.h"
+#include "client/cli/commands/scenario_markdown.h"
 #include "client/cli/commands/subcommand.h"
 #include "client/cli/exit_code.h"
 #include "client/cli/output.h"
@@ -28,6 +29,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr char kScenarioExamples[] = R"(Examples:
   quantgate scenario list
+  quantgate scenario list --format markdown > docs/scenarios.md
   quantgate scenario run
   quantgate scenario run --with-faults --junit scenarios.xml
   quantgate scenario run hadamard-cancels-in-wgrad e8m0-scales-round-up --with-faults
@@ -51,9 +53,18 @@ struct ScenarioOptions {
 
 // ---- list
 
-absl::StatusOr<int> ListScenarioLibrary(Invocation& invocation, const ScenarioOptions&) {
+struct ListOptions {
+  std::string format;  ///< As the option for all commands, or "markdown".
+};
+
+absl::StatusOr<int> ListScenarioLibrary(Invocation& invocation, const ListOptions& options) {
+  invocation.PreferFormat(options.format);
   QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
   QG_ASSIGN_OR_RETURN(const v1::ListScenariosResponse listed, connection->ListScenarios());
+  if (options.format == "markdown") {
+    invocation.out() << ScenarioMarkdown(listed);
+    return kExitOk;
+  }
   if (!invocation.is_table()) {
     invocation.PrintJson("scenarios", JsonOf(listed));
     return kExitOk;
@@ -239,7 +250,11 @@ void AddScenarioCommand(CLI::App& app, Command& chosen) {
   const auto add = [&](const char* name, const char* summary, auto function) {
     return AddSubcommand(*group, chosen, name, summary, kScenarioExamples, function);
   };
-  add("list", "What there is: invariants, criteria, bug classes, faults", ListScenarioLibrary);
+  auto [list, list_options] =
+      add("list", "What there is: invariants, criteria, bug classes, faults", ListScenarioLibrary);
+  list->add_option("--format", list_options->format,
+                   "What stdout gets; markdown: docs/scenarios.md")
+      ->check(CLI::IsMember({"table", "json", "jsonl", "markdown"}));
   auto [run, options] = add("run", "Run scenarios, all unless some are named", RunScenarioLibrary);
   run->add_option("NAME", options->names, "Scenarios; default: all");
   run->add_flag("--with-faults", options->with_faults,

@@ -68,6 +68,10 @@ class Invocation {
   void PreferDevice(const std::string& device) {
     if (options_.device == "cpu") options_.device = device;
   }
+  /// Of a command that has forms of its own; empty: what the options for all commands say.
+  void PreferFormat(const std::string& format) {
+    if (!format.empty()) options_.format = format;
+  }
 
  private:
   absl::StatusOr<Connection*> Connect(bool keeps);

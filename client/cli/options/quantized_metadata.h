@@ -1,5 +1,5 @@
-// What the codes of a safetensors file are, as its __metadata__ says it (docs/definitions.md
-// section 8):
+// What the codes of a safetensors file are, as its __metadata__ says it (docs/file-formats.md
+// section 2):
 //   quantgate.shape      2x32x160
 //   quantgate.rowwise    nvfp4:element=f4_e2m1x2,block_dim=2,e4m3_max=448,hadamard=false
 //   quantgate.columnwise the same of the other direction

@@ -1,5 +1,5 @@
 // AmaxGroups: over which ranks the amax of an operand is reduced, an argument of a call and never a
-// property of a tensor or a quantizer (docs/distributed.md section 4.1).
+// property of a tensor or a quantizer (docs/ranks.md section 4.1).
 #pragma once
 
 #include <map>

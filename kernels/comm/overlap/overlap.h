@@ -1,6 +1,6 @@
 // Overlap: a rank's end of calls that communicate and multiply at the same time. Every member of
 // the group makes the same calls in the same order, as with collectives; the outputs have the bits
-// of gathering first or reducing last (docs/overlap.md section 5).
+// of gathering first or reducing last (docs/ranks.md section 10.5).
 //
 // On GPUs: GEMM chunks are put on the rank's own stream one after the other and write into rows of
 // one output; copies are those of copy engines between peers, on a stream for what a rank receives;

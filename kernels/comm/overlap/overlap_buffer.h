@@ -1,7 +1,7 @@
 // OverlapBuffer: memory of one rank into which an overlapped call gathers. Layers of one kind share
 // one buffer, so what it holds lasts until the next of them fills it, and each filling has an owner
 // and an epoch. What is read through a view of an earlier epoch is an error and not somebody else's
-// data. What must outlive the GEMM is copied or taken out (docs/overlap.md section 3).
+// data. What must outlive the GEMM is copied or taken out (docs/ranks.md section 10.3).
 //
 //     FREE --Fill--> FILLED(owner, epoch) --Start--> IN_FLIGHT --Finish--> READABLE(epoch)
 //      ^------------------------------------------Release-----------------------'

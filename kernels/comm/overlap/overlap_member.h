@@ -87,7 +87,7 @@ absl::StatusOr<int> AddGemm(TaskGraph& graph, std::string name, int rank, Overla
 /// Each member's GEMM as one task.
 absl::Status AddWholeGemms(TaskGraph& graph, const OverlapMembers& members);
 
-/// Graphs of the methods (docs/overlap.md section 2). Each fills the members' buffers.
+/// Graphs of the methods (docs/ranks.md section 10.2). Each fills the members' buffers.
 absl::StatusOr<TaskGraph> BuildRingAllGatherGemm(const OverlapMembers& members,
                                                  const OverlapCut& cut);
 absl::StatusOr<TaskGraph> BuildPointToPointReduceScatterGemm(const OverlapMembers& members,

@@ -1,5 +1,5 @@
 // Which GEMM of a tensor-parallel layer communicates how, and which recipes can
-// (docs/overlap.md section 1).
+// (docs/ranks.md section 10.1).
 #pragma once
 
 #include <span>

@@ -1,5 +1,5 @@
 // Who multiplies and moves what in which step of an overlapped call: functions of the number of
-// ranks alone (docs/overlap.md section 2). All rank arithmetic is modulo the size of the group.
+// ranks alone (docs/ranks.md section 10.2). All rank arithmetic is modulo the size of the group.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // OverlapSpec: which GEMMs of divided layers overlap how, as a request asks for it. What it leaves
-// open depends on the recipe (docs/overlap.md section 1).
+// open depends on the recipe (docs/ranks.md section 10.1).
 #pragma once
 
 #include <map>

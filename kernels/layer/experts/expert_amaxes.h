@@ -1,5 +1,5 @@
 // Reducing the amaxes of a grouped_linear's experts over the group that a step names
-// (docs/distributed.md section 4.1).
+// (docs/ranks.md section 4.1).
 #pragma once
 
 #include <functional>

@@ -1,6 +1,6 @@
 // Experts on several ranks: each token's row is sent to the ranks of the experts that the token is
 // routed to, a grouped_linear runs there, and the resulting rows are sent back and added up
-// (docs/distributed.md section 8). N ranks give the bits of one rank with all tokens and experts.
+// (docs/ranks.md section 8). N ranks give the bits of one rank with all tokens and experts.
 //
 //   dispatch  an expert's rows lie in the order (source rank, token, choice)
 //   combine   y[t] = sum over the choices c, ascending, of weight[t][c] * row(t, c)

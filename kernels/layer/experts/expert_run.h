@@ -1,5 +1,5 @@
 // A step of a grouped_linear whose experts are divided over the ranks of a group; each expert's
-// rows come from all ranks (docs/distributed.md section 8). Gives the bits of RunLayer on one rank.
+// rows come from all ranks (docs/ranks.md section 8). Gives the bits of RunLayer on one rank.
 // There may be several copies of the layer, which divide the rows and sum their gradients.
 #pragma once
 

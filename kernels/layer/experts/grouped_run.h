@@ -1,6 +1,6 @@
 // A step of a grouped_linear whose experts' weights are divided over the ranks of a tensor-parallel
 // group. The grouped_linear itself does not communicate, so the step includes the gather and the
-// sum that the layers around it would do (docs/distributed.md section 2.1).
+// sum that the layers around it would do (docs/ranks.md section 2.1).
 #pragma once
 
 #include <vector>

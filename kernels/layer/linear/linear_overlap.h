@@ -1,4 +1,4 @@
-// A linear unit's GEMMs that communicate at the same time (docs/overlap.md section 1), as the
+// A linear unit's GEMMs that communicate at the same time (docs/ranks.md section 10.1), as the
 // unit's overlap plan says. Every rank of the group must make the same calls in the same order.
 // Results never lie in a communication buffer, because the next call may use the buffer.
 #pragma once

@@ -1,4 +1,4 @@
-// The collectives of a linear unit (docs/distributed.md section 2): x and grad_output are gathered
+// The collectives of a linear unit (docs/ranks.md section 2): x and grad_output are gathered
 // before GEMMs that need other ranks' rows, and y and dx are summed after GEMMs whose contraction
 // is divided. Units that are not parallel have none.
 #pragma once

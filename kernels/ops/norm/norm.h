@@ -1,4 +1,4 @@
-// LayerNorm and RMSNorm over the last dim, forward and backward (docs/definitions.md section 11).
+// LayerNorm and RMSNorm over the last dim, forward and backward (docs/numerics.md section 5).
 #pragma once
 
 #include <string_view>

@@ -1,4 +1,4 @@
-// The kernels behind norm_cuda.cc (docs/definitions.md section 11). Launchers return what
+// The kernels behind norm_cuda.cc (docs/numerics.md section 5). Launchers return what
 // cudaGetLastError says of the launch.
 #pragma once
 

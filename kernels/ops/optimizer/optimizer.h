@@ -1,5 +1,5 @@
 // Optimizer steps over fp32 masters, and the split of masters into a bf16 parameter and a remainder
-// (docs/definitions.md section 12).
+// (docs/numerics.md section 6).
 #pragma once
 
 #include <vector>

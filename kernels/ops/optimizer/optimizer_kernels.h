@@ -1,4 +1,4 @@
-// The kernels behind optimizer_cuda.cc (docs/definitions.md section 12). Launchers return what
+// The kernels behind optimizer_cuda.cc (docs/numerics.md section 6). Launchers return what
 // cudaGetLastError says of the launch.
 #pragma once
 

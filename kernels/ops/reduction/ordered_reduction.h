@@ -1,5 +1,5 @@
 // Reductions over the tensors of several ranks in a given order: what a collective computes, with
-// order and roundings specified (docs/definitions.md section 14).
+// order and roundings specified (docs/numerics.md section 8).
 #pragma once
 
 #include <span>

@@ -1,5 +1,5 @@
 // Gathers rows, and sums a few rows each: how tokens get to experts and results come back
-// (docs/distributed.md section 8).
+// (docs/ranks.md section 8).
 #pragma once
 
 #include <cstdint>

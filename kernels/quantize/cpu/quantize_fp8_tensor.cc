@@ -28,8 +28,8 @@ float DecodeMagnitude(DType dtype, uint32_t bits) {
 }
 
 float CurrentScale(const FormatRequest& request, float amax) {
-  // An empty tensor has scale 1 for every epsilon, since nothing was measured (docs/definitions.md
-  // section 7), or the scale of its group.
+  // An empty tensor has scale 1 for every epsilon, since nothing was measured (docs/numerics.md
+  // section 4), or the scale of its group.
   const bool is_of_group = request.arguments.group_amax_rowwise.has_value();
   if (request.source.element_count() == 0 && !is_of_group) return 1.0f;
   const QuantizerSpec& spec = request.spec;

@@ -69,7 +69,7 @@ struct TensorScaleJob {
   float given_amax = 0.0f;
   float max_finite = 448.0f;
   ScaleOptions options;
-  bool is_empty = false;  ///< Nothing was measured: scale 1 (docs/definitions.md section 7).
+  bool is_empty = false;  ///< Nothing was measured: scale 1 (docs/numerics.md section 4).
   unsigned long long* zeroed = nullptr;  ///< Words that are set to 0 first; *amax lies in them.
   int zeroed_words = 0;
   float* amax = nullptr;

@@ -1,5 +1,5 @@
 // Quantizers as JSON: the name of a recipe, {"name": ..., "knobs": {...}}, or {"format": ...} and
-// fields (docs/definitions.md section 6). Private to kernels/quantize.
+// fields (docs/recipes.md section 1). Private to kernels/quantize.
 #pragma once
 
 #include <nlohmann/json.hpp>

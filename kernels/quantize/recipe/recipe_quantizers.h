@@ -55,7 +55,7 @@ inline constexpr std::array<GemmPair, 3> kGemmPairs = {{
 /// (docs/quantizers.md section 7.2).
 absl::Status CheckRules(const RecipeRules& rules);
 
-// ---- hybrid and custom, whose knobs hold JSON (recipe_composed.cc; docs/definitions.md section 6)
+// ---- hybrid and custom, whose knobs hold JSON (recipe_composed.cc; docs/recipes.md section 1)
 
 /// The canonical text of a value of the kinds kRule, kDirection and kRules: names stay names, JSON
 /// has what differs from the defaults, with keys sorted. INVALID_ARGUMENT says what is wrong

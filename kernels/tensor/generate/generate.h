@@ -1,6 +1,6 @@
 // Seeded tensors, the same bytes for the same seed on every machine and engine: element i is a
 // function of (seed, i) alone. Philox4x32-10 with key = seed and counter = i / 4
-// (docs/definitions.md section 3).
+// (docs/numerics.md section 3).
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// One element of a generated tensor before the cast (docs/definitions.md section 3), for both
+// One element of a generated tensor before the cast (docs/numerics.md section 3), for both
 // engines: a formula of two random words, the value word and the choice word.
 #pragma once
 

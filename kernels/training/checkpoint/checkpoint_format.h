@@ -3,7 +3,7 @@
 // file does not depend on which ranks wrote it. Parts that cannot be joined are stored as
 // "rank0.NAME",
 // ..., and the metadata "ranks" describes the ranks; only the same ranks can continue from such a
-// file (docs/distributed.md section 9). Private to kernels/training.
+// file (docs/ranks.md section 9). Private to kernels/training.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
 // ParallelSession: a training session on the ranks of this process. The ranks of a tensor-parallel
-// group divide the weights of the layers (docs/distributed.md section 2), or those of an
+// group divide the weights of the layers (docs/ranks.md section 2), or those of an
 // expert-parallel group the experts of grouped_linear layers (section 9.2). Copies of the layers
 // divide the rows of a batch, and the optimizer sums gradients over the copies. Every rank has a
 // OneRankSession with its parts; the tensors that callers give and get are whole.

@@ -1,4 +1,4 @@
-// How copies of a session's layers, or of its experts, divide what they train (docs/distributed.md
+// How copies of a session's layers, or of its experts, divide what they train (docs/ranks.md
 // sections 9.1 and 9.3). By rows (FSDP): between steps a rank has its rows of each weight, of the
 // weight's master and of its moments, and passes gather the weight. Or by elements (the distributed
 // optimizer): a rank has a run of elements of every parameter's fp32 master and moments; a run may

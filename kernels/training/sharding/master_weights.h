@@ -1,5 +1,5 @@
 // Quantizing weights from fp32 masters of which every rank of a group has a fragment: a run of
-// row-major elements that may begin anywhere and may be empty (docs/distributed.md section 7). The
+// row-major elements that may begin anywhere and may be empty (docs/ranks.md section 7). The
 // bytes are those of quantizing the whole weight on one rank.
 //
 // However many weights there are, this takes one MAX over the group for each kind of format, one

@@ -1,5 +1,5 @@
 // A weight whose rows are divided over the ranks of a group (FSDP) and gathered when a pass needs
-// it (docs/distributed.md section 6). The group is an argument of every collective call; all its
+// it (docs/ranks.md section 6). The group is an argument of every collective call; all its
 // members, also those without rows, must make the same calls.
 //
 // | format                | gathered for forward       | for backward               |

@@ -1,5 +1,5 @@
 // Reports of a variant on several ranks: whole outputs are joined from the ranks' parts and
-// compared with what they should be (docs/distributed.md section 5).
+// compared with what they should be (docs/ranks.md section 5).
 #pragma once
 
 #include <string>

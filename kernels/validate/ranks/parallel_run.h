@@ -42,8 +42,8 @@ absl::StatusOr<ParallelStepResult> RunOnRanks(const LayerRequest& whole, Engine&
                                               const RankSetting* setting,
                                               const Cancellation* cancellation);
 
-/// A GEMM may be cut into several so that communication can run beside it (docs/overlap.md section
-/// 5). The bits of a model do not depend on that; cuBLASLt may take another kernel for another
+/// A GEMM may be cut into several so that communication can run beside it (docs/ranks.md section
+/// 10.5). The bits of a model do not depend on that; cuBLASLt may take another kernel for another
 /// shape. For every GEMM that hardware ran in several pieces: one line that says how many elements,
 /// over all ranks, have other bits than the same GEMM in one piece; which algorithms ran; and,
 /// where bits differ, which arithmetics ExplainGemm finds in either result. Runs those GEMMs again,

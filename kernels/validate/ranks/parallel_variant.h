@@ -1,4 +1,4 @@
-// Checks of a variant on several ranks (docs/distributed.md section 2) that need no ranks.
+// Checks of a variant on several ranks (docs/ranks.md section 2) that need no ranks.
 #pragma once
 
 #include <string>

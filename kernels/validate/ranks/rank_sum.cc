@@ -123,7 +123,7 @@ class Additions {
     return absl::StrCat(in_fp32_ ? absl::StrCat("u |s| + g_", n, "(2^-24) sum |p_r|")
                                  : absl::StrCat("((1 + u)^", n, " - 1) sum |p_r|"),
                         has_bias_ ? " + (u + 2^-24) |s + bias|" : "", ", u = 2^", exponent_,
-                        " (docs/distributed.md section 5)");
+                        " (docs/ranks.md section 5)");
   }
 
  private:

@@ -1,4 +1,4 @@
-// Sums over ranks: the exact value, and a bound on the errors of the additions (docs/distributed.md
+// Sums over ranks: the exact value, and a bound on the errors of the additions (docs/ranks.md
 // section 5).
 #pragma once
 

@@ -1,6 +1,6 @@
 // The error budget of one GEMM of a layer: how much each stage contributes to the distance between
 // its output and the exact product of the original operands. Stages are replaced one at a time by
-// the exact oracle (docs/definitions.md section 5.3).
+// the exact oracle (docs/reports.md section 3).
 #pragma once
 
 #include <string>

@@ -45,7 +45,7 @@ class Floats {
   std::vector<float> values_;
 };
 
-/// What a row's normalization needs (docs/definitions.md section 11).
+/// What a row's normalization needs (docs/numerics.md section 5).
 struct RowStatistics {
   RunningError mean;
   RunningError rstd;

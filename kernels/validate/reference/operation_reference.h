@@ -1,6 +1,6 @@
 // References for operations of a layer other than GEMMs: each is evaluated from its own inputs in
-// fp64, with a bound on the roundings of the same formula in fp32 (docs/definitions.md
-// section 5.4).
+// fp64, with a bound on the roundings of the same formula in fp32 (docs/reports.md
+// section 4).
 #pragma once
 
 #include <span>

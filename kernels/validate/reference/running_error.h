@@ -5,7 +5,7 @@
 // - every fp32 operation rounds its result by at most u = 2^-24 of it, or by 2^-150 where a product
 //   or quotient is subnormal, on top of what its operands' errors make of it;
 // - exp, tanh and sigmoid are off by at most one ulp (2 u of the result, or 2^-149), on top of
-//   that (docs/definitions.md section 3);
+//   that (docs/numerics.md section 3);
 // - a pairwise sum of n values goes through d = ceil(log2 n) additions each: gamma_d of the sum of
 //   magnitudes (Higham, section 4.2);
 // - each fp64 operation adds its own 2^-53.

@@ -1,5 +1,5 @@
-// Reports of a variant's outputs: each against both named references (docs/definitions.md section
-// 5.1), and against the reference variant.
+// Reports of a variant's outputs: each against both named references (docs/reports.md section
+// 1), and against the reference variant.
 #pragma once
 
 #include <map>

@@ -25,7 +25,7 @@ struct TensorComparison {
   std::optional<NearerReport> nearer;
 };
 
-/// One output tensor of one variant, with both named references (docs/definitions.md section 5.1).
+/// One output tensor of one variant, with both named references (docs/reports.md section 1).
 struct OutputReport {
   std::string tensor;
   bool is_intermediate = false;  ///< A tensor between two operations, not an output.

@@ -52,4 +52,12 @@ struct BugClass {
 };
 const std::vector<BugClass>& AllBugClasses();
 
+/// What scenarios of ranks are about, in the order of the numbers.
+struct RankSubject {
+  std::string number;  ///< "D01".
+  std::string title;
+  std::vector<std::string> scenarios;  ///< Names.
+};
+const std::vector<RankSubject>& AllRankSubjects();
+
 }  // namespace quantgate

@@ -1,5 +1,5 @@
 // NCCL's own sums, a subject under test: the same on all ranks each time; of two ranks the bits of
-// every reduction profile; of more within the bound of docs/distributed.md section 5, and in which
+// every reduction profile; of more within the bound of docs/ranks.md section 5, and in which
 // order they were added, as far as their bits say.
 #include <gtest/gtest.h>
 
@@ -158,7 +158,7 @@ std::string OrderText(const std::vector<Tensor>& partials, const Tensor& sum, in
 
 /// `sum` has the elements from `begin` on.
 void ExpectWithinBound(const std::vector<Tensor>& partials, const Tensor& sum, int64_t begin) {
-  // docs/distributed.md section 5, additions in the dtype; a sum in another order than a chain
+  // docs/ranks.md section 5, additions in the dtype; a sum in another order than a chain
   // rounds no more often.
   const double bound_factor = std::pow(1 + 0x1p-8, static_cast<double>(partials.size() - 1)) - 1;
   for (int64_t i = 0; i < sum.element_count(); ++i) {

@@ -79,7 +79,7 @@ TEST(RingAllGatherTest, EveryRankMultipliesEveryShardOnce) {
 }
 
 TEST(RingAllGatherTest, GoesDownFromTheRanksOwn) {
-  // docs/overlap.md section 2: rank 1 of 4.
+  // docs/ranks.md section 10.2: rank 1 of 4.
   std::vector<int> owners, from;
   for (const RingStep& step : RingAllGatherSteps(1, 4, false)) {
     owners.push_back(step[0].owner);

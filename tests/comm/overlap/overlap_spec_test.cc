@@ -1,4 +1,4 @@
-// What a request leaves open of overlap becomes what docs/overlap.md section 1 says of the recipe.
+// What a request leaves open of overlap becomes what docs/ranks.md section 10.1 says of the recipe.
 #include "kernels/comm/overlap/overlap_spec.h"
 
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // A grouped_linear divided over ranks against linear layers on one rank, one for each expert and
 // part of its weight, put together by hand; and against the whole layer on one rank where
-// docs/distributed.md section 5 says that they are equal.
+// docs/ranks.md section 5 says that they are equal.
 #include "kernels/layer/experts/grouped_run.h"
 
 #include <gtest/gtest.h>
@@ -228,7 +228,7 @@ TEST(GroupedRun, NoBlockAndNoAmaxSeesOtherRows) {
   }
 }
 
-/// What docs/distributed.md section 5 says has the bits of one rank.
+/// What docs/ranks.md section 5 says has the bits of one rank.
 TEST(GroupedRun, HasTheBitsOfOneRank) {
   for (const char* text : {"bf16", "fp8_delayed", "mxfp8", "fp8_block"}) {
     for (const ParallelMode mode : {ParallelMode::kColumn, ParallelMode::kRow}) {
@@ -299,7 +299,7 @@ TEST(GroupedRun, OneExpertIsADividedLinear) {
 TEST(GroupedRun, SumsInTheOrderOfTheProfile) {
   const LayerRequest whole = Grouped(ParallelMode::kRow, kSplits, 128);
   const Recipe recipe = *Recipe::Parse("bf16");
-  // Owner r adds r, r - 1, ..., r + 1: docs/distributed.md section 1.1.
+  // Owner r adds r, r - 1, ..., r + 1: docs/ranks.md section 1.1.
   const ParallelSetup setup{
       .size = 4, .sequence_parallel = true, .profile = {.kind = ReductionKind::kUbP2p}};
   const std::vector<GroupedStep> steps = RunGroupedRanks(whole, recipe, setup);

@@ -1,4 +1,4 @@
-// Norms of a real layer against fp64, within the bound that docs/definitions.md section 11.1
+// Norms of a real layer against fp64, within the bound that docs/numerics.md section 5.1
 // derives. Everything below is fp64 arithmetic on the operands themselves, written from the
 // mathematical formulas; its own error, of 2^-53, is far below what doubling the bound leaves.
 #include <gtest/gtest.h>
@@ -47,7 +47,7 @@ struct Bounded {
   double value = 0, bound = 0;
 };
 
-/// The norm of one row, in the letters of section 11.1.
+/// The norm of one row, in the letters of docs/numerics.md section 5.1.
 struct NormOfRow {
   Row hat, e;  ///< xhat, and the bound of its error.
   Bounded mean, rstd;

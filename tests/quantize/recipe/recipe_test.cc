@@ -1,4 +1,4 @@
-// Recipes: defaults and knobs against docs/definitions.md section 6 and docs/quantizers.md sections
+// Recipes: defaults and knobs against docs/recipes.md section 1 and docs/quantizers.md sections
 // 3 and 10.2, and what is refused.
 #include "kernels/quantize/recipe/recipe.h"
 

@@ -261,7 +261,7 @@ class ParallelRestore : public ::testing::Test {
   std::unique_ptr<Engine> engine_ = MakeCpuEngine({.threads = 1});
 };
 
-// What docs/distributed.md section 5 has as equal bits is one file.
+// What docs/ranks.md section 5 has as equal bits is one file.
 TEST_F(ParallelRestore, EqualStatesAreEqualFiles) {
   const auto train = [](Session& session) {
     ForwardStep forward;

@@ -1,5 +1,5 @@
-// The digest of what a scenario compared: against hashlib on the bytes of docs/definitions.md
-// section 4.3, what changes it, and what has no part in it.
+// The digest of what a scenario compared: against hashlib on the bytes of docs/reports.md
+// section 8, what changes it, and what has no part in it.
 #include "kernels/validate/scenarios/oracles/check_digest.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// CheckDigest: one SHA-256 over everything that a scenario has checked (docs/definitions.md section
-// 4.3). Two runs with equal digests saw the same bytes, wherever they ran.
+// CheckDigest: one SHA-256 over everything that a scenario has checked (docs/reports.md section
+// 8). Two runs with equal digests saw the same bytes, wherever they ran.
 #pragma once
 
 #include <cstdint>

@@ -36,7 +36,7 @@ using NamedOutputs = std::map<std::string, Tensor>;
 absl::StatusOr<NamedOutputs> ExpectedLinear(Engine& reference, const LinearOperands& operands,
                                             const Recipe& recipe);
 
-/// The pairwise sum over rows of docs/definitions.md section 1, rounded once to `out`.
+/// The pairwise sum over rows of docs/numerics.md section 1, rounded once to `out`.
 absl::StatusOr<Tensor> ExpectedColumnSums(const Tensor& source, DType out);
 
 /// The tensor cast to another high-precision dtype.

@@ -1,4 +1,4 @@
-// Training sessions whose experts are divided over ranks (docs/distributed.md section 9.2), or
+// Training sessions whose experts are divided over ranks (docs/ranks.md section 9.2), or
 // their weights (section 2.1).
 #include <map>
 #include <numeric>

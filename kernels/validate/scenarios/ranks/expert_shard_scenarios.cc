@@ -1,4 +1,4 @@
-// Training sessions whose copies of experts divide what they have of them (docs/distributed.md
+// Training sessions whose copies of experts divide what they have of them (docs/ranks.md
 // sections 9.1 to 9.3).
 #include <utility>
 #include <vector>

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kSumColumns = 24;
 
-/// What the definition of a profile says, in its own words (docs/distributed.md section 1.1).
+/// What the definition of a profile says, in its own words (docs/ranks.md section 1.1).
 struct ProfileByHand {
   const char* name;
   int first = 0;             ///< Where the owner begins, counted from itself;

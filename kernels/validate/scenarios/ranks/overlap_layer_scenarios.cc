@@ -1,4 +1,4 @@
-// Layers whose communication is hidden behind their GEMMs (docs/overlap.md section 1): virtual
+// Layers whose communication is hidden behind their GEMMs (docs/ranks.md section 10.1): virtual
 // ranks on the engine that is looked at, against shards run alone and against layers that gather
 // first.
 #include <map>

@@ -1,4 +1,4 @@
-// Communication beside GEMMs (docs/overlap.md): virtual ranks, what they get against GEMMs of the
+// Communication beside GEMMs (docs/ranks.md): virtual ranks, what they get against GEMMs of the
 // whole and sums by hand.
 #include <algorithm>
 #include <functional>

@@ -53,7 +53,7 @@ StepOptions StepOptionsOf(ScenarioContext& context, const LayerRequest& shard);
 absl::StatusOr<std::vector<StepTensors>> ShardsAlone(ScenarioContext& context,
                                                      const LayerRequest& whole, int size,
                                                      const Tensor& weight = {});
-/// The sum of the parts in fp32, in this order, rounded once: docs/distributed.md section 1.1,
+/// The sum of the parts in fp32, in this order, rounded once: docs/ranks.md section 1.1,
 /// rank_asc_fp32.
 absl::StatusOr<Tensor> SumInOrder(const std::vector<Tensor>& parts);
 /// Part `rank` of `size` of the rows.

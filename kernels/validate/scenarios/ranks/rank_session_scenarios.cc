@@ -1,5 +1,5 @@
 // Training sessions whose copies have rows of each weight, or elements of its master and moments
-// (docs/distributed.md sections 9.1 and 9.3).
+// (docs/ranks.md sections 9.1 and 9.3).
 #include <map>
 #include <memory>
 #include <string>

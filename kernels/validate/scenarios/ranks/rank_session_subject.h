@@ -116,7 +116,7 @@ class ComparedRanks {
   ByHand by_hand_;
 };
 
-/// Which parts of weights, masters and moments copies have (docs/distributed.md sections 9.1
+/// Which parts of weights, masters and moments copies have (docs/ranks.md sections 9.1
 /// and 9.3).
 enum class CopyDivision {
   kNone,      ///< All of them.
@@ -147,7 +147,7 @@ absl::Status TrainOverAnUpdate(ComparedRanks<ByHand>& training) {
   return training.TrainStep(7);
 }
 
-/// Copies of a network by hand, each on its rows of the batch (docs/distributed.md section 9).
+/// Copies of a network by hand, each on its rows of the batch (docs/ranks.md section 9).
 /// Gradients are summed over the copies, in their order, in fp32; delayed scaling's amaxes are
 /// those of all copies.
 class CopiesByHand {
@@ -184,7 +184,7 @@ class CopiesByHand {
 };
 
 /// One linear layer fc, column-parallel or row-parallel without bias, that tensor-parallel ranks
-/// divide (docs/distributed.md section 2), by hand: each place's part of the weight is on so many
+/// divide (docs/ranks.md section 2), by hand: each place's part of the weight is on so many
 /// copies, and partial products are summed in the order of the places. Delayed scaling's amaxes are
 /// those of all ranks.
 class PlacesByHand {

@@ -56,7 +56,7 @@ struct ExportRow {
   std::vector<std::string> contents;
 };
 
-// The names, types and shapes of docs/definitions.md section 8, for fc1.x [256][512].
+// The names, types and shapes of docs/file-formats.md section 2, for fc1.x [256][512].
 TEST_F(FormatCommandTest, ExportsHaveTheNamesAndShapesOfTheirFormats) {
   const std::vector<ExportRow> rows = {
       {"fp8_block",

@@ -84,7 +84,7 @@ TEST_F(ParallelCommandTest, VerifyHoldsOneRecipeAgainstItsTwin) {
   EXPECT_THAT(result.err, HasSubstr("--recipe: 2 variants; verify takes one"));
 }
 
-// docs/distributed.md section 4.1: what VerifyFailsWhereEachRankHasScalesOfItsOwn lacks.
+// docs/ranks.md section 4.1: what VerifyFailsWhereEachRankHasScalesOfItsOwn lacks.
 TEST_F(ParallelCommandTest, VerifyPassesUnderTheAmaxOfAllRanks) {
   const std::string html = Path("amax.html");
   const Arguments command = Arguments{"verify",
@@ -246,7 +246,7 @@ TEST_F(ParallelCommandTest, CopiesOfExpertsSumTheirGradients) {
                     HasSubstr("a sum over the ranks that hold the expert, rank_asc_fp32")));
 }
 
-// docs/distributed.md section 4.1: rows of every expert on two copies under the amax of all.
+// docs/ranks.md section 4.1: rows of every expert on two copies under the amax of all.
 TEST_F(ParallelCommandTest, CopiesOfExpertsShareTheAmaxOfTheirRows) {
   const Arguments experts =
       kCopiesOfExperts + Arguments{"--recipe", "fp8_current", "--requires-grad", "x"};

@@ -45,6 +45,26 @@ TEST_F(ScenarioCommandTest, ListsWhatThereIs) {
   }
 }
 
+TEST_F(ScenarioCommandTest, TheDocumentIsWhatItLists) {
+  const std::string document = TextOf(QUANTGATE_SOURCE_DIR "/docs/scenarios.md");
+  for (const Where where : {Where::kInProcess, Where::kServer}) {
+    const ProcessResult listed = Quantgate({"scenario", "list", "--format", "markdown"}, where);
+    EXPECT_EQ(listed.exit_code, kExitOk) << listed.err;
+    // Not EXPECT_EQ, which would print both.
+    EXPECT_TRUE(listed.out == document)
+        << "docs/scenarios.md is not what `quantgate scenario list --format markdown` writes";
+  }
+  EXPECT_NE(
+      document.find("\n| `e8m0-rounded-down` | Takes the power of two below amax / 448. | 28 | "
+                    "around the engine | `e8m0-scales-round-up` |\n"),
+      std::string::npos);
+}
+
+TEST_F(ScenarioCommandTest, OnlyTheListIsADocument) {
+  EXPECT_EQ(Quantgate({"scenario", "run", kRoundUp, "--format", "markdown"}).exit_code, kExitUsage);
+  EXPECT_EQ(Quantgate({"--format", "markdown", "scenario", "list"}).exit_code, kExitUsage);
+}
+
 TEST_F(ScenarioCommandTest, ShowsWhatCaughtEachFault) {
   for (const Where where : {Where::kInProcess, Where::kServer}) {
     const ProcessResult table =

@@ -1,8 +1,9 @@
-#include "tests/validate/scenarios/rank_tables.h"
+// What the scenarios of ranks are about. The numbers are cited: they stay.
+#include "kernels/validate/scenarios/scenario.h"
 
 namespace quantgate {
 
-const std::vector<RankSubject>& RankSubjects() {
+const std::vector<RankSubject>& AllRankSubjects() {
   static const auto& subjects = *new std::vector<RankSubject>{
       {"D01",
        "shards quantized under the group's amax and gathered are the whole quantized at once",
@@ -98,33 +99,6 @@ const std::vector<RankSubject>& RankSubjects() {
         "held-weights-follow-their-group"}},
   };
   return subjects;
-}
-
-const std::vector<RankMutation>& RankMutations() {
-  static const auto& mutations = *new std::vector<RankMutation>{
-      {"the group of another call",
-       {"group-swapped", "backward-uses-last-group", "gradient-summed-over-other-group",
-        "expert-gradients-summed-in-copy", "expert-rows-gathered-in-copy"}},
-      {"an amax that is not reduced",
-       {"amax-not-reduced", "shard-amax-not-reduced", "amax-group-forgotten-by-update"}},
-      {"an amax reduced over the world", {"amax-reduced-over-world"}},
-      {"the first rank's scale for all", {"rank0-scale-broadcast"}},
-      {"interleaved lines left as they came", {"gather-interleave-left"}},
-      {"shards one row off",
-       {"shard-offset-by-one", "expert-rows-one-off", "fragments-one-element-off"}},
-      {"chunks in reverse order", {"chunk-order-reversed"}},
-      {"a slot overwritten by the next layer", {"slot-overwritten-by-next-layer"}},
-      {"the quantizer's scale at backward", {"scale-from-quantizer-at-backward"}},
-      {"a bias on all ranks", {"bias-on-all-ranks"}},
-      {"sums rounded to bf16 where fp32 is said", {"bf16-accumulate-for-fp32"}},
-      {"reduce_scatter's owner one off", {"rs-owner-off-by-one"}},
-      {"stale columnwise codes", {"column-bytes-stale", "saved-columnwise-codes-stale"}},
-      {"padding in an amax", {"pad-included-in-amax"}},
-      {"fragments of FP4 that begin within a byte", {"fragment-odd-offset-in-fp4"}},
-      {"columns that splits do not divide dropped", {"pipeline-tail-dropped"}},
-      {"an empty rank that leaves out a call", {"empty-rank-skips"}},
-  };
-  return mutations;
 }
 
 }  // namespace quantgate
