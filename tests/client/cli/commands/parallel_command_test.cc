@@ -188,7 +188,7 @@ TEST_F(ParallelCommandTest, OverlapIsShownAsNumbersAndAsAPicture) {
   const std::string page = ReadFile(html);
   EXPECT_THAT(page, AllOf(HasSubstr("Communication beside GEMMs: fprop"),
                           HasSubstr("aria-label=\"tasks over time by rank\""),
-                          HasSubstr(">rank 1 compute</text>"), HasSubstr("class=\"task0\"")));
+                          HasSubstr("title=\"rank 1, compute, ")));
   const ProcessResult text = Quantgate(command);
   EXPECT_THAT(text.out, AllOf(HasSubstr("Communication beside GEMMs"), HasSubstr("exposed"),
                               HasSubstr("efficiency")));
