@@ -274,9 +274,8 @@ absl::StatusOr<SessionStepResult> OneRankSession::Wgrad(const Cancellation* canc
   const State& session = *state_;
   SessionState next = session.now;
   if (next.deferred.empty()) {
-    return RefusePrecondition(
-        "gradients", "not deferred",
-        "no wgrad is deferred; run a forward with defer_wgrad and its backward first");
+    return RefusePrecondition("gradients", "not deferred",
+                              "run a forward with defer_wgrad and its backward first");
   }
   SessionStepRun run(session.engine, session.spec, cancellation, session.rank.get());
   SessionStepResult result;

@@ -73,7 +73,7 @@ absl::Status CheckParallelModeUsed(const LayerRunRequest& request) {
   return Refuse(
       mode == ParallelMode::kNone ? "layer.operations" : "layer.parallel_mode",
       mode == ParallelMode::kNone ? "a parallel_mode" : std::string(ParallelModeName(mode)),
-      "only a parallel variant divides weights over ranks, and there is none");
+      "no variant is parallel, and only a parallel one divides weights over ranks");
 }
 
 /// Refuses fields that only some recipes read, if no variant has such a recipe.
@@ -99,7 +99,7 @@ absl::Status CheckUsed(const LayerRunRequest& request) {
   }
   if (!step.delayed.empty()) {
     return Refuse("delayed_state", absl::StrCat(step.delayed.size(), " states"),
-                  "only fp8_delayed has them, and no variant is fp8_delayed");
+                  "no variant is fp8_delayed, and only fp8_delayed has them");
   }
   return absl::OkStatus();
 }

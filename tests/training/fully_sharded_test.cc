@@ -310,7 +310,7 @@ TEST_F(FullyShardedStates, Refusals) {
   };
   SessionSpec spec = LinearLayers("bf16", {ParallelMode::kColumn});
   spec.parallel = Sharded(Ranks(2));
-  EXPECT_THAT(refusal(spec), HasSubstr("parallel.fully_sharded is true: it divides weights over"));
+  EXPECT_THAT(refusal(spec), HasSubstr("parallel.fully_sharded is true: fully_sharded needs"));
   spec = LinearLayers("bf16", {ParallelMode::kNone});
   spec.parallel = Ranks(1, 2);
   spec.parallel->reshard_after_forward = false;

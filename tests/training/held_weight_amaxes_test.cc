@@ -155,7 +155,7 @@ TEST(HeldWeightAmaxes, TheGroupIsTheSessionsWhateverForwardsName) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(status.message()),
                 AllOf(HasSubstr(absl::StrCat("amax_groups[weight] is ", group, ": ")),
-                      HasSubstr("weights are held quantized"), HasSubstr("the session's")));
+                      HasSubstr("weights that are held quantized"), HasSubstr("the session's")));
   }
 }
 

@@ -397,7 +397,7 @@ TEST(ExpertVariants, Refusals) {
               HasSubstr("main_grads is weight.1: what it held before would be added"));
   ParallelSpec sp = Ranks(2);
   sp.sequence_parallel = true;
-  EXPECT_THAT(refusal(Experts(kUneven), sp), HasSubstr("sequence_parallel is given: it is of"));
+  EXPECT_THAT(refusal(Experts(kUneven), sp), HasSubstr("sequence_parallel is given: it needs"));
   LayerRequest divided = Experts(kUneven);
   divided.layer.parallel_mode = ParallelMode::kColumn;
   EXPECT_THAT(refusal(divided, Ranks(2)), HasSubstr("every expert is whole on its rank"));

@@ -88,7 +88,7 @@ TEST(Plan, NamesFieldValueAndRule) {
       {"seed is 5: no variant rounds stochastically", [](LayerRunRequest& r) { r.step.seed = 5; }},
       {"calibrate is true: no variant is fp8_delayed: there is no scale to learn",
        [](LayerRunRequest& r) { r.step.calibrate = true; }},
-      {"delayed_state is 1 states: only fp8_delayed has them, and no variant is fp8_delayed",
+      {"delayed_state is 1 states: no variant is fp8_delayed, and only fp8_delayed has them",
        [](LayerRunRequest& r) { r.step.delayed["input"] = *FreshDelayedScaling(2); }},
       {"reference is 2: it must be the index of a variant, 0 to 1",
        [](LayerRunRequest& r) { r.reference = 2; }},

@@ -227,8 +227,8 @@ absl::Status CheckExpertParallel(const std::string& field, const LayerRequest& s
   }
   if (copies < 1 || copies > kWorldSizeMax || parallel.size() > kWorldSizeMax) {
     return refuse("data_parallel", absl::StrCat(copies),
-                  absl::StrCat("it must be at least 1, and all copies of ", ranks,
-                               " ranks together have at most ", kWorldSizeMax, " ranks"));
+                  absl::StrCat("copies of ", ranks, " ranks: at least 1, with at most ",
+                               kWorldSizeMax, " ranks in all"));
   }
   QG_RETURN_IF_ERROR(CheckAmaxGroups(field + ".parallel.", parallel.amax_groups, parallel, recipe,
                                      QuantizedLayers::kExpertsAlone));

@@ -274,7 +274,7 @@ TEST_F(LayerKindsTest, RefusesWhatMakesNoLayer) {
       {"a negative split",
        GroupedLinearSpec,
        [](v1::LayerStep& s) { s.mutable_layer()->set_m_splits(1, -1); },
-       {kInvalid, "spec.step.layer.m_splits[1]", "-1", "0 rows or more"}},
+       {kInvalid, "spec.step.layer.m_splits[1]", "-1", "at least 0"}},
       {"no splits",
        GroupedLinearSpec,
        [](v1::LayerStep& s) { s.mutable_layer()->clear_m_splits(); },

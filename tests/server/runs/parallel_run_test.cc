@@ -155,7 +155,7 @@ TEST_F(ParallelRunTest, OverlapRefusals) {
        "unquantized, per-tensor FP8 and mxfp8 recipes overlap"});
   ExpectTwinsRefused(
       [](v1::RunSpec& spec) { spec.mutable_variants(1)->mutable_parallel()->set_data_parallel(2); },
-      {invalid, field + ".data_parallel", "2", "of sessions"});
+      {invalid, field + ".data_parallel", "2", "only sessions"});
   ExpectTwinsRefused(
       [](v1::RunSpec& spec) {
         spec.mutable_variants(1)->mutable_parallel()->set_fully_sharded(true);

@@ -238,10 +238,12 @@ TEST(ParallelSession, RefusesWhatDoesNotGoTogether) {
               HasSubstr("parallel.tensor_parallel is 9: from 1 to 8"));
   EXPECT_THAT(refusal([](Spec& spec) { spec.parallel = Ranks(4, 4); }),
               HasSubstr("parallel is tp4 dp4: tensor_parallel or expert_parallel, times"));
-  EXPECT_THAT(refusal([](Spec& spec) { spec.parallel = Ranks(1, 2); }),
-              HasSubstr("layers[0].layer.parallel_mode is given: it divides weights"));
-  EXPECT_THAT(refusal([](Spec& spec) { spec.parallel.reset(); }),
-              HasSubstr("layers[0].layer.parallel_mode is given: it divides weights"));
+  EXPECT_THAT(
+      refusal([](Spec& spec) { spec.parallel = Ranks(1, 2); }),
+      HasSubstr("layers[0].layer.parallel_mode is given: it needs parallel.tensor_parallel > 1"));
+  EXPECT_THAT(
+      refusal([](Spec& spec) { spec.parallel.reset(); }),
+      HasSubstr("layers[0].layer.parallel_mode is given: it needs parallel.tensor_parallel > 1"));
   EXPECT_THAT(refusal([](Spec& spec) {
                 for (SessionLayer& layer : spec.layers) {
                   layer.spec.parallel_mode = ParallelMode::kNone;

@@ -322,12 +322,12 @@ TEST_F(ShardedExpertStates, RefusalsNameFieldValueAndRule) {
       HasSubstr(
           "parallel.distributed_optimizer is true: distributed_optimizer needs data_parallel > 1"));
   EXPECT_THAT(refusal([](SessionSpec& spec) { spec.parallel->distributed_optimizer = true; }),
-              HasSubstr("parallel.distributed_optimizer is true: copies that are fully_sharded"));
+              HasSubstr("parallel.distributed_optimizer is true: fully_sharded copies divide"));
   EXPECT_THAT(refusal([](SessionSpec& spec) {
                 spec.parallel = WithFragments(Experts(2, 2));
                 spec.masters = Masters::kBf16Remainder;
               }),
-              HasSubstr("masters is bf16_remainder: parallel.distributed_optimizer divides fp32"));
+              HasSubstr("masters is bf16_remainder: parallel.distributed_optimizer needs f32"));
   // The rule of the format, of an expert by name.
   EXPECT_THAT(refusal([](SessionSpec& spec) {
                 spec.recipe = *Recipe::Parse("nvfp4:disable_2d_quantization=true");

@@ -67,7 +67,8 @@ TEST_F(SessionCommandTest, RefusalsOfStepsSayWhatWasTyped) {
   const std::string x = "gen:normal,seed=2,shape=32x32,dtype=bf16";
   const std::pair<std::vector<std::string>, const char*> cases[] = {
       {{"optimize"}, "optimize: no gradient since the last update: run a backward first"},
-      {{"wgrad"}, "wgrad: nothing is deferred: a backward of a forward with --defer-wgrad comes"},
+      {{"wgrad"},
+       "wgrad: nothing is deferred: run a forward with --defer-wgrad and its backward first"},
       {{"offload"}, "the default --microbatch is 0: no forward of it is in flight"},
       {{"offload", "--microbatch", "a"}, "--microbatch is a: no forward of it is in flight"},
       {{"train", "--x", x, "--calibrate"}, "--calibrate is true: the recipe is fp8_current, not"},

@@ -285,7 +285,7 @@ TEST_F(SessionRunTest, ADistributedOptimizerIsHeldAgainstWholeMasters) {
   EXPECT_THAT(refusal({"--distributed-optimizer"}),
               HasSubstr("--distributed-optimizer: given without --dp"));
   EXPECT_THAT(refusal({"--dp", "2", "--fsdp", "--distributed-optimizer"}),
-              HasSubstr("--distributed-optimizer is true: copies that are fully_sharded"));
+              HasSubstr("--distributed-optimizer is true: fully_sharded copies divide"));
 }
 
 TEST_F(SessionRunTest, DrawsWhatOverlaps) {
