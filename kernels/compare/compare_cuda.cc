@@ -10,12 +10,10 @@
 #include "kernels/base/cuda_status.h"
 #include "kernels/base/round_up.h"
 #include "kernels/compare/compare_kernels_cuda.h"
-#include "kernels/compare/compare_on_path.h"
 #include "kernels/compare/element_codes.h"
 #include "kernels/compare/element_values.h"
 #include "kernels/compare/error_summary.h"
-#include "kernels/compare/nearer_sums.h"
-#include "kernels/compare/parity_summary.h"
+#include "kernels/compare/parity_findings.h"
 #include "kernels/tensor/tensor_numbers.h"
 
 namespace quantgate {
@@ -205,12 +203,12 @@ absl::StatusOr<StartedReport<ParityReport>> StartParity(CudaDevice& device, cons
                           const std::byte* host) -> absl::StatusOr<ParityReport> {
     const auto& found = *reinterpret_cast<const ParityTotals*>(host);
     const ParityFindings findings = FindingsOf(found);
-    if (findings.mismatch_count == 0) return ReportOf(findings, count, {}, {});
+    if (findings.mismatch_count == 0) return ParityReportOf(findings, count, {}, {});
     const auto pair = [&](int64_t index, const unsigned long long(&bits)[2]) {
       return PairOfBits(shape, dtype, dtype, {index, bits[0], bits[1]});
     };
-    return ReportOf(findings, count, pair(findings.first, found.first_bits),
-                    pair(findings.worst, found.worst_bits));
+    return ParityReportOf(findings, count, pair(findings.first, found.first_bits),
+                          pair(findings.worst, found.worst_bits));
   };
   QG_ASSIGN_OR_RETURN(CudaDevice::PendingRead read, device.StartRead(results));
   return StartedReport<ParityReport>{std::move(read), finish};
@@ -312,7 +310,7 @@ absl::StatusOr<NearerReport> MeasureNearerCuda(CudaDevice& device, const Tensor&
   total.subject_nearer = static_cast<int64_t>(found.subject_nearer);
   total.reference_nearer = static_cast<int64_t>(found.reference_nearer);
   total.tied = static_cast<int64_t>(found.tied);
-  return ReportOf(total);
+  return NearerReportOf(total);
 }
 
 }  // namespace quantgate

@@ -6,8 +6,6 @@
 
 #include <cstdint>
 
-#include "kernels/compare/code_rules.h"
-#include "kernels/compare/distance_series.h"
 #include "kernels/compare/error_kernels.h"
 #include "kernels/compare/parity_findings.h"
 #include "kernels/tensor/files/number_source.h"
@@ -18,6 +16,17 @@ namespace quantgate {
 enum class ComparePath { kTuned, kPlain };
 
 // --- Bits
+
+/// What a bitwise comparison needs to know of an element type: the facts of element_codes.h as
+/// numbers, so that one kernel serves all types of a width.
+struct CodeRules {
+  int bytes = 1;
+  uint64_t sign_mask = 0;       ///< 0: codes have no sign.
+  uint64_t magnitude_mask = 0;  ///< Magnitudes are ordered as values.
+  uint64_t largest_number = 0;  ///< Magnitudes above it are NaN.
+  bool has_infinity = false;    ///< largest_number is infinity.
+  bool has_zero = true;         ///< Magnitude 0 is zero.
+};
 
 /// Results in device memory; zeroed before the launch.
 struct ParityTotals {
@@ -106,6 +115,12 @@ struct ErrorParameters {
 };
 cudaError_t LaunchMeasureSegments(const ErrorParameters& parameters, ComparePath path,
                                   cudaStream_t stream);
+
+/// The fast form of the same kernel, for the pairs of types that are compared most. Returns false,
+/// and launches nothing, where the types, the widths of the blocks or the addresses do not fit;
+/// otherwise `error` is the result of the launch.
+bool LaunchTunedSegments(const ErrorParameters& parameters, cudaStream_t stream,
+                         cudaError_t& error);
 
 /// kSegmentGroup sums of each block to one: from [blocks][segments] to
 /// [blocks][ceil(segments / kSegmentGroup)]. `level` counts the launches before this one.

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/numerics/cast.h"
 #include "kernels/tensor/visit_format.h"
 
@@ -125,6 +126,13 @@ absl::Status CheckSameShape(const Tensor& subject, const Tensor& reference) {
   if (subject.shape() == reference.shape()) return absl::OkStatus();
   return Refuse("subject", TensorText(subject),
                 absl::StrCat("its shape must be that of the reference, ", TensorText(reference)));
+}
+
+absl::Status CheckSameTypes(const Tensor& subject, const Tensor& reference) {
+  QG_RETURN_IF_ERROR(CheckSameShape(subject, reference));
+  if (subject.dtype() == reference.dtype()) return absl::OkStatus();
+  return Refuse("subject", TensorText(subject),
+                absl::StrCat("its dtype must be that of the reference, ", TensorText(reference)));
 }
 
 absl::Status CheckFloating(const Tensor& tensor, std::string_view field) {

@@ -22,6 +22,9 @@ enum ErrorSeries {
   kErrorSeriesCount
 };
 
+/// Series that MeasureNearer sums: squared distances from the truth.
+enum DistanceSeries { kSubjectDistance, kReferenceDistance, kDistanceSeriesCount };
+
 /// Facts of the subject's type, as values.
 struct SubjectRange {
   double largest_finite = 0;

@@ -1,4 +1,5 @@
-// From what each block of the heat map found to an error report: shared by the engines.
+// How the sums and the findings of blocks become reports (error_report.h): shared by the engines,
+// so that their reports have the same bits.
 #pragma once
 
 #include <cstdint>
@@ -51,8 +52,19 @@ HeatMap HeatMapOf(const BlockGrid& grid);
 ErrorReport SummarizeErrors(const BlockGrid& grid, HeatMap heat_map,
                             const std::vector<BlockErrors>& blocks,
                             absl::FunctionRef<ElementPair(int64_t)> pair_at);
-/// The same of blocks that are added already, and a heat map with its errors.
+/// The same for blocks that are added already, and a heat map with its errors.
 ErrorReport SummarizeTotal(const BlockGrid& grid, HeatMap heat_map, const BlockErrors& total,
                            absl::FunctionRef<ElementPair(int64_t)> pair_at);
+
+/// What MeasureNearer sums over the whole tensor, the blocks added in index order.
+struct NearerSums {
+  SeriesTerms<kDistanceSeriesCount> sums{0};
+  int64_t finite_count = 0;
+  int64_t subject_nearer = 0;
+  int64_t reference_nearer = 0;
+  int64_t tied = 0;
+};
+
+NearerReport NearerReportOf(const NearerSums& total);
 
 }  // namespace quantgate

@@ -16,10 +16,9 @@
 // - Errors are only asked whether they are larger than the largest so far, of the warp or the
 //   block of threads. Only then, which is rare, the warp looks for the largest, where they are: in
 //   the runs of the threads that have such errors.
-#include "kernels/compare/errors_tuned.h"
-
 #include <algorithm>
 
+#include "kernels/compare/compare_kernels_cuda.h"
 #include "kernels/compare/largest_errors_cuda.h"
 #include "kernels/compare/segment_feed_cuda.h"
 

@@ -5,7 +5,6 @@
 #include "kernels/compare/block_grid.h"
 #include "kernels/compare/element_values.h"
 #include "kernels/compare/error_summary.h"
-#include "kernels/compare/nearer_sums.h"
 #include "kernels/numerics/pairwise.h"
 
 namespace quantgate {
@@ -89,10 +88,10 @@ absl::StatusOr<NearerReport> MeasureNearer(const Tensor& subject, const Tensor& 
     total.reference_nearer += block.reference_nearer;
     total.tied += block.tied;
   }
-  return ReportOf(total);
+  return NearerReportOf(total);
 }
 
-NearerReport ReportOf(const NearerSums& total) {
+NearerReport NearerReportOf(const NearerSums& total) {
   NearerReport report;
   report.subject_nearer = total.subject_nearer;
   report.reference_nearer = total.reference_nearer;

@@ -38,4 +38,12 @@ QG_HOST_DEVICE constexpr int BucketOf(uint64_t distance) {
   return 1 + 64 - __builtin_clzll(distance - 1);
 }
 
+struct ElementPair;
+struct ParityReport;
+
+/// The report (parity_report.h) of what was counted; the definition is in parity_report.cc. `first`
+/// and `worst` are the elements at the indices that `findings` names; empty where nothing differs.
+ParityReport ParityReportOf(const ParityFindings& findings, int64_t element_count,
+                            ElementPair first, ElementPair worst);
+
 }  // namespace quantgate

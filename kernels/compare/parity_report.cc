@@ -6,12 +6,10 @@
 #include <string>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/compare/element_codes.h"
 #include "kernels/compare/element_values.h"
-#include "kernels/compare/parity_summary.h"
+#include "kernels/compare/parity_findings.h"
 
 namespace quantgate {
 namespace {
@@ -192,8 +190,10 @@ std::string_view ValueClassName(ValueClass value_class) {
   return "unknown";
 }
 
-ParityReport ReportOf(const ParityFindings& findings, int64_t element_count, ElementPair first,
-                      ElementPair worst) {
+static_assert(kClassCount == kValueClassCount);
+
+ParityReport ParityReportOf(const ParityFindings& findings, int64_t element_count,
+                            ElementPair first, ElementPair worst) {
   ParityReport report;
   report.element_count = element_count;
   report.mismatch_count = findings.mismatch_count;
@@ -204,13 +204,6 @@ ParityReport ReportOf(const ParityFindings& findings, int64_t element_count, Ele
   report.worst = std::move(worst);
   report.worst_ulp = static_cast<int64_t>(findings.worst_distance);
   return report;
-}
-
-absl::Status CheckSameTypes(const Tensor& subject, const Tensor& reference) {
-  QG_RETURN_IF_ERROR(CheckSameShape(subject, reference));
-  if (subject.dtype() == reference.dtype()) return absl::OkStatus();
-  return Refuse("subject", TensorText(subject),
-                absl::StrCat("its dtype must be that of the reference, ", TensorText(reference)));
 }
 
 absl::StatusOr<ParityReport> CompareBits(const Tensor& subject, const Tensor& reference,
@@ -228,9 +221,9 @@ absl::StatusOr<ParityReport> CompareBits(const Tensor& subject, const Tensor& re
   ParityFindings total;
   for (const ParityFindings& piece : pieces) Merge(piece, total);
 
-  if (total.mismatch_count == 0) return ReportOf(total, count, {}, {});
-  return ReportOf(total, count, PairAt(subject, reference, total.first),
-                  PairAt(subject, reference, total.worst));
+  if (total.mismatch_count == 0) return ParityReportOf(total, count, {}, {});
+  return ParityReportOf(total, count, PairAt(subject, reference, total.first),
+                        PairAt(subject, reference, total.worst));
 }
 
 }  // namespace quantgate
