@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/engine/zeros.h"
+#include "kernels/engine/engine.h"
 
 namespace quantgate {
 namespace {

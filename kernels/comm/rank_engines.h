@@ -12,7 +12,6 @@
 #include "kernels/comm/group/world.h"
 #include "kernels/comm/overlap/overlap.h"
 #include "kernels/comm/parallel_spec.h"
-#include "kernels/comm/rank_setting.h"
 
 namespace quantgate {
 

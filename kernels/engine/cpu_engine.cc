@@ -8,7 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/engine/copy_checks.h"
 #include "kernels/engine/cuda_module.h"
 #include "kernels/engine/engine.h"
 #include "kernels/tensor/column_sums.h"

@@ -6,8 +6,8 @@
 #include "kernels/base/cuda_status.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/engine/copy_checks.h"
 #include "kernels/engine/cuda_turn.h"
+#include "kernels/engine/engine.h"
 
 namespace quantgate {
 namespace {

@@ -10,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/engine/cuda_entry.h"
 
 namespace quantgate {
 namespace {

@@ -23,12 +23,26 @@ absl::StatusOr<int> CountCudaDevices();
 /// is not there or of an architecture without kernels in this build.
 absl::StatusOr<std::unique_ptr<Engine>> MakeCudaEngine(int ordinal);
 
-/// Collectives between CUDA engines (kernels/comm/nccl/cuda_collectives.h); errors as
-/// CountCudaDevices.
-struct CudaCollectives;
+struct CudaCollectives;  // kernels/comm/nccl/nccl_transport.h
+
+/// Collectives between CUDA engines; errors as CountCudaDevices.
 absl::StatusOr<const CudaCollectives*> FindCudaCollectives();
 
 /// Why arithmetic cublaslt does not run on the CPU engine: UNIMPLEMENTED or FAILED_PRECONDITION.
 absl::Status CublasLtOnCpu(const Arithmetic& arithmetic);
+
+// What the module offers to the program that loads it: its one symbol is the function
+//   extern "C" const CudaEntry* quantgate_cuda_entry();
+inline constexpr char kCudaEntryName[] = "quantgate_cuda_entry";
+
+struct CudaEntry {
+  int (*count_devices)();
+  absl::StatusOr<std::unique_ptr<Engine>> (*make_engine)(int ordinal);
+  const CudaCollectives* (*collectives)();
+};
+
+/// Defined in the module only, by the one of nccl_transport.cc and no_nccl_collectives.cc
+/// (kernels/comm/nccl) that it is built with.
+const CudaCollectives* ModuleCollectives();
 
 }  // namespace quantgate

@@ -140,8 +140,21 @@ class Engine {
   absl::StatusOr<Fingerprint> FingerprintOf(const Tensor& tensor, const Cancellation* cancellation);
 };
 
-/// The read of a tensor that the host has.
+/// Zeros in the engine's memory, made there: nothing is uploaded.
+absl::StatusOr<Tensor> Zeros(Engine& engine, const Shape& shape, const Cancellation* cancellation,
+                             DType dtype = DType::kF32);
+
+// For the engines themselves.
+
+/// What StartToHost gives for a tensor in host memory.
 Engine::HostRead ReadOfHostTensor(const Tensor& tensor);
+/// INVALID_ARGUMENT where Engine::Copy must refuse: `source` does not fit into `to` at byte
+/// `offset`, or one of them is absent.
+absl::Status CheckCopy(const Tensor& source, const Tensor& to, int64_t offset);
+/// INVALID_ARGUMENT where an Engine::HostRead must refuse: `bytes` is not as long as the tensor.
+absl::Status CheckRead(const Tensor& tensor, std::span<const std::byte> bytes);
+/// INVALID_ARGUMENT: what Engine::WaitFor gives for a moment of another kind of engine.
+absl::Status OtherKindOfMoment();
 
 struct CpuEngineOptions {
   Isa isa = BestIsa();

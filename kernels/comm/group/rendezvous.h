@@ -9,6 +9,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,23 @@ namespace quantgate {
 
 /// Whether an error is what poisoned a group, or Prefixed from it.
 bool IsOfGroup(const absl::Status& status);
+
+/// A rank that waits until all of some ranks have come.
+struct RankWait {
+  int rank = 0;
+  std::vector<int> for_ranks;
+};
+
+/// For each rank whether it can still make a call, now or after its wait. `runs` has an entry for
+/// each rank; one that does not run has ended. A waiting rank (it waits once) can go on when all
+/// the ranks that it waits for can. A rank that does not wait is taken to make whatever call is
+/// needed, so no rank that could go on is ever said to be stuck.
+std::vector<bool> RanksThatCanGoOn(const std::vector<bool>& runs, std::span<const RankWait> waits);
+
+/// A cycle among the waits of ranks that cannot go on, as indices into `waits`: each waits for the
+/// rank of the next one, and the first has the lowest rank. Empty where every waiting rank can go
+/// on. No rank that cannot go on may wait for one that has ended.
+std::vector<int> CycleOfWaits(const std::vector<bool>& runs, std::span<const RankWait> waits);
 
 class Rendezvous {
  public:

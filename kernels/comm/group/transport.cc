@@ -4,7 +4,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/group/rendezvous.h"
-#include "kernels/comm/nccl/cuda_collectives.h"
+#include "kernels/comm/nccl/nccl_transport.h"
 #include "kernels/engine/cuda_module.h"
 
 namespace quantgate {

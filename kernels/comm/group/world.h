@@ -33,6 +33,18 @@ struct WorldOptions {
   StuckObserver on_stuck = {};           ///< See World::Run. Null: nobody is told.
 };
 
+/// What a process gives to the worlds in it, whatever a request asks for; the fields are those of
+/// WorldOptions. Outlives the worlds.
+struct RankSetting {
+  CommStatistics* statistics = nullptr;
+  absl::Duration deadline = absl::Seconds(60);
+  TransportFactory make_transport = {};
+  EngineWrapper wrap_engine = {};
+  SeededFaults faults = {};  ///< In place on every rank, for scenarios.
+  StuckObserver on_stuck = {};
+  CommunicatorCache* communicators = nullptr;
+};
+
 /// One rank, as the code that it runs sees it.
 class Rank {
  public:

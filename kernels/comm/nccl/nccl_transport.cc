@@ -10,6 +10,7 @@
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/nccl/nccl_group.h"
+#include "kernels/engine/cuda_module.h"
 #include "kernels/engine/forwarding_engine.h"
 
 namespace quantgate {
@@ -322,5 +323,10 @@ absl::StatusOr<std::unique_ptr<Transport>> MakeNcclTransport(std::span<Engine* c
 }
 
 absl::Status CheckNccl() { return NcclLibrary::Load().status(); }
+
+const CudaCollectives* ModuleCollectives() {
+  static constexpr CudaCollectives kCollectives = {&MakeNcclTransport, &CheckNccl};
+  return &kCollectives;
+}
 
 }  // namespace quantgate
