@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/base/execution.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/gemm/arithmetic.h"
 #include "kernels/tensor/quantized_tensor.h"
 
@@ -65,6 +66,18 @@ struct GemmDesc {
 inline std::vector<Tensor*> TensorsOf(GemmDesc& desc) {
   return {&desc.a.data, &desc.a.scale_inv, &desc.a.amax, &desc.b.data, &desc.b.scale_inv,
           &desc.b.amax, &desc.c,           &desc.bias,   &desc.d_scale};
+}
+
+/// A copy of `desc` with copy(tensor) (absl::StatusOr<Tensor>) in place of each tensor that it has:
+/// how a GEMM is brought to a device or back.
+template <typename Copy>
+absl::StatusOr<GemmDesc> WithTensors(const GemmDesc& desc, Copy copy) {
+  GemmDesc out = desc;
+  for (Tensor* tensor : TensorsOf(out)) {
+    if (!tensor->has_value()) continue;
+    QG_ASSIGN_OR_RETURN(*tensor, copy(static_cast<const Tensor&>(*tensor)));
+  }
+  return out;
 }
 
 struct GemmResult {

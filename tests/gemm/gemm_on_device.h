@@ -7,7 +7,6 @@
 
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/gemm_cuda.h"
-#include "kernels/gemm/gemm_tensors.h"
 #include "kernels/gemm/models/accumulate_cuda.h"
 #include "tests/tensor/cuda_test_device.h"
 

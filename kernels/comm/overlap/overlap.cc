@@ -9,7 +9,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/overlap/overlap_member.h"
 #include "kernels/comm/overlap/overlap_operands.h"
-#include "kernels/gemm/gemm_tensors.h"
+#include "kernels/gemm/gemm.h"
 
 namespace quantgate {
 namespace {

@@ -2,8 +2,12 @@
 // reproduce: counts of one survey on a device, so that a reader knows what is not modelled.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "kernels/gemm/cublaslt/cublaslt_algorithm.h"
+#include "kernels/gemm/gemm.h"
 
 namespace quantgate {
 
@@ -29,5 +33,17 @@ struct AlgorithmInventory {
 };
 
 const AlgorithmInventory& CublasLtInventory();
+
+/// AlgorithmClass::operands for a GEMM: "bf16", "FP8, split".
+std::string InventoryOperands(const GemmDesc& desc);
+
+/// The class of the inventory that an algorithm for a GEMM belongs to; null where the survey never
+/// saw one.
+const AlgorithmClass* InventoryRow(const GemmDesc& desc, const CublasLtAlgorithm& algorithm);
+
+/// The arithmetic whose bits an algorithm is to have, with the number of slices that the algorithm
+/// states (docs/tensor-cores.md section 3.6): none where the survey found that no arithmetic gives
+/// its bits, and sm90 where the survey never saw its class.
+std::optional<Arithmetic> ModelOf(const GemmDesc& desc, const CublasLtAlgorithm& algorithm);
 
 }  // namespace quantgate

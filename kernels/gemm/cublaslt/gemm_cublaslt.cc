@@ -10,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/cuda_status.h"
 #include "kernels/base/refusal.h"
-#include "kernels/gemm/cublaslt/cuda_data_type.h"
 #include "kernels/gemm/cublaslt/rearrange_scales.h"
 #include "kernels/gemm/cublaslt/recent_cache.h"
 

@@ -2,6 +2,8 @@
 // cublasLt.h.
 #pragma once
 
+#include <library_types.h>
+
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -14,6 +16,23 @@
 #include "kernels/tensor/device/cuda_device.h"
 
 namespace quantgate {
+
+/// What cuBLASLt calls a dtype that Hopper's GEMMs take or give: f32, bf16, f16, f8_e4m3 or
+/// f8_e5m2. Callers have refused all others.
+inline cudaDataType_t CudaDataTypeOf(DType dtype) {
+  switch (dtype) {
+    case DType::kBF16:
+      return CUDA_R_16BF;
+    case DType::kF16:
+      return CUDA_R_16F;
+    case DType::kF8E4M3:
+      return CUDA_R_8F_E4M3;
+    case DType::kF8E5M2:
+      return CUDA_R_8F_E5M2;
+    default:
+      return CUDA_R_32F;
+  }
+}
 
 /// Not thread-safe, as CudaDevice. Descs have arithmetic.family kCublasLt and their tensors in
 /// device memory; scales and biases are read there, so that nothing waits for the stream.

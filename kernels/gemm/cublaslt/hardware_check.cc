@@ -9,8 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/gemm/cublaslt/algorithm_model.h"
-#include "kernels/gemm/gemm_tensors.h"
+#include "kernels/gemm/cublaslt/algorithm_inventory.h"
+#include "kernels/gemm/gemm.h"
 
 namespace quantgate {
 namespace {

@@ -2,6 +2,9 @@
 // (docs/tensor-cores.md section 5), so it does not depend on the order of anything.
 #pragma once
 
+#include <cstdint>
+#include <string>
+
 #include "absl/status/statusor.h"
 #include "kernels/gemm/gemm.h"
 
@@ -21,5 +24,30 @@ absl::StatusOr<GemmResult> ExactGemm(const GemmDesc& desc, const ExecutionContex
 /// minimum exponent in a fused step; under block scales (|a| + floor_a) * (|scale| + floor of the
 /// scale's format), and for fp32 + 2^-126. Zero operands count as zero.
 absl::StatusOr<Tensor> AbsoluteGemm(const GemmDesc& desc, const ExecutionContext& context);
+
+// What both engines certify the fp64 results of ExactGemm by, and what its note says.
+
+/// Bits of an fp64 significand: sums below 2^53 units of their lowest bit are exact.
+inline constexpr int kExactFastBits = 53;
+
+/// Bounds the error of a dot product of length k by MultiplyTile, relative to the norms of its
+/// rows: |fl(s) - s| <= ExactRelativeError(k) * ||a|| * ||b||.
+double ExactRelativeError(int64_t k);
+
+/// A row's computed 2-norm, the root of its fp64 sum of k squares, times this is an upper bound of
+/// the exact norm.
+double ExactNormInflation(int64_t k);
+
+/// How the outputs of one GEMM were computed.
+struct ExactWays {
+  /// The product, over the two operands, of the largest norm / lowest bit of a row.
+  double largest_ratio = 0;
+  int64_t outputs = 0;
+  int64_t wide_dots = 0;       ///< Outputs whose dot product was taken in wide integers.
+  int64_t wide_epilogues = 0;  ///< Outputs whose epilogue was taken in wide integers.
+};
+
+/// GemmResult::note.
+std::string ExactNote(const ExactWays& ways);
 
 }  // namespace quantgate

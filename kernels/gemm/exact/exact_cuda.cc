@@ -7,7 +7,7 @@
 
 #include "kernels/base/cuda_status.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/gemm/exact/exact_certainty.h"
+#include "kernels/gemm/exact/exact.h"
 #include "kernels/gemm/exact/exact_operand.h"
 #include "kernels/gemm/exact/exact_products.h"
 #include "kernels/gemm/gemm_cuda.h"

@@ -7,7 +7,7 @@
 #include <limits>
 #include <utility>
 
-#include "kernels/gemm/exact/exact_certainty.h"
+#include "kernels/gemm/exact/exact.h"
 #include "kernels/numerics/cast.h"
 #include "kernels/numerics/float_format.h"
 

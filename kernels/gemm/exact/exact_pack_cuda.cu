@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "kernels/gemm/exact/exact_cuda_kernels.h"
-#include "kernels/gemm/exact/exact_fragment.h"
 
 namespace quantgate {
 namespace {

@@ -5,7 +5,6 @@
 // brings the operands, 16 KiB of each in one bulk copy, up to three of these on their way. The sums
 // over 256 of k are in registers; the sums of those so far take 128 KiB of shared memory.
 #include "kernels/gemm/exact/exact_cuda_kernels.h"
-#include "kernels/gemm/exact/exact_fragment.h"
 
 namespace quantgate {
 namespace {

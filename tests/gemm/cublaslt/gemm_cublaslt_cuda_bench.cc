@@ -2,7 +2,7 @@
 // one run.
 #include "kernels/gemm/cublaslt/gemm_cublaslt.h"
 #include "kernels/gemm/cublaslt/hardware_check.h"
-#include "kernels/gemm/gemm_tensors.h"
+#include "kernels/gemm/gemm.h"
 #include "tests/tensor/cuda_benchmark.h"
 
 namespace quantgate {
