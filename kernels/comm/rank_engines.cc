@@ -53,7 +53,7 @@ absl::StatusOr<std::unique_ptr<Engine>> RankEngines::Make(const ParallelSpec& pa
   return MakeCpuEngine({.threads = std::max(1, AvailableCpus() / parallel.size())});
 }
 
-absl::StatusOr<std::vector<Engine*>> RankEngines::For(const ParallelSpec& parallel) {
+absl::StatusOr<std::vector<Engine*>> RankEngines::EnginesFor(const ParallelSpec& parallel) {
   if (parallel.backend == CollectiveBackend::kNccl) {
     QG_RETURN_IF_ERROR(CheckGpuForEach("parallel.backend", parallel.size(), engine_));
   }

@@ -29,7 +29,7 @@ class RankEngines {
   /// One for each rank: CPU engines that share the host's CPUs; virtual ranks on the owner's GPU;
   /// under backend nccl GPUs 0 to N - 1. FAILED_PRECONDITION or UNIMPLEMENTED naming what is
   /// missing.
-  absl::StatusOr<std::vector<Engine*>> For(const ParallelSpec& parallel);
+  absl::StatusOr<std::vector<Engine*>> EnginesFor(const ParallelSpec& parallel);
 
  private:
   absl::StatusOr<std::unique_ptr<Engine>> Make(const ParallelSpec& parallel, int rank) const;

@@ -185,7 +185,7 @@ absl::Status EnqueueErrors(CudaDevice& device, const Tensor& subject, const Tens
 absl::StatusOr<StartedReport<ParityReport>> StartParity(CudaDevice& device, const Tensor& subject,
                                                         const Tensor& reference, ComparePath path) {
   QG_RETURN_IF_ERROR(device.MakeCurrent());
-  QG_RETURN_IF_ERROR(CheckSameTypes(subject, reference));
+  QG_RETURN_IF_ERROR(CheckSameShapeAndType(subject, reference));
   const int multiprocessors = device.facts().multiprocessors;
   const int64_t bytes = static_cast<int64_t>(sizeof(ParityTotals) +
                                              ParityWorstCount(multiprocessors) * sizeof(WorstSeen));

@@ -128,7 +128,7 @@ absl::Status CheckSameShape(const Tensor& subject, const Tensor& reference) {
                 absl::StrCat("its shape must be that of the reference, ", TensorText(reference)));
 }
 
-absl::Status CheckSameTypes(const Tensor& subject, const Tensor& reference) {
+absl::Status CheckSameShapeAndType(const Tensor& subject, const Tensor& reference) {
   QG_RETURN_IF_ERROR(CheckSameShape(subject, reference));
   if (subject.dtype() == reference.dtype()) return absl::OkStatus();
   return Refuse("subject", TensorText(subject),

@@ -31,7 +31,7 @@ ElementPair PairAt(const Tensor& subject, const Tensor& reference, int64_t index
 absl::Status CheckSameShape(const Tensor& subject, const Tensor& reference);
 
 /// INVALID_ARGUMENT unless shapes and dtypes are equal.
-absl::Status CheckSameTypes(const Tensor& subject, const Tensor& reference);
+absl::Status CheckSameShapeAndType(const Tensor& subject, const Tensor& reference);
 /// INVALID_ARGUMENT naming `field` unless the tensor is there and its elements are floating-point
 /// numbers.
 absl::Status CheckFloating(const Tensor& tensor, std::string_view field);

@@ -208,7 +208,7 @@ ParityReport ParityReportOf(const ParityFindings& findings, int64_t element_coun
 
 absl::StatusOr<ParityReport> CompareBits(const Tensor& subject, const Tensor& reference,
                                          const ExecutionContext& context) {
-  QG_RETURN_IF_ERROR(CheckSameTypes(subject, reference));
+  QG_RETURN_IF_ERROR(CheckSameShapeAndType(subject, reference));
   const int64_t count = subject.element_count();
   const int64_t grain = std::max<int64_t>(int64_t(1) << 16, count / 256 + 1);
   std::vector<ParityFindings> pieces((count + grain - 1) / grain);

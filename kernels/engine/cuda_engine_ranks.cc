@@ -36,7 +36,7 @@ class CudaTimePoint final : public TimePoint {
 
   absl::StatusOr<double> SecondsSince(const TimePoint& earlier) const override {
     const auto* cuda = dynamic_cast<const CudaTimePoint*>(&earlier);
-    if (cuda == nullptr) return OtherKindOfMoment();
+    if (cuda == nullptr) return OtherEngineKindError();
     float milliseconds = 0;
     QG_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(cuda->event_));
     QG_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(event_));
@@ -76,7 +76,7 @@ absl::StatusOr<std::shared_ptr<const Moment>> CudaEngine::MarkMoment() {
 absl::Status CudaEngine::WaitFor(const Moment& moment) {
   QG_TAKE_TURN(nullptr);
   const auto* cuda = dynamic_cast<const CudaMoment*>(&moment);
-  if (cuda == nullptr) return OtherKindOfMoment();
+  if (cuda == nullptr) return OtherEngineKindError();
   return QG_CUDA_STATUS(cudaStreamWaitEvent(device_->stream(), cuda->event(), 0));
 }
 

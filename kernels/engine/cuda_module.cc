@@ -99,7 +99,7 @@ absl::StatusOr<const CudaCollectives*> FindCudaCollectives() {
   return entry->collectives();
 }
 
-absl::Status CublasLtOnCpu(const Arithmetic& arithmetic) {
+absl::Status CublasLtOnCpuError(const Arithmetic& arithmetic) {
   const bool is_built = IsBuiltWithCuda();
   return StatusOf(
       {.code = is_built ? absl::StatusCode::kFailedPrecondition : absl::StatusCode::kUnimplemented,

@@ -29,7 +29,7 @@ struct CudaCollectives;  // kernels/comm/nccl/nccl_transport.h
 absl::StatusOr<const CudaCollectives*> FindCudaCollectives();
 
 /// Why arithmetic cublaslt does not run on the CPU engine: UNIMPLEMENTED or FAILED_PRECONDITION.
-absl::Status CublasLtOnCpu(const Arithmetic& arithmetic);
+absl::Status CublasLtOnCpuError(const Arithmetic& arithmetic);
 
 // What the module offers to the program that loads it: its one symbol is the function
 //   extern "C" const CudaEntry* quantgate_cuda_entry();

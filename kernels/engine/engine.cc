@@ -94,7 +94,7 @@ absl::Status CheckRead(const Tensor& tensor, std::span<const std::byte> bytes) {
                 absl::StrCat(TensorText(tensor), " has ", tensor.byte_size()));
 }
 
-absl::Status OtherKindOfMoment() {
+absl::Status OtherEngineKindError() {
   return Refuse("moment", "of another kind of engine", "must be of this one's");
 }
 

@@ -154,7 +154,7 @@ absl::Status CheckCopy(const Tensor& source, const Tensor& to, int64_t offset);
 /// INVALID_ARGUMENT where an Engine::HostRead must refuse: `bytes` is not as long as the tensor.
 absl::Status CheckRead(const Tensor& tensor, std::span<const std::byte> bytes);
 /// INVALID_ARGUMENT: what Engine::WaitFor gives for a moment of another kind of engine.
-absl::Status OtherKindOfMoment();
+absl::Status OtherEngineKindError();
 
 struct CpuEngineOptions {
   Isa isa = BestIsa();

@@ -26,7 +26,7 @@ absl::Status CheckPowersOfTwo(CudaDevice& device, std::string_view operand, cons
   if (first == none) return absl::OkStatus();
   float value = 0;
   QG_RETURN_IF_ERROR(device.Read(scale.as<float>() + first, &value, sizeof(value)));
-  return ScaleOffE8M0(operand, value, static_cast<int64_t>(first));
+  return ScaleNotE8M0Error(operand, value, static_cast<int64_t>(first));
 }
 
 absl::Status CheckScaleValues(CudaDevice& device, const GemmDesc& desc) {

@@ -158,7 +158,7 @@ absl::Status CheckPowersOfTwo(const Side& side) {
   if (scale.data() == nullptr) return absl::OkStatus();  // An outline, which has no values.
   if (scale.space() == MemorySpace::kDevice) return absl::OkStatus();  // GemmCuda looks at them.
   const int64_t off = FirstScaleOffE8M0(scale);
-  return off < 0 ? absl::OkStatus() : ScaleOffE8M0(side.name, scale.as<float>()[off], off);
+  return off < 0 ? absl::OkStatus() : ScaleNotE8M0Error(side.name, scale.as<float>()[off], off);
 }
 
 /// The GEMM of a row-scaled operand is a unit GEMM to fp32 whose rows are multiplied afterwards
@@ -186,7 +186,7 @@ absl::Status CheckRowScaled(const GemmDesc& desc, ArithmeticFamily family) {
 
 }  // namespace
 
-absl::Status ScaleOffE8M0(std::string_view operand, float scale, int64_t index) {
+absl::Status ScaleNotE8M0Error(std::string_view operand, float scale, int64_t index) {
   return Refuse(absl::StrCat(std::string(operand), ".scale_inv[", index, "]"), absl::StrCat(scale),
                 "Blackwell takes scales of 128 that are powers of two from 2^-127 to 2^127");
 }

@@ -30,7 +30,7 @@ inline bool IsRowScaled(const GemmOperand& operand) {
 absl::Status CheckScaling(const GemmDesc& desc, const GemmShape& shape);
 
 /// What is wrong with a scale of operand "a" or "b" that Blackwell cannot have, INVALID_ARGUMENT.
-absl::Status ScaleOffE8M0(std::string_view operand, float scale, int64_t index);
+absl::Status ScaleNotE8M0Error(std::string_view operand, float scale, int64_t index);
 
 /// Whether the fp32 block scales of a GEMM must be powers of two: under Blackwell's arithmetics,
 /// which read their exponent bits.

@@ -25,8 +25,8 @@ enum class CommFailure {
 };
 inline constexpr int kCommFailures = 5;
 std::string_view CommFailureName(CommFailure failure);  ///< "mismatch", "deadline", ...
-/// `is_of_group`: a group gave the error.
-CommFailure CommFailureOf(const absl::Status& status, bool is_of_group);
+/// `is_group_error`: a group gave the error.
+CommFailure CommFailureOf(const absl::Status& status, bool is_group_error);
 
 /// What becomes of a communicator (kernels/comm/nccl/communicator_cache.h).
 enum class CommunicatorEvent {
@@ -54,12 +54,12 @@ class CommStatistics {
   };
 
   /// A member's part of a call; `is_first` of one member of each group.
-  void Called(CollectiveBackend backend, CallKind kind, bool is_first, int64_t bytes,
-              absl::Duration waited);
-  /// `is_of_group`: what failed was a collective call.
-  void RunEnded(CollectiveBackend backend, const absl::Status& status, bool is_of_group);
-  void RanksStuck(CollectiveBackend backend, int count);
-  void Communicators(CommunicatorEvent event, int count);
+  void RecordCall(CollectiveBackend backend, CallKind kind, bool is_first, int64_t bytes,
+                  absl::Duration waited);
+  /// `is_group_error`: what failed was a collective call.
+  void RecordRun(CollectiveBackend backend, const absl::Status& status, bool is_group_error);
+  void RecordStuckRanks(CollectiveBackend backend, int count);
+  void RecordCommunicators(CommunicatorEvent event, int count);
 
   Totals Read(CollectiveBackend backend) const;
   /// Communicators by event.

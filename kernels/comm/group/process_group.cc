@@ -76,8 +76,8 @@ absl::StatusOr<Postings> ProcessGroup::Meet(Posting posting) {
   auto postings = environment_.transport.Meet(environment_.rendezvous, description_.id, place_,
                                               std::move(posting));
   if (environment_.statistics != nullptr && postings.ok()) {
-    environment_.statistics->Called(environment_.backend, kind, place_ == 0, bytes,
-                                    SteadyNow() - begin);
+    environment_.statistics->RecordCall(environment_.backend, kind, place_ == 0, bytes,
+                                        SteadyNow() - begin);
   }
   Delay(environment_.noise, rank, call, NoisePoint::kBeforeReading);
   return postings;

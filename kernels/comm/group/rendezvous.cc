@@ -74,7 +74,7 @@ std::vector<int> CycleOfWaits(const std::vector<bool>& runs, std::span<const Ran
   return cycle;
 }
 
-bool IsOfGroup(const absl::Status& status) { return status.GetPayload(kOfGroup).has_value(); }
+bool IsGroupError(const absl::Status& status) { return status.GetPayload(kOfGroup).has_value(); }
 
 Rendezvous::Rendezvous(int world_size, absl::Duration deadline)
     : deadline_(std::min(deadline, kLongestDeadline)), runs_(world_size, false) {}

@@ -20,7 +20,7 @@
 namespace quantgate {
 
 /// Whether an error is what poisoned a group, or Prefixed from it.
-bool IsOfGroup(const absl::Status& status);
+bool IsGroupError(const absl::Status& status);
 
 /// A rank that waits until all of some ranks have come.
 struct RankWait {

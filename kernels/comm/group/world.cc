@@ -92,18 +92,18 @@ class World::Watch {
   /// Of the run, when all ranks have ended.
   absl::Status failure() const { return failure_; }
   /// Whether a group gave it, and not a rank.
-  bool is_of_group() const { return is_of_group_; }
+  bool is_group_error() const { return is_group_error_; }
 
  private:
   void Fail(int rank, const absl::Status& status) {
     const std::scoped_lock lock(mutex_);
     if (!failure_.ok()) return;
     const absl::Status found = rendezvous_.first_error();
-    is_of_group_ = IsOfGroup(status);
+    is_group_error_ = IsGroupError(status);
     const absl::Status own = Prefixed(absl::StrCat("rank ", rank, ": "), status);
     rendezvous_.Abort(absl::AbortedError(
-        absl::StrCat("the run was aborted: ", (is_of_group_ ? found : own).message())));
-    SetFailure(is_of_group_ ? found : own);
+        absl::StrCat("the run was aborted: ", (is_group_error_ ? found : own).message())));
+    SetFailure(is_group_error_ ? found : own);
   }
 
   /// After the groups have it, so that whoever is in a call of one gets the group's error.
@@ -123,7 +123,8 @@ class World::Watch {
         absl::StrCat(failure_.message(), "; ", count == 1 ? "rank " : "ranks ",
                      absl::StrJoin(running_, ", "), " did not return from the engine within ",
                      absl::FormatDuration(options_.deadline), " of that"));
-    if (options_.statistics != nullptr) options_.statistics->RanksStuck(options_.backend, count);
+    if (options_.statistics != nullptr)
+      options_.statistics->RecordStuckRanks(options_.backend, count);
     lock.unlock();
     options_.on_stuck(stuck);
     lock.lock();
@@ -139,7 +140,7 @@ class World::Watch {
   std::set<int> running_;
   absl::Status failure_;
   Clock::time_point failed_at_;
-  bool is_of_group_ = false, is_told_ = false;
+  bool is_group_error_ = false, is_told_ = false;
 };
 
 World::World(WorldOptions options, std::vector<std::unique_ptr<Engine>> wrappers,
@@ -239,8 +240,8 @@ absl::Status World::Run(absl::FunctionRef<absl::Status(Rank& rank)> body,
   absl::Status status = transport_->Settle();
   if (!watch.failure().ok()) status = watch.failure();
   if (options_.statistics != nullptr) {
-    const bool is_of_group = watch.failure().ok() || watch.is_of_group();
-    options_.statistics->RunEnded(options_.backend, status, is_of_group);
+    const bool is_group_error = watch.failure().ok() || watch.is_group_error();
+    options_.statistics->RecordRun(options_.backend, status, is_group_error);
   }
   return status;
 }

@@ -71,7 +71,7 @@ void CommunicatorCache::Abort(CommunicatorSet& set) {
 }
 
 void CommunicatorCache::Count(CommunicatorEvent event, const CommunicatorSet& set) {
-  if (statistics_ != nullptr) statistics_->Communicators(event, set.size());
+  if (statistics_ != nullptr) statistics_->RecordCommunicators(event, set.size());
 }
 
 }  // namespace quantgate

@@ -15,7 +15,7 @@ constexpr absl::Duration kCommunicatorDeadline = absl::Seconds(60);
 
 }  // namespace
 
-std::mutex& NcclTurn() {
+std::mutex& NcclMutex() {
   static std::mutex& mutex = *new std::mutex;
   return mutex;
 }
@@ -23,7 +23,7 @@ std::mutex& NcclTurn() {
 absl::StatusOr<std::unique_ptr<CommunicatorSet>> NcclCommunicators::Open(
     const NcclLibrary& library, std::span<CudaEngine* const> engines) {
   std::unique_ptr<NcclCommunicators> opened(new NcclCommunicators(library));
-  const std::scoped_lock turn(NcclTurn());
+  const std::scoped_lock turn(NcclMutex());
   QG_RETURN_IF_ERROR(opened->OpenAll(engines));
   return opened;
 }
@@ -82,7 +82,7 @@ absl::Status NcclCommunicators::Check() const {
 }
 
 void NcclCommunicators::Close() {
-  const std::scoped_lock turn(NcclTurn());
+  const std::scoped_lock turn(NcclMutex());
   for (const ncclComm_t communicator : communicators_) {
     (void)library_.call().CommFinalize(communicator);
   }

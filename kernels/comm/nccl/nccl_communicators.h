@@ -20,7 +20,7 @@ namespace quantgate {
 /// Held over everything that NCCL is asked for several devices in turn, but aborts: one call after
 /// the other in the process. A device that waits for what has reached only some of the others, and
 /// a host that waits for that device before the others are asked, would wait for ever.
-std::mutex& NcclTurn();
+std::mutex& NcclMutex();
 
 /// They belong to devices and not to streams, keep no user's memory between calls, and count calls
 /// in step as long as every call is asked of all members: when nothing is under way, later engines

@@ -129,7 +129,7 @@ absl::Status NcclGroup::PutPartsOnStreams() {
 }
 
 absl::Status NcclGroup::Issue() {
-  const std::scoped_lock turn(NcclTurn());
+  const std::scoped_lock turn(NcclMutex());
   // Nobody holds one of these and waits for another.
   std::vector<std::unique_lock<std::mutex>> streams;
   for (CudaEngine* engine : engines_) streams.push_back(engine->HoldStream());
@@ -169,7 +169,7 @@ absl::Status NcclGroup::Check(UnderWay& call) const {
           : absl::StrCat(RanksText(busy), " did not get to a collective call on the device"));
 }
 
-bool NcclGroup::Look() {
+bool NcclGroup::Poll() {
   const std::scoped_lock lock(mutex_);
   while (!under_way_.empty() && NotDone(under_way_.front().after).empty()) under_way_.pop_front();
   if (!must_abort_ && !under_way_.empty()) {
@@ -181,7 +181,7 @@ bool NcclGroup::Look() {
   return under_way_.empty();
 }
 
-void NcclGroup::AbortWhatFailed() {
+void NcclGroup::AbortFailed() {
   std::unique_lock lock(mutex_);
   if (!must_abort_) return;
   CommunicatorLease failed(std::move(lease_));
@@ -190,8 +190,8 @@ void NcclGroup::AbortWhatFailed() {
 }
 
 NcclGroup::~NcclGroup() {
-  while (!Look()) absl::SleepFor(kLookPeriod);
-  AbortWhatFailed();
+  while (!Poll()) absl::SleepFor(kLookPeriod);
+  AbortFailed();
 }
 
 std::string NcclGroup::RanksText(const std::vector<int>& places) const {

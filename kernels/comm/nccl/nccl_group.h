@@ -51,9 +51,9 @@ class NcclGroup {
   /// Looks how what is under way does: whether nothing of it is left. A call that takes longer than
   /// the deadline once a member waits for the others in it fails, as does one of which NCCL reports
   /// an error: nothing is under way then any more.
-  bool Look();
+  bool Poll();
   /// Aborts the communicators after such a failure, so that streams go on; may wait for streams.
-  void AbortWhatFailed();
+  void AbortFailed();
   /// What has failed, or OK.
   absl::Status health() const;
 

@@ -284,7 +284,7 @@ class NcclTransport final : public Transport {
   /// Whether nothing is under way.
   bool LookAtAll() {
     bool is_done = true;
-    for (NcclGroup* group : Groups()) is_done = group->Look() && is_done;
+    for (NcclGroup* group : Groups()) is_done = group->Poll() && is_done;
     return is_done;
   }
 
@@ -293,7 +293,7 @@ class NcclTransport final : public Transport {
     while (!ending_.wait_for(lock, kWatchPeriod, [this] { return is_ending_; })) {
       lock.unlock();
       LookAtAll();
-      for (NcclGroup* group : Groups()) group->AbortWhatFailed();
+      for (NcclGroup* group : Groups()) group->AbortFailed();
       lock.lock();
     }
   }

@@ -185,7 +185,7 @@ absl::StatusOr<std::shared_ptr<OverlapMember>> Overlap::NewMember(const OverlapN
   member->lanes[0] = &group_.engine();
   for (size_t i = 0; i < queues_.size(); ++i) member->lanes[i + 1] = queues_[i].get();
   member->owner = name.owner;
-  member->buffer = buffers_.Of(name.buffer, name.mode);
+  member->buffer = buffers_.BufferFor(name.buffer, name.mode);
   member->cancellation = group_.cancellation();
   // Chunks read them many times.
   QG_ASSIGN_OR_RETURN(member->gemm, WithTensors(gemm, [&](const Tensor& tensor) {

@@ -136,8 +136,8 @@ BufferState OverlapBuffer::state() const {
   return state_;
 }
 
-std::shared_ptr<OverlapBuffer> OverlapBuffers::Of(const std::string& name,
-                                                  const std::string& mode) {
+std::shared_ptr<OverlapBuffer> OverlapBuffers::BufferFor(const std::string& name,
+                                                         const std::string& mode) {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::shared_ptr<OverlapBuffer>& buffer = buffers_[{name, mode}];
   if (buffer == nullptr) {

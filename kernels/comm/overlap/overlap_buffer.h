@@ -98,7 +98,7 @@ class OverlapBuffers {
   explicit OverlapBuffers(Engine& engine) : engine_(engine) {}
 
   /// The one buffer of that name and mode, made when first asked for.
-  std::shared_ptr<OverlapBuffer> Of(const std::string& name, const std::string& mode);
+  std::shared_ptr<OverlapBuffer> BufferFor(const std::string& name, const std::string& mode);
 
  private:
   Engine& engine_;

@@ -53,7 +53,7 @@ struct OverlapPlan {
   int pieces = 1;          ///< Of each shard in a ring, up to kOverlapCutsMax.
   int splits = 4;          ///< Of the columns in a pipeline, likewise.
 
-  OverlapMethod of(GemmRole role) const {
+  OverlapMethod MethodOf(GemmRole role) const {
     return role == GemmRole::kFprop ? fprop : role == GemmRole::kDgrad ? dgrad : wgrad;
   }
   bool has_any() const;

@@ -10,8 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/cuda_status.h"
 #include "kernels/base/refusal.h"
+#include "kernels/gemm/cublaslt/lru_cache.h"
 #include "kernels/gemm/cublaslt/rearrange_scales.h"
-#include "kernels/gemm/cublaslt/recent_cache.h"
 
 namespace quantgate {
 namespace {
@@ -420,7 +420,7 @@ class Operands {
 struct CublasLt::State {
   cublasLtHandle_t handle = nullptr;
   std::shared_ptr<Buffer> workspace;
-  RecentCache<std::vector<Choice>> cache{kCachedGemmsMax};
+  LruCache<std::vector<Choice>> cache{kCachedGemmsMax};
 
   ~State() {
     if (handle != nullptr) cublasLtDestroy(handle);

@@ -276,20 +276,20 @@ double ExactRelativeError(int64_t k) {
 // top.
 double ExactNormInflation(int64_t k) { return 1 + static_cast<double>(k + 16) * 0x1p-52; }
 
-std::string ExactNote(const ExactWays& ways) {
-  const double ratio = ways.largest_ratio;
+std::string ExactNote(const ExactStatistics& statistics) {
+  const double ratio = statistics.largest_ratio;
   const int bits = ratio == 0 ? 0 : std::max(0, std::ilogb(ratio) + 1);
   std::string note =
       bits <= kExactFastBits
           ? absl::StrFormat("fp64 exact: needs %d of %d bits", bits, kExactFastBits)
           : absl::StrFormat("certified fp64: needs up to %d bits of %d", bits, kExactFastBits);
-  if (ways.wide_dots > 0) {
-    absl::StrAppendFormat(&note, ", %d of %d outputs by 704-bit integers", ways.wide_dots,
-                          ways.outputs);
+  if (statistics.wide_dots > 0) {
+    absl::StrAppendFormat(&note, ", %d of %d outputs by 704-bit integers", statistics.wide_dots,
+                          statistics.outputs);
   }
-  if (ways.wide_epilogues > 0) {
-    absl::StrAppendFormat(&note, ", %d of %d epilogues by wide integers", ways.wide_epilogues,
-                          ways.outputs);
+  if (statistics.wide_epilogues > 0) {
+    absl::StrAppendFormat(&note, ", %d of %d epilogues by wide integers", statistics.wide_epilogues,
+                          statistics.outputs);
   }
   return note;
 }

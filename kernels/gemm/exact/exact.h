@@ -39,7 +39,7 @@ double ExactRelativeError(int64_t k);
 double ExactNormInflation(int64_t k);
 
 /// How the outputs of one GEMM were computed.
-struct ExactWays {
+struct ExactStatistics {
   /// The product, over the two operands, of the largest norm / lowest bit of a row.
   double largest_ratio = 0;
   int64_t outputs = 0;
@@ -48,6 +48,6 @@ struct ExactWays {
 };
 
 /// GemmResult::note.
-std::string ExactNote(const ExactWays& ways);
+std::string ExactNote(const ExactStatistics& statistics);
 
 }  // namespace quantgate

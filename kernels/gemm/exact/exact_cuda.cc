@@ -64,13 +64,13 @@ absl::Status RunStrips(CudaDevice& device, const ExactProducts& products, int64_
 
 /// `bounded` has the ratios, `counts` what one rounding took.
 std::string NoteOf(const ExactCounts& bounded, const ExactCounts& counts, const GemmShape& shape) {
-  ExactWays ways;
-  ways.largest_ratio =
+  ExactStatistics statistics;
+  statistics.largest_ratio =
       std::bit_cast<double>(bounded.ratio_max_a) * std::bit_cast<double>(bounded.ratio_max_b);
-  ways.outputs = shape.m * shape.n;
-  ways.wide_dots = static_cast<int64_t>(counts.wide_dots);
-  ways.wide_epilogues = static_cast<int64_t>(counts.wide_epilogues);
-  return ExactNote(ways);
+  statistics.outputs = shape.m * shape.n;
+  statistics.wide_dots = static_cast<int64_t>(counts.wide_dots);
+  statistics.wide_epilogues = static_cast<int64_t>(counts.wide_epilogues);
+  return ExactNote(statistics);
 }
 
 absl::StatusOr<StartedExactGemm> StartExact(ExactCudaPath path, CudaDevice& device,

@@ -147,7 +147,7 @@ class CudaAccumulator {
   }
 
   absl::Status Settle(const FusedRule& rule, PackedMemory& a, PackedMemory& b, int64_t words) {
-    return QG_CUDA_STATUS(LaunchSettle(
+    return QG_CUDA_STATUS(LaunchSpecialOutputs(
         {rule, operands_, PackedMemory::As<uint32_t>(a.classes),
          PackedMemory::As<uint32_t>(b.classes), words, a.special(), b.special(), accumulators_},
         device_.stream()));

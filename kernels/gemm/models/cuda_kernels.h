@@ -126,7 +126,7 @@ cudaError_t LaunchScalar(const ScalarTask& task, cudaStream_t stream);
 
 /// Replaces the outputs that a NaN or an infinity reaches; the fused kernels took those operands
 /// for zeros. Without classes only NaN is possible, and takes whole rows and columns.
-struct SettleTask {
+struct SpecialOutputsTask {
   FusedRule rule;
   OperandPair operands;
   const uint32_t* a_classes;
@@ -136,7 +136,7 @@ struct SettleTask {
   const uint32_t* b_special_rows;
   float* accumulators;
 };
-cudaError_t LaunchSettle(const SettleTask& task, cudaStream_t stream);
+cudaError_t LaunchSpecialOutputs(const SpecialOutputsTask& task, cudaStream_t stream);
 
 /// total[i] = total[i] + slice[i].
 cudaError_t LaunchAddSlice(const float* slice, int64_t count, float* total, cudaStream_t stream);

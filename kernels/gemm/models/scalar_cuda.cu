@@ -74,7 +74,8 @@ struct SpecialProducts {
   bool nan, positive_infinity, negative_infinity;
 };
 
-__device__ SpecialProducts FindSpecialProducts(const SettleTask& task, int64_t m, int64_t n) {
+__device__ SpecialProducts FindSpecialProducts(const SpecialOutputsTask& task, int64_t m,
+                                               int64_t n) {
   const auto* const a = reinterpret_cast<const uint4*>(task.a_classes) + m * task.words;
   const auto* const b = reinterpret_cast<const uint4*>(task.b_classes) + n * task.words;
   uint32_t nan = 0, positive = 0, negative = 0;
@@ -91,7 +92,7 @@ __device__ SpecialProducts FindSpecialProducts(const SettleTask& task, int64_t m
 }
 
 /// Replaces `value`, the sum of the finite products; false where only the rule itself can tell.
-__device__ bool SettledBySets(const SettleTask& task, int64_t m, int64_t n, float& value) {
+__device__ bool SettledBySets(const SpecialOutputsTask& task, int64_t m, int64_t n, float& value) {
   const float finite_sum = value;
   value = std::bit_cast<float>(uint32_t(Float32::kCanonicalNan));
   if (task.a_classes == nullptr) return true;
@@ -108,7 +109,7 @@ __device__ bool SettledBySets(const SettleTask& task, int64_t m, int64_t n, floa
 
 /// Without special rows, every output by the scalar rule: one kernel for both, since each copy of
 /// DotUnder takes the compiler long.
-__global__ void Settle(const SettleTask task) {
+__global__ void Settle(const SpecialOutputsTask task) {
   const bool settles = task.a_special_rows != nullptr;
   if (settles && task.a_special_rows[0] == 0 && task.b_special_rows[0] == 0) return;
   const int64_t n_count = task.operands.b.rows;
@@ -131,14 +132,14 @@ __global__ void AddSlice(const float* slice, int64_t count, float* total) {
 }  // namespace
 
 cudaError_t LaunchScalar(const ScalarTask& task, cudaStream_t stream) {
-  SettleTask all{};
+  SpecialOutputsTask all{};
   all.rule = task.rule;
   all.operands = task.operands;
   all.accumulators = task.accumulators;
-  return LaunchSettle(all, stream);
+  return LaunchSpecialOutputs(all, stream);
 }
 
-cudaError_t LaunchSettle(const SettleTask& task, cudaStream_t stream) {
+cudaError_t LaunchSpecialOutputs(const SpecialOutputsTask& task, cudaStream_t stream) {
   const int64_t count = task.operands.a.rows * task.operands.b.rows;
   Settle<<<BlocksFor(count), kThreads, 0, stream>>>(task);
   return cudaGetLastError();

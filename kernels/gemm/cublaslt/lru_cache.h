@@ -10,10 +10,10 @@
 namespace quantgate {
 
 template <typename Value>
-class RecentCache {
+class LruCache {
  public:
   /// Holds at most `entries_max` >= 1 values.
-  explicit RecentCache(size_t entries_max) : entries_max_(entries_max) {}
+  explicit LruCache(size_t entries_max) : entries_max_(entries_max) {}
 
   /// Null where there is none. Valid until the next Insert.
   const Value* Find(const std::string& key) {
