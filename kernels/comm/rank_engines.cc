@@ -14,7 +14,7 @@
 namespace quantgate {
 namespace {
 
-/// Of "cuda:1"; -1 of another device.
+/// The ordinal in an id like "cuda:1"; -1 for another device.
 int CudaOrdinalOf(const Engine& engine) {
   const std::string id = engine.Describe().id;
   absl::string_view number = id;
@@ -23,7 +23,7 @@ int CudaOrdinalOf(const Engine& engine) {
   return ordinal;
 }
 
-/// Ranks begin, begin + step, ...: `count` of them.
+/// `count` ranks: begin, begin + step, ...
 std::vector<int> Every(int step, int begin, int count) {
   std::vector<int> ranks;
   for (int i = 0; i < count; ++i) ranks.push_back(begin + i * step);

@@ -1,4 +1,4 @@
-// Whether all members of a group hold the same value: ProcessGroup::CheckAgreement.
+// ProcessGroup::CheckAgreement: whether all members of a group hold the same value.
 #include <cstring>
 #include <utility>
 

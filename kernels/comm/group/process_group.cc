@@ -11,8 +11,8 @@
 namespace quantgate {
 namespace {
 
-/// Up to this size a sum whose order does not depend on the owner is taken by every member for
-/// itself: one meeting in place of two, for up to 8 times the additions.
+/// Up to this size every member takes a sum by itself where the order does not depend on the owner:
+/// one meeting instead of two, for up to 8 times the additions.
 constexpr size_t kSmallSumBytes = size_t{1} << 14;
 
 CallSignature SignatureOf(CallKind kind, const Tensor& tensor) {
@@ -41,7 +41,7 @@ int64_t ContributedBytes(const Contribution& contribution) {
   return static_cast<int64_t>(bytes);
 }
 
-/// Shape of the parts joined along the first dim.
+/// The shape of the parts when joined along the first dim.
 Shape JoinedShape(const AgreedCall& call) {
   Shape shape = call.tensor(0).shape();
   shape[0] = 0;
@@ -153,7 +153,7 @@ absl::StatusOr<std::vector<Tensor>> ProcessGroup::AllToAll(std::span<const Tenso
                                    TensorText(parts[0])));
       }
     }
-    signature.shape[0] = 0;  // Of all parts there is no one number of rows.
+    signature.shape[0] = 0;  // The parts' rows differ.
     QG_ASSIGN_OR_RETURN(const Postings postings,
                         Meet(std::move(signature), {parts.begin(), parts.end()}));
     return environment_.transport.AllToAll(Agreed(*postings));

@@ -18,7 +18,7 @@
 namespace quantgate {
 namespace {
 
-/// How often a run looks whether it is cancelled, and whether a rank is stuck.
+/// How often a run checks whether it is cancelled and whether a rank is stuck.
 constexpr std::chrono::milliseconds kPeriod(10);
 
 absl::Status CheckOptions(const WorldOptions& options) {
@@ -52,10 +52,10 @@ absl::StatusOr<ProcessGroup*> Rank::FindGroup(const std::string& name) {
 
 ProcessGroup& Rank::group(const std::string& name) { return **FindGroup(name); }
 
-/// Over one run: who has ended, and with what.
+/// Notes which ranks of one run have ended, and the run's first failure.
 class World::Watch {
  public:
-  /// `ranks`: what the ranks look at, cancelled when the run has failed.
+  /// `ranks` is the ranks' cancellation, which is cancelled when the run has failed.
   Watch(Rendezvous& rendezvous, const WorldOptions& options, Cancellation& ranks)
       : rendezvous_(rendezvous), options_(options), ranks_(ranks) {
     for (int rank = 0; rank < static_cast<int>(options.engines.size()); ++rank) {
@@ -89,9 +89,9 @@ class World::Watch {
     }
   }
 
-  /// Of the run, when all ranks have ended.
+  /// The status of the run, once all ranks have ended.
   absl::Status failure() const { return failure_; }
-  /// Whether a group gave it, and not a rank.
+  /// Whether a collective call gave that status, not a rank's own code.
   bool is_group_error() const { return is_group_error_; }
 
  private:
@@ -106,7 +106,9 @@ class World::Watch {
     SetFailure(is_group_error_ ? found : own);
   }
 
-  /// After the groups have it, so that whoever is in a call of one gets the group's error.
+  /// Called after the groups are poisoned, so that a rank in a collective call gets the group's
+  /// error
+  /// and not a cancellation.
   void SetFailure(const absl::Status& failure) {
     failure_ = failure;
     failed_at_ = Clock::now();
@@ -224,7 +226,7 @@ absl::Status World::Run(absl::FunctionRef<absl::Status(Rank& rank)> body,
   if (cancellation != nullptr && !cancellation->Check().ok()) of_ranks.Cancel();
   environment_.cancellation = &of_ranks;
   Watch watch(rendezvous_, options_, of_ranks);
-  const int cpus = AvailableCpus();  // Ranks that wait lend theirs to the others.
+  const int cpus = AvailableCpus();  // Waiting ranks lend their CPUs to the others.
   LoopSharing sharing(cpus, std::max(1, cpus / size()), size());
   std::vector<std::thread> threads;
   for (const auto& rank : ranks_) {

@@ -10,7 +10,7 @@
 namespace quantgate {
 namespace {
 
-/// Of coming about and of ending.
+/// Limits the opening and the closing of communicators.
 constexpr absl::Duration kCommunicatorDeadline = absl::Seconds(60);
 
 }  // namespace
@@ -34,7 +34,7 @@ absl::Status NcclCommunicators::OpenAll(std::span<CudaEngine* const> engines) {
   QG_RETURN_IF_ERROR(library_.StatusOf(nccl.GetUniqueId(&id), "ncclGetUniqueId"));
   communicators_.resize(engines.size());
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;  // So that a deadline can end a wait.
+  config.blocking = 0;  // So that Await can give up after a deadline.
   absl::Status status = library_.StatusOf(nccl.GroupStart(), "ncclGroupStart");
   for (int place = 0; place < size() && status.ok(); ++place) {
     status = engines[place]->device().MakeCurrent();

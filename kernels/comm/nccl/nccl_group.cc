@@ -14,8 +14,8 @@
 namespace quantgate {
 namespace {
 
-/// Between two looks of whoever waits for a group to be done.
-constexpr absl::Duration kLookPeriod = absl::Microseconds(50);
+/// Time between two polls of a destructor that waits for its group.
+constexpr absl::Duration kPollPeriod = absl::Microseconds(50);
 
 bool IsDone(const PooledCudaEvent& event) {
   const cudaError_t state = cudaEventQuery(event.get());
@@ -85,7 +85,7 @@ absl::Status NcclGroup::Call(int place, Part part) {
       }
       Fail(DeadlineError(absl::StrCat(RanksText(missing), " did not come to a call")));
     }
-    // Of this call: the next one needs this member first.
+    // The failure is this call's: a later call needs this member first.
     return issued_ != call ? absl::OkStatus() : failure_;
   }
   const absl::Status status = Issue();
@@ -130,7 +130,7 @@ absl::Status NcclGroup::PutPartsOnStreams() {
 
 absl::Status NcclGroup::Issue() {
   const std::scoped_lock turn(NcclMutex());
-  // Nobody holds one of these and waits for another.
+  // No deadlock: only this thread, under NcclMutex, holds one stream while it waits for another.
   std::vector<std::unique_lock<std::mutex>> streams;
   for (CudaEngine* engine : engines_) streams.push_back(engine->HoldStream());
   UnderWay call;
@@ -159,7 +159,7 @@ absl::Status NcclGroup::health() const {
 absl::Status NcclGroup::Check(UnderWay& call) const {
   QG_RETURN_IF_ERROR(lease_.set().Check());
   const std::vector<int> busy = NotDone(call.before);
-  if (busy.size() == call.before.size()) return absl::OkStatus();  // All compute what comes before.
+  if (busy.size() == call.before.size()) return absl::OkStatus();  // No stream has come to it.
   const absl::Time now = SteadyNow();
   if (call.waits_since > now) call.waits_since = now;
   if (now - call.waits_since <= deadline_) return absl::OkStatus();
@@ -190,7 +190,7 @@ void NcclGroup::AbortFailed() {
 }
 
 NcclGroup::~NcclGroup() {
-  while (!Poll()) absl::SleepFor(kLookPeriod);
+  while (!Poll()) absl::SleepFor(kPollPeriod);
   AbortFailed();
 }
 

@@ -23,7 +23,7 @@ std::string ShapeTextOf(const std::vector<Tensor>& tensors) {
   });
 }
 
-/// What a GEMM that is cut may not have.
+/// Refuses a GEMM that cannot be cut by rows.
 absl::Status CheckCutGemm(const GemmDesc& gemm) {
   if (gemm.c.has_value()) {
     return Refuse("gemm.c", TensorText(gemm.c), "a GEMM that overlaps adds to nothing");
@@ -104,14 +104,14 @@ absl::Status CheckReduceScatterGemm(const ReduceScatterGemmCall& call, int ranks
 
 namespace {
 
-/// An error is every member's: the others wait.
+/// Poisons the group with an error, since the other members wait.
 template <typename Result>
 absl::StatusOr<Result> Poisoning(ProcessGroup& group, absl::StatusOr<Result> result) {
   if (!result.ok()) return group.Fail(result.status());
   return result;
 }
 
-/// The arithmetic and the notes of all chunks; the output is elsewhere.
+/// The arithmetic and the joined notes of all chunks, without an output.
 GemmResult Summary(const std::vector<GemmResult>& gemms) {
   GemmResult whole;
   std::vector<std::string> notes;
@@ -126,13 +126,14 @@ GemmResult Summary(const std::vector<GemmResult>& gemms) {
   return whole;
 }
 
-/// The blocks of columns side by side.
+/// The member's sums of blocks of columns, joined side by side.
 absl::StatusOr<Tensor> JoinColumns(const OverlapMember& member) {
   if (member.sums.size() == 1) return member.sums.front();
   return member.engine().ConcatenateColumns(member.sums, member.cancellation);
 }
 
-/// What an engine did one after the other, with its times where they are kept.
+/// The timeline of what an engine did one after the other; records nothing where times are not
+/// kept.
 class Section {
  public:
   static absl::StatusOr<Section> Begin(Engine& engine, bool keeps_times) {
@@ -142,7 +143,7 @@ class Section {
     section.first_ = section.last_;
     return section;
   }
-  /// Everything since the last one.
+  /// Records everything since the last End, or since Begin, as one task.
   absl::Status End(std::string name, OverlapResource resource) {
     if (first_ == nullptr) return absl::OkStatus();
     QG_ASSIGN_OR_RETURN(std::shared_ptr<const TimePoint> now, engine_.MarkTime());
@@ -169,7 +170,7 @@ absl::StatusOr<std::unique_ptr<Overlap>> Overlap::Create(ProcessGroup& group,
                                                          OverlapOptions options) {
   std::unique_ptr<Overlap> overlap(new Overlap(group, buffers, options));
   for (int i = 1; i < kOverlapQueues; ++i) {
-    // A sum is short and may be what the call ends with; another GEMM can wait for it.
+    // A sum is short and the call may end with it; another GEMM can wait for it.
     const bool is_urgent = i == static_cast<int>(OverlapQueue::kReduce);
     QG_ASSIGN_OR_RETURN(
         std::unique_ptr<Engine> queue,
@@ -269,8 +270,9 @@ absl::StatusOr<GatheredGemm> Overlap::TryAllGatherGemm(const AllGatherGemmCall& 
   return result;
 }
 
-// Before a copy in any case; on a GPU, which makes the host wait, while it multiplies what is
-// there.
+// Members agree before any copy. Reading a scale from a GPU makes the host wait, so there they
+// agree
+// while the GPU multiplies the rank's own shard.
 absl::Status Overlap::AgreeOnScale(OverlapMember& member) {
   if (member.gemm.a.scaling != ScaleMode::kTensor) return absl::OkStatus();
   const Tensor& scale_inv = member.gemm.a.scale_inv;

@@ -8,8 +8,7 @@
 namespace quantgate {
 namespace {
 
-/// Where parts begin: what loads of 16 bytes and copy engines like, and a device's allocations
-/// have.
+/// Alignment of parts: suits 16-byte loads and copy engines, and is that of a device's allocations.
 constexpr int64_t kPartAlignment = 256;
 
 absl::StatusOr<int64_t> BytesOf(const BufferPart& part) {
