@@ -1,4 +1,4 @@
-// The one symbol of the module.
+// The module's only visible symbol, quantgate_cuda_entry (cuda_module.h).
 #include "kernels/engine/cuda_module.h"
 
 #include "kernels/engine/cuda_engine.h"
