@@ -71,7 +71,7 @@ void Decode(DType dtype, const void* data, int64_t begin, int64_t count, double*
   if (!has_format) Fill<uint8_t>(data, begin, count, values, widen);
 }
 
-/// Of the low bits; the machine is little-endian.
+/// The value of the code in the low bits; the machine is little-endian.
 double ValueOfBits(DType dtype, uint64_t bits) {
   double value = 0;
   Decode(dtype, &bits, 0, 1, &value);

@@ -28,7 +28,7 @@ MeasureStretch MeasureStretchFor(Isa isa) {
   return MeasureStretchScalar;
 }
 
-/// What one block adds, and the sum that is still growing.
+/// What one block adds to the report, while its sums are still growing.
 struct GrowingBlock : BlockErrors {
   PairwiseAccumulator<ErrorTerms> accumulator;
 };
@@ -79,14 +79,14 @@ class BlockReader {
   int64_t next_ = 0;
 };
 
-/// Finds the elements that the new maxima of a stretch belong to.
+/// Finds the elements that have the new maxima of a stretch.
 void OfferLargest(const BlockReader& reader, const StretchErrors& errors, BlockErrors& block) {
   const bool seek_abs = errors.max_abs > block.max_abs.value;
   const bool seek_rel = errors.max_rel > block.max_rel.value;
   if (!seek_abs && !seek_rel) return;
   for (int i = kErrorStretch - 1; i >= 0; --i) {
     const double r = reader.reference[i];
-    // Infinity is the largest where finite values differ by more than the largest number.
+    // The maximum is infinite where finite values differ by more than the largest number.
     if (!std::isfinite(reader.subject[i]) || !std::isfinite(r)) continue;
     const double error = std::fabs(reader.subject[i] - r);
     if (seek_abs && error == errors.max_abs) block.max_abs = {error, reader.ElementIndex(i)};

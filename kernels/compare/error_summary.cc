@@ -22,7 +22,7 @@ std::vector<HeatMapCell> WorstOf(const HeatMap& heat_map) {
     const bool is_full = worst.size() == kWorstBlocksMax;
     if (!(cell.rms_error > (is_full ? worst.back().rms_error : 0))) continue;
     if (is_full) worst.pop_back();
-    // Behind its equals, which have lower indices.
+    // Inserted after equal cells, which have lower indices.
     const auto place = std::upper_bound(
         worst.begin(), worst.end(), cell.rms_error,
         [](double error, const HeatMapCell& other) { return error > other.rms_error; });
@@ -82,7 +82,7 @@ HeatMap HeatMapOf(const BlockGrid& grid) {
   heat_map.rows = grid.rows;
   heat_map.columns = grid.columns;
   heat_map.cells.reserve(grid.count());
-  // Where a cell lies takes divisions: once a row and once a column.
+  // The edges of cells take divisions, so they are computed once a row and once a column.
   for (int row = 0; row < grid.rows; ++row) {
     const HeatMapCell first = grid.Cell(row * grid.columns);
     for (int column = 0; column < grid.columns; ++column) {

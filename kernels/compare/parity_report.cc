@@ -14,10 +14,11 @@
 namespace quantgate {
 namespace {
 
-/// Elements that memcmp looks at before anyone looks closer.
+/// The elements that one memcmp compares; only where it finds a difference are they taken one by
+/// one.
 constexpr int64_t kStretch = 8192;
 
-/// Pieces are merged in index order.
+/// Adds the findings of a piece to those of the pieces before it.
 void Merge(const ParityFindings& later, ParityFindings& findings) {
   findings.mismatch_count += later.mismatch_count;
   if (findings.first < 0) findings.first = later.first;
@@ -66,7 +67,7 @@ void CountBlock(const typename Codes::Storage* codes, int count, ClassCounts& co
 /// 8-bit codes are counted one by one instead, and each code classified once.
 template <class Codes>
 void CountBytes(const uint8_t* codes, int64_t count, ParityFindings& findings) {
-  uint32_t tallies[4][256] = {};  // Four, so that a run of one code does not wait for itself.
+  uint32_t tallies[4][256] = {};  // Four, so that equal codes in a row do not wait for each other.
   for (int64_t i = 0; i < count; ++i) ++tallies[i & 3][codes[i]];
   for (int code = 0; code < 256; ++code) {
     const int64_t n =
@@ -77,7 +78,7 @@ void CountBytes(const uint8_t* codes, int64_t count, ParityFindings& findings) {
   }
 }
 
-/// For stretches where both sides are the same.
+/// Counts a stretch in which both sides are equal.
 template <class Codes>
 void CountEqual(const typename Codes::Storage* codes, int64_t count, ParityFindings& findings) {
   if constexpr (sizeof(typename Codes::Storage) == 1)
