@@ -19,8 +19,7 @@ std::string_view CollectiveBackendName(CollectiveBackend backend);  ///< "local"
 absl::StatusOr<CollectiveBackend> ParseCollectiveBackend(std::string_view name);
 
 /// The ranks form data_parallel copies of copy_size() ranks each: rank r has place r % copy_size()
-/// in
-/// copy r / copy_size().
+/// in copy r / copy_size().
 struct ParallelSpec {
   int tensor_parallel = 2;  ///< Ranks over which weights are divided.
   bool sequence_parallel = false;
@@ -31,14 +30,12 @@ struct ParallelSpec {
   /// expert_parallel.
   int data_parallel = 1;
   /// Each copy keeps rows of every weight, its master and its moments, and gathers the weight for
-  /// each
-  /// pass; sessions only.
+  /// each pass; sessions only.
   bool fully_sharded = false;
   /// With fully_sharded: backward gathers weights again. Otherwise the gathered weights are kept.
   bool reshard_after_forward = true;
   /// Ranks over which a copy's experts of grouped_linear are divided, in runs of one such layer and
-  /// in
-  /// sessions. tensor_parallel must be 1 where this is more than 1.
+  /// in sessions. tensor_parallel must be 1 where this is more than 1.
   int expert_parallel = 1;
   /// Each copy keeps a range of the elements of all parameters' masters and moments, in one flat
   /// buffer; sessions only.

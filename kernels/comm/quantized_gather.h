@@ -25,8 +25,7 @@ enum class GatherMethod {
 ///   mxfp8, 16 under nvfp4, 128 under fp8_block with 1-D blocks);
 /// - kValues under hybrid;
 /// - kSource under custom, without a quantizer, under row-scaled nvfp4 and 2-D fp8_block, and where
-///   a
-///   shard has a partial block.
+///   a shard has a partial block.
 GatherMethod GatherMethodOf(const Recipe& recipe, TensorRole role, std::span<const int64_t> rows,
                             int64_t columns);
 
@@ -44,8 +43,7 @@ struct GatherContext {
 
 /// Puts into `arguments` the maxima over the group of the amaxes that quantizing each shard would
 /// find, by one MAX over both directions together. Empty shards take part. Does nothing, and makes
-/// no
-/// collective call, where the quantizer's rule has no amax of the whole tensor.
+/// no collective call, where the quantizer's rule has no amax of the whole tensor.
 absl::Status ReduceAmaxes(const GatherContext& context, const Tensor& shard,
                           const Quantizer& quantizer, Usages usages, QuantizeArguments& arguments);
 
@@ -55,8 +53,7 @@ struct AmaxPlaces {
 };
 /// As ReduceAmaxes for several tensors, each with an amax of its own, by one MAX over the vector of
 /// all tensors' amaxes. A member counts 0 for a tensor that it does not have. `tensors` is not
-/// empty
-/// and has as many entries as `arguments`.
+/// empty and has as many entries as `arguments`.
 absl::Status ReduceAmaxesOfAll(const GatherContext& context, std::span<const Tensor> tensors,
                                const AmaxPlaces& places, const Quantizer& quantizer, Usages usages,
                                std::span<QuantizeArguments> arguments);
@@ -66,22 +63,20 @@ absl::Status ReduceAmaxesOfAll(const GatherContext& context, std::span<const Ten
 absl::Status ReduceMaxima(const GatherContext& context, std::span<Tensor* const> amaxes);
 
 /// FAILED_PRECONDITION on every member, naming `name` and the direction, unless the parts of a
-/// shard's
-/// copy that hold for the whole tensor, its per-tensor scale and amax, are equal on all members.
+/// shard's copy that hold for the whole tensor, its per-tensor scale and amax, are equal on all
+/// members.
 absl::Status CheckCommonScale(const GatherContext& context, const std::string& name,
                               const QuantizedCopy& copy, Usage usage);
 
 /// The whole tensor in `usages`, from shards that were quantized for kCodes. FAILED_PRECONDITION on
 /// every member, naming `name` and before any code moves, unless per-tensor scales and amaxes
-/// agree;
-/// FAILED_PRECONDITION where a shard lacks a direction. The result's counts are zero, since nothing
-/// is quantized here.
+/// agree; FAILED_PRECONDITION where a shard lacks a direction. The result's counts are zero, since
+/// nothing is quantized here.
 absl::StatusOr<QuantizedTensor> GatherCodes(const GatherContext& context, const std::string& name,
                                             const QuantizedTensor& shard, Usages usages);
 
 /// The members' shards in high precision, joined along dim 0. FAILED_PRECONDITION naming `name`
-/// unless
-/// the result has `rows` rows.
+/// unless the result has `rows` rows.
 absl::StatusOr<Tensor> GatherRows(const GatherContext& context, const std::string& name,
                                   const Tensor& shard, int64_t rows);
 

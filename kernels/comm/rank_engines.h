@@ -39,13 +39,11 @@ class RankEngines {
 };
 
 /// A tensor of the owner's engine, imported into the memory of a rank's engine, which has waited
-/// for
-/// it. A tensor on the host stays there, and an absent one stays absent.
+/// for it. A tensor on the host stays there, and an absent one stays absent.
 absl::StatusOr<Tensor> ImportedFor(Engine& engine, const Tensor& tensor);
 
 /// Whether a run on this engine can give each of `ranks` ranks a GPU of its own:
-/// FAILED_PRECONDITION
-/// refusing `field`, or UNIMPLEMENTED from a build without CUDA.
+/// FAILED_PRECONDITION refusing `field`, or UNIMPLEMENTED from a build without CUDA.
 absl::Status CheckGpuForEach(const std::string& field, int ranks, const Engine& engine);
 
 /// Adds to the world the groups of ranks that `groups` lists and the world does not have yet.
@@ -53,8 +51,7 @@ absl::Status CheckGpuForEach(const std::string& field, int ranks, const Engine& 
 absl::Status AddAmaxGroups(const AmaxGroups& groups, World& world);
 
 /// A world of ranks with these engines and the groups that `parallel` asks for. A null `setting`
-/// means
-/// the defaults. Errors as World::Create.
+/// means the defaults. Errors as World::Create.
 absl::StatusOr<std::unique_ptr<World>> MakeWorld(const ParallelSpec& parallel,
                                                  std::vector<Engine*> engines,
                                                  const RankSetting* setting = nullptr);

@@ -45,8 +45,7 @@ struct ReductionOrder {
 };
 
 /// The order in which the owner of a block sums `size` parts. UNIMPLEMENTED for kNccl, whose order
-/// is
-/// the library's.
+/// is the library's.
 absl::StatusOr<ReductionOrder> OrderOf(const ReductionProfile& profile, int owner, int size);
 
 }  // namespace quantgate

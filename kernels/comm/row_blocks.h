@@ -13,8 +13,7 @@ namespace quantgate {
 std::vector<int64_t> EvenRows(int64_t rows, int size);
 
 /// Views of consecutive blocks of rows[i] entries of the first dim. INVALID_ARGUMENT unless the
-/// counts
-/// are not negative and add up to the dim.
+/// counts are not negative and add up to the dim.
 absl::StatusOr<std::vector<Tensor>> RowBlocks(const Tensor& tensor, std::span<const int64_t> rows);
 
 }  // namespace quantgate

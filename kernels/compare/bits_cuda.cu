@@ -1,9 +1,7 @@
 // The bitwise comparison. Most elements of most tensors are equal and ordinary numbers, so the
-// tuned
-// kernel counts the classes of equal elements in whole registers (several elements a word) and
-// takes
-// elements one at a time only where the sides differ. The plain kernel takes every element one at a
-// time.
+// tuned kernel counts the classes of equal elements in whole registers (several elements a word)
+// and takes elements one at a time only where the sides differ. The plain kernel takes every
+// element one at a time.
 #include <algorithm>
 
 #include "kernels/compare/compare_kernels_cuda.h"
@@ -137,8 +135,7 @@ __device__ void AddToTotal(unsigned count, unsigned long long* total) {
 }
 
 /// Adds up the counts of a block of threads and adds them to the totals; `worst` gets the worst
-/// element
-/// that the block saw.
+/// element that the block saw.
 __device__ void Finish(const ThreadCounts& counts, SharedCounts& shared, ParityTotals& totals,
                        WorstSeen& worst) {
   for (int i = 0; i < kClassCount; ++i) {
@@ -189,8 +186,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /// Finds the classes of several codes in one word, each in a lane with its sign on top. No sum
-/// below
-/// carries into the next lane: neither magnitudes nor the numbers added to them have a top bit.
+/// below carries into the next lane: neither magnitudes nor the numbers added to them have a top
+/// bit.
 template <class Code>
 struct LaneMasks {
   static constexpr int kBits = 8 * sizeof(Code);

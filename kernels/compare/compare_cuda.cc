@@ -60,8 +60,7 @@ ParityFindings FindingsOf(const ParityTotals& totals) {
 }
 
 /// Cuts blocks into enough slices for a few waves on the whole GPU, at two slices a multiprocessor
-/// at a
-/// time, but so that every warp of a slice has a segment.
+/// at a time, but so that every warp of a slice has a segment.
 BlockCut CutOf(const CudaDevice& device, const BlockGrid& grid, int slices_per_sm) {
   constexpr int kWarps = 8;  // In a block of threads.
   BlockCut cut = {.row_count = grid.row_count,
@@ -159,8 +158,7 @@ struct ErrorMemory {
 };
 
 /// Launches all kernels of an error report. They write the results to memory that the host reads;
-/// the
-/// memory between them is given back while the device works.
+/// the memory between them is given back while the device works.
 absl::Status EnqueueErrors(CudaDevice& device, const Tensor& subject, const Tensor& reference,
                            const BlockCut& cut, ComparePath path, BlockTotals* total) {
   QG_ASSIGN_OR_RETURN(const ErrorMemory memory, ErrorMemory::Allocate(device, cut));

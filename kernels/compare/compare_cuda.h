@@ -1,6 +1,5 @@
 // The comparisons of parity_report.h and error_report.h on a GPU, which give the same reports.
-// Tensors
-// are in device memory. Errors are those of the CPU's functions and of CudaDevice.
+// Tensors are in device memory. Errors are those of the CPU's functions and of CudaDevice.
 #pragma once
 
 #include "absl/status/statusor.h"

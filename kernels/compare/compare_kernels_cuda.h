@@ -61,8 +61,7 @@ cudaError_t LaunchCompareBits(const ParityParameters& parameters, ComparePath pa
 // --- Errors
 
 /// The length of a segment: the elements of a block of the heat map, in row-major order, that one
-/// warp
-/// adds to one sum. A segment is a whole subtree of the pairwise sum.
+/// warp adds to one sum. A segment is a whole subtree of the pairwise sum.
 inline constexpr int kSegmentElements = 1024;
 /// Numbers in memory for a segment's sums: one for each series; the last ones are unused.
 inline constexpr int kSegmentSeries = 8;
@@ -144,8 +143,7 @@ struct CellErrors {
 inline constexpr int kFinishGroups = 4;
 
 /// Adds up each block's slices and sums, and then the blocks in their order. Must be the next
-/// launch
-/// after LaunchMeasureSegments or LaunchSumSegments.
+/// launch after LaunchMeasureSegments or LaunchSumSegments.
 struct FinishErrorParameters {
   ErrorParameters errors;
   int level = 0;                     ///< How many launches of LaunchSumSegments made `sums`.

@@ -19,8 +19,7 @@ struct Float64 {
 };
 
 /// Codes of a signed floating-point format. Magnitudes are ordered as values are, and both zeros
-/// have
-/// magnitude 0.
+/// have magnitude 0.
 template <class F>
 struct FloatCodes {
   using Storage = typename F::Storage;

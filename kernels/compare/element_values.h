@@ -1,6 +1,5 @@
 // Elements of a tensor as fp64 numbers, exact for every floating type, and the checks of tensors
-// that
-// are compared.
+// that are compared.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,6 @@
 // Chunks of eight elements of both sides, as errors_tuned_cuda.cu measures them: how a chunk is
-// read,
-// summed and counted. Each part restates a part of MeasureElement (error_found.h). Included by .cu
-// files only.
+// read, summed and counted. Each part restates a part of MeasureElement (error_found.h). Included
+// by .cu files only.
 #pragma once
 
 #include <bit>
@@ -93,8 +92,7 @@ __device__ inline FloatChunk BytesChunk(uint2 codes, const float* table) {
 
 /// Reads a chunk from an address in shared memory, which is a multiple of the chunk's size or of 16
 /// bytes. `table` decodes kBytes. Where bit 4 of the address is set, the halves of a kF32 chunk
-/// change
-/// places, which leaves the sums unchanged.
+/// change places, which leaves the sums unchanged.
 template <NumberEncoding kEncoding>
 __device__ inline typename ChunkOf<kEncoding>::Type ReadSharedChunk(uint32_t from,
                                                                     const float* table) {
@@ -121,16 +119,11 @@ __device__ inline typename ChunkOf<kEncoding>::Type ReadSharedChunk(uint32_t fro
 }
 
 /// a / b, correctly rounded, where a is a difference of two numbers of the types and b is not 0;
-/// NaN
-/// where b is 0 or either is not finite. y approximates 1 / b to 2^-20.04 (measured on an H200 over
-/// all
-/// significands of binary32). One Newton step with the exact error of y leaves 2^-40.08. The
-/// remainder
-/// of q is exact, because b has at most 24 significant bits; so the last step errs by 2^-80.1 of
-/// the
-/// quotient before its rounding, and a quotient of 53 by 24 bits lies no nearer than 2^-78 of
-/// itself to
-/// the middle between two numbers.
+/// NaN where b is 0 or either is not finite. y approximates 1 / b to 2^-20.04 (measured on an H200
+/// over all significands of binary32). One Newton step with the exact error of y leaves 2^-40.08.
+/// The remainder of q is exact, because b has at most 24 significant bits; so the last step errs by
+/// 2^-80.1 of the quotient before its rounding, and a quotient of 53 by 24 bits lies no nearer than
+/// 2^-78 of itself to the middle between two numbers.
 __device__ inline double Quotient(double a, double b) {
   double y;
   asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(b));
@@ -156,9 +149,8 @@ struct ErrorPair {
 };
 
 /// The sums of a chunk. `element_of(i, subject, reference)` sets the numbers of element i;
-/// `exceeds`
-/// becomes true where an error is larger than `largest`. With kTakesZeros a reference of 0 has the
-/// relative error 0.
+/// `exceeds` becomes true where an error is larger than `largest`. With kTakesZeros a reference of
+/// 0 has the relative error 0.
 template <bool kTakesZeros, class ElementOf>
 __device__ inline ErrorTerms MeasureElements(ElementOf element_of, const ErrorPair& largest,
                                              bool& exceeds) {
@@ -202,8 +194,7 @@ struct ChunkPair {
   bool inside;  // Whether the chunk lies within the block.
 
   /// Waits until every lane of the warp has its elements in registers. The result is 0 or 1,
-  /// unknown to
-  /// the compiler, so that code which depends on it comes after the wait.
+  /// unknown to the compiler, so that code which depends on it comes after the wait.
   __device__ uint32_t Await() const {
     uint32_t token;
     asm volatile(

@@ -1,6 +1,5 @@
 // Kernel code shared by both forms of the error kernel: how MeasureError takes one element, and
-// what
-// threads find besides sums.
+// what threads find besides sums.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +14,7 @@ namespace quantgate {
 using ErrorTerms = Series<kErrorSeriesCount>;
 
 /// The largest value of a quantity and the lowest position that has it. A thread must offer
-/// positions
-/// in increasing order.
+/// positions in increasing order.
 struct LargestFound {
   double value = -1;
   int64_t position = -1;
@@ -84,8 +82,7 @@ __device__ inline void MergeSlice(const SliceErrors& slice, FoundErrors& found) 
 }
 
 /// Prepares for the kernel of LaunchFinishErrors, which follows: zeroes its counter, and allows it
-/// to
-/// start before this kernel has ended.
+/// to start before this kernel has ended.
 __device__ inline void PrepareFinish(const ErrorParameters& parameters) {
   if (threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) *parameters.finished = 0;
   asm volatile("griddepcontrol.launch_dependents;");

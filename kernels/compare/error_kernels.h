@@ -11,8 +11,7 @@ namespace quantgate {
 inline constexpr int kErrorStretch = 256;
 
 /// Series that are summed over the elements where both sides are finite; kRelativeError only where
-/// the
-/// reference is not 0.
+/// the reference is not 0.
 enum ErrorSeries {
   kAbsError,
   kSquaredError,

@@ -1,9 +1,7 @@
 // The error of a tensor against a reference that is nearer the truth. Sums are fp64, pairwise
-// within
-// each block of the heat map, and the blocks are added in index order (docs/definitions.md section
-// 5.2), so that every engine reports the same statistics. An element that a sum leaves out counts
-// in
-// its place as -0.0.
+// within each block of the heat map, and the blocks are added in index order (docs/definitions.md
+// section 5.2), so that every engine reports the same statistics. An element that a sum leaves out
+// counts in its place as -0.0.
 #pragma once
 
 #include <cstdint>
@@ -51,8 +49,7 @@ struct ErrorReport {
   double sum_error_squared = 0;
   double cosine = 0;  ///< 1 when both sides are all zero, 0 when only one is.
   /// ||subject - reference|| / ||reference||; 0 when both norms are 0, +Inf when only the
-  /// reference's
-  /// is.
+  /// reference's is.
   double relative_frobenius = 0;
   /// Elements where |subject| is the largest finite number of its dtype and |reference| is larger.
   int64_t saturated_count = 0;
@@ -64,8 +61,7 @@ struct ErrorReport {
 };
 
 /// Measures the error of `subject`. Tensors are viewed as [rows()][columns()]. INVALID_ARGUMENT
-/// unless
-/// the shapes are equal and both dtypes are floating-point ones, which may differ.
+/// unless the shapes are equal and both dtypes are floating-point ones, which may differ.
 absl::StatusOr<ErrorReport> MeasureError(const Tensor& subject, const Tensor& reference,
                                          const ExecutionContext& context);
 

@@ -2,25 +2,20 @@
 // differences:
 // - Bulk copies, one a row, bring a warp's segment to shared memory, and each thread takes a run of
 //   it, so that most sums need no other thread. The next segment arrives while the last chunks,
-//   which
-//   are in registers by then, are added up. What is the same for all lanes, such as where a segment
-//   lies, is computed once for the warp.
+//   which are in registers by then, are added up. What is the same for all lanes, such as where a
+//   segment lies, is computed once for the warp.
 // - A chunk of elements is first taken as if every element were finite and no reference were zero.
 //   Otherwise its sum of relative errors is infinite or NaN, and the chunk is taken again element
-//   by
-//   element. Subjects that have to be counted show in the sum of squares and in the smallest
+//   by element. Subjects that have to be counted show in the sum of squares and in the smallest
 //   magnitude.
 // - Left-out elements are 0 on both sides and add +0 where the plain kernel adds -0.0. The sign of
 //   a zero sum reaches no report: a tensor's sums begin with +0.
 // - Squares and products of binary32 numbers have at most 48 bits, which a double holds: where two
-//   of
-//   them are added, a fused step gives the same bits as a product and an addition.
+//   of them are added, a fused step gives the same bits as a product and an addition.
 // - The quotient takes few steps, since its divisor has at most 24 significant bits.
 // - Each error is only compared with the largest so far, of the warp or of the block of threads.
-//   Where
-//   it is larger, which is rare, the warp looks for the largest error in the runs of the threads
-//   that
-//   have such errors.
+//   Where it is larger, which is rare, the warp looks for the largest error in the runs of the
+//   threads that have such errors.
 #include <algorithm>
 
 #include "kernels/compare/compare_kernels_cuda.h"
@@ -31,8 +26,7 @@ namespace quantgate {
 namespace {
 
 /// The sums over the warp, that of series i / 4 in lane i. One thread adds the sums of eight lanes.
-/// The
-/// warp must have synchronised since `memory` was last read.
+/// The warp must have synchronised since `memory` was last read.
 __device__ inline double SumOverWarp(const ErrorTerms& terms, int lane,
                                      double (&memory)[kSegmentSeries][32]) {
 #pragma unroll
@@ -55,8 +49,7 @@ __device__ inline double SumOverWarp(const ErrorTerms& terms, int lane,
 }
 
 /// The lane, in a register that the compiler keeps; it would read threadIdx anew at every use,
-/// which is
-/// slow.
+/// which is slow.
 __device__ inline int KeptLane() {
   int lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -93,8 +86,7 @@ __global__ void __launch_bounds__(kSegmentThreads, 2)
   const uint32_t run_subject = subject + first * kElementBytes<kSubject>;
   const uint32_t run_reference = subject + Feed::kSubjectBytes + first * kElementBytes<kReference>;
   // Threads whose runs lie in the same banks take their chunks in different orders, which leaves
-  // the
-  // sums unchanged: whole branches of the tree change places.
+  // the sums unchanged: whole branches of the tree change places.
   const int turn = lane / 2 % kRunChunks;
   constexpr bool kTurnsHalves =
       kSubject == NumberEncoding::kF32 && kReference == NumberEncoding::kF32;
@@ -102,8 +94,7 @@ __global__ void __launch_bounds__(kSegmentThreads, 2)
   WarpLargest largest(largest_of_warp[warp], shared_largest);
   ElementCounts counts;
   // While the first segment is on its way, finds the largest errors of a few of its runs, so that
-  // few
-  // of the others exceed them.
+  // few of the others exceed them.
   constexpr unsigned kFirstRuns = 0xFF;
   if (first_segment < segments) {
     largest.Offer(
@@ -163,8 +154,7 @@ cudaError_t Launch(const ErrorParameters& parameters, cudaStream_t stream) {
 }
 
 /// Whether blocks begin at whole chunks in every row, rows of blocks at whole units of bulk copies,
-/// and
-/// offsets fit 32 bits.
+/// and offsets fit 32 bits.
 bool Fits(const ErrorParameters& parameters) {
   constexpr int kUnit = 16;  // Bytes.
   const BlockCut& cut = parameters.cut;

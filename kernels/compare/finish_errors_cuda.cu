@@ -1,8 +1,6 @@
 // Puts together what either error kernel found: a block of threads for each block of the heat map,
-// and
-// the block of threads that ends last for all of them. The sums of the blocks are added one after
-// the
-// other in their order; one warp does nothing else, while the others merge the rest.
+// and the block of threads that ends last for all of them. The sums of the blocks are added one
+// after the other in their order; one warp does nothing else, while the others merge the rest.
 #include "kernels/compare/error_found.h"
 #include "kernels/compare/segment_group_cuda.h"
 
@@ -27,8 +25,7 @@ __device__ uint64_t BitsAt(const void* data, int bytes, int64_t index) {
 }
 
 /// Adds rows of sums one after the other with one warp, a series in each lane. The rows come
-/// through
-/// shared memory in stages.
+/// through shared memory in stages.
 class BlockOrderSum {
  public:
   static constexpr int kRows = 64, kStages = 4;
@@ -108,8 +105,7 @@ __device__ void MergeSlices(const ErrorParameters& errors, const BlockShape& blo
 }
 
 /// The sum of a block, series i in lane i. Called by the first warp once all warps have written
-/// their
-/// shares.
+/// their shares.
 __device__ double SumOfBlock(const FinishMemory& memory) {
   double sums[kFinishGroups];
 #pragma unroll

@@ -1,7 +1,6 @@
 // How errors_tuned_cuda.cu finds the largest errors: in a segment it searches only the runs of
-// those
-// threads that have an error above the largest that the block of threads has found. Included by .cu
-// files only.
+// those threads that have an error above the largest that the block of threads has found. Included
+// by .cu files only.
 #pragma once
 
 #include "kernels/compare/error_chunks_cuda.h"
@@ -17,9 +16,8 @@ struct LargestPair {
 };
 
 /// The largest errors in the runs of a segment whose bits in `runs` are set, with the lowest
-/// positions
-/// that have them, in every lane. The warp takes one run after the other, with an element for each
-/// lane.
+/// positions that have them, in every lane. The warp takes one run after the other, with an element
+/// for each lane.
 template <NumberEncoding kSubject, NumberEncoding kReference>
 __device__ __noinline__ LargestPair FindLargest(const ErrorParameters& parameters,
                                                 const BlockShape& block, uint32_t segment,
@@ -49,12 +47,10 @@ __device__ __noinline__ LargestPair FindLargest(const ErrorParameters& parameter
 __device__ inline double LargerOf(double a, double b) { return a > b ? a : b; }
 
 /// Thresholds that errors must exceed to matter to the block of threads: the largest numbers below
-/// the
-/// largest errors that a warp has found, so that an equal error, whose position may be lower, still
-/// exceeds them; below 0 where nothing is found. They are bits of doubles, which are ordered as
-/// integers where at least one of two is not negative. Warps read them without waiting for each
-/// other,
-/// since an earlier value is correct too.
+/// the largest errors that a warp has found, so that an equal error, whose position may be lower,
+/// still exceeds them; below 0 where nothing is found. They are bits of doubles, which are ordered
+/// as integers where at least one of two is not negative. Warps read them without waiting for each
+/// other, since an earlier value is correct too.
 struct SharedLargest {
   long long absolute, relative;
 
@@ -67,8 +63,7 @@ struct SharedLargest {
     return __longlong_as_double(value);
   }
   /// Raises a threshold to just below an error that a warp has found. An error of 0 changes
-  /// nothing,
-  /// since every error exceeds the number below 0.
+  /// nothing, since every error exceeds the number below 0.
   static __device__ void Raise(long long& bits, double value) {
     if (value > 0) atomicMax(&bits, __double_as_longlong(value) - 1);
   }
@@ -89,8 +84,7 @@ class WarpLargest {
             LargerOf(found_.relative.value, SharedLargest::Read(shared_.relative))};
   }
   /// Takes the largest errors of a segment, which every lane has. Segments must come in the order
-  /// of
-  /// their positions.
+  /// of their positions.
   __device__ void Offer(const LargestPair& other) {
     if (threadIdx.x % 32 == 0) {
       found_.absolute.Offer(other.absolute.value, other.absolute.position);

@@ -13,16 +13,14 @@ namespace quantgate {
 inline constexpr int kClassCount = 7;
 
 /// Buckets of ULP distances: 0 holds distance 0, and i >= 1 holds [2^(i-2) + 1, 2^(i-1)]. There is
-/// one
-/// set for subjects above the reference and one for those below.
+/// one set for subjects above the reference and one for those below.
 inline constexpr int kBucketCount = 65;
 /// Bucket i of subjects above lies at kEqualBucket + i, of those below at kEqualBucket - i.
 inline constexpr int kEqualBucket = kBucketCount - 1;
 inline constexpr int kAllBuckets = 2 * kBucketCount - 1;
 
 /// The distance of a NaN from a number: larger than every distance between numbers, which is
-/// clamped
-/// below it.
+/// clamped below it.
 inline constexpr uint64_t kNanDistance = std::numeric_limits<int64_t>::max();
 
 /// What a bitwise comparison counts. Indices are -1 where nothing differs.
@@ -36,8 +34,7 @@ struct ParityFindings {
 };
 
 /// The bucket of a distance, without its side: 1 plus the bit length of distance - 1. Uses the
-/// builtin,
-/// since nvcc 13.0 miscompiles libstdc++'s count of leading zeros (numerics/fused_step.h).
+/// builtin, since nvcc 13.0 miscompiles libstdc++'s count of leading zeros (numerics/fused_step.h).
 QG_HOST_DEVICE constexpr int BucketOf(uint64_t distance) {
   if (distance <= 1) return static_cast<int>(distance);
   return 1 + 64 - __builtin_clzll(distance - 1);

@@ -49,8 +49,7 @@ struct ParityReport {
   /// The element with the lowest index that differs; meaningful when mismatch_count > 0.
   ElementPair first;
   /// The differing element with the largest ULP distance, where a NaN against a number counts as
-  /// larger
-  /// than all; the lowest index among equals.
+  /// larger than all; the lowest index among equals.
   ElementPair worst;
   int64_t worst_ulp = 0;  ///< The magnitude of worst's distance; INT64_MAX only for a NaN.
   std::vector<UlpBucket> ulp_histogram;  ///< Non-empty buckets, ascending.
@@ -59,8 +58,7 @@ struct ParityReport {
 };
 
 /// Compares the tensors bit by bit. f4_e2m1x2 and integers are compared as unsigned codes, whose
-/// ULP
-/// distance is the difference of the codes. INVALID_ARGUMENT when dtypes or shapes differ.
+/// ULP distance is the difference of the codes. INVALID_ARGUMENT when dtypes or shapes differ.
 absl::StatusOr<ParityReport> CompareBits(const Tensor& subject, const Tensor& reference,
                                          const ExecutionContext& context);
 

@@ -1,6 +1,5 @@
 // How a warp of errors_tuned_cuda.cu brings its segments to shared memory: by bulk copies, one
-// segment
-// ahead. Included by .cu files only.
+// segment ahead. Included by .cu files only.
 #pragma once
 
 #include "kernels/compare/error_chunks_cuda.h"
@@ -8,8 +7,7 @@
 namespace quantgate {
 
 /// Tells the compiler that every lane of the warp has the same number, so that it computes with it
-/// in
-/// uniform registers, once for the warp.
+/// in uniform registers, once for the warp.
 __device__ inline uint32_t Uniform(uint32_t x) { return __shfl_sync(kWholeWarp, x, 0); }
 
 /// The address of `p` within shared memory.
@@ -18,11 +16,9 @@ __device__ inline uint32_t SharedAddress(const void* p) {
 }
 
 /// Fetches the segments of a warp: a first one, and then each one `segment_step` after the last.
-/// Every
-/// lane has all of this state, and one of them starts the copies: with uniform numbers and without
-/// a
-/// branch that lanes take differently, a copy takes a few instructions. Positions in the block, and
-/// offsets in the tensor from the block's first element, fit 32 bits (Fits in
+/// Every lane has all of this state, and one of them starts the copies: with uniform numbers and
+/// without a branch that lanes take differently, a copy takes a few instructions. Positions in the
+/// block, and offsets in the tensor from the block's first element, fit 32 bits (Fits in
 /// errors_tuned_cuda.cu).
 template <NumberEncoding kSubject, NumberEncoding kReference>
 class SegmentFeed {

@@ -1,6 +1,5 @@
 // How one block of threads adds a group of segments' sums: more levels of the pairwise tree.
-// Included
-// by .cu files only.
+// Included by .cu files only.
 #pragma once
 
 #include "kernels/compare/segment_reader.h"
@@ -29,8 +28,7 @@ __device__ inline double SumOverSeries(double sum) {
 }
 
 /// Adds the warp's share of group `group` of the `count` sums in `from`, to shared memory. Sums
-/// that
-/// the group lacks count as -0.0.
+/// that the group lacks count as -0.0.
 __device__ inline void AddShareOfGroup(const double* from, int64_t count, int64_t group,
                                        GroupMemory& memory) {
   const int lane = threadIdx.x % 32, series = lane % kSegmentSeries;

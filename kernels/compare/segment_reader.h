@@ -1,6 +1,5 @@
 // Kernel code shared by the comparisons that sum: the blocks of the heat map, their segments, and
-// the
-// sums over a warp in the order of docs/definitions.md section 5.2.
+// the sums over a warp in the order of docs/definitions.md section 5.2.
 #pragma once
 
 #include <cstdint>
@@ -99,8 +98,7 @@ __device__ inline auto SumInOrder(Measure& measure, int begin = 0) {
 }
 
 /// The pairwise sum over the lanes of a warp, in every lane. Addition commutes, so both lanes of a
-/// pair
-/// find the same sum.
+/// pair find the same sum.
 template <int kCount>
 __device__ inline Series<kCount> SumOverLanes(Series<kCount> terms) {
   for (int distance = 1; distance < 32; distance *= 2) {
@@ -124,10 +122,8 @@ __device__ inline void StoreSums(const Series<kCount>& sums, double* to) {
 }
 
 /// Sums the segments of a block of the heat map that this block of threads takes, for any two
-/// types.
-/// measure_element(subject, reference, position in the block, index in the tensor) gives an
-/// element's
-/// terms as a Series.
+/// types. measure_element(subject, reference, position in the block, index in the tensor) gives an
+/// element's terms as a Series.
 template <class Parameters, class Measure>
 __device__ inline void MeasureBlock(const Parameters& parameters, float (&tables)[2][256],
                                     const Measure& measure_element) {

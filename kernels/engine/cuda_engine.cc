@@ -35,8 +35,7 @@ std::string CudaVersionText(int version) {
 }
 
 /// Stages follow each other without a pause where the host takes at most this long between them,
-/// which
-/// is about the time of a launch.
+/// which is about the time of a launch.
 constexpr std::chrono::microseconds kBetweenStages{50};
 
 /// Copies of arguments, whose tensors MoveToDevice can replace; a span of tensors becomes a vector.
@@ -171,8 +170,7 @@ absl::StatusOr<Argument> CudaEngine::OnDevice(Argument argument, const Cancellat
 }
 
 // The operations that are QG_ENGINE_KERNEL: the engine takes its turn, brings the arguments to
-// device
-// memory in their order and calls the kernel, whose declaration says what it computes.
+// device memory in their order and calls the kernel, whose declaration says what it computes.
 #define QG_ENGINE_OPERATION(result, Name, parameters, arguments)
 #define QG_ENGINE_KERNEL(result, Name, parameters, arguments)                                      \
   result CudaEngine::Name parameters {                                                             \
@@ -302,8 +300,7 @@ absl::StatusOr<GemmResult> CudaEngine::GemmOnTurn(GemmDesc moved,
                                                   const Cancellation* cancellation) {
   if (moved.arithmetic.family == ArithmeticFamily::kAuto) {
     // The hardware runs what it supports, and the model that the CPU engine would take runs the
-    // rest;
-    // the result says which one ran.
+    // rest; the result says which one ran.
     GemmDesc on_hardware = moved;
     on_hardware.arithmetic.family = ArithmeticFamily::kCublasLt;
     if (cublaslt_->Check(on_hardware).ok()) return cublaslt_->Gemm(on_hardware, cancellation);

@@ -1,6 +1,5 @@
 // CudaEngine: the operations of Engine on one GPU, with the bits of the CPU engine. It is part of
-// the
-// module that kernels/engine/cuda_module.h loads; GPU tests link it directly.
+// the module that kernels/engine/cuda_module.h loads; GPU tests link it directly.
 #pragma once
 
 #include <chrono>
@@ -49,10 +48,8 @@ class CudaEngine final : public Engine {
   class Turn;  // cuda_turn.h: a call's exclusive use of the stream.
   class CudaStopwatch;
   /// An event at which the stream has done everything that is on it now. Each event costs the
-  /// device a
-  /// microsecond or two, so one event serves as the end of a stage, as the beginning of the stage
-  /// that
-  /// follows without a pause, and as the mark of the first stage's results.
+  /// device a microsecond or two, so one event serves as the end of a stage, as the beginning of
+  /// the stage that follows without a pause, and as the mark of the first stage's results.
   absl::StatusOr<PooledCudaEvent> MarkStage();
   /// Replaces the tensors in an argument of an operation by tensors in device memory.
   template <typename Argument>

@@ -23,8 +23,7 @@ absl::Status BuiltWithout() {
 }
 
 /// Where the module may be: in ../lib of the program's folder, as in build trees and bundles, or
-/// beside
-/// the program.
+/// beside the program.
 std::array<std::filesystem::path, 2> ModulePaths() {
   std::error_code error;
   const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
@@ -54,8 +53,7 @@ absl::StatusOr<const CudaEntry*> Load() {
       continue;
     }
     // RTLD_LOCAL, because the module has its own copies of the engine's code, whose symbols must
-    // not
-    // be mixed with the program's.
+    // not be mixed with the program's.
     void* module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (module == nullptr) return absl::FailedPreconditionError(LastError());
     void* entry = dlsym(module, kCudaEntryName);

@@ -20,8 +20,7 @@ bool IsBuiltWithCuda();
 absl::StatusOr<int> CountCudaDevices();
 
 /// The engine of one device. Errors as CountCudaDevices, and FAILED_PRECONDITION for a device that
-/// does
-/// not exist or whose architecture has no kernels in this build.
+/// does not exist or whose architecture has no kernels in this build.
 absl::StatusOr<std::unique_ptr<Engine>> MakeCudaEngine(int ordinal);
 
 struct CudaCollectives;  // kernels/comm/nccl/nccl_transport.h
@@ -30,8 +29,7 @@ struct CudaCollectives;  // kernels/comm/nccl/nccl_transport.h
 absl::StatusOr<const CudaCollectives*> FindCudaCollectives();
 
 /// The error of arithmetic cublaslt on the CPU engine: UNIMPLEMENTED from a build without CUDA,
-/// else
-/// FAILED_PRECONDITION.
+/// else FAILED_PRECONDITION.
 absl::Status CublasLtOnCpuError(const Arithmetic& arithmetic);
 
 // What the module offers to the program that loads it: its one symbol is the function

@@ -6,8 +6,7 @@
 namespace quantgate {
 
 /// While it lives, nobody else puts work on the engine's stream. Its status is the cancellation's,
-/// or
-/// an error of the device; after an error the call must end with it.
+/// or an error of the device; after an error the call must end with it.
 class CudaEngine::Turn {
  public:
   /// kReads: the call puts nothing on the stream.

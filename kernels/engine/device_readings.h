@@ -13,8 +13,7 @@ struct DeviceReadings {
 };
 
 /// The readings of the device at this PCI address ("0000:1B:00.0"). Fields are empty or zero where
-/// the
-/// library or one of its functions is missing; a report then says "unknown".
+/// the library or one of its functions is missing; a report then says "unknown".
 DeviceReadings ReadDevice(const std::string& pci_bus_id);
 
 /// NCCL's library, found at run time; ranks on GPUs of their own exchange tensors through it.

@@ -1,7 +1,6 @@
 // Engine: one virtual call for each operation of the list kernels/engine/operations.inc. Every
-// engine
-// gives the same bits for every operation; engines differ in where the tensors live and in speed.
-// Thread-safe: calls from several threads do not disturb each other.
+// engine gives the same bits for every operation; engines differ in where the tensors live and in
+// speed. Thread-safe: calls from several threads do not disturb each other.
 //
 // Tensors that an engine gives live in its memory space. It takes tensors of that space and of the
 // host's; the latter are copied at each call, so bring a tensor that is used more than once with
@@ -88,8 +87,7 @@ class TimePoint {
 };
 
 /// A result that an engine has begun to compute. Calling this, at most once, waits for the result.
-/// The
-/// engine must outlive it.
+/// The engine must outlive it.
 template <typename Report>
 using Deferred = absl::AnyInvocable<absl::StatusOr<Report>() &&>;
 

@@ -1,6 +1,5 @@
 // An engine that forwards every operation to another one, so that work takes the same path as
-// without
-// it. Tests and scenarios override what they want to watch or to disturb.
+// without it. Tests and scenarios override what they want to watch or to disturb.
 #pragma once
 
 #include <string>

@@ -1,15 +1,13 @@
 // ProcessGroup: one rank's handle on a group of ranks, with the collective calls. Every member
-// makes
-// the same calls in the same order, also where its tensors are empty; before any byte moves the
-// members compare their calls. Every member gets the same typed error (those of
+// makes the same calls in the same order, also where its tensors are empty; before any byte moves
+// the members compare their calls. Every member gets the same typed error (those of
 // kernels/comm/group/rendezvous.h), and after an error the group gives it to every later call. A
 // call with an invalid argument (INVALID_ARGUMENT) poisons the group as well, since the other
 // members wait.
 //
 // A ProcessGroup is used by its rank's thread alone. Tensors are on the host or in the memory of
-// the
-// rank's engine; results are in the latter, and like those of the engine they may still be under
-// way.
+// the rank's engine; results are in the latter, and like those of the engine they may still be
+// under way.
 #pragma once
 
 #include <memory>
@@ -66,8 +64,7 @@ class ProcessGroup {
   /// parts of all members have one dtype, and equal dims but for the first.
   absl::StatusOr<std::vector<Tensor>> AllToAll(std::span<const Tensor> parts);
   /// This member's rows of the sum of the members' tensors (f32, bf16 or f16, of one shape),
-  /// rounded
-  /// to the tensors' dtype. rows[j] of the first dim belong to member j, in rank order.
+  /// rounded to the tensors' dtype. rows[j] of the first dim belong to member j, in rank order.
   absl::StatusOr<Tensor> ReduceScatter(const Tensor& partial, std::span<const int64_t> rows,
                                        const ReductionProfile& profile);
   /// All rows of that sum. Where the profile depends on a row's owner, EvenRows assigns the owners.

@@ -1,12 +1,10 @@
 // Rendezvous: where the threads of all ranks of a world meet on the host. A collective call begins
 // when every member of the group has posted it and all have posted the same call. A wait that
-// cannot
-// end fails at once: when a member has posted another call, when a member has ended, and when
-// members wait for each other. A wait for a member that does not come at all fails after a
-// deadline.
-// An error poisons the group: every member gets it, from this call and from each later one. One
-// lock
-// serves the whole world: there are few ranks, and they hold it for a few hundred instructions.
+// cannot end fails at once: when a member has posted another call, when a member has ended, and
+// when members wait for each other. A wait for a member that does not come at all fails after a
+// deadline. An error poisons the group: every member gets it, from this call and from each later
+// one. One lock serves the whole world: there are few ranks, and they hold it for a few hundred
+// instructions.
 #pragma once
 
 #include <condition_variable>
@@ -57,14 +55,12 @@ class Rendezvous {
   void EndRank(int rank);
 
   /// Posts a member's part of a call and gives what all members posted, in the group's order, when
-  /// the last of them has.
-  /// FAILED_PRECONDITION naming ranks and calls where they are not the same or can never meet;
-  /// DEADLINE_EXCEEDED naming the ranks that did not come.
+  /// the last of them has. FAILED_PRECONDITION naming ranks and calls where they are not the same
+  /// or can never meet; DEADLINE_EXCEEDED naming the ranks that did not come.
   absl::StatusOr<Postings> Meet(int group, int place, Posting posting);
 
   /// Poisons the group with the error of its member `place` unless it is poisoned already, and
-  /// gives
-  /// the error that it is poisoned with.
+  /// gives the error that it is poisoned with.
   absl::Status Fail(int group, int place, const absl::Status& error);
   /// Poisons every group that is not poisoned yet.
   void Abort(const absl::Status& cause);

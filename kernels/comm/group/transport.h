@@ -1,7 +1,6 @@
 // Transport: moves the bytes of collective calls. Each member calls it on its own thread once all
 // members of the group have agreed on a call. A transport neither adds nor rounds: sums are those
-// of
-// OrderedSum, except for the library's own sums where a transport has them.
+// of OrderedSum, except for the library's own sums where a transport has them.
 #pragma once
 
 #include <functional>
@@ -27,8 +26,8 @@ struct GroupDescription {
 };
 
 /// What a member brings to a call, kept until every member has asked for its operations. A
-/// transport
-/// that moves bytes by itself (NCCL) looks only at the dtypes and shapes of the others' tensors.
+/// transport that moves bytes by itself (NCCL) looks only at the dtypes and shapes of the others'
+/// tensors.
 struct Contribution {
   std::vector<Tensor> tensors;
   std::shared_ptr<const Moment> moment;  ///< When the member's engine has written the tensors.
@@ -91,8 +90,7 @@ class Transport {
   /// will not take part in the call that they have agreed on.
   virtual void Abort(const GroupDescription& group, const absl::Status& cause) {}
   /// Waits until the engines have done everything that was asked of them, and gives the first
-  /// error.
-  /// No result of a run may be used before.
+  /// error. No result of a run may be used before.
   virtual absl::Status Settle() { return absl::OkStatus(); }
 };
 
@@ -119,13 +117,11 @@ absl::StatusOr<std::unique_ptr<Transport>> MakeTransport(
     CommunicatorCache* communicators = nullptr);
 
 /// Makes an engine that takes the place of a rank's, to watch or to disturb it. `engine` outlives
-/// the
-/// result.
+/// the result.
 using EngineWrapper = std::function<std::unique_ptr<Engine>(Engine& engine, int rank)>;
 
 /// Called when ranks do not return from their engine although their run has failed, with the
-/// failure
-/// and the ranks.
+/// failure and the ranks.
 using StuckObserver = std::function<void(const absl::Status& why)>;
 
 /// Takes the place of MakeTransport in a world.

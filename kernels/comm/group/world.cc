@@ -107,8 +107,7 @@ class World::Watch {
   }
 
   /// Called after the groups are poisoned, so that a rank in a collective call gets the group's
-  /// error
-  /// and not a cancellation.
+  /// error and not a cancellation.
   void SetFailure(const absl::Status& failure) {
     failure_ = failure;
     failed_at_ = Clock::now();

@@ -3,9 +3,8 @@
 //
 // Ownership: the process has one cache, which outlives its worlds. A group has the communicators of
 // its lease until the group ends, and nobody else has them meanwhile. The cache has up to a number
-// of
-// communicators that nobody leases, and closes them in its destructor. That must run before static
-// objects are destroyed, after which CUDA cannot be called any more.
+// of communicators that nobody leases, and closes them in its destructor. That must run before
+// static objects are destroyed, after which CUDA cannot be called any more.
 #pragma once
 
 #include <compare>

@@ -18,16 +18,14 @@
 namespace quantgate {
 
 /// Held during every NCCL call that is issued for several devices in turn, except for aborts, so
-/// that
-/// the process issues one such call after the other. Otherwise a device could wait for a call that
-/// has reached only some of the others, while the host waits for that device before it asks the
-/// others: for ever.
+/// that the process issues one such call after the other. Otherwise a device could wait for a call
+/// that has reached only some of the others, while the host waits for that device before it asks
+/// the others: for ever.
 std::mutex& NcclMutex();
 
 /// Communicators belong to devices and not to streams, keep no user memory between calls, and count
 /// calls in step as long as every call is asked of all members. So, when nothing is under way,
-/// later
-/// engines on the same devices can use them as the first did.
+/// later engines on the same devices can use them as the first did.
 class NcclCommunicators final : public CommunicatorSet {
  public:
   /// Opens a communicator on each engine's device. One thread opens all of them, so the deadline is

@@ -1,10 +1,9 @@
 // The communicators of one group of ranks on GPUs of this process, and the calls on them.
 //
 // A call is issued for all members at once, by the thread of the member that comes last, and one
-// call
-// at a time in the whole process. So every stream sees the calls in the same order, whatever
-// threads
-// and groups they come from, and no member's kernel waits for a kernel that was never issued.
+// call at a time in the whole process. So every stream sees the calls in the same order, whatever
+// threads and groups they come from, and no member's kernel waits for a kernel that was never
+// issued.
 #pragma once
 
 #include <condition_variable>
@@ -32,10 +31,8 @@ class NcclGroup {
   using Part = absl::FunctionRef<ncclResult_t(ncclComm_t comm, cudaStream_t stream)>;
 
   /// `engines` are in the group's order, each on a device of its own. They outlive the group, and
-  /// so
-  /// does `cache`, from which the group leases its communicators. DEADLINE_EXCEEDED where these
-  /// cannot
-  /// be opened in time.
+  /// so does `cache`, from which the group leases its communicators. DEADLINE_EXCEEDED where these
+  /// cannot be opened in time.
   static absl::StatusOr<std::unique_ptr<NcclGroup>> Create(const NcclLibrary& library,
                                                            const GroupDescription& description,
                                                            std::vector<CudaEngine*> engines,
@@ -59,8 +56,7 @@ class NcclGroup {
   /// an error; after a failure no call counts as under way any more.
   bool Poll();
   /// Aborts the communicators after a failure that Poll or Call found, so that the streams go on.
-  /// May
-  /// wait for streams.
+  /// May wait for streams.
   void AbortFailed();
   /// The group's first failure, or OK.
   absl::Status health() const;

@@ -1,6 +1,5 @@
 // NCCL, loaded at run time: the program does not link it. Only the files of kernels/comm/nccl
-// include
-// nccl.h.
+// include nccl.h.
 #pragma once
 
 #include <nccl.h>
@@ -37,9 +36,8 @@ struct NcclFunctions {
 class NcclLibrary {
  public:
   /// Loads libnccl.so.2 once, after setting NCCL_NVLS_ENABLE=0. NVLink multicast stays off, since
-  /// its
-  /// sums have another order and it can take a host's devices out of service. FAILED_PRECONDITION
-  /// where the environment demands multicast, or without the library.
+  /// its sums have another order and it can take a host's devices out of service.
+  /// FAILED_PRECONDITION where the environment demands multicast, or without the library.
   static absl::StatusOr<const NcclLibrary*> Load();
 
   const NcclFunctions& call() const { return functions_; }
@@ -55,8 +53,7 @@ class NcclLibrary {
 };
 
 /// Sets NCCL_NVLS_ENABLE=0 where the environment does not mention it. FAILED_PRECONDITION naming
-/// the
-/// variable, the value and the rule where the environment asks for NVLink multicast.
+/// the variable, the value and the rule where the environment asks for NVLink multicast.
 absl::Status KeepMulticastOff();
 
 /// "NCCL_NVLS_ENABLE=0 NCCL_PROTO=Simple": the environment's variables that NCCL reads, by name.

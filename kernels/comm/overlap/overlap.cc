@@ -271,8 +271,7 @@ absl::StatusOr<GatheredGemm> Overlap::TryAllGatherGemm(const AllGatherGemmCall& 
 }
 
 // Members agree before any copy. Reading a scale from a GPU makes the host wait, so there they
-// agree
-// while the GPU multiplies the rank's own shard.
+// agree while the GPU multiplies the rank's own shard.
 absl::Status Overlap::AgreeOnScale(OverlapMember& member) {
   if (member.gemm.a.scaling != ScaleMode::kTensor) return absl::OkStatus();
   const Tensor& scale_inv = member.gemm.a.scale_inv;

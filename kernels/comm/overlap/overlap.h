@@ -1,16 +1,14 @@
 // Overlap: a rank's handle on calls that communicate and multiply at the same time. Every member of
 // the group makes the same calls in the same order, as with collectives. The outputs have the bits
-// of
-// gathering first or reducing last (docs/overlap.md section 5).
+// of gathering first or reducing last (docs/overlap.md section 5).
 //
 // On GPUs the chunks of a GEMM are put on the rank's own stream one after the other and write into
 // rows of one output. Copies between peers use copy engines, on a stream for what the rank
-// receives;
-// sums have a stream of their own. Streams wait for events, the host waits for nothing between
-// chunks, and no chunk is staged: a GEMM reads the memory that the copy wrote. So the time of a
-// call
-// is that of the GEMM or of the copies, whichever is longer, plus the first or last chunk of the
-// other, which more `pieces` make smaller. The sums run beside the GEMM except for the last piece.
+// receives; sums have a stream of their own. Streams wait for events, the host waits for nothing
+// between chunks, and no chunk is staged: a GEMM reads the memory that the copy wrote. So the time
+// of a call is that of the GEMM or of the copies, whichever is longer, plus the first or last chunk
+// of the other, which more `pieces` make smaller. The sums run beside the GEMM except for the last
+// piece.
 //
 // An Overlap is used by one thread of its rank. Tensors are on the host or in the memory of the
 // rank's engine; results, like those of the engine, may still be under way.
@@ -43,8 +41,7 @@ struct OverlapName {
 struct AllGatherGemmCall {
   OverlapName name = {};
   /// Its `a` is this rank's shard, [rows][k]; d gets the rows of all ranks, in rank order. It has
-  /// no c,
-  /// and d is not FP8. Per-tensor scales must be the same on all ranks.
+  /// no c, and d is not FP8. Per-tensor scales must be the same on all ranks.
   GemmDesc gemm = {};
   OverlapMethod method = OverlapMethod::kRingExchange;  ///< kRingExchange or kNone.
   bool aggregate = false;                               ///< As in OverlapPlan.
@@ -105,8 +102,7 @@ struct BulkReduceScatterCall {
 
 struct OverlapOptions {
   /// Results state when each of their tasks ran, so the host waits until all tasks have run. Must
-  /// be
-  /// equal on all members.
+  /// be equal on all members.
   bool keeps_timelines = false;
 };
 

@@ -1,16 +1,13 @@
 // OverlapBuffer: memory of one rank into which an overlapped call gathers. Layers of one kind share
-// a
-// buffer, so its content lasts until the next of them fills it. Each filling has an owner and an
+// a buffer, so its content lasts until the next of them fills it. Each filling has an owner and an
 // epoch, and reading through a view of an earlier epoch is an error instead of giving another
-// layer's
-// data. What must outlive the GEMM is copied or taken out (docs/overlap.md section 3).
+// layer's data. What must outlive the GEMM is copied or taken out (docs/overlap.md section 3).
 //
 //     FREE --Fill--> FILLED(owner, epoch) --Start--> IN_FLIGHT --Finish--> READABLE(epoch)
 //      ^------------------------------------------Release-----------------------'
 //
 // Thread-safe. A call that fails leaves its buffer IN_FLIGHT for good, since peers may still write
-// to
-// it.
+// to it.
 #pragma once
 
 #include <cstdint>

@@ -11,8 +11,7 @@
 namespace quantgate {
 
 /// The tensors of an operand that are cut with its rows: the data and block scales. A per-tensor
-/// scale
-/// belongs to all rows.
+/// scale belongs to all rows.
 std::vector<Tensor> RowParts(const GemmOperand& operand);
 /// `operand` with these tensors in place of its RowParts.
 GemmOperand WithRowParts(const GemmOperand& operand, const std::vector<Tensor>& parts);

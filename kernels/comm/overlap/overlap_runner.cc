@@ -82,9 +82,8 @@ absl::Status OverlapRun::RunQueued(int rank, absl::Status status,
 }
 
 // A rank stays until all ranks have put their work on queues, also after a failure: that work may
-// use
-// this rank's memory, to which the next call writes. A rank that does not come within the deadline
-// fails the run, and after a failed run nobody writes there.
+// use this rank's memory, to which the next call writes. A rank that does not come within the
+// deadline fails the run, and after a failed run nobody writes there.
 absl::Status OverlapRun::AwaitQueued(int rank) {
   const Clock::time_point begin = Clock::now();
   std::unique_lock<std::mutex> lock(mutex_);
@@ -189,8 +188,7 @@ absl::Status OverlapRun::DoTask(int index) {
 }
 
 // Waits for the tasks to end, and for the peer of the waiter's next task to begin: only then does
-// the
-// peer's memory exist.
+// the peer's memory exist.
 absl::Status OverlapRun::AwaitTasks(const Waiter& waiter, const std::vector<int>& tasks) {
   const Clock::time_point begin = Clock::now();
   const int peer = waiter.task == nullptr ? -1 : waiter.task->peer;
@@ -230,8 +228,7 @@ std::string OverlapRun::LatePeer(const Waiter& waiter, const std::vector<int>& t
 }
 
 // Whether `task`, at `index`, must wait for the end of the task at `earlier`, because it depends on
-// it
-// or comes after it on the same thread.
+// it or comes after it on the same thread.
 bool OverlapRun::IsHeldUpBy(const OverlapTask& task, int index, int earlier) const {
   if (std::find(task.after.begin(), task.after.end(), earlier) != task.after.end()) return true;
   const OverlapTask& other = graph_.tasks()[earlier];
@@ -241,8 +238,7 @@ bool OverlapRun::IsHeldUpBy(const OverlapTask& task, int index, int earlier) con
 }
 
 // The task at the root of a delay: the one that holds up the task at `index` and is itself held up
-// by
-// nothing. It is the task itself or an earlier one.
+// by nothing. It is the task itself or an earlier one.
 int OverlapRun::HoldUpOf(int index) const {
   for (int earlier = 0; earlier < index;) {
     if (!progress_[earlier].done && IsHeldUpBy(graph_.tasks()[index], index, earlier)) {

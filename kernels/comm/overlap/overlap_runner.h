@@ -1,11 +1,10 @@
 // OverlapRun: one run of a task graph by the ranks of a group.
 //
 // On the CPU each rank has a thread for its GEMMs and one for its communication, and a task waits
-// for
-// its dependencies. On CUDA each rank's thread puts its tasks on their queues in the order of the
-// graph, after the dependencies have been put on theirs. So every moment is marked before anything
-// waits for it, and the devices do the waiting. The operations and their operands are the same on
-// both, and so are the bits.
+// for its dependencies. On CUDA each rank's thread puts its tasks on their queues in the order of
+// the graph, after the dependencies have been put on theirs. So every moment is marked before
+// anything waits for it, and the devices do the waiting. The operations and their operands are the
+// same on both, and so are the bits.
 //
 // A wait for other ranks has the group's deadline. The time counts only while the rank itself has
 // nothing to do, as in a collective call, to which a rank comes once it has computed its part.
@@ -36,8 +35,7 @@ using OverlapLanes = std::array<Engine*, kOverlapQueues>;
 /// Called once by a rank's thread when its first GEMMs are on their queues and no copy is. It may
 /// wait, also for other ranks, while the device multiplies. `so_far` is the rank's status: after an
 /// error the function tells the other ranks instead of leaving them to wait. Gives `so_far` or its
-/// own
-/// error.
+/// own error.
 using BeforeCopies = std::function<absl::Status(const absl::Status& so_far)>;
 
 struct OverlapRunOptions {
@@ -57,9 +55,9 @@ class OverlapRun {
   /// Runs the part of one rank; called once for each rank, on a thread of its own. Returns when
   /// everything that uses the rank's memory has been done, or put on queues for which the rank's
   /// engine waits. The first failure of any rank, with rank and task, is returned to every rank
-  /// that
-  /// has not returned by then; DEADLINE_EXCEEDED names the rank that did not come. After a failure
-  /// other ranks may still read this rank's memory, which they keep alive: nobody may write to it.
+  /// that has not returned by then; DEADLINE_EXCEEDED names the rank that did not come. After a
+  /// failure other ranks may still read this rank's memory, which they keep alive: nobody may write
+  /// to it.
   absl::Status RunRank(int rank, const Cancellation* cancellation);
 
   /// The timeline of a rank whose RunRank has returned OK, with keeps_times; waits for its tasks.

@@ -1,7 +1,6 @@
 // The schedules of overlapped calls: what each rank multiplies and moves in each step, as functions
-// of
-// the number of ranks alone (docs/overlap.md section 2). All rank arithmetic is modulo the size of
-// the group.
+// of the number of ranks alone (docs/overlap.md section 2). All rank arithmetic is modulo the size
+// of the group.
 #pragma once
 
 #include <cstdint>
@@ -22,11 +21,9 @@ struct RowInterval {
 };
 
 /// The rows of a tensor that is cut into the ranks' shards, end to end in rank order, and of each
-/// shard
-/// into pieces. Pieces are as equal as whole multiples of `multiple` rows allow: the first ones are
-/// the larger ones, and the last one takes the remainder. A shard with fewer multiples than pieces
-/// has
-/// empty pieces.
+/// shard into pieces. Pieces are as equal as whole multiples of `multiple` rows allow: the first
+/// ones are the larger ones, and the last one takes the remainder. A shard with fewer multiples
+/// than pieces has empty pieces.
 class RowMap {
  public:
   /// INVALID_ARGUMENT naming field, value and rule where a count is negative, or pieces or multiple
@@ -57,8 +54,7 @@ using RingStep = std::vector<RingShard>;
 
 /// The steps of rank r. Plain: step i has shard r - i, received from rank r - 1. Aggregate (an even
 /// number of ranks): step 0 has the pair of r, exchanged with the neighbour r ^ 1; step i has the
-/// pair
-/// i places below, received from rank r - 2.
+/// pair i places below, received from rank r - 2.
 std::vector<RingStep> RingAllGatherSteps(int rank, int ranks, bool aggregate);
 
 /// The owner of the rows that rank r multiplies in step i of a point-to-point reduce-scatter:

@@ -1,6 +1,5 @@
 // OverlapSpec: how the GEMMs of tensor-parallel layers overlap with communication, as a request
-// asks
-// for it. What the request leaves open depends on the recipe (docs/overlap.md section 1).
+// asks for it. What the request leaves open depends on the recipe (docs/overlap.md section 1).
 #pragma once
 
 #include <map>
@@ -27,10 +26,8 @@ struct OverlapSpec {
 std::string OverlapKey(OverlapSide side, GemmRole role);
 
 /// The plan of a unit: the methods that the request names, and elsewhere those of the table. Where
-/// the
-/// request names none, dgrad and wgrad under a backward override have kNone, and so has a wgrad
-/// whose
-/// dgrad has another method than the table's.
+/// the request names none, dgrad and wgrad under a backward override have kNone, and so has a wgrad
+/// whose dgrad has another method than the table's.
 OverlapPlan OverlapPlanOf(const OverlapSpec& spec, OverlapSide side, const Recipe& recipe);
 
 }  // namespace quantgate

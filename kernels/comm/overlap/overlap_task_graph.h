@@ -1,7 +1,6 @@
 // The work of an overlapped call as a graph of tasks, each with its rank, its resource and the
-// tasks
-// that it depends on. One graph has the tasks of all ranks. It is built once, in an order in which
-// every task comes after its dependencies, and the same graph runs on threads and on streams.
+// tasks that it depends on. One graph has the tasks of all ranks. It is built once, in an order in
+// which every task comes after its dependencies, and the same graph runs on threads and on streams.
 #pragma once
 
 #include <functional>
@@ -56,10 +55,8 @@ class TaskGraph {
   explicit TaskGraph(int ranks) : ranks_(ranks) {}
 
   /// Adds a task and gives its index. INVALID_ARGUMENT naming the task where its rank or peer is
-  /// not
-  /// a rank of the graph, or where it depends on a task that is not there yet, so that no graph has
-  /// a
-  /// cycle.
+  /// not a rank of the graph, or where it depends on a task that is not there yet, so that no graph
+  /// has a cycle.
   absl::StatusOr<int> Add(OverlapTask task);
 
   int ranks() const { return ranks_; }
