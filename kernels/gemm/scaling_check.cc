@@ -13,7 +13,7 @@ namespace {
 
 std::string NameOfMode(ScaleMode mode) { return std::string(ScaleModeName(mode)); }
 
-/// One operand of a GEMM, as the messages name it.
+/// One operand of a GEMM with its name in messages.
 struct Side {
   std::string name;  ///< "a" or "b".
   const GemmOperand& operand;
@@ -143,7 +143,7 @@ absl::Status CheckPair(ScaleMode a, ScaleMode b) {
                              NameOfMode(a)));
 }
 
-/// Index of the first scale that E8M0 does not have; -1 if there is none.
+/// The index of the first scale that is not a number of E8M0; -1 where all are.
 int64_t FirstScaleOffE8M0(const Tensor& scale) {
   for (int64_t i = 0; i < scale.element_count(); ++i) {
     if (!IsE8m0Number(scale.as<float>()[i])) return i;

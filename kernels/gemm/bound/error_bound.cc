@@ -17,12 +17,13 @@
 //    Products that are summed in exact groups first: L counts groups, and a group's e is that of
 //    its scales. A nonzero group has a product of at least 1/4 in which |a| + floor_a is at least
 //    3/2 of either element, so 2^e <= w.
-// 4. FP8 promotion and split-K add p and s such sums in fp32 RN: gamma_(p-1) A and gamma_(s-1) (1 +
-//    gamma_(p-1)) A, since the first addition is to zero (Higham, "Accuracy and Stability of
-//    Numerical Algorithms", section 4.2). Under scales of 128 (s: a block's scale; p blocks) a
-//    promoted part is scaled by one rounded product of scales, or rounded once after the first
-//    scale: u s |part|, and 2^-150 |part| or 2^-150 s_N where that underflows. The p fused
-//    additions round the sum that they add to: gamma_p (1 + u) A.
+// 4. FP8 promotion and split-K add p and s such sums in fp32 RN, the first to zero (Higham,
+//    "Accuracy and Stability of Numerical Algorithms", section 4.2): at most
+//      gamma_(p-1) A   and   gamma_(s-1) (1 + gamma_(p-1)) A.
+//    Under scales of 128 (s: a block's scale; p blocks) a promoted part is scaled by one rounded
+//    product of scales, or rounded once after the first scale: u s |part|, and 2^-150 |part| or
+//    2^-150 s_N where that underflows. The p fused additions round the sum that they add to:
+//      gamma_p (1 + u) A.
 // 5. tf32 rounds each operand by at most 2^-11 (|a| + floor_a): the products move by at most
 //    (2^-11 (1 + 2^-11) + 2^-11) w, and steps 1 to 3 hold with w (1 + 2^-11)^2.
 // 6. fp32 FMA over k: gamma_k A, and 2^-150 for each step that underflows. Elements under block

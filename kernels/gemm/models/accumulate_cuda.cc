@@ -51,7 +51,7 @@ CudaOperand OperandOf(const GemmOperand& operand, int64_t rows, int64_t k, bool 
   return view;
 }
 
-/// Packed forms of one operand; what a rule does not need is absent.
+/// The packed forms of one operand. Those that a rule does not need are absent.
 struct PackedMemory {
   std::shared_ptr<Buffer> values, shifts, scales, classes;
   Tensor special_rows;
