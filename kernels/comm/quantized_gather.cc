@@ -176,9 +176,9 @@ absl::StatusOr<QuantizedTensor> GatherCodes(const GatherContext& context, const 
   for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
     if (!(usage == Usage::kRowwise ? sent.rowwise : sent.columnwise)) continue;
     if (!shard.copy(usage).has_value()) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          name, ": the shard has no ", std::string(UsageName(usage)),
-          " codes; what is gathered is what was quantized, in the direction that is read"));
+      return absl::FailedPreconditionError(
+          absl::StrCat(name, ": the shard has no ", std::string(UsageName(usage)),
+                       " codes; quantize it in every direction that is read before the gather"));
     }
     std::optional<QuantizedCopy>& copy = whole.copy(usage);
     copy = shard.copy(usage);

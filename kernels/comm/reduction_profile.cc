@@ -97,7 +97,7 @@ absl::StatusOr<ReductionOrder> OrderOf(const ReductionProfile& profile, int owne
   return StatusOf({.code = absl::StatusCode::kUnimplemented,
                    .field = "reduction_profile",
                    .value = "nccl",
-                   .rule = "the order is the library's and has no model here"});
+                   .rule = "the library chooses its order, so this build has no model of it"});
 }
 
 }  // namespace quantgate

@@ -106,12 +106,12 @@ absl::Status CheckSide(const Side& side) {
     return RefuseAbsent(side.Field("scale_inv"), "scaling other than none needs it");
   }
   const ScaleLayout layout = ScaleLayoutOf(operand.scaling);
-  const bool has_whole_blocks =
+  const bool may_have_partial_blocks =
       operand.scaling != ScaleMode::kMx32 && operand.scaling != ScaleMode::kNv16;
-  if (!has_whole_blocks && side.k % layout.k_block != 0) {
+  if (!may_have_partial_blocks && side.k % layout.k_block != 0) {
     return Refuse("k", absl::StrCat(side.k),
-                  absl::StrCat("blocks of ", NameOfMode(operand.scaling),
-                               " scales are whole: a multiple of ", layout.k_block));
+                  absl::StrCat("must be a multiple of ", layout.k_block, " under ",
+                               NameOfMode(operand.scaling), " scales"));
   }
   const Shape expected = ExpectedScaleShape(side);
   const Tensor& scale = operand.scale_inv;
@@ -130,8 +130,9 @@ absl::Status CheckPair(ScaleMode a, ScaleMode b) {
                                NameOfMode(a)));
   }
   if (a == ScaleMode::k128x128 && b == ScaleMode::k128x128) {
-    return Refuse("b.scaling", "128x128",
-                  "2-D by 2-D blocks: one operand at most has tiles, the other 1x128");
+    return Refuse(
+        "b.scaling", "128x128",
+        "2-D by 2-D blocks: at most one operand may have 128x128 scales, the other 1x128");
   }
   const auto family = [](ScaleMode mode) {
     if (IsFp8Block(mode)) return 1;
@@ -139,7 +140,7 @@ absl::Status CheckPair(ScaleMode a, ScaleMode b) {
   };
   if (family(a) == family(b)) return absl::OkStatus();
   return Refuse("b.scaling", NameOfMode(b),
-                absl::StrCat("block scales go with block scales of their kind, and a.scaling is ",
+                absl::StrCat("both operands must have block scales of one kind, and a.scaling is ",
                              NameOfMode(a)));
 }
 

@@ -32,7 +32,7 @@ absl::Status CheckHasRows(std::string_view field, const Tensor& tensor) {
 absl::Status CheckSummable(std::string_view field, const Tensor& tensor) {
   QG_RETURN_IF_ERROR(CheckHasRows(field, tensor));
   if (IsHighPrecision(tensor.dtype())) return absl::OkStatus();
-  return Refuse(field, TensorText(tensor), "sums are of f32, bf16 or f16");
+  return Refuse(field, TensorText(tensor), "summed tensors must be f32, bf16 or f16");
 }
 
 int64_t ContributedBytes(const Contribution& contribution) {
@@ -228,7 +228,7 @@ absl::StatusOr<Tensor> ProcessGroup::AllReduce(const Tensor& partial,
 absl::StatusOr<Tensor> ProcessGroup::AllReduceMax(const Tensor& values) {
   return Poisoning([&]() -> absl::StatusOr<Tensor> {
     if (!values.has_value() || values.dtype() != DType::kF32) {
-      return Refuse("all_reduce_max.tensor", TensorText(values), "maxima are of f32");
+      return Refuse("all_reduce_max.tensor", TensorText(values), "must be f32");
     }
     QG_ASSIGN_OR_RETURN(const Postings postings,
                         Meet(SignatureOf(CallKind::kAllReduceMax, values), {values}));

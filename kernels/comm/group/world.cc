@@ -190,12 +190,12 @@ absl::Status World::AddGroups(const std::string& name,
                       absl::StrCat("must be in [0, ", size(), ")"));
       }
       if (is_member[rank]) {
-        return Refuse(field, absl::StrCat("rank ", rank), "the rank is there twice");
+        return Refuse(field, absl::StrCat("rank ", rank), "the rank appears twice");
       }
       is_member[rank] = true;
     }
   }
-  if (HasGroups(name)) return Refuse("groups", name, "there are groups of this name");
+  if (HasGroups(name)) return Refuse("groups", name, "groups of this name exist already");
   for (const std::vector<int>& group : members) QG_RETURN_IF_ERROR(AddOneGroup(name, group));
   return absl::OkStatus();
 }

@@ -26,14 +26,14 @@ std::string ShapeTextOf(const std::vector<Tensor>& tensors) {
 /// Refuses a GEMM that cannot be cut by rows.
 absl::Status CheckCutGemm(const GemmDesc& gemm) {
   if (gemm.c.has_value()) {
-    return Refuse("gemm.c", TensorText(gemm.c), "a GEMM that overlaps adds to nothing");
+    return Refuse("gemm.c", TensorText(gemm.c), "an overlapped GEMM takes no c");
   }
   if (gemm.d.has_value()) {
-    return Refuse("gemm.d", TensorText(gemm.d), "a GEMM that overlaps makes its own output");
+    return Refuse("gemm.d", TensorText(gemm.d), "an overlapped GEMM allocates its own output");
   }
   if (!IsHighPrecision(gemm.out_dtype)) {
     return Refuse("gemm.out_dtype", std::string(DTypeName(gemm.out_dtype)),
-                  "the output of a GEMM that overlaps is f32, bf16 or f16");
+                  "the output of an overlapped GEMM is f32, bf16 or f16");
   }
   if (gemm.layout == GemmLayout::kNT) {
     return Refuse("gemm.layout", "nt", "rows of the M side must be rows of a");
@@ -44,7 +44,7 @@ absl::Status CheckCutGemm(const GemmDesc& gemm) {
 absl::Status CheckGathered(std::string_view field, const std::vector<Tensor>& tensors) {
   for (const Tensor& tensor : tensors) {
     if (!tensor.has_value() || tensor.rank() < 1) {
-      return Refuse(field, TensorText(tensor), "what is gathered has a first dim");
+      return Refuse(field, TensorText(tensor), "gathered tensors must have a first dim");
     }
   }
   return absl::OkStatus();
@@ -64,7 +64,7 @@ absl::Status CheckOverlapRows(const std::vector<int64_t>& rows, int ranks, int64
 absl::Status CheckOverlapProfile(const ReductionProfile& profile) {
   if (profile.kind != ReductionKind::kNccl) return absl::OkStatus();
   return Refuse("profile", ReductionProfileName(profile),
-                "parts that arrive beside a GEMM are summed in an order of their own");
+                "an overlapped call sums the parts itself, in an order that the profile specifies");
 }
 
 absl::Status CheckReduceScatterGemm(const ReduceScatterGemmCall& call, int ranks) {

@@ -7,7 +7,7 @@
 namespace quantgate {
 namespace {
 
-TEST(RecentCacheTest, ForgetsWhatWasUsedLongestAgo) {
+TEST(LruCacheTest, DropsTheLeastRecentlyUsed) {
   LruCache<int> cache(3);
   cache.Insert("one", 1);
   cache.Insert("two", 2);
@@ -22,7 +22,7 @@ TEST(RecentCacheTest, ForgetsWhatWasUsedLongestAgo) {
   }
 }
 
-TEST(RecentCacheTest, StaysBounded) {
+TEST(LruCacheTest, StaysBounded) {
   LruCache<int> cache(16);
   for (int i = 0; i < 1000; ++i) {
     cache.Insert(std::to_string(i), i);
