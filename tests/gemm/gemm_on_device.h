@@ -1,4 +1,4 @@
-// One GEMM by both engines, byte for byte.
+// Compares one GEMM on both engines, byte for byte.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -31,7 +31,8 @@ inline void ExpectSame(const GemmResult& expected, const absl::StatusOr<GemmResu
   EXPECT_TRUE(SameTensor(expected.amax, actual->amax)) << what;
 }
 
-/// By the tuned kernels and, where there is one, by the scalar path, against GemmCpu.
+/// Expects the bytes of GemmCpu from the tuned kernels and, where there is one, from the scalar
+/// path.
 inline void ExpectTheCpusBytes(const GemmDesc& desc, const std::string& what) {
   const std::string text = GemmText(desc) + " " + what;
   const absl::StatusOr<GemmResult> expected = GemmCpu(desc, {});

@@ -13,7 +13,8 @@ struct OutputCoordinate {
   int64_t m = 0, n = 0;
 };
 
-/// Codes of desc.out_dtype, of `outputs` that lie within the GEMM's shape; some 5 ns a product.
+/// The codes, in desc.out_dtype, of `outputs`, which must lie within the GEMM's shape. Takes some 5
+/// ns a product.
 absl::StatusOr<std::vector<uint32_t>> ScalarOutputs(const GemmDesc& desc,
                                                     const std::vector<OutputCoordinate>& outputs);
 
