@@ -33,7 +33,7 @@ class ExactRounding {
 
   const Tensor& d() const { return d_; }
   ExactOutput output() const { return ExactOutputOf(d_.dtype()); }
-  /// Codes of elements from `index` on.
+  /// Stores the codes of the elements from `index` on.
   void Store(const std::vector<uint32_t>& codes, int64_t index, int64_t count);
   void RaiseAmax(uint32_t amax);
   uint32_t amax() const { return amax_; }
@@ -138,7 +138,7 @@ ExactDot ExactProblem::DotInWideIntegers(int64_t row, int64_t column, ExactTileM
   for (int64_t k = 0; k < shape_.k; ++k) {
     const double product = memory.a_row[k] * memory.b_row[k];
     dot.AddDouble(product);
-    // Under fp32 block scales a product has up to 56 bits; the rest is a number again.
+    // Under fp32 block scales a product has up to 56 bits; its rounding error is an fp64 number.
     if (a_.scales != nullptr) {
       dot.AddDouble(std::fma(memory.a_row[k], memory.b_row[k], -product));
     }
@@ -146,8 +146,8 @@ ExactDot ExactProblem::DotInWideIntegers(int64_t row, int64_t column, ExactTileM
   return dot;
 }
 
-// An output that the interval could not decide. The fp64 dot product is taken over where it is
-// exact.
+// Computes an output that the interval could not decide. Where the fp64 dot product is exact, it is
+// used; otherwise it is taken again in wide integers.
 ExactCode ExactProblem::Redo(int64_t row, int64_t column, double s, ExactRounding& rounding,
                              ExactTileMemory& memory) {
   ExactTerms terms;
@@ -272,8 +272,7 @@ double ExactRelativeError(int64_t k) {
   return du / (1 - du) * (1 + 0x1p-40);
 }
 
-// Each square and each addition loses at most 2^-53 of the sum so far: k of each, some slack on
-// top.
+// Each of k squares and k additions loses at most 2^-53 of the sum so far; 16 more give some slack.
 double ExactNormInflation(int64_t k) { return 1 + static_cast<double>(k + 16) * 0x1p-52; }
 
 std::string ExactNote(const ExactStatistics& statistics) {

@@ -1,4 +1,5 @@
-// ExactGemmCuda: packed operands, fp64 dot products, certification, wide integers for the rest.
+// ExactGemmCuda: packs operands, takes fp64 dot products, certifies outputs and computes the rest
+// in wide integers.
 #include <algorithm>
 #include <bit>
 #include <span>
@@ -42,8 +43,8 @@ absl::Status RoundStrip(CudaDevice& device, const ExactRoundTask& task) {
   return QG_CUDA_STATUS(LaunchExactRedo(task, device.stream()));
 }
 
-/// Computes every strip and rounds it each way. What was counted is in *task.counts once the stream
-/// gets there.
+/// Computes every strip and rounds it to each output type. The counts are in *task.counts once the
+/// stream gets there.
 absl::Status RunStrips(CudaDevice& device, const ExactProducts& products, int64_t m,
                        const Cancellation* cancellation, std::span<ExactRoundTask> tasks) {
   const ExactRoundTask& first = tasks.front();
@@ -62,7 +63,8 @@ absl::Status RunStrips(CudaDevice& device, const ExactProducts& products, int64_
   return absl::OkStatus();
 }
 
-/// `bounded` has the ratios, `counts` what one rounding took.
+/// The note: `bounded` has the ratios, `counts` the outputs of one rounding that took wide
+/// integers.
 std::string NoteOf(const ExactCounts& bounded, const ExactCounts& counts, const GemmShape& shape) {
   ExactStatistics statistics;
   statistics.largest_ratio =
