@@ -1,4 +1,4 @@
-// Which of two sides is nearer the truth, element by element: the loop of nearer_report.cc on a
+// Which of two sides is nearer the truth, element by element: MeasureNearer of error_report.cc on a
 // GPU.
 #include "kernels/compare/segment_reader.h"
 

@@ -149,4 +149,17 @@ ErrorReport SummarizeTotal(const BlockGrid& grid, HeatMap heat_map, const BlockE
   return report;
 }
 
+NearerReport NearerReportOf(const NearerSums& total) {
+  NearerReport report;
+  report.subject_nearer = total.subject_nearer;
+  report.reference_nearer = total.reference_nearer;
+  report.tied = total.tied;
+  if (total.finite_count > 0) {
+    const auto count = static_cast<double>(total.finite_count);
+    report.subject_rms = std::sqrt(total.sums.values[kSubjectDistance] / count);
+    report.reference_rms = std::sqrt(total.sums.values[kReferenceDistance] / count);
+  }
+  return report;
+}
+
 }  // namespace quantgate
