@@ -34,8 +34,7 @@ struct GemmOperand {
   ScaleMode scaling = ScaleMode::kNone;
   Tensor scale_inv;  ///< Present unless scaling is kNone.
   Tensor amax;       ///< kNv16 only: f32 [1], or [rows] where row-scaled; absent: no global scale.
-  int e4m3_max =
-      448;  ///< kNv16: the largest block scale that the quantizer makes; 256 under 4over6.
+  int e4m3_max = 448;  ///< kNv16: the quantizer's largest block scale, 256 under 4over6.
 };
 /// One direction (copy) of a quantized tensor as an operand.
 GemmOperand OperandOf(const QuantizedCopy& copy);
