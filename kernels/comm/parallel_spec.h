@@ -1,4 +1,4 @@
-// ParallelSpec: the ranks of a variant or a session, as a request asks for them
+// ParallelSpec: how the ranks of a variant or a session divide the work, as a request asks for it
 // (docs/ranks.md section 2).
 #pragma once
 
@@ -18,29 +18,32 @@ std::string_view CollectiveBackendName(CollectiveBackend backend);  ///< "local"
 /// INVALID_ARGUMENT with the value and the known names.
 absl::StatusOr<CollectiveBackend> ParseCollectiveBackend(std::string_view name);
 
-/// Rank r is place r % copy_size() of copy r / copy_size().
+/// The ranks form data_parallel copies of copy_size() ranks each: rank r has place r % copy_size()
+/// in copy r / copy_size().
 struct ParallelSpec {
-  int tensor_parallel = 2;  ///< Ranks of the group over which weights are divided.
+  int tensor_parallel = 2;  ///< Ranks over which weights are divided.
   bool sequence_parallel = false;
-  ReductionProfile profile = {};  ///< Of sums over the ranks.
+  ReductionProfile profile = {};  ///< Order and roundings of sums over the ranks.
   CollectiveBackend backend = CollectiveBackend::kLocal;
   std::optional<OverlapSpec> overlap = {};  ///< Absent: nothing overlaps.
-  /// Copies of the layers, of sessions; copies of the experts, of runs with expert_parallel too.
+  /// Copies of the layers in sessions; copies of the experts in runs and sessions with
+  /// expert_parallel.
   int data_parallel = 1;
-  /// Copies have rows of every weight, its master and moments, and gather it for each pass;
-  /// sessions only.
+  /// Each copy keeps rows of every weight, its master and its moments, and gathers the weight for
+  /// each pass; sessions only.
   bool fully_sharded = false;
-  bool reshard_after_forward = true;  ///< Backward gathers again; else what was gathered is kept.
+  /// With fully_sharded: backward gathers weights again. Otherwise the gathered weights are kept.
+  bool reshard_after_forward = true;
   /// Ranks over which a copy's experts of grouped_linear are divided, in runs of one such layer and
-  /// in sessions; tensor_parallel is 1 then.
+  /// in sessions. tensor_parallel must be 1 where this is more than 1.
   int expert_parallel = 1;
-  /// Copies have runs of elements of every parameter's master and moments, in one flat buffer;
-  /// sessions only.
+  /// Each copy keeps a range of the elements of all parameters' masters and moments, in one flat
+  /// buffer; sessions only.
   bool distributed_optimizer = false;
-  /// Over which ranks amaxes are reduced where it is not the default; of calls that name no others.
+  /// The ranks over which amaxes are reduced, where not the default. Calls may name other groups.
   AmaxGroups amax_groups = {};
 
-  /// Ranks of one copy.
+  /// The number of ranks of one copy.
   int copy_size() const { return tensor_parallel * expert_parallel; }
   int size() const { return copy_size() * data_parallel; }
   /// "tp2", "tp4 sp ub_p2p nccl", "tp2 dp2", "tp1 dp2 fsdp", "tp1 dp2 distopt", "tp2 sp

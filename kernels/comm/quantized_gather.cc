@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/engine/zeros.h"
+#include "kernels/engine/engine.h"
 
 namespace quantgate {
 namespace {
@@ -18,7 +18,7 @@ bool AreWhole(std::span<const int64_t> rows, QuantizerFormat format) {
                      [&](int64_t count) { return IsWhole(count, format); });
 }
 
-/// Columnwise codes and scales that are stored with M as their last dim.
+/// Whether the columnwise codes and scales of a copy have M as their last dim.
 bool IsTurned(const QuantizedCopy& copy, Usage usage) {
   return usage == Usage::kColumnwise && TraitsOf(copy.format).turns_columnwise;
 }
@@ -29,14 +29,14 @@ int64_t RowsOf(const QuantizedCopy& copy, Usage usage) {
   return copy.data.columns() * (copy.element == DType::kF4E2M1x2 ? 2 : 1);
 }
 
-/// Parts [K][M / N] of every member to [K][M]. Joined along dim 0, as a gather gives them, they
-/// would be [N K][M / N]: the halves of each line lie apart.
+/// Joins the members' parts [K][M / N] to [K][M]. A gather along dim 0 would give [N K][M / N], in
+/// which the parts of each line lie apart.
 absl::StatusOr<Tensor> GatherColumns(const GatherContext& context, const Tensor& part) {
   const int64_t lines = part.shape()[0];
   const auto in_lines = [&](const Tensor& flat) {
     return flat.Reinterpret(flat.dtype(), {lines, flat.element_count() / lines});
   };
-  // Flat, because a group's parts may differ in their first dim alone.
+  // Sent flat, because the parts of a group may differ only in their first dim.
   QG_ASSIGN_OR_RETURN(const Tensor flat, part.Reinterpret(part.dtype(), {part.element_count()}));
   QG_ASSIGN_OR_RETURN(std::vector<Tensor> parts, context.group.AllGatherParts(flat));
   for (Tensor& one : parts) {
@@ -55,13 +55,13 @@ absl::Status GatherCopy(const GatherContext& context, const std::string& name, U
   QG_RETURN_IF_ERROR(CheckCommonScale(context, name, copy, usage));
   const bool is_turned = IsTurned(copy, usage);
   QG_ASSIGN_OR_RETURN(copy.data, GatherPart(context, copy.data, is_turned));
-  // One scale for the tensor stands for the whole as it is; identity has none.
+  // A per-tensor scale holds for the whole tensor as it is; identity has none.
   if (!TraitsOf(copy.format).has_blocks()) return absl::OkStatus();
   QG_ASSIGN_OR_RETURN(copy.scale_inv, GatherPart(context, copy.scale_inv, is_turned));
   return absl::OkStatus();
 }
 
-/// f32 [1] each, as one tensor of `all` from `first` on, with zeros around them.
+/// The amaxes, f32 [1] each, from `first` on in a tensor of `all`, with zeros around them.
 absl::StatusOr<Tensor> AtPlace(const GatherContext& context, const std::vector<Tensor>& amaxes,
                                int64_t first, int64_t all) {
   if (all == 1) return amaxes[0];
@@ -125,7 +125,7 @@ absl::Status ReduceAmaxesOfAll(const GatherContext& context, std::span<const Ten
     add(amaxes.columnwise, arguments[i].group_amax_columnwise);
   }
   if (own.empty()) return absl::OkStatus();
-  // All tensors have as many amaxes: those of one quantizer.
+  // All tensors have equally many amaxes, since they have one quantizer.
   const auto each = static_cast<int64_t>(own.size() / tensors.size());
   const int64_t first = places.first * each;
   QG_ASSIGN_OR_RETURN(const Tensor together, AtPlace(context, own, first, places.all * each));
@@ -156,7 +156,7 @@ absl::Status CheckCommonScale(const GatherContext& context, const std::string& n
   if (scales == ScaleKind::kTensor) {
     return context.group.CheckAgreement(direction + " scale_inv", copy.scale_inv);
   }
-  // The amax is absent under single_level, where block scales stand alone.
+  // Under single_level there is no amax, only block scales.
   if (scales == ScaleKind::kTwoLevel && copy.amax.has_value()) {
     return context.group.CheckAgreement(direction + " amax", copy.amax);
   }
@@ -176,9 +176,9 @@ absl::StatusOr<QuantizedTensor> GatherCodes(const GatherContext& context, const 
   for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
     if (!(usage == Usage::kRowwise ? sent.rowwise : sent.columnwise)) continue;
     if (!shard.copy(usage).has_value()) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          name, ": the shard has no ", std::string(UsageName(usage)),
-          " codes; what is gathered is what was quantized, in the direction that is read"));
+      return absl::FailedPreconditionError(
+          absl::StrCat(name, ": the shard has no ", std::string(UsageName(usage)),
+                       " codes; quantize it in every direction that is read before the gather"));
     }
     std::optional<QuantizedCopy>& copy = whole.copy(usage);
     copy = shard.copy(usage);

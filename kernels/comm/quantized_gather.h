@@ -1,5 +1,5 @@
-// Quantized tensors divided along M over a group: one amax for all of them, and codes and scales
-// joined as if the whole tensor had been quantized (docs/ranks.md section 3).
+// Quantized tensors whose rows (M) are divided over a group: one amax for all shards, and codes and
+// scales joined as if the whole tensor had been quantized (docs/ranks.md section 3).
 #pragma once
 
 #include <span>
@@ -13,25 +13,27 @@
 
 namespace quantgate {
 
-/// What of a divided tensor travels.
+/// What the ranks send to gather a divided tensor.
 enum class GatherMethod {
-  kSource,  ///< High precision; the whole is quantized, once.
+  kSource,  ///< The high-precision source; the whole tensor is quantized after the gather.
   kCodes,   ///< Codes and scales of the directions that are read.
-  kValues,  ///< What the shards' codes stand for, in high precision; the whole is quantized again.
+  kValues,  ///< The shards' dequantized values, in high precision; the whole is quantized again.
 };
 
-/// How an operand of this role is gathered, from shards of rows[i] x columns: codes under recipes
-/// of one rule and whole blocks in every shard (32 rows and columns of mxfp8, 16 of nvfp4, 128 of
-/// fp8_block with 1-D blocks); values under hybrid; the source under custom, without a quantizer,
-/// of row-scaled nvfp4, 2-D fp8_block, and where a shard has no whole blocks.
+/// How an operand of this role is gathered from shards of rows[i] x columns:
+/// - kCodes under recipes of one rule with whole blocks in every shard (32 rows and columns under
+///   mxfp8, 16 under nvfp4, 128 under fp8_block with 1-D blocks);
+/// - kValues under hybrid;
+/// - kSource under custom, without a quantizer, under row-scaled nvfp4 and 2-D fp8_block, and where
+///   a shard has a partial block.
 GatherMethod GatherMethodOf(const Recipe& recipe, TensorRole role, std::span<const int64_t> rows,
                             int64_t columns);
 
-/// The directions in which a shard is quantized for kCodes, where `wanted` are read of the whole:
-/// per-tensor FP8 sends rowwise codes only, which are transposed after.
+/// The directions in which a shard is quantized for kCodes where `wanted` are read of the whole
+/// tensor. Per-tensor FP8 sends only rowwise codes, which are transposed after the gather.
 Usages ShardUsages(const Quantizer& quantizer, Usages wanted);
 
-/// Where a gather runs, and who may disturb it.
+/// The engine and the group of a gather, and the faults that tests seed in it.
 struct GatherContext {
   Engine& engine;
   ProcessGroup& group;
@@ -39,40 +41,42 @@ struct GatherContext {
   const Cancellation* cancellation = nullptr;
 };
 
-/// Puts into `arguments` the maxima over the group of what quantizing each shard would find by
-/// itself: one MAX over both directions together. Nothing where the rule has no amax of the whole
-/// tensor: then nobody calls the group. Empty shards take part.
+/// Puts into `arguments` the maxima over the group of the amaxes that quantizing each shard would
+/// find, by one MAX over both directions together. Empty shards take part. Does nothing, and makes
+/// no collective call, where the quantizer's rule has no amax of the whole tensor.
 absl::Status ReduceAmaxes(const GatherContext& context, const Tensor& shard,
                           const Quantizer& quantizer, Usages usages, QuantizeArguments& arguments);
 
-/// Which of `all` tensors a member has: those from `first` on.
+/// The position of a member's tensors among the `all` tensors of the group: they begin at `first`.
 struct AmaxPlaces {
   int64_t first = 0, all = 1;
 };
-/// Likewise of several tensors, each by itself, by one MAX over the vector of all tensors' amaxes.
-/// A tensor that a member does not have has the amax 0 there. One entry of `arguments` for each of
-/// `tensors`, one of which there is at least.
+/// As ReduceAmaxes for several tensors, each with an amax of its own, by one MAX over the vector of
+/// all tensors' amaxes. A member counts 0 for a tensor that it does not have. `tensors` is not
+/// empty and has as many entries as `arguments`.
 absl::Status ReduceAmaxesOfAll(const GatherContext& context, std::span<const Tensor> tensors,
                                const AmaxPlaces& places, const Quantizer& quantizer, Usages usages,
                                std::span<QuantizeArguments> arguments);
 
-/// Each of these, f32 [1], becomes its maximum over the group, by one MAX; nobody calls the group
+/// Replaces each amax, f32 [1], by its maximum over the group, by one MAX. Makes no collective call
 /// where there are none.
 absl::Status ReduceMaxima(const GatherContext& context, std::span<Tensor* const> amaxes);
 
-/// FAILED_PRECONDITION on every member, naming `name` and the direction, unless what of a shard's
-/// copy stands for all shards is the same everywhere: a per-tensor scale, an amax.
+/// FAILED_PRECONDITION on every member, naming `name` and the direction, unless the parts of a
+/// shard's copy that hold for the whole tensor, its per-tensor scale and amax, are equal on all
+/// members.
 absl::Status CheckCommonScale(const GatherContext& context, const std::string& name,
                               const QuantizedCopy& copy, Usage usage);
 
-/// The whole tensor in `usages`, from shards that were quantized under kCodes. Per-tensor scales
-/// and amaxes must agree: FAILED_PRECONDITION on every member, before any code moves, naming
-/// `name`. FAILED_PRECONDITION where a shard lacks a direction. Counts are left zero: they are of
-/// quantizations, and this is none.
+/// The whole tensor in `usages`, from shards that were quantized for kCodes. FAILED_PRECONDITION on
+/// every member, naming `name` and before any code moves, unless per-tensor scales and amaxes
+/// agree; FAILED_PRECONDITION where a shard lacks a direction. The result's counts are zero, since
+/// nothing is quantized here.
 absl::StatusOr<QuantizedTensor> GatherCodes(const GatherContext& context, const std::string& name,
                                             const QuantizedTensor& shard, Usages usages);
 
-/// High precision along dim 0. FAILED_PRECONDITION naming `name` unless that gives `rows` entries.
+/// The members' shards in high precision, joined along dim 0. FAILED_PRECONDITION naming `name`
+/// unless the result has `rows` rows.
 absl::StatusOr<Tensor> GatherRows(const GatherContext& context, const std::string& name,
                                   const Tensor& shard, int64_t rows);
 

@@ -14,7 +14,7 @@
 namespace quantgate {
 namespace {
 
-/// Of "cuda:1"; -1 of another device.
+/// The ordinal in an id like "cuda:1"; -1 for another device.
 int CudaOrdinalOf(const Engine& engine) {
   const std::string id = engine.Describe().id;
   absl::string_view number = id;
@@ -23,7 +23,7 @@ int CudaOrdinalOf(const Engine& engine) {
   return ordinal;
 }
 
-/// Ranks begin, begin + step, ...: `count` of them.
+/// `count` ranks: begin, begin + step, ...
 std::vector<int> Every(int step, int begin, int count) {
   std::vector<int> ranks;
   for (int i = 0; i < count; ++i) ranks.push_back(begin + i * step);
@@ -53,7 +53,7 @@ absl::StatusOr<std::unique_ptr<Engine>> RankEngines::Make(const ParallelSpec& pa
   return MakeCpuEngine({.threads = std::max(1, AvailableCpus() / parallel.size())});
 }
 
-absl::StatusOr<std::vector<Engine*>> RankEngines::For(const ParallelSpec& parallel) {
+absl::StatusOr<std::vector<Engine*>> RankEngines::EnginesFor(const ParallelSpec& parallel) {
   if (parallel.backend == CollectiveBackend::kNccl) {
     QG_RETURN_IF_ERROR(CheckGpuForEach("parallel.backend", parallel.size(), engine_));
   }

@@ -1,5 +1,5 @@
-// The ranks that a ParallelSpec asks for, in this process: their engines, their world and groups,
-// and each rank's end of overlapped calls.
+// The ranks of a ParallelSpec in this process: their engines, their world with its groups, and each
+// rank's Overlap.
 #pragma once
 
 #include <map>
@@ -12,25 +12,24 @@
 #include "kernels/comm/group/world.h"
 #include "kernels/comm/overlap/overlap.h"
 #include "kernels/comm/parallel_spec.h"
-#include "kernels/comm/rank_setting.h"
 
 namespace quantgate {
 
-/// The groups of a world that MakeWorld makes.
+/// Names of the groups that MakeWorld makes.
 inline constexpr char kTensorParallelGroup[] = "tp";
 inline constexpr char kDataParallelGroup[] = "dp";
 inline constexpr char kExpertParallelGroup[] = "ep";
 
-/// The engines of ranks, made when first asked for and kept for whoever asks again.
+/// The engines of ranks, made at the first request and kept for later ones.
 class RankEngines {
  public:
-  /// `engine`: the owner's, which says on which kind of device ranks are.
+  /// The kind of `engine`, the owner's, decides on which kind of device the ranks are.
   explicit RankEngines(Engine& engine) : engine_(engine) {}
 
-  /// One for each rank: CPU engines that share the host's CPUs; virtual ranks on the owner's GPU;
-  /// under backend nccl GPUs 0 to N - 1. FAILED_PRECONDITION or UNIMPLEMENTED naming what is
-  /// missing.
-  absl::StatusOr<std::vector<Engine*>> For(const ParallelSpec& parallel);
+  /// An engine for each rank: CPU engines that share the host's CPUs, or engines on the owner's GPU
+  /// (virtual ranks), or under backend nccl engines on GPUs 0 to N - 1. FAILED_PRECONDITION or
+  /// UNIMPLEMENTED naming what is missing.
+  absl::StatusOr<std::vector<Engine*>> EnginesFor(const ParallelSpec& parallel);
 
  private:
   absl::StatusOr<std::unique_ptr<Engine>> Make(const ParallelSpec& parallel, int rank) const;
@@ -39,26 +38,26 @@ class RankEngines {
   std::map<std::pair<CollectiveBackend, int>, std::vector<std::unique_ptr<Engine>>> engines_;
 };
 
-/// A tensor of the owner's engine in the memory of a rank's, which has waited for it; what is on
-/// the host stays there, absent ones too.
+/// A tensor of the owner's engine, imported into the memory of a rank's engine, which has waited
+/// for it. A tensor on the host stays there, and an absent one stays absent.
 absl::StatusOr<Tensor> ImportedFor(Engine& engine, const Tensor& tensor);
 
-/// Unless a run on this engine can give each of so many ranks a GPU of its own: FAILED_PRECONDITION
-/// refusing `field`, or UNIMPLEMENTED from a build without CUDA.
+/// Whether a run on this engine can give each of `ranks` ranks a GPU of its own:
+/// FAILED_PRECONDITION refusing `field`, or UNIMPLEMENTED from a build without CUDA.
 absl::Status CheckGpuForEach(const std::string& field, int ranks, const Engine& engine);
 
-/// The groups of ranks that `groups` lists, where the world does not have them yet.
-/// INVALID_ARGUMENT where a list is none of its ranks. Not during a run.
+/// Adds to the world the groups of ranks that `groups` lists and the world does not have yet.
+/// INVALID_ARGUMENT where a list names ranks that the world does not have. Not during a run.
 absl::Status AddAmaxGroups(const AmaxGroups& groups, World& world);
 
-/// A world of these ranks with the groups that `parallel` asks for. `setting`: null for the
-/// defaults. Errors as World::Create.
+/// A world of ranks with these engines and the groups that `parallel` asks for. A null `setting`
+/// means the defaults. Errors as World::Create.
 absl::StatusOr<std::unique_ptr<World>> MakeWorld(const ParallelSpec& parallel,
                                                  std::vector<Engine*> engines,
                                                  const RankSetting* setting = nullptr);
 
-/// A rank's end of overlapped calls on its tensor-parallel group, whose timelines are kept, and the
-/// buffers of them.
+/// A rank's Overlap on its tensor-parallel group, with the buffers that it uses. Timelines are
+/// kept.
 class RankOverlap {
  public:
   /// Errors as Overlap::Create.

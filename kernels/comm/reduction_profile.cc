@@ -32,7 +32,7 @@ absl::Status UnknownProfile(std::string_view text) {
                              kRotationMax, "], nccl"));
 }
 
-/// `size` ranks from `first` on, one up (step 1) or down (step -1) at a time.
+/// `size` ranks, cyclically from `first` upwards (step 1) or downwards (step -1).
 std::vector<int> Cycle(int first, int step, int size) {
   std::vector<int> ranks;
   for (int i = 0; i < size; ++i) ranks.push_back(((first + i * step) % size + size) % size);
@@ -97,7 +97,7 @@ absl::StatusOr<ReductionOrder> OrderOf(const ReductionProfile& profile, int owne
   return StatusOf({.code = absl::StatusCode::kUnimplemented,
                    .field = "reduction_profile",
                    .value = "nccl",
-                   .rule = "the order is the library's and has no model here"});
+                   .rule = "the library chooses its order, so this build has no model of it"});
 }
 
 }  // namespace quantgate

@@ -1,4 +1,4 @@
-// Blocks of rows: how the first dim of a tensor is shared out among ranks.
+// Blocks of rows: how the first dim of a tensor is divided among ranks.
 #pragma once
 
 #include <span>
@@ -9,11 +9,11 @@
 
 namespace quantgate {
 
-/// `rows` in `size` blocks as equal as can be: the first rows % size blocks get one more.
+/// Divides `rows` into `size` blocks, of which the first rows % size have one row more.
 std::vector<int64_t> EvenRows(int64_t rows, int size);
 
-/// Views of consecutive blocks of the first dim. INVALID_ARGUMENT unless the counts are not
-/// negative and add up to it.
+/// Views of consecutive blocks of rows[i] entries of the first dim. INVALID_ARGUMENT unless the
+/// counts are not negative and add up to the dim.
 absl::StatusOr<std::vector<Tensor>> RowBlocks(const Tensor& tensor, std::span<const int64_t> rows);
 
 }  // namespace quantgate

@@ -1,7 +1,7 @@
-// Bitwise comparison. Most elements of most tensors are equal and ordinary numbers, so the tuned
-// kernel counts the classes of equal elements in whole registers (several elements a word) and
-// looks at one element at a time only where the sides differ. The plain kernel does that for every
-// element.
+// The bitwise comparison. Most elements of most tensors are equal and ordinary numbers, so the
+// tuned kernel counts the classes of equal elements in whole registers (several elements a word)
+// and takes elements one at a time only where the sides differ. The plain kernel takes every
+// element one at a time.
 #include <algorithm>
 
 #include "kernels/compare/compare_kernels_cuda.h"
@@ -11,11 +11,11 @@ namespace {
 
 constexpr unsigned kWholeWarp = 0xFFFFFFFFu;
 constexpr int kThreads = 256;
-constexpr int kBlocksPerMultiprocessor = 3;  // As many as are resident.
+constexpr int kBlocksPerMultiprocessor = 3;  // All are resident together.
 constexpr int kVectorBytes = 16;
-constexpr int kVectorsPerStep = 4;  // Of each side, in flight.
+constexpr int kVectorsPerStep = 4;  // Vectors of each side that are loaded together.
 
-// ValueClass, in its order.
+// The classes of ValueClass, in its order.
 enum Class { kNegativeInfinity, kNegative, kNegativeZero, kPositiveZero, kPositive };
 enum { kPositiveInfinity = 5, kNan = 6 };
 
@@ -39,7 +39,7 @@ struct SharedCounts {
 };
 
 __device__ WorstSeen WorseOf(const WorstSeen& a, const WorstSeen& b) {
-  // A larger distance, else a lower index; none at all has complement 0 and distance 0.
+  // The larger distance wins, then the lower index; "none" has complement 0 and distance 0.
   const bool second =
       b.distance != a.distance ? b.distance > a.distance : b.complement > a.complement;
   return second ? b : a;
@@ -49,7 +49,7 @@ __device__ WorstSeen WorseOf(const WorstSeen& a, const WorstSeen& b) {
 struct ThreadCounts {
   unsigned equal[kClassCount] = {};  // Equal elements by class.
   unsigned mismatch_count = 0;
-  // The differences that rounding makes, by far the most: within the numbers of one sign, one step
+  // The differences that rounding makes, which are by far the most: numbers of one sign, one ULP
   // apart.
   unsigned confused_negative = 0, confused_positive = 0;
   unsigned step_above = 0, step_below = 0;
@@ -134,7 +134,8 @@ __device__ void AddToTotal(unsigned count, unsigned long long* total) {
   if (count != 0) atomicAdd(total, count);
 }
 
-/// Adds up a block of threads and adds that to the totals; `worst` takes what the block saw.
+/// Adds up the counts of a block of threads and adds them to the totals; `worst` gets the worst
+/// element that the block saw.
 __device__ void Finish(const ThreadCounts& counts, SharedCounts& shared, ParityTotals& totals,
                        WorstSeen& worst) {
   for (int i = 0; i < kClassCount; ++i) {
@@ -166,7 +167,7 @@ __device__ void Finish(const ThreadCounts& counts, SharedCounts& shared, ParityT
   if (first != 0) atomicMax(&totals.first_complement, first);
 }
 
-/// Elements [begin, count), one by one.
+/// Compares elements [begin, count), one by one.
 template <class Code>
 __global__ void __launch_bounds__(kThreads)
     CompareElements(const ParityParameters parameters, int64_t begin) {
@@ -184,8 +185,9 @@ __global__ void __launch_bounds__(kThreads)
   Finish(counts, shared, *parameters.totals, parameters.worst[blockIdx.x]);
 }
 
-/// Classes of several codes in one word, the sign on top of each. All sums below stay within a
-/// lane: magnitudes have no top bit, and neither has what is added.
+/// Finds the classes of several codes in one word, each in a lane with its sign on top. No sum
+/// below carries into the next lane: neither magnitudes nor the numbers added to them have a top
+/// bit.
 template <class Code>
 struct LaneMasks {
   static constexpr int kBits = 8 * sizeof(Code);
@@ -195,8 +197,8 @@ struct LaneMasks {
   static constexpr uint32_t kTops = kOnes << (kBits - 1);
   static constexpr uint32_t kRest = ~kTops;
 
-  uint32_t to_infinite;  // Added to a magnitude, carries into the top bit from infinity on.
-  uint32_t to_nan;       // From the first NaN on.
+  uint32_t to_infinite;  // Added to a magnitude, sets the top bit for infinity and above.
+  uint32_t to_nan;       // Likewise for the first NaN and above.
 
   __device__ explicit LaneMasks(const CodeRules& rules) {
     const uint32_t top = uint32_t{1} << (kBits - 1);
@@ -265,7 +267,7 @@ __device__ void CountLanes(const uint32_t (&words)[4], const uint32_t (&valid)[4
   count_both(nan, counts.nan, counts.negative_nan);
 }
 
-/// A vector that is the same on both sides.
+/// Counts a vector that is equal on both sides.
 template <class Code>
 __device__ void CountEqualVector(const uint32_t (&words)[4], const LaneMasks<Code>& masks,
                                  LaneCounts& counts) {
@@ -285,7 +287,7 @@ __device__ void CountEqualVector(const uint32_t (&words)[4], const LaneMasks<Cod
   counts.negative += CountTops<Code>(words);
 }
 
-/// A vector with differences; `index` is its first element's.
+/// Counts a vector with differences; `index` is that of its first element.
 template <class Code>
 __device__ void CountVector(const uint32_t (&subject)[4], const uint32_t (&reference)[4],
                             int64_t index, const CodeRules& rules, const LaneMasks<Code>& masks,
@@ -315,7 +317,7 @@ __device__ void CountVector(const uint32_t (&subject)[4], const uint32_t (&refer
   }
 }
 
-/// The first `steps` * kThreads * kVectorsPerStep vectors.
+/// Compares the first `steps` * kThreads * kVectorsPerStep vectors.
 template <class Code>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     CompareVectors(const ParityParameters parameters, int64_t steps) {
@@ -362,7 +364,8 @@ __device__ void BitsAt(const ParityParameters& parameters, unsigned long long co
   bits[1] = static_cast<const Code*>(parameters.reference)[~complement];
 }
 
-/// The worst of all blocks, and the elements that the report shows. One warp.
+/// Finds the worst element of all blocks, and reads the elements that the report shows. Runs as one
+/// warp.
 template <class Code>
 __global__ void __launch_bounds__(32) FindWorst(const ParityParameters parameters, int count) {
   WorstSeen worst = {0, 0};
@@ -380,8 +383,8 @@ __global__ void __launch_bounds__(32) FindWorst(const ParityParameters parameter
   BitsAt<Code>(parameters, totals.first_complement, totals.first_bits);
 }
 
-/// Whether codes have their sign on top, below it a magnitude that can be NaN or not: what
-/// LaneMasks takes.
+/// Whether LaneMasks can take the codes (the sign on top, a zero, NaN above the largest number) and
+/// the addresses are aligned.
 template <class Code>
 bool FitsLanes(const ParityParameters& parameters) {
   constexpr uint64_t kTop = uint64_t{1} << (8 * sizeof(Code) - 1);

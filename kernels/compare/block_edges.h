@@ -7,7 +7,8 @@
 
 namespace quantgate {
 
-/// First row or column of block `index` of `count` along an extent.
+/// The first row or column of block `index`, where an extent of so many rows or columns is cut into
+/// `count` blocks.
 QG_HOST_DEVICE constexpr int64_t BlockEdge(int index, int count, int64_t extent) {
   return index * extent / count;
 }

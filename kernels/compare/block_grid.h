@@ -1,5 +1,5 @@
-// The blocks in which errors are summed: at most 32 x 32 of them, as equal as whole rows and
-// columns allow.
+// The blocks of a tensor over which errors are summed, one for each cell of the heat map: at most
+// 32 x 32, as equal as whole rows and columns allow.
 #pragma once
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 
 namespace quantgate {
 
+/// The blocks of a tensor viewed as [rows()][columns()].
 struct BlockGrid {
   explicit BlockGrid(const Tensor& tensor)
       : row_count(tensor.rows()), column_count(tensor.columns()) {
@@ -20,7 +21,7 @@ struct BlockGrid {
   }
 
   int count() const { return rows * columns; }
-  /// The cell of block `index`, row-major, without any errors yet.
+  /// The extent of block `index`, in row-major order, without errors yet.
   HeatMapCell Cell(int index) const {
     const int row = index / columns;
     const int column = index % columns;
@@ -32,9 +33,9 @@ struct BlockGrid {
     return cell;
   }
 
-  int64_t row_count = 0;
+  int64_t row_count = 0;  ///< Rows of the tensor.
   int64_t column_count = 0;
-  int rows = 0;
+  int rows = 0;  ///< Blocks along the rows.
   int columns = 0;
 };
 

@@ -10,12 +10,10 @@
 #include "kernels/base/cuda_status.h"
 #include "kernels/base/round_up.h"
 #include "kernels/compare/compare_kernels_cuda.h"
-#include "kernels/compare/compare_on_path.h"
 #include "kernels/compare/element_codes.h"
 #include "kernels/compare/element_values.h"
 #include "kernels/compare/error_summary.h"
-#include "kernels/compare/nearer_sums.h"
-#include "kernels/compare/parity_summary.h"
+#include "kernels/compare/parity_findings.h"
 #include "kernels/tensor/number_source.h"
 
 namespace quantgate {
@@ -61,10 +59,10 @@ ParityFindings FindingsOf(const ParityTotals& totals) {
   return findings;
 }
 
-/// Slices enough for a few waves on the whole GPU, two a multiprocessor at a time, and segments
-/// enough for every warp of a slice.
+/// Cuts blocks into enough slices for a few waves on the whole GPU, at two slices a multiprocessor
+/// at a time, but so that every warp of a slice has a segment.
 BlockCut CutOf(const CudaDevice& device, const BlockGrid& grid, int slices_per_sm) {
-  constexpr int kWarps = 8;  // Of a block of threads.
+  constexpr int kWarps = 8;  // In a block of threads.
   BlockCut cut = {.row_count = grid.row_count,
                   .column_count = grid.column_count,
                   .rows = grid.rows,
@@ -76,7 +74,7 @@ BlockCut CutOf(const CudaDevice& device, const BlockGrid& grid, int slices_per_s
   cut.segments = (elements + kSegmentElements - 1) / kSegmentElements;
   const int64_t wanted =
       (int64_t{device.facts().multiprocessors} * slices_per_sm + grid.count() - 1) / grid.count();
-  // A power of two, which most numbers of segments are multiples of.
+  // A power of two, since most numbers of segments are multiples of it.
   cut.slices = static_cast<int>(std::bit_floor(
       static_cast<uint64_t>(std::min((cut.segments + kWarps - 1) / kWarps, wanted))));
   return cut;
@@ -88,12 +86,12 @@ absl::StatusOr<Tensor> AllocateSums(CudaDevice& device, const BlockCut& cut, int
   return device.Allocate(DType::kF64, {BlocksOf(cut), segments, kSegmentSeries});
 }
 
-/// Sums of each block's segments, or of groups of them.
+/// Sums of each block's segments, or of groups of segments.
 struct SegmentSums {
   const double* data = nullptr;
-  int64_t segments = 0;  ///< Of the largest block.
-  int level = 0;         ///< Launches that made groups of segments.
-  Tensor memory;         ///< Of groups.
+  int64_t segments = 0;  ///< Sums of the largest block.
+  int level = 0;         ///< How many launches have grouped the sums.
+  Tensor memory;         ///< Owns `data` where that is of groups.
 };
 
 /// Adds groups until a block has at most `most` sums.
@@ -111,7 +109,8 @@ absl::Status SumGroups(CudaDevice& device, const BlockCut& cut, int64_t most, Se
   return absl::OkStatus();
 }
 
-/// x86 gives a NaN its sign bit where infinities cancel, GPUs do not: the report's is the CPU's.
+/// Where infinities cancel, x86 sets the sign bit of the NaN and GPUs do not; reports have the x86
+/// one.
 double HostNan(double sum) { return sum == sum ? sum : -std::numeric_limits<double>::quiet_NaN(); }
 
 BlockErrors ErrorsOf(const BlockTotals& totals) {
@@ -158,8 +157,8 @@ struct ErrorMemory {
   }
 };
 
-/// Launches everything between the two tensors and the results, which kernels write where the host
-/// reads them; what else it needs is given back while the device works.
+/// Launches all kernels of an error report. They write the results to memory that the host reads;
+/// the memory between them is given back while the device works.
 absl::Status EnqueueErrors(CudaDevice& device, const Tensor& subject, const Tensor& reference,
                            const BlockCut& cut, ComparePath path, BlockTotals* total) {
   QG_ASSIGN_OR_RETURN(const ErrorMemory memory, ErrorMemory::Allocate(device, cut));
@@ -187,7 +186,7 @@ absl::Status EnqueueErrors(CudaDevice& device, const Tensor& subject, const Tens
 absl::StatusOr<StartedReport<ParityReport>> StartParity(CudaDevice& device, const Tensor& subject,
                                                         const Tensor& reference, ComparePath path) {
   QG_RETURN_IF_ERROR(device.MakeCurrent());
-  QG_RETURN_IF_ERROR(CheckSameTypes(subject, reference));
+  QG_RETURN_IF_ERROR(CheckSameShapeAndType(subject, reference));
   const int multiprocessors = device.facts().multiprocessors;
   const int64_t bytes = static_cast<int64_t>(sizeof(ParityTotals) +
                                              ParityWorstCount(multiprocessors) * sizeof(WorstSeen));
@@ -205,12 +204,12 @@ absl::StatusOr<StartedReport<ParityReport>> StartParity(CudaDevice& device, cons
                           const std::byte* host) -> absl::StatusOr<ParityReport> {
     const auto& found = *reinterpret_cast<const ParityTotals*>(host);
     const ParityFindings findings = FindingsOf(found);
-    if (findings.mismatch_count == 0) return ReportOf(findings, count, {}, {});
+    if (findings.mismatch_count == 0) return ParityReportOf(findings, count, {}, {});
     const auto pair = [&](int64_t index, const unsigned long long(&bits)[2]) {
       return PairOfBits(shape, dtype, dtype, {index, bits[0], bits[1]});
     };
-    return ReportOf(findings, count, pair(findings.first, found.first_bits),
-                    pair(findings.worst, found.worst_bits));
+    return ParityReportOf(findings, count, pair(findings.first, found.first_bits),
+                          pair(findings.worst, found.worst_bits));
   };
   QG_ASSIGN_OR_RETURN(CudaDevice::PendingRead read, device.StartRead(results));
   return StartedReport<ParityReport>{std::move(read), finish};
@@ -235,7 +234,7 @@ absl::StatusOr<StartedReport<ErrorReport>> StartErrors(CudaDevice& device, const
   QG_ASSIGN_OR_RETURN(CudaDevice::PendingRead results, device.TakeReadMemory());
   QG_RETURN_IF_ERROR(EnqueueErrors(device, subject, reference, CutOf(device, grid, kSlicesPerSm),
                                    path, reinterpret_cast<BlockTotals*>(results.bytes.get())));
-  // The heat map's edges are made while the device is busy.
+  // The edges of the heat map's cells are computed while the device is busy.
   auto finish = [grid, heat_map = HeatMapOf(grid), shape = subject.shape(),
                  subject_dtype = subject.dtype(), reference_dtype = reference.dtype()](
                     const std::byte* host) mutable -> absl::StatusOr<ErrorReport> {
@@ -312,7 +311,7 @@ absl::StatusOr<NearerReport> MeasureNearerCuda(CudaDevice& device, const Tensor&
   total.subject_nearer = static_cast<int64_t>(found.subject_nearer);
   total.reference_nearer = static_cast<int64_t>(found.reference_nearer);
   total.tied = static_cast<int64_t>(found.tied);
-  return ReportOf(total);
+  return NearerReportOf(total);
 }
 
 }  // namespace quantgate

@@ -1,5 +1,5 @@
-// The comparisons of parity_report.h and error_report.h on a GPU: the same reports, reduced there.
-// Tensors are in device memory. Errors as on the CPU, and those of CudaDevice.
+// The comparisons of parity_report.h and error_report.h on a GPU, which give the same reports.
+// Tensors are in device memory. Errors are those of the CPU's functions and of CudaDevice.
 #pragma once
 
 #include "absl/status/statusor.h"
@@ -9,16 +9,24 @@
 
 namespace quantgate {
 
-/// Waits for its report.
+/// Waits for the report.
 absl::StatusOr<NearerReport> MeasureNearerCuda(CudaDevice& device, const Tensor& subject,
                                                const Tensor& reference, const Tensor& truth);
 
-// Begun only: the tensors may be dropped.
+// Each begins the comparison and does not wait; the tensors may be dropped at once.
 absl::StatusOr<StartedReport<ParityReport>> StartCompareBitsCuda(CudaDevice& device,
                                                                  const Tensor& subject,
                                                                  const Tensor& reference);
 absl::StatusOr<StartedReport<ErrorReport>> StartMeasureErrorCuda(CudaDevice& device,
                                                                  const Tensor& subject,
                                                                  const Tensor& reference);
+
+/// The same comparisons by one form of their kernels (compare_kernels_cuda.h), for tests that
+/// compare the forms. Each call waits for its report.
+enum class ComparePath;
+absl::StatusOr<ParityReport> CompareBitsOnPath(CudaDevice& device, const Tensor& subject,
+                                               const Tensor& reference, ComparePath path);
+absl::StatusOr<ErrorReport> MeasureErrorOnPath(CudaDevice& device, const Tensor& subject,
+                                               const Tensor& reference, ComparePath path);
 
 }  // namespace quantgate

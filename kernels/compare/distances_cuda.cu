@@ -1,4 +1,5 @@
-// Which of two sides lies nearer the truth, element by element: the loop of nearer_report.cc.
+// Which of two sides is nearer the truth, element by element: MeasureNearer of error_report.cc on a
+// GPU.
 #include "kernels/compare/segment_reader.h"
 
 namespace quantgate {

@@ -1,4 +1,4 @@
-// Element types as ordered codes: what a bitwise comparison needs to know of each type.
+// Element types as ordered codes: the properties of each type that a bitwise comparison uses.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,15 @@
 
 namespace quantgate {
 
-/// IEEE 754 binary64; reports only, so it is no record of float_format.h.
+/// IEEE 754 binary64. Only reports use it, so float_format.h does not have it.
 struct Float64 {
   using Storage = uint64_t;
   static constexpr int kExponentBits = 11, kMantissaBits = 52, kBias = 1023;
   static constexpr Specials kSpecials = Specials::kIeee;
 };
 
-/// Codes of a signed floating-point format. Magnitudes are ordered as values, and both zeros have
-/// magnitude 0.
+/// Codes of a signed floating-point format. Magnitudes are ordered as values are, and both zeros
+/// have magnitude 0.
 template <class F>
 struct FloatCodes {
   using Storage = typename F::Storage;
@@ -52,8 +52,8 @@ struct UnsignedCodes {
 /// E8M0 has no zero: code 0 is 2^-127.
 struct E8M0Codes : UnsignedCodes<uint8_t, 0xFF> {};
 
-/// Without a branch on the sign, which is as good as random: negative classes mirror the positive
-/// ones.
+/// The class of a code, without a branch on the sign, which no processor predicts: negative classes
+/// mirror the positive ones.
 template <class Codes>
 constexpr ValueClass ClassOfCode(typename Codes::Storage code) {
   static_assert(static_cast<int>(ValueClass::kNegativeInfinity) == 0 &&
@@ -67,7 +67,7 @@ constexpr ValueClass ClassOfCode(typename Codes::Storage code) {
   return Codes::IsNan(code) ? ValueClass::kNan : static_cast<ValueClass>(value_class);
 }
 
-/// Calls f(Codes{}) for the codes of a type.
+/// Calls f(Codes{}) with the Codes type of a dtype.
 template <class Function>
 auto WithCodes(DType dtype, Function f) {
   const auto of_format = [&]<class F>() { return f(FloatCodes<F>{}); };

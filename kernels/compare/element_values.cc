@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/numerics/cast.h"
 #include "kernels/tensor/visit_format.h"
 
@@ -70,7 +71,7 @@ void Decode(DType dtype, const void* data, int64_t begin, int64_t count, double*
   if (!has_format) Fill<uint8_t>(data, begin, count, values, widen);
 }
 
-/// Of the low bits; the machine is little-endian.
+/// The value of the code in the low bits; the machine is little-endian.
 double ValueOfBits(DType dtype, uint64_t bits) {
   double value = 0;
   Decode(dtype, &bits, 0, 1, &value);
@@ -125,6 +126,13 @@ absl::Status CheckSameShape(const Tensor& subject, const Tensor& reference) {
   if (subject.shape() == reference.shape()) return absl::OkStatus();
   return Refuse("subject", TensorText(subject),
                 absl::StrCat("its shape must be that of the reference, ", TensorText(reference)));
+}
+
+absl::Status CheckSameShapeAndType(const Tensor& subject, const Tensor& reference) {
+  QG_RETURN_IF_ERROR(CheckSameShape(subject, reference));
+  if (subject.dtype() == reference.dtype()) return absl::OkStatus();
+  return Refuse("subject", TensorText(subject),
+                absl::StrCat("its dtype must be that of the reference, ", TensorText(reference)));
 }
 
 absl::Status CheckFloating(const Tensor& tensor, std::string_view field) {

@@ -1,6 +1,6 @@
-// Eight elements of both sides at a time, as errors_tuned_cuda.cu measures them: how they are read,
-// their sums and their counts. Each restates a part of MeasureElement (error_found.h). Included by
-// .cu files only.
+// Chunks of eight elements of both sides, as errors_tuned_cuda.cu measures them: how a chunk is
+// read, summed and counted. Each part restates a part of MeasureElement (error_found.h). Included
+// by .cu files only.
 #pragma once
 
 #include <bit>
@@ -26,13 +26,13 @@ struct FloatChunk {
     for (int i = 1; i < kChunkElements; ++i) least = fminf(least, fabsf(values[i]));
     return least >= smallest_normal;
   }
-  /// Of each read that it came from.
+  /// Bits that depend on every load of the chunk.
   __device__ uint32_t SomeBits() const {
     return __float_as_uint(values[0]) ^ __float_as_uint(values[kChunkElements / 2]);
   }
 };
 
-/// Eight elements of 16 bits, two a word.
+/// Eight elements of 16 bits, two in each word.
 template <NumberEncoding kEncoding>
 struct WordChunk {
   static constexpr bool kIsBF16 = kEncoding == NumberEncoding::kBF16;
@@ -55,7 +55,7 @@ struct WordChunk {
     }
     return value;
   }
-  /// The smallest normal number is the type's; twice a code has no sign.
+  /// Compares with the type's own smallest normal number; doubling a code removes the sign.
   __device__ bool AreAtLeast(float) const {
     constexpr uint32_t kTwice = 2 * (kIsBF16 ? 0x0080 : 0x0400);
     uint32_t least = 0xFFFFFFFFu;
@@ -79,7 +79,7 @@ struct ChunkOf<NumberEncoding::kBytes> {
   using Type = FloatChunk;
 };
 
-/// Eight codes of kBytes by their table.
+/// Eight 8-bit codes, decoded by their table.
 __device__ inline FloatChunk BytesChunk(uint2 codes, const float* table) {
   FloatChunk chunk;
 #pragma unroll
@@ -90,9 +90,9 @@ __device__ inline FloatChunk BytesChunk(uint2 codes, const float* table) {
   return chunk;
 }
 
-/// Reads a chunk from an address in shared memory, a multiple of its size or of 16 bytes; `table`
-/// is of kBytes. Where the address's bit 4 is set, halves of a chunk of kF32 change places, of
-/// which sums know nothing.
+/// Reads a chunk from an address in shared memory, which is a multiple of the chunk's size or of 16
+/// bytes. `table` decodes kBytes. Where bit 4 of the address is set, the halves of a kF32 chunk
+/// change places, which leaves the sums unchanged.
 template <NumberEncoding kEncoding>
 __device__ inline typename ChunkOf<kEncoding>::Type ReadSharedChunk(uint32_t from,
                                                                     const float* table) {
@@ -118,12 +118,12 @@ __device__ inline typename ChunkOf<kEncoding>::Type ReadSharedChunk(uint32_t fro
   return chunk;
 }
 
-/// a / b, correctly rounded, for a a difference of numbers of the types and b not 0; NaN for b = 0
-/// and where either is not finite. y approximates 1 / b to 2^-20.04 (an H200, all significands of
-/// binary32), e is its exact error, and one step leaves 2^-40.08. The remainder of q is exact,
-/// because b has at most 24 significant bits; so the last step errs by 2^-80.1 of the quotient
-/// before its rounding, and a quotient of 53 by 24 bits lies no nearer than 2^-78 of itself to the
-/// middle between two numbers.
+/// a / b, correctly rounded, where a is a difference of two numbers of the types and b is not 0;
+/// NaN where b is 0 or either is not finite. y approximates 1 / b to 2^-20.04 (measured on an H200
+/// over all significands of binary32). One Newton step with the exact error of y leaves 2^-40.08.
+/// The remainder of q is exact, because b has at most 24 significant bits; so the last step errs by
+/// 2^-80.1 of the quotient before its rounding, and a quotient of 53 by 24 bits lies no nearer than
+/// 2^-78 of itself to the middle between two numbers.
 __device__ inline double Quotient(double a, double b) {
   double y;
   asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(b));
@@ -135,7 +135,7 @@ __device__ inline double Quotient(double a, double b) {
 /// Facts of the subject's type, as the kernel compares with them.
 struct ChunkRanges {
   float largest, smallest_normal;
-  uint32_t largest_squared_high;  ///< Of the square's 64 bits.
+  uint32_t largest_squared_high;  ///< The upper half of the square's 64 bits.
 
   explicit ChunkRanges(const SubjectRange& range)
       : largest(static_cast<float>(range.largest_finite)),
@@ -148,8 +148,9 @@ struct ErrorPair {
   double absolute, relative;
 };
 
-/// The sums of a chunk. `element_of(i)` gives element i's numbers; `exceeds` becomes true where an
-/// error is larger than `largest`. With kTakesZeros a reference of 0 has the quotient 0.
+/// The sums of a chunk. `element_of(i, subject, reference)` sets the numbers of element i;
+/// `exceeds` becomes true where an error is larger than `largest`. With kTakesZeros a reference of
+/// 0 has the relative error 0.
 template <bool kTakesZeros, class ElementOf>
 __device__ inline ErrorTerms MeasureElements(ElementOf element_of, const ErrorPair& largest,
                                              bool& exceeds) {
@@ -190,10 +191,10 @@ template <NumberEncoding kSubject, NumberEncoding kReference>
 struct ChunkPair {
   typename ChunkOf<kSubject>::Type s;
   typename ChunkOf<kReference>::Type r;
-  bool inside;  // Of the block.
+  bool inside;  // Whether the chunk lies within the block.
 
-  /// Waits until every lane of the warp has its elements in registers. 0 or 1, of which the
-  /// compiler knows nothing: what depends on it comes after.
+  /// Waits until every lane of the warp has its elements in registers. The result is 0 or 1,
+  /// unknown to the compiler, so that code which depends on it comes after the wait.
   __device__ uint32_t Await() const {
     uint32_t token;
     asm volatile(
@@ -209,7 +210,7 @@ struct ChunkPair {
     return token;
   }
 
-  /// Element by element.
+  /// Counts element by element.
   __device__ void Count(const ChunkRanges& ranges, ElementCounts& counts) const {
 #pragma unroll
     for (int i = 0; i < kChunkElements; ++i) {
@@ -251,7 +252,7 @@ struct ChunkPair {
     return sums;
   }
 
-  /// The same of any elements.
+  /// The sums where elements may be outside the block, not finite, or have a zero reference.
   __device__ ErrorTerms MeasureAny(const ErrorPair& largest, bool& exceeds) const {
     const auto element = [&](int i, double& subject, double& reference) {
       const float a = s.Float(i);

@@ -1,4 +1,4 @@
-// Kernel code shared by both forms of the error kernel: one element as MeasureError takes it, and
+// Kernel code shared by both forms of the error kernel: how MeasureError takes one element, and
 // what threads find besides sums.
 #pragma once
 
@@ -13,8 +13,8 @@ namespace quantgate {
 
 using ErrorTerms = Series<kErrorSeriesCount>;
 
-/// The largest of a quantity, and the lowest position that has it. A thread offers positions in
-/// increasing order.
+/// The largest value of a quantity and the lowest position that has it. A thread must offer
+/// positions in increasing order.
 struct LargestFound {
   double value = -1;
   int64_t position = -1;
@@ -81,14 +81,14 @@ __device__ inline void MergeSlice(const SliceErrors& slice, FoundErrors& found) 
   found.subnormal_count += slice.subnormal_count;
 }
 
-/// What LaunchFinishErrors, behind this kernel, needs: its count begins, and it may start beside
-/// this kernel's end.
+/// Prepares for the kernel of LaunchFinishErrors, which follows: zeroes its counter, and allows it
+/// to start before this kernel has ended.
 __device__ inline void PrepareFinish(const ErrorParameters& parameters) {
   if (threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) *parameters.finished = 0;
   asm volatile("griddepcontrol.launch_dependents;");
 }
 
-/// What the threads of a block found, to `slice`.
+/// Merges what the threads of a block found and writes it to `slice`.
 __device__ inline void StoreFound(FoundErrors found, SliceErrors* slice) {
   __shared__ SliceErrors of_warp[kSegmentWarps];
   MergeLanes(found);
@@ -99,7 +99,8 @@ __device__ inline void StoreFound(FoundErrors found, SliceErrors* slice) {
   *slice = SliceOf(found);
 }
 
-/// Element `position` of a block: the terms that kernels/compare/error_kernels_body.h adds.
+/// The terms that element `position` of a block adds to the sums, as in
+/// kernels/compare/error_kernels_body.h.
 __device__ inline ErrorTerms MeasureElement(double s, double r, const SubjectRange& range,
                                             int64_t position, FoundErrors& found) {
   const double s_magnitude = fabs(s), r_magnitude = fabs(r);

@@ -33,7 +33,7 @@ inline Doubles Odds(Doubles low, Doubles high) {
 }
 
 // The pairwise sum of kErrorStretch values, level by level: values[i] = values[2i] + values[2i +
-// 1]. Overwrites them.
+// 1]. Overwrites the values.
 inline double SumPairwise(Doubles* values) {
   int vectors = kErrorStretch / kLanes;
   for (; vectors > 1; vectors /= 2) {

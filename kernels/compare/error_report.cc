@@ -28,7 +28,7 @@ MeasureStretch MeasureStretchFor(Isa isa) {
   return MeasureStretchScalar;
 }
 
-/// What one block adds, and the sum that is still growing.
+/// What one block adds to the report, while its sums are still growing.
 struct GrowingBlock : BlockErrors {
   PairwiseAccumulator<ErrorTerms> accumulator;
 };
@@ -79,14 +79,14 @@ class BlockReader {
   int64_t next_ = 0;
 };
 
-/// Finds the elements that the new maxima of a stretch belong to.
+/// Finds the elements that have the new maxima of a stretch.
 void OfferLargest(const BlockReader& reader, const StretchErrors& errors, BlockErrors& block) {
   const bool seek_abs = errors.max_abs > block.max_abs.value;
   const bool seek_rel = errors.max_rel > block.max_rel.value;
   if (!seek_abs && !seek_rel) return;
   for (int i = kErrorStretch - 1; i >= 0; --i) {
     const double r = reader.reference[i];
-    // Infinity is the largest where finite values differ by more than the largest number.
+    // The maximum is infinite where finite values differ by more than the largest number.
     if (!std::isfinite(reader.subject[i]) || !std::isfinite(r)) continue;
     const double error = std::fabs(reader.subject[i] - r);
     if (seek_abs && error == errors.max_abs) block.max_abs = {error, reader.ElementIndex(i)};
@@ -118,6 +118,62 @@ void MeasureBlock(const Tensor& subject, const Tensor& reference, const HeatMapC
   result = block;
 }
 
+constexpr int64_t kSegment = 1024;
+using DistanceTerms = SeriesTerms<kDistanceSeriesCount>;
+
+struct BlockDistances {
+  PairwiseAccumulator<DistanceTerms> accumulator;
+  int64_t finite_count = 0;
+  int64_t subject_nearer = 0;
+  int64_t reference_nearer = 0;
+  int64_t tied = 0;
+};
+
+enum class Kind { kFinite, kNegativeInfinity, kPositiveInfinity, kNan };
+Kind KindOf(double x) {
+  if (std::isnan(x)) return Kind::kNan;
+  if (std::isfinite(x)) return Kind::kFinite;
+  return x < 0 ? Kind::kNegativeInfinity : Kind::kPositiveInfinity;
+}
+
+void AddElement(double s, double r, double t, BlockDistances& block) {
+  DistanceTerms terms;
+  for (double& term : terms.values) term = -0.0;
+  // 0: tied; below 0: the subject is nearer.
+  int order = 0;
+  if (std::isfinite(s) && std::isfinite(r) && std::isfinite(t)) {
+    ++block.finite_count;
+    const double subject_error = std::fabs(s - t);
+    const double reference_error = std::fabs(r - t);
+    terms.values[kSubjectDistance] = subject_error * subject_error;
+    terms.values[kReferenceDistance] = reference_error * reference_error;
+    order = (subject_error > reference_error) - (subject_error < reference_error);
+  } else {
+    order = (KindOf(r) == KindOf(t)) - (KindOf(s) == KindOf(t));
+  }
+  block.subject_nearer += order < 0;
+  block.reference_nearer += order > 0;
+  block.tied += order == 0;
+  block.accumulator.Add(terms);
+}
+
+void AddDistances(const Tensor& subject, const Tensor& reference, const Tensor& truth,
+                  const HeatMapCell& cell, BlockDistances& block) {
+  double s[kSegment];
+  double r[kSegment];
+  double t[kSegment];
+  for (int64_t row = cell.row_begin; row < cell.row_end; ++row) {
+    for (int64_t at = cell.column_begin; at < cell.column_end; at += kSegment) {
+      const int64_t count = std::min(kSegment, cell.column_end - at);
+      const int64_t index = row * subject.columns() + at;
+      DecodeValues(subject, index, count, s);
+      DecodeValues(reference, index, count, r);
+      DecodeValues(truth, index, count, t);
+      for (int64_t i = 0; i < count; ++i) AddElement(s[i], r[i], t[i], block);
+    }
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<ErrorReport> MeasureError(const Tensor& subject, const Tensor& reference,
@@ -134,6 +190,29 @@ absl::StatusOr<ErrorReport> MeasureError(const Tensor& subject, const Tensor& re
   QG_RETURN_IF_ERROR(context.CheckCancelled());
   return SummarizeErrors(grid, HeatMapOf(grid), blocks,
                          [&](int64_t index) { return PairAt(subject, reference, index); });
+}
+
+absl::StatusOr<NearerReport> MeasureNearer(const Tensor& subject, const Tensor& reference,
+                                           const Tensor& truth, const ExecutionContext& context) {
+  QG_RETURN_IF_ERROR(CheckNearerSides(subject, reference, truth));
+  const BlockGrid grid(subject);
+  std::vector<BlockDistances> blocks(grid.count());
+  ParallelFor(context, grid.count(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      AddDistances(subject, reference, truth, grid.Cell(static_cast<int>(i)), blocks[i]);
+    }
+  });
+  QG_RETURN_IF_ERROR(context.CheckCancelled());
+  ScopedIeeeEnvironment ieee;
+  NearerSums total;
+  for (const BlockDistances& block : blocks) {
+    total.sums = total.sums + block.accumulator.Sum();
+    total.finite_count += block.finite_count;
+    total.subject_nearer += block.subject_nearer;
+    total.reference_nearer += block.reference_nearer;
+    total.tied += block.tied;
+  }
+  return NearerReportOf(total);
 }
 
 }  // namespace quantgate

@@ -1,6 +1,7 @@
-// Error of a tensor against a reference that is nearer the truth. Sums are fp64, pairwise within
-// each heat-map block, blocks in index order (docs/reports.md section 2), so that every
-// engine reports the same statistics. What a sum leaves out stands in its place as -0.0.
+// The error of a tensor against a reference that is nearer the truth. Sums are fp64, pairwise
+// within each block of the heat map, and the blocks are added in index order (docs/reports.md
+// section 2), so that every engine reports the same statistics. An element that a sum leaves out
+// counts in its place as -0.0.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +13,12 @@
 
 namespace quantgate {
 
-/// Upper limits of the heat map; a tensor with fewer rows or columns has one cell for each.
+/// The most rows and columns of a heat map. A tensor with fewer rows or columns has a cell for
+/// each.
 inline constexpr int kHeatMapRowsMax = 32;
 inline constexpr int kHeatMapColumnsMax = 32;
 
+/// The errors of rows [row_begin, row_end) x columns [column_begin, column_end).
 struct HeatMapCell {
   int64_t row_begin = 0, row_end = 0, column_begin = 0, column_end = 0;
   double rms_error = 0;
@@ -30,8 +33,8 @@ struct HeatMap {
 
 struct ErrorReport {
   int64_t element_count = 0;
-  int64_t non_finite_count =
-      0;  ///< Elements where either side is NaN or infinite; left out of every sum below.
+  /// Elements where either side is NaN or infinite; they are left out of every sum below.
+  int64_t non_finite_count = 0;
   double max_abs = 0;
   ElementPair max_abs_at;
   double mean_abs = 0;
@@ -40,33 +43,35 @@ struct ErrorReport {
   ElementPair max_rel_at;
   double mean_rel = 0;
   double bias = 0;  ///< Mean of subject - reference.
-  double sum_reference_squared =
-      0;  ///< Signal power; SQNR in dB = 10 log10(signal / noise), formed by whoever prints.
+  /// Signal and noise: the SQNR in dB is 10 log10(sum_reference_squared / sum_error_squared), which
+  /// the printer of the report forms.
+  double sum_reference_squared = 0;
   double sum_error_squared = 0;
-  double cosine = 0;              ///< 1 when both sides are all zero, 0 when one is.
-  double relative_frobenius = 0;  ///< ||subject - reference|| / ||reference||; 0 when both are 0,
-                                  ///< +Inf when only the reference is.
-  int64_t saturated_count =
-      0;  ///< |subject| is the largest finite of its dtype and |reference| is larger.
-  int64_t flushed_to_zero_count = 0;  ///< Subject 0, reference not.
-  int64_t subnormal_count = 0;        ///< Subject is subnormal in its dtype.
+  double cosine = 0;  ///< 1 when both sides are all zero, 0 when only one is.
+  /// ||subject - reference|| / ||reference||; 0 when both norms are 0, +Inf when only the
+  /// reference's is.
+  double relative_frobenius = 0;
+  /// Elements where |subject| is the largest finite number of its dtype and |reference| is larger.
+  int64_t saturated_count = 0;
+  int64_t flushed_to_zero_count = 0;  ///< Elements where the subject is 0 and the reference is not.
+  int64_t subnormal_count = 0;        ///< Elements where the subject is subnormal in its dtype.
   HeatMap heat_map;
-  std::vector<HeatMapCell>
-      worst_blocks;  ///< At most 5 with any error, by rms_error, lower index first among equals.
+  /// At most 5 cells with an error, by rms_error descending, the lower index first among equals.
+  std::vector<HeatMapCell> worst_blocks;
 };
 
-/// Both 2-D or viewed as [rows()][columns()]; dtypes may differ (any floating type), shapes must
-/// match.
+/// Measures the error of `subject`. Tensors are viewed as [rows()][columns()]. INVALID_ARGUMENT
+/// unless the shapes are equal and both dtypes are floating-point ones, which may differ.
 absl::StatusOr<ErrorReport> MeasureError(const Tensor& subject, const Tensor& reference,
                                          const ExecutionContext& context);
 
-/// Who is nearer the truth, element by element.
+/// Which of two sides is nearer the truth, element by element.
 struct NearerReport {
   int64_t subject_nearer = 0;
   int64_t reference_nearer = 0;
   int64_t tied = 0;
-  double subject_rms = 0;  ///< Against the truth.
-  double reference_rms = 0;
+  double subject_rms = 0;    ///< RMS of subject - truth.
+  double reference_rms = 0;  ///< RMS of reference - truth.
 };
 
 /// `truth` is the exact result rounded once to f32. Elements where any side is not finite count as

@@ -22,7 +22,7 @@ std::vector<HeatMapCell> WorstOf(const HeatMap& heat_map) {
     const bool is_full = worst.size() == kWorstBlocksMax;
     if (!(cell.rms_error > (is_full ? worst.back().rms_error : 0))) continue;
     if (is_full) worst.pop_back();
-    // Behind its equals, which have lower indices.
+    // Inserted after equal cells, which have lower indices.
     const auto place = std::upper_bound(
         worst.begin(), worst.end(), cell.rms_error,
         [](double error, const HeatMapCell& other) { return error > other.rms_error; });
@@ -82,7 +82,7 @@ HeatMap HeatMapOf(const BlockGrid& grid) {
   heat_map.rows = grid.rows;
   heat_map.columns = grid.columns;
   heat_map.cells.reserve(grid.count());
-  // Where a cell lies takes divisions: once a row and once a column.
+  // The edges of cells take divisions, so they are computed once a row and once a column.
   for (int row = 0; row < grid.rows; ++row) {
     const HeatMapCell first = grid.Cell(row * grid.columns);
     for (int column = 0; column < grid.columns; ++column) {
@@ -146,6 +146,19 @@ ErrorReport SummarizeTotal(const BlockGrid& grid, HeatMap heat_map, const BlockE
       error_norm == 0 ? 0 : error_norm / std::sqrt(report.sum_reference_squared);
   report.worst_blocks = WorstOf(heat_map);
   report.heat_map = std::move(heat_map);
+  return report;
+}
+
+NearerReport NearerReportOf(const NearerSums& total) {
+  NearerReport report;
+  report.subject_nearer = total.subject_nearer;
+  report.reference_nearer = total.reference_nearer;
+  report.tied = total.tied;
+  if (total.finite_count > 0) {
+    const auto count = static_cast<double>(total.finite_count);
+    report.subject_rms = std::sqrt(total.sums.values[kSubjectDistance] / count);
+    report.reference_rms = std::sqrt(total.sums.values[kReferenceDistance] / count);
+  }
   return report;
 }
 

@@ -1,4 +1,5 @@
-// From what each block of the heat map found to an error report: shared by the engines.
+// How the sums and the findings of blocks become reports (error_report.h): shared by the engines,
+// so that their reports have the same bits.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,7 @@
 
 namespace quantgate {
 
-/// The largest of a quantity, and the lowest index that has it.
+/// The largest value of a quantity and the lowest index that has it.
 struct Largest {
   double value = -1;
   int64_t index = -1;
@@ -24,7 +25,7 @@ struct Largest {
   }
 };
 
-/// What one block adds to the report.
+/// What one block of the heat map adds to the report.
 struct BlockErrors {
   SeriesTerms<kErrorSeriesCount> sums;
   Largest max_abs, max_rel;
@@ -35,24 +36,35 @@ struct BlockErrors {
   int64_t subnormal_count = 0;
 };
 
-/// Facts of a floating type.
+/// The range of a floating-point dtype.
 SubjectRange RangeOfSubject(DType dtype);
 
-/// INVALID_ARGUMENT unless MeasureError takes them.
+/// INVALID_ARGUMENT unless MeasureError takes these tensors.
 absl::Status CheckErrorSides(const Tensor& subject, const Tensor& reference);
-/// The same for MeasureNearer.
+/// INVALID_ARGUMENT unless MeasureNearer takes these tensors.
 absl::Status CheckNearerSides(const Tensor& subject, const Tensor& reference, const Tensor& truth);
 
-/// The cells of the blocks, without errors yet.
+/// A heat map with the cells of the blocks, without errors yet.
 HeatMap HeatMapOf(const BlockGrid& grid);
 
-/// Adds the blocks in index order and forms the ratios. `heat_map` is HeatMapOf(grid); `pair_at`
-/// gives the element of an index that is some block's largest.
+/// Adds the blocks in index order and forms the report's ratios. `heat_map` is HeatMapOf(grid);
+/// `pair_at` gives the element at an index with the largest error of some block.
 ErrorReport SummarizeErrors(const BlockGrid& grid, HeatMap heat_map,
                             const std::vector<BlockErrors>& blocks,
                             absl::FunctionRef<ElementPair(int64_t)> pair_at);
-/// The same of blocks that are added already, and a heat map with its errors.
+/// The same for blocks that are added already and a heat map that has its errors.
 ErrorReport SummarizeTotal(const BlockGrid& grid, HeatMap heat_map, const BlockErrors& total,
                            absl::FunctionRef<ElementPair(int64_t)> pair_at);
+
+/// What MeasureNearer sums over the whole tensor, the blocks added in index order.
+struct NearerSums {
+  SeriesTerms<kDistanceSeriesCount> sums{0};
+  int64_t finite_count = 0;
+  int64_t subject_nearer = 0;
+  int64_t reference_nearer = 0;
+  int64_t tied = 0;
+};
+
+NearerReport NearerReportOf(const NearerSums& total);
 
 }  // namespace quantgate

@@ -1,6 +1,5 @@
 // Errors of a tensor against a reference: the plain kernel, for any two types.
 #include "kernels/compare/error_found.h"
-#include "kernels/compare/errors_tuned.h"
 
 namespace quantgate {
 namespace {

@@ -1,33 +1,32 @@
-// The fast form of the error kernel. The values are those of MeasureElement (error_found.h); what
-// is different:
-// - A warp's segment comes to shared memory by bulk copies, one a row, and each thread takes a run
-//   of it, so that most sums need no other thread. The segment after it comes while the last
-//   chunks, which are in registers by then, are added up. What all lanes know, such as where it
-//   lies, is computed once for the warp.
-// - A chunk of elements is first taken as if it had neither zero references nor anything that is
-//   not finite. Those make its sum of relative errors infinite or NaN; then it is taken again with
-//   a look at each element. Subjects to be counted show in the sum of squares and in the smallest
+// The fast form of the error kernel. Its values are those of MeasureElement (error_found.h). The
+// differences:
+// - Bulk copies, one a row, bring a warp's segment to shared memory, and each thread takes a run of
+//   it, so that most sums need no other thread. The next segment arrives while the last chunks,
+//   which are in registers by then, are added up. What is the same for all lanes, such as where a
+//   segment lies, is computed once for the warp.
+// - A chunk of elements is first taken as if every element were finite and no reference were zero.
+//   Otherwise its sum of relative errors is infinite or NaN, and the chunk is taken again element
+//   by element. Subjects that have to be counted show in the sum of squares and in the smallest
 //   magnitude.
 // - Left-out elements are 0 on both sides and add +0 where the plain kernel adds -0.0. The sign of
 //   a zero sum reaches no report: a tensor's sums begin with +0.
-// - Squares and products of binary32 numbers have at most 48 bits, which a double holds: one of two
-//   that are added needs no rounding of its own, and a fused step gives the same bits.
-// - The quotient uses that a divisor of at most 24 significant bits needs few steps.
-// - Errors are only asked whether they are larger than the largest so far, of the warp or the
-//   block of threads. Only then, which is rare, the warp looks for the largest, where they are: in
-//   the runs of the threads that have such errors.
-#include "kernels/compare/errors_tuned.h"
-
+// - Squares and products of binary32 numbers have at most 48 bits, which a double holds: where two
+//   of them are added, a fused step gives the same bits as a product and an addition.
+// - The quotient takes few steps, since its divisor has at most 24 significant bits.
+// - Each error is only compared with the largest so far, of the warp or of the block of threads.
+//   Where it is larger, which is rare, the warp looks for the largest error in the runs of the
+//   threads that have such errors.
 #include <algorithm>
 
+#include "kernels/compare/compare_kernels_cuda.h"
 #include "kernels/compare/largest_errors_cuda.h"
 #include "kernels/compare/segment_feed_cuda.h"
 
 namespace quantgate {
 namespace {
 
-/// The sums over the warp: of series i / 4 for lane i. Every eight lanes' sums are added by one
-/// thread. The warp has met since `memory` was last read.
+/// The sums over the warp, that of series i / 4 in lane i. One thread adds the sums of eight lanes.
+/// The warp must have synchronised since `memory` was last read.
 __device__ inline double SumOverWarp(const ErrorTerms& terms, int lane,
                                      double (&memory)[kSegmentSeries][32]) {
 #pragma unroll
@@ -35,7 +34,7 @@ __device__ inline double SumOverWarp(const ErrorTerms& terms, int lane,
   __syncwarp();
   const auto* from =
       reinterpret_cast<const double2*>(&memory[min(lane / 4, kErrorSeriesCount - 1)][lane % 4 * 8]);
-  // Lanes that would meet at a bank take branches of the tree in other orders.
+  // Lanes that would read the same bank take the branches of the tree in different orders.
   const int turn = lane / 2 % 2 + lane / 4 % 2 * 2;
   double pairs[4];
 #pragma unroll
@@ -49,8 +48,8 @@ __device__ inline double SumOverWarp(const ErrorTerms& terms, int lane,
   return lane / 4 < kErrorSeriesCount ? sum : 0;
 }
 
-/// The lane, as a number that the compiler keeps: threadIdx it would read anew at every use, which
-/// takes long.
+/// The lane, in a register that the compiler keeps; it would read threadIdx anew at every use,
+/// which is slow.
 __device__ inline int KeptLane() {
   int lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -86,15 +85,16 @@ __global__ void __launch_bounds__(kSegmentThreads, 2)
   const int first = lane * kRunElements;
   const uint32_t run_subject = subject + first * kElementBytes<kSubject>;
   const uint32_t run_reference = subject + Feed::kSubjectBytes + first * kElementBytes<kReference>;
-  // Threads whose runs lie in the same banks take their chunks in other orders, of which the sums
-  // know nothing: whole branches of the tree change places.
+  // Threads whose runs lie in the same banks take their chunks in different orders, which leaves
+  // the sums unchanged: whole branches of the tree change places.
   const int turn = lane / 2 % kRunChunks;
   constexpr bool kTurnsHalves =
       kSubject == NumberEncoding::kF32 && kReference == NumberEncoding::kF32;
   const uint32_t half = kTurnsHalves ? lane % 2 * 16 : 0;
   WarpLargest largest(largest_of_warp[warp], shared_largest);
   ElementCounts counts;
-  // Of a few runs while the first segment is on its way, so that few of its others exceed them.
+  // While the first segment is on its way, finds the largest errors of a few of its runs, so that
+  // few of the others exceed them.
   constexpr unsigned kFirstRuns = 0xFF;
   if (first_segment < segments) {
     largest.Offer(
@@ -119,8 +119,8 @@ __global__ void __launch_bounds__(kSegmentThreads, 2)
       }
       return chunk.Measure(left >= kSegmentElements, ranges, threshold, counts, exceeds);
     };
-    // From 0 on, which changes no sum but the sign of a zero.
-#pragma unroll 1  // The loop is to stay in the instruction cache.
+    // Begins at +0, which changes nothing but the sign of a zero sum.
+#pragma unroll 1  // So that the loop stays in the instruction cache.
     for (int i = 0; i < kRunChunks; i += 2) run = run + SumInOrder<2>(measure, i);
     const double total = SumOverWarp(run, lane, run_sums[warp]);
     if (lane % 4 == 0) sums[segment * kSegmentSeries + lane / 4] = total;
@@ -153,14 +153,15 @@ cudaError_t Launch(const ErrorParameters& parameters, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-/// Blocks begin at whole chunks in every row, and rows of blocks at whole units of bulk copies.
+/// Whether blocks begin at whole chunks in every row, rows of blocks at whole units of bulk copies,
+/// and offsets fit 32 bits.
 bool Fits(const ErrorParameters& parameters) {
   constexpr int kUnit = 16;  // Bytes.
   const BlockCut& cut = parameters.cut;
   const int unit_elements = kUnit / std::min(parameters.subject_bytes, parameters.reference_bytes);
   const int64_t elements = std::max(kChunkElements, unit_elements);
   if (cut.column_count % (elements * cut.columns) != 0) return false;
-  // SegmentFeed's offsets, with a step beyond the end.
+  // The offsets of SegmentFeed reach one step beyond the end.
   const int64_t stepped = int64_t{cut.slices} * kSegmentWarps * kSegmentElements;
   const int64_t rows = cut.row_count / cut.rows + 1 + stepped / (cut.column_count / cut.columns);
   if ((rows + 1) * cut.column_count >= int64_t{1} << 31) return false;

@@ -1,14 +1,13 @@
-// Puts together what either error kernel found: each block of the heat map by a block of threads,
-// and all of them by the one that is done last. Sums of blocks are added in the order of the
-// blocks, a chain that nothing shortens: one warp does nothing else, and the others merge the rest
-// beside it.
+// Puts together what either error kernel found: a block of threads for each block of the heat map,
+// and the block of threads that ends last for all of them. The sums of the blocks are added one
+// after the other in their order; one warp does nothing else, while the others merge the rest.
 #include "kernels/compare/error_found.h"
 #include "kernels/compare/segment_group_cuda.h"
 
 namespace quantgate {
 namespace {
 
-/// All blocks of threads, one for each block of the heat map, fit on the GPU together.
+/// Enough that all blocks of threads, one for each block of the heat map, are resident together.
 constexpr int kFinishBlocksPerMultiprocessor = 8;
 
 /// The bits of one element, zero-extended.
@@ -25,8 +24,8 @@ __device__ uint64_t BitsAt(const void* data, int bytes, int64_t index) {
   }
 }
 
-/// Rows of sums that a warp adds one after the other, each lane a series, as they come through
-/// shared memory.
+/// Adds rows of sums one after the other with one warp, a series in each lane. The rows come
+/// through shared memory in stages.
 class BlockOrderSum {
  public:
   static constexpr int kRows = 64, kStages = 4;
@@ -35,14 +34,14 @@ class BlockOrderSum {
   __device__ BlockOrderSum(const double (*rows)[kSegmentSeries], int count, Memory& memory)
       : rows_(rows), count_(count), memory_(memory) {}
 
-  /// Of series i in lane i.
+  /// The sum of series i in lane i.
   __device__ double Add() const {
     const int series = threadIdx.x % kSegmentSeries;
     double sum = 0;
     for (int stage = 0; stage < kStages - 1; ++stage) Ask(stage);
     for (int stage = 0; stage * kRows < count_; ++stage) {
       asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2) : "memory");
-      __syncwarp();  // The stage has come, and the one before has been read.
+      __syncwarp();  // The stage has arrived, and the one before has been read.
       Ask(stage + kStages - 1);
       const auto& rows = memory_[stage % kStages];
       const int left = count_ - stage * kRows;
@@ -57,9 +56,9 @@ class BlockOrderSum {
   }
 
  private:
-  /// Has a stage brought; what lies behind the last row stays away.
+  /// Begins to copy a stage, without the rows beyond the last one.
   __device__ void Ask(int stage) const {
-    constexpr int kEach = 2;  // Numbers of a copy.
+    constexpr int kEach = 2;  // Numbers in a copy.
     constexpr int kCopies = kRows * kSegmentSeries / kEach;
 #pragma unroll
     for (int i = 0; i < kCopies; i += 32) {
@@ -89,7 +88,7 @@ struct FinishMemory {
   alignas(16) BlockOrderSum::Memory rows;
 };
 
-/// What the slices of a block found. By one warp.
+/// Merges what the slices of a block found. Called by one warp.
 __device__ void MergeSlices(const ErrorParameters& errors, const BlockShape& block,
                             FinishMemory& memory) {
   const SliceErrors* slices = errors.slices + int64_t{blockIdx.x} * errors.cut.slices;
@@ -105,7 +104,8 @@ __device__ void MergeSlices(const ErrorParameters& errors, const BlockShape& blo
   memory.largest_index[lane] = position < 0 ? -1 : block.IndexOf(position);
 }
 
-/// Of series i in lane i. By the first warp, when all have their shares.
+/// The sum of a block, series i in lane i. Called by the first warp once all warps have written
+/// their shares.
 __device__ double SumOfBlock(const FinishMemory& memory) {
   double sums[kFinishGroups];
 #pragma unroll
@@ -114,7 +114,7 @@ __device__ double SumOfBlock(const FinishMemory& memory) {
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-/// What a block adds to the report. By one thread.
+/// Writes what a block adds to the report. Called by one thread.
 __device__ void StoreBlock(const FinishMemory& memory, FinishedBlocks& blocks) {
   const SliceErrors& found = memory.found;
   const unsigned i = blockIdx.x;
@@ -135,7 +135,8 @@ __device__ void StoreCell(const FinishMemory& memory, CellErrors& cell) {
           fmax(memory.found.max_abs, 0.0)};
 }
 
-/// The largest of all blocks, its index and the bits of its element. By one warp.
+/// Finds the largest error of all blocks, its index and the bits of its element. Called by one
+/// warp.
 __device__ void AddLargest(const ErrorParameters& errors, const double* values,
                            const int64_t* indices, double& value, int64_t& index,
                            uint64_t (&bits)[2]) {
@@ -174,7 +175,7 @@ __device__ void AddCounts(const FinishedBlocks& blocks, int count, SliceErrors& 
   total.subnormal_count = found.subnormal_count;
 }
 
-/// All blocks to one, by warps that need nothing of each other.
+/// Merges all blocks to one, by warps that work independently.
 __device__ void AddBlocks(const FinishErrorParameters& parameters, FinishMemory& memory) {
   const ErrorParameters& errors = parameters.errors;
   const FinishedBlocks& blocks = *parameters.blocks;
@@ -196,7 +197,7 @@ __device__ void AddBlocks(const FinishErrorParameters& parameters, FinishMemory&
   }
 }
 
-/// This kernel starts beside the end of the one before.
+/// This kernel starts before the preceding one has ended.
 __global__ void __launch_bounds__(kGroupThreads, kFinishBlocksPerMultiprocessor)
     FinishErrors(const __grid_constant__ FinishErrorParameters parameters) {
   __shared__ FinishMemory memory;
@@ -225,7 +226,7 @@ __global__ void __launch_bounds__(kGroupThreads, kFinishBlocksPerMultiprocessor)
     }
   }
   __syncthreads();
-  // The host's memory is far: what goes there comes behind what others wait for.
+  // Writes to the host's memory take long, so they come after the writes that others wait for.
   if (threadIdx.x == kGroupThreads - 1) StoreCell(memory, parameters.cells[blockIdx.x]);
   if (memory.is_last) AddBlocks(parameters, memory);
 }

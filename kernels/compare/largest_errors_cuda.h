@@ -1,13 +1,13 @@
-// The largest errors as errors_tuned_cuda.cu finds them: of a segment, only those threads' runs are
-// searched that have an error which exceeds what the block of threads has found. Included by .cu
-// files only.
+// How errors_tuned_cuda.cu finds the largest errors: in a segment it searches only the runs of
+// those threads that have an error above the largest that the block of threads has found. Included
+// by .cu files only.
 #pragma once
 
 #include "kernels/compare/error_chunks_cuda.h"
 
 namespace quantgate {
 
-/// Elements of a segment that one thread adds up by itself.
+/// The length of a run: the elements of a segment that one thread adds up by itself.
 inline constexpr int kRunElements = kSegmentElements / 32;
 inline constexpr int kRunChunks = kRunElements / kChunkElements;
 
@@ -15,9 +15,9 @@ struct LargestPair {
   LargestFound absolute, relative;
 };
 
-/// The largest errors of those runs of a segment that have a bit in `runs`, and the lowest
-/// positions that have them, in every lane. The warp takes one run after the other, each lane an
-/// element.
+/// The largest errors in the runs of a segment whose bits in `runs` are set, with the lowest
+/// positions that have them, in every lane. The warp takes one run after the other, with an element
+/// for each lane.
 template <NumberEncoding kSubject, NumberEncoding kReference>
 __device__ __noinline__ LargestPair FindLargest(const ErrorParameters& parameters,
                                                 const BlockShape& block, uint32_t segment,
@@ -43,14 +43,14 @@ __device__ __noinline__ LargestPair FindLargest(const ErrorParameters& parameter
   return found;
 }
 
-/// Of numbers; fmax asks for NaN too.
+/// The larger of two numbers; fmax would check for NaN too.
 __device__ inline double LargerOf(double a, double b) { return a > b ? a : b; }
 
-/// What errors must exceed to matter to the block of threads: the largest numbers below the largest
-/// errors that a warp has found, so that an equal error still exceeds them: its position may be
-/// lower. Below 0 where nothing is found. As bits of doubles, which are ordered as these integers
-/// where one of two is not negative. Read without waiting for other warps: any earlier value does
-/// too.
+/// Thresholds that errors must exceed to matter to the block of threads: the largest numbers below
+/// the largest errors that a warp has found, so that an equal error, whose position may be lower,
+/// still exceeds them; below 0 where nothing is found. They are bits of doubles, which are ordered
+/// as integers where at least one of two is not negative. Warps read them without waiting for each
+/// other, since an earlier value is correct too.
 struct SharedLargest {
   long long absolute, relative;
 
@@ -62,14 +62,14 @@ struct SharedLargest {
                  : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(&bits))));
     return __longlong_as_double(value);
   }
-  /// Takes an error that a warp has found. One of 0 changes nothing: every error exceeds what is
-  /// below it.
+  /// Raises a threshold to just below an error that a warp has found. An error of 0 changes
+  /// nothing, since every error exceeds the number below 0.
   static __device__ void Raise(long long& bits, double value) {
     if (value > 0) atomicMax(&bits, __double_as_longlong(value) - 1);
   }
 };
 
-/// The largest errors of a warp's segments so far, which are in shared memory too.
+/// The largest errors of a warp's segments so far; `found` is in shared memory too.
 class WarpLargest {
  public:
   __device__ WarpLargest(LargestPair& found, SharedLargest& shared)
@@ -78,12 +78,13 @@ class WarpLargest {
     __syncwarp();
   }
 
-  /// What an error of the next segment must exceed to matter.
+  /// The thresholds that errors of the next segment must exceed to matter.
   __device__ ErrorPair Threshold() const {
     return {LargerOf(found_.absolute.value, SharedLargest::Read(shared_.absolute)),
             LargerOf(found_.relative.value, SharedLargest::Read(shared_.relative))};
   }
-  /// Takes what a segment has, which every lane knows; segments come by their positions.
+  /// Takes the largest errors of a segment, which every lane has. Segments must come in the order
+  /// of their positions.
   __device__ void Offer(const LargestPair& other) {
     if (threadIdx.x % 32 == 0) {
       found_.absolute.Offer(other.absolute.value, other.absolute.position);

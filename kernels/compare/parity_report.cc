@@ -6,20 +6,19 @@
 #include <string>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/compare/element_codes.h"
 #include "kernels/compare/element_values.h"
-#include "kernels/compare/parity_summary.h"
+#include "kernels/compare/parity_findings.h"
 
 namespace quantgate {
 namespace {
 
-/// Elements that memcmp looks at before anyone looks closer.
+/// The elements that one memcmp compares; only where it finds a difference are they taken one by
+/// one.
 constexpr int64_t kStretch = 8192;
 
-/// Pieces are merged in index order.
+/// Adds the findings of a piece to those of the pieces before it.
 void Merge(const ParityFindings& later, ParityFindings& findings) {
   findings.mismatch_count += later.mismatch_count;
   if (findings.first < 0) findings.first = later.first;
@@ -68,7 +67,7 @@ void CountBlock(const typename Codes::Storage* codes, int count, ClassCounts& co
 /// 8-bit codes are counted one by one instead, and each code classified once.
 template <class Codes>
 void CountBytes(const uint8_t* codes, int64_t count, ParityFindings& findings) {
-  uint32_t tallies[4][256] = {};  // Four, so that a run of one code does not wait for itself.
+  uint32_t tallies[4][256] = {};  // Four, so that equal codes in a row do not wait for each other.
   for (int64_t i = 0; i < count; ++i) ++tallies[i & 3][codes[i]];
   for (int code = 0; code < 256; ++code) {
     const int64_t n =
@@ -79,7 +78,7 @@ void CountBytes(const uint8_t* codes, int64_t count, ParityFindings& findings) {
   }
 }
 
-/// For stretches where both sides are the same.
+/// Counts a stretch in which both sides are equal.
 template <class Codes>
 void CountEqual(const typename Codes::Storage* codes, int64_t count, ParityFindings& findings) {
   if constexpr (sizeof(typename Codes::Storage) == 1)
@@ -192,8 +191,10 @@ std::string_view ValueClassName(ValueClass value_class) {
   return "unknown";
 }
 
-ParityReport ReportOf(const ParityFindings& findings, int64_t element_count, ElementPair first,
-                      ElementPair worst) {
+static_assert(kClassCount == kValueClassCount);
+
+ParityReport ParityReportOf(const ParityFindings& findings, int64_t element_count,
+                            ElementPair first, ElementPair worst) {
   ParityReport report;
   report.element_count = element_count;
   report.mismatch_count = findings.mismatch_count;
@@ -206,16 +207,9 @@ ParityReport ReportOf(const ParityFindings& findings, int64_t element_count, Ele
   return report;
 }
 
-absl::Status CheckSameTypes(const Tensor& subject, const Tensor& reference) {
-  QG_RETURN_IF_ERROR(CheckSameShape(subject, reference));
-  if (subject.dtype() == reference.dtype()) return absl::OkStatus();
-  return Refuse("subject", TensorText(subject),
-                absl::StrCat("its dtype must be that of the reference, ", TensorText(reference)));
-}
-
 absl::StatusOr<ParityReport> CompareBits(const Tensor& subject, const Tensor& reference,
                                          const ExecutionContext& context) {
-  QG_RETURN_IF_ERROR(CheckSameTypes(subject, reference));
+  QG_RETURN_IF_ERROR(CheckSameShapeAndType(subject, reference));
   const int64_t count = subject.element_count();
   const int64_t grain = std::max<int64_t>(int64_t(1) << 16, count / 256 + 1);
   std::vector<ParityFindings> pieces((count + grain - 1) / grain);
@@ -228,9 +222,9 @@ absl::StatusOr<ParityReport> CompareBits(const Tensor& subject, const Tensor& re
   ParityFindings total;
   for (const ParityFindings& piece : pieces) Merge(piece, total);
 
-  if (total.mismatch_count == 0) return ReportOf(total, count, {}, {});
-  return ReportOf(total, count, PairAt(subject, reference, total.first),
-                  PairAt(subject, reference, total.worst));
+  if (total.mismatch_count == 0) return ParityReportOf(total, count, {}, {});
+  return ParityReportOf(total, count, PairAt(subject, reference, total.first),
+                        PairAt(subject, reference, total.worst));
 }
 
 }  // namespace quantgate

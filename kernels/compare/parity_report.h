@@ -1,4 +1,4 @@
-// Bitwise comparison of two tensors of one dtype and shape.
+// The bitwise comparison of two tensors of one dtype and shape.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 
 namespace quantgate {
 
-/// One element of both sides. Values are the exact decoded values; bits are zero-extended.
+/// One element of both sides: its coordinate, the exact decoded values and the zero-extended bits.
 struct ElementPair {
   std::vector<int64_t> coordinate;
   double subject = 0;
@@ -20,7 +20,7 @@ struct ElementPair {
   uint64_t reference_bits = 0;
 };
 
-/// Classes of a value, rows and columns of the confusion matrix.
+/// The class of a value: rows and columns of the confusion matrix.
 enum class ValueClass : int {
   kNegativeInfinity,
   kNegative,
@@ -33,9 +33,9 @@ enum class ValueClass : int {
 inline constexpr int kValueClassCount = 7;
 std::string_view ValueClassName(ValueClass value_class);
 
-/// Signed distances in units in the last place of the tensor's own type, counted in buckets [lower,
-/// upper]: 0, +-1, +-2, +-[3,4], +-[5,8], ... doubling. Positive: the subject is above. Pairs with
-/// a NaN are not counted.
+/// How many elements have a distance in [lower, upper], in units in the last place (ULP) of the
+/// tensor's own type; positive where the subject is above the reference. Buckets are 0, +-1, +-2,
+/// +-[3,4], +-[5,8], ..., doubling. Pairs with a NaN are not counted.
 struct UlpBucket {
   int64_t lower = 0;
   int64_t upper = 0;
@@ -43,22 +43,22 @@ struct UlpBucket {
 };
 
 struct ParityReport {
-  bool equal = false;  ///< Every bit, the sign of zero and NaN payloads included.
+  bool equal = false;  ///< Whether all bits are equal, those of zeros' signs and NaN payloads too.
   int64_t element_count = 0;
   int64_t mismatch_count = 0;
-  /// Lowest index that differs; meaningful when mismatch_count > 0.
+  /// The element with the lowest index that differs; meaningful when mismatch_count > 0.
   ElementPair first;
-  /// The largest ULP distance (a NaN against a number counts as larger than all), lowest index
-  /// among equals.
+  /// The differing element with the largest ULP distance, where a NaN against a number counts as
+  /// larger than all; the lowest index among equals.
   ElementPair worst;
-  int64_t worst_ulp = 0;  ///< Magnitude, of `worst`; INT64_MAX (only) when one side is NaN.
+  int64_t worst_ulp = 0;  ///< The magnitude of worst's distance; INT64_MAX only for a NaN.
   std::vector<UlpBucket> ulp_histogram;  ///< Non-empty buckets, ascending.
   /// confusion[subject class][reference class].
   std::array<std::array<int64_t, kValueClassCount>, kValueClassCount> class_confusion{};
 };
 
-/// INVALID_ARGUMENT when dtypes or shapes differ, or the dtype has no element value (f4_e2m1x2 and
-/// integers are compared as unsigned codes: ULP distance is the difference of codes).
+/// Compares the tensors bit by bit. f4_e2m1x2 and integers are compared as unsigned codes, whose
+/// ULP distance is the difference of the codes. INVALID_ARGUMENT when dtypes or shapes differ.
 absl::StatusOr<ParityReport> CompareBits(const Tensor& subject, const Tensor& reference,
                                          const ExecutionContext& context);
 

@@ -1,4 +1,4 @@
-// How a warp of errors_tuned_cuda.cu gets its segments into shared memory: by bulk copies, one
+// How a warp of errors_tuned_cuda.cu brings its segments to shared memory: by bulk copies, one
 // segment ahead. Included by .cu files only.
 #pragma once
 
@@ -6,19 +6,20 @@
 
 namespace quantgate {
 
-/// A number that every lane of the warp has, so that the compiler knows of it: it computes with
-/// such numbers beside the vectors, once for the warp.
+/// Tells the compiler that every lane of the warp has the same number, so that it computes with it
+/// in uniform registers, once for the warp.
 __device__ inline uint32_t Uniform(uint32_t x) { return __shfl_sync(kWholeWarp, x, 0); }
 
-/// The address as shared memory counts.
+/// The address of `p` within shared memory.
 __device__ inline uint32_t SharedAddress(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-/// Which segments a warp fetches: the first one, and every one a step behind another. Every lane
-/// knows all of it, and one of them asks for the copies: without a branch that lanes take
-/// differently, and with uniform numbers, a copy takes a few instructions. Blocks are small enough
-/// for 32 bits (Fits): positions, and offsets in the tensor from the block's first element.
+/// Fetches the segments of a warp: a first one, and then each one `segment_step` after the last.
+/// Every lane has all of this state, and one of them starts the copies: with uniform numbers and
+/// without a branch that lanes take differently, a copy takes a few instructions. Positions in the
+/// block, and offsets in the tensor from the block's first element, fit 32 bits (Fits in
+/// errors_tuned_cuda.cu).
 template <NumberEncoding kSubject, NumberEncoding kReference>
 class SegmentFeed {
  public:
@@ -26,7 +27,8 @@ class SegmentFeed {
   static constexpr int kReferenceBytes = kSegmentElements * kElementBytes<kReference>;
   static constexpr int kBytes = kSubjectBytes + kReferenceBytes;
 
-  /// By the whole warp, for the memory and the barrier of one segment.
+  /// Called by the whole warp. `memory` and `barrier` are addresses of shared memory for one
+  /// segment.
   __device__ SegmentFeed(const ErrorParameters& parameters, const BlockShape& block,
                          uint32_t segment, uint32_t segment_step, uint32_t memory, uint32_t barrier)
       : memory_(memory), barrier_(barrier) {
@@ -49,9 +51,8 @@ class SegmentFeed {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
 
-  /// Begins to copy the next segment, where there is one. A copy does not wait for reads of shared
-  /// memory that were asked for before it: `token` is 0 or 1, and there once these have ended
-  /// (ChunkPair::Await).
+  /// Begins to copy the next segment, where there is one. A copy does not wait for earlier reads of
+  /// shared memory, so `token`, 0 or 1, must depend on the end of these reads (ChunkPair::Await).
   __device__ void Fetch(uint32_t token) {
     if (position_ < count_ && token <= 1)
       CopyRows(min(uint32_t{kSegmentElements}, count_ - position_));
@@ -64,7 +65,7 @@ class SegmentFeed {
     }
   }
 
-  /// Waits for the segment of the fetch of that number.
+  /// Waits for the segment of fetch `number`, counted from 0.
   __device__ void Wait(uint32_t number) const {
     asm volatile(
         "{\n"
@@ -77,7 +78,7 @@ class SegmentFeed {
   }
 
  private:
-  /// The same lane at every call.
+  /// True in one lane, the same at every call.
   static __device__ bool IsElected() {
     uint32_t elected;
     asm volatile(
@@ -127,7 +128,7 @@ class SegmentFeed {
   const char* reference_;
   uint32_t count_, width_, stride_;
   uint32_t step_, step_columns_, step_offset_;
-  uint32_t position_, column_, offset_;  // Of the next segment's first element.
+  uint32_t position_, column_, offset_;  // Those of the next segment's first element.
 };
 
 }  // namespace quantgate

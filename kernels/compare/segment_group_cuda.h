@@ -1,4 +1,4 @@
-// A group of sums of segments, added by one block of threads: more levels of the pairwise tree.
+// How one block of threads adds a group of segments' sums: more levels of the pairwise tree.
 // Included by .cu files only.
 #pragma once
 
@@ -15,20 +15,20 @@ struct GroupMemory {
   double of_warp[kGroupWarps][kSegmentSeries];
 };
 
-/// How many sums `level` launches of LaunchSumSegments leave of that many segments.
+/// How many sums `level` launches of LaunchSumSegments leave of so many segments.
 __device__ inline int64_t SegmentsAt(int64_t segments, int level) {
   for (; level > 0; --level) segments = (segments + kSegmentGroup - 1) / kSegmentGroup;
   return segments;
 }
 
-/// The pairwise sum over lanes of one series, which are four, in each of them.
+/// The pairwise sum over the four lanes of one series, in each of them.
 __device__ inline double SumOverSeries(double sum) {
   sum += __shfl_xor_sync(kWholeWarp, sum, kSegmentSeries);
   return sum + __shfl_xor_sync(kWholeWarp, sum, 2 * kSegmentSeries);
 }
 
-/// The warp's share of group `group` of the `count` sums in `from` to memory. What is missing of
-/// the group stands as -0.0.
+/// Adds the warp's share of group `group` of the `count` sums in `from`, to shared memory. Sums
+/// that the group lacks count as -0.0.
 __device__ inline void AddShareOfGroup(const double* from, int64_t count, int64_t group,
                                        GroupMemory& memory) {
   const int lane = threadIdx.x % 32, series = lane % kSegmentSeries;
@@ -44,7 +44,7 @@ __device__ inline void AddShareOfGroup(const double* from, int64_t count, int64_
   if (lane < kSegmentSeries) memory.of_warp[threadIdx.x / 32][series] = sum;
 }
 
-/// The sum of a group whose shares are in memory, of series i in lane i. By one warp.
+/// The sum of a group from its shares in memory: series i in lane i. Called by one warp.
 __device__ inline double SumOfGroup(const GroupMemory& memory) {
   const int lane = threadIdx.x % 32;
   return SumOverSeries(memory.of_warp[lane / kSegmentSeries][lane % kSegmentSeries]);

@@ -1,5 +1,5 @@
 // Kernel code shared by the comparisons that sum: the blocks of the heat map, their segments, and
-// sums across a warp in the order of docs/reports.md section 2.
+// the sums over a warp in the order of docs/reports.md section 2.
 #pragma once
 
 #include <cstdint>
@@ -13,20 +13,20 @@ namespace quantgate {
 
 inline constexpr unsigned kWholeWarp = 0xFFFFFFFFu;
 
-inline constexpr int kSegmentWarps = 8;  // Of a block of threads, a segment each.
+inline constexpr int kSegmentWarps = 8;  // Warps of a block of threads; each takes a segment.
 inline constexpr int kSegmentThreads = 32 * kSegmentWarps;
 
-/// Consecutive elements of a block that one thread takes, and those of one warp.
+/// A chunk is the consecutive elements that one thread takes, a stretch those that one warp takes.
 inline constexpr int kChunkElements = 8;
 inline constexpr int kStretchElements = 32 * kChunkElements;
 inline constexpr int kSegmentStretches = kSegmentElements / kStretchElements;
 
 /// One block of the heat map.
 struct BlockShape {
-  int64_t first;  // Index in the tensor of its first element.
+  int64_t first;  // Index in the tensor of the block's first element.
   int64_t width;
   int64_t stride;  // Columns of the tensor.
-  int64_t count;   // Elements.
+  int64_t count;   // Elements of the block.
 
   __device__ BlockShape(const BlockCut& cut, int block) {
     const int row = block / cut.columns, column = block % cut.columns;
@@ -44,7 +44,8 @@ struct BlockShape {
   }
 };
 
-/// Indices of consecutive positions, with one division for them all.
+/// The indices in the tensor of consecutive positions in a block, with one division for all of
+/// them.
 class IndexWalk {
  public:
   __device__ IndexWalk(const BlockShape& block, int64_t position)
@@ -70,7 +71,7 @@ class IndexWalk {
 template <int kCount>
 struct Series {
   double values[kCount];
-  /// What stands for an element that is left out.
+  /// The terms of an element that is left out.
   static __device__ Series Nothing() {
     Series nothing;
     for (double& value : nothing.values) value = -0.0;
@@ -96,8 +97,8 @@ __device__ inline auto SumInOrder(Measure& measure, int begin = 0) {
   }
 }
 
-/// The pairwise sum over the lanes of a warp, in each of them. Addition commutes, so that both
-/// lanes of a pair find the same sum.
+/// The pairwise sum over the lanes of a warp, in every lane. Addition commutes, so both lanes of a
+/// pair find the same sum.
 template <int kCount>
 __device__ inline Series<kCount> SumOverLanes(Series<kCount> terms) {
   for (int distance = 1; distance < 32; distance *= 2) {
@@ -109,7 +110,7 @@ __device__ inline Series<kCount> SumOverLanes(Series<kCount> terms) {
   return terms;
 }
 
-/// The sums of one segment, given to every lane, to memory.
+/// Writes the sums of one segment, which every lane has, to memory.
 template <int kCount>
 __device__ inline void StoreSums(const Series<kCount>& sums, double* to) {
   const int lane = threadIdx.x % 32;
@@ -120,9 +121,9 @@ __device__ inline void StoreSums(const Series<kCount>& sums, double* to) {
   if (lane >= kCount && lane < kSegmentSeries) to[lane] = 0;
 }
 
-/// The sums of the segments that this block of threads has of a block of the heat map, for any two
-/// types: measure_element(subject, reference, position in the block, index in the tensor) is a
-/// Series.
+/// Sums the segments of a block of the heat map that this block of threads takes, for any two
+/// types. measure_element(subject, reference, position in the block, index in the tensor) gives an
+/// element's terms as a Series.
 template <class Parameters, class Measure>
 __device__ inline void MeasureBlock(const Parameters& parameters, float (&tables)[2][256],
                                     const Measure& measure_element) {

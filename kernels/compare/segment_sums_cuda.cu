@@ -1,4 +1,4 @@
-// Sums of segments to sums of groups of them: more levels of the same pairwise tree.
+// Adds the sums of segments to sums of groups of segments: more levels of the same pairwise tree.
 #include "kernels/compare/segment_group_cuda.h"
 
 namespace quantgate {

@@ -8,7 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/engine/copy_checks.h"
 #include "kernels/engine/cuda_module.h"
 #include "kernels/engine/engine.h"
 #include "kernels/tensor/column_sums.h"
@@ -54,7 +53,7 @@ class CpuTimePoint final : public TimePoint {
  public:
   absl::StatusOr<double> SecondsSince(const TimePoint& earlier) const override {
     const auto* cpu = dynamic_cast<const CpuTimePoint*>(&earlier);
-    if (cpu == nullptr) return OtherKindOfMoment();
+    if (cpu == nullptr) return OtherEngineKindError();
     return std::chrono::duration<double>(time_ - cpu->time_).count();
   }
 
@@ -79,7 +78,7 @@ class CpuEngine final : public Engine {
 
   absl::Status CheckArithmetic(const Arithmetic& arithmetic) const override {
     if (arithmetic.family != ArithmeticFamily::kCublasLt) return absl::OkStatus();
-    return CublasLtOnCpu(arithmetic);
+    return CublasLtOnCpuError(arithmetic);
   }
 
   absl::StatusOr<Tensor> ToDevice(const Tensor& tensor, const Cancellation*) override {
@@ -106,7 +105,7 @@ class CpuEngine final : public Engine {
   }
   absl::Status WaitFor(const Moment& moment) override {
     if (dynamic_cast<const CpuMoment*>(&moment) != nullptr) return absl::OkStatus();
-    return OtherKindOfMoment();
+    return OtherEngineKindError();
   }
   absl::Status Copy(const Tensor& source, const Tensor& to, int64_t offset) override {
     QG_RETURN_IF_ERROR(CheckCopy(source, to, offset));
@@ -179,10 +178,10 @@ class CpuEngine final : public Engine {
 
   absl::StatusOr<std::vector<CublasLtAlgorithm>> Algorithms(const GemmDesc& desc,
                                                             const Cancellation*) override {
-    return CublasLtOnCpu(desc.arithmetic);
+    return CublasLtOnCpuError(desc.arithmetic);
   }
   absl::StatusOr<HardwareCheck> CheckHardware(HardwareCheckSize, const Cancellation*) override {
-    return CublasLtOnCpu(Arithmetic{ArithmeticFamily::kCublasLt});
+    return CublasLtOnCpuError(Arithmetic{ArithmeticFamily::kCublasLt});
   }
 
   absl::StatusOr<Tensor> ColumnSums(const Tensor& source, DType out,

@@ -28,10 +28,11 @@ std::string CudaVersionText(int version) {
   return absl::StrCat(version / 1000, ".", version % 1000 / 10);
 }
 
-/// What the host may take from one stage to the next without a pause between them: hardly a launch.
+/// Stages follow each other without a pause where the host takes at most this long between them,
+/// which is about the time of a launch.
 constexpr std::chrono::microseconds kBetweenStages{50};
 
-/// Copies of arguments that can be moved to device memory: of a span of tensors, a vector.
+/// Copies of arguments, whose tensors MoveToDevice can replace; a span of tensors becomes a vector.
 template <typename Argument>
 Argument CopyOf(const Argument& argument) {
   return argument;
@@ -53,7 +54,7 @@ bool IsAhead(const PooledCudaEvent& mark) {
 
 }  // namespace
 
-/// Two marks on the stream around the work. May outlive the engine, but is stopped before.
+/// Two events on the stream around the work. May outlive the engine, but must be stopped before.
 class CudaEngine::CudaStopwatch final : public Stopwatch {
  public:
   explicit CudaStopwatch(CudaEngine& engine) : engine_(engine) { status_ = Mark(begin_); }
@@ -106,7 +107,7 @@ absl::StatusOr<std::unique_ptr<CudaEngine>> CudaEngine::Open(int ordinal, LanePr
 }
 
 CudaEngine::~CudaEngine() {
-  // What the stream still reads of other engines is dropped after it has been read.
+  // Tensors of other engines that the stream still reads must not be dropped before.
   (void)device_->Synchronize();
 }
 
@@ -150,7 +151,7 @@ absl::Status CudaEngine::MoveToDevice(Argument& argument, const Cancellation* ca
       QG_RETURN_IF_ERROR(MoveToDevice(*tensor, cancellation));
     }
   } else {
-    // A tensor owns its memory, so what holds one is not this.
+    // A type that holds a tensor is not trivially copyable, since a tensor owns its memory.
     static_assert(std::is_trivially_copyable_v<Argument>, "give the argument a TensorsOf");
   }
   return absl::OkStatus();
@@ -162,8 +163,8 @@ absl::StatusOr<Argument> CudaEngine::OnDevice(Argument argument, const Cancellat
   return argument;
 }
 
-// What kernels compute is said where they are declared; all that an engine adds is a turn, and the
-// arguments in device memory, in their order.
+// The operations that are QG_ENGINE_KERNEL: the engine takes its turn, brings the arguments to
+// device memory in their order and calls the kernel, whose declaration says what it computes.
 #define QG_ENGINE_OPERATION(result, Name, parameters, arguments)
 #define QG_ENGINE_KERNEL(result, Name, parameters, arguments)                                      \
   result CudaEngine::Name parameters {                                                             \
@@ -228,7 +229,7 @@ absl::StatusOr<QuantizedTensor> CudaEngine::Quantize(const Tensor& source,
                                                      const Cancellation* cancellation) {
   QG_TAKE_TURN(cancellation);
   QG_ASSIGN_OR_RETURN(const Tensor moved, device_->ToDevice(source, cancellation));
-  // A scale in host memory is checked and copied there.
+  // QuantizeCuda checks and copies a scale that is in host memory.
   return QuantizeCuda(*device_, moved, quantizer, usages, arguments);
 }
 
@@ -292,8 +293,8 @@ absl::StatusOr<std::vector<QuantizationSummary>> CudaEngine::Summarize(
 absl::StatusOr<GemmResult> CudaEngine::GemmOnTurn(GemmDesc moved,
                                                   const Cancellation* cancellation) {
   if (moved.arithmetic.family == ArithmeticFamily::kAuto) {
-    // The hardware for what it supports, and the model that the CPU engine would take for the rest;
-    // the result says which.
+    // The hardware runs what it supports, and the model that the CPU engine would take runs the
+    // rest; the result says which one ran.
     GemmDesc on_hardware = moved;
     on_hardware.arithmetic.family = ArithmeticFamily::kCublasLt;
     if (cublaslt_->Check(on_hardware).ok()) return cublaslt_->Gemm(on_hardware, cancellation);
@@ -396,7 +397,7 @@ absl::StatusOr<Deferred<BoundCheck>> CudaEngine::StartCheckBound(const GemmDesc&
   QG_ASSIGN_OR_RETURN(const GemmDesc moved, OnDevice(desc, cancellation));
   QG_ASSIGN_OR_RETURN(const Tensor moved_subject, device_->ToDevice(subject, cancellation));
   QG_ASSIGN_OR_RETURN(const Tensor moved_exact, device_->ToDevice(exact, cancellation));
-  // Whoever reads a report that was begun before need not wait for these products.
+  // Reading a report that was begun before need not wait for these products.
   if (device_->has_reads_to_note()) {
     QG_ASSIGN_OR_RETURN(PooledCudaEvent begun, timed_events_.Record(*device_));
     device_->NoteReads(std::move(begun));

@@ -1,5 +1,5 @@
-// CudaEngine: the operations of Engine on one GPU, with the bits of the CPU engine. Lives in the
-// module that kernels/engine/cuda_module.h loads; GPU tests link it directly.
+// CudaEngine: the operations of Engine on one GPU, with the bits of the CPU engine. It is part of
+// the module that kernels/engine/cuda_module.h loads; GPU tests link it directly.
 #pragma once
 
 #include <chrono>
@@ -20,7 +20,7 @@ namespace quantgate {
 
 class CudaEngine final : public Engine {
  public:
-  /// FAILED_PRECONDITION as CudaDevice::Open.
+  /// Errors as CudaDevice::Open, which gives FAILED_PRECONDITION for a device that cannot be used.
   static absl::StatusOr<std::unique_ptr<CudaEngine>> Open(
       int ordinal, LanePriority priority = LanePriority::kNormal);
   ~CudaEngine() override;
@@ -28,15 +28,15 @@ class CudaEngine final : public Engine {
 #define QG_ENGINE_OPERATION(result, Name, parameters, arguments) result Name parameters override
 #include "kernels/engine/operations.inc"
 
-  /// Nobody else puts work on the device's stream while this is held; for collectives, which put
-  /// theirs on the streams of several engines at once.
+  /// While the result is held, nobody else puts work on the engine's stream: for collectives, which
+  /// put work on the streams of several engines at once.
   std::unique_lock<std::mutex> HoldStream() {
     std::unique_lock lock(mutex_);
     ++work_count_;
     return lock;
   }
 
-  /// For collectives, the self-check and tests of faults.
+  /// For collectives, the hardware check and tests of faults.
   CudaDevice& device() { return *device_; }
   CublasLt& cublaslt() { return *cublaslt_; }
 
@@ -44,23 +44,22 @@ class CudaEngine final : public Engine {
   CudaEngine(std::unique_ptr<CudaDevice> device, std::unique_ptr<CublasLt> cublaslt)
       : device_(std::move(device)), cublaslt_(std::move(cublaslt)) {}
 
-  /// Serves one call: nobody else puts work on the stream meanwhile.
-  class Turn;
+  class Turn;  // cuda_turn.h: a call's exclusive use of the stream.
   class CudaStopwatch;
-  /// The time at which the stream is through with what is on it. Each event costs the device a
-  /// microsecond or two, so one serves as the end of a stage, the beginning of the stage that
-  /// follows without a pause and the mark of the first one's results.
+  /// An event at which the stream has done everything that is on it now. Each event costs the
+  /// device a microsecond or two, so one event serves as the end of a stage, as the beginning of
+  /// the stage that follows without a pause, and as the mark of the first stage's results.
   absl::StatusOr<PooledCudaEvent> MarkStage();
-  /// Brings the tensors of an argument of an operation to device memory.
+  /// Replaces the tensors in an argument of an operation by tensors in device memory.
   template <typename Argument>
   absl::Status MoveToDevice(Argument& argument, const Cancellation* cancellation);
-  /// A copy of an argument with its tensors there.
+  /// A copy of an argument with its tensors in device memory.
   template <typename Argument>
   absl::StatusOr<Argument> OnDevice(Argument argument, const Cancellation* cancellation);
-  /// What waits for a report that was begun on a turn.
+  /// The Deferred that waits for a report which was begun during a turn.
   template <typename Report>
   absl::StatusOr<Deferred<Report>> ReadLater(absl::StatusOr<StartedReport<Report>> started);
-  /// Of tensors on the device.
+  // The operations without their Turn; tensors of `desc` are in device memory.
   absl::StatusOr<GemmResult> GemmOnTurn(GemmDesc desc, const Cancellation* cancellation);
   absl::Status CopyOnTurn(const Tensor& source, const Tensor& to, int64_t offset);
 
@@ -68,12 +67,12 @@ class CudaEngine final : public Engine {
   const std::unique_ptr<CudaDevice> device_;
   const std::unique_ptr<CublasLt> cublaslt_;
   CudaEventPool events_;
-  CudaEventPool timed_events_{cudaEventDefault};  ///< Of stopwatches.
+  CudaEventPool timed_events_{cudaEventDefault};  ///< Events that record the time.
   int64_t work_count_ = 0;                        ///< Calls that may have put work on the stream.
-  PooledCudaEvent last_mark_;                     ///< Of MarkStage,
-  int64_t work_at_last_mark_ = 0;
-  std::chrono::steady_clock::time_point last_mark_at_;  ///< by the host's clock.
-  PendingReads pending_;                                ///< Of other engines' tensors.
+  PooledCudaEvent last_mark_;                     ///< The last event of MarkStage,
+  int64_t work_at_last_mark_ = 0;                 ///< the work_count_ at that time,
+  std::chrono::steady_clock::time_point last_mark_at_;  ///< and the time by the host's clock.
+  PendingReads pending_;                                ///< Tensors of other engines to be read.
 };
 
 }  // namespace quantgate

@@ -1,13 +1,13 @@
-// What the ranks of a parallel run ask of the CUDA engine beside the operations of a layer: tensors
-// of other engines, and when they are there.
+// The operations of the CUDA engine by which the ranks of a parallel run exchange tensors: moments,
+// copies from other engines, times and lanes.
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/cuda_status.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/engine/copy_checks.h"
 #include "kernels/engine/cuda_turn.h"
+#include "kernels/engine/engine.h"
 
 namespace quantgate {
 namespace {
@@ -36,7 +36,7 @@ class CudaTimePoint final : public TimePoint {
 
   absl::StatusOr<double> SecondsSince(const TimePoint& earlier) const override {
     const auto* cuda = dynamic_cast<const CudaTimePoint*>(&earlier);
-    if (cuda == nullptr) return OtherKindOfMoment();
+    if (cuda == nullptr) return OtherEngineKindError();
     float milliseconds = 0;
     QG_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(cuda->event_));
     QG_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(event_));
@@ -76,7 +76,7 @@ absl::StatusOr<std::shared_ptr<const Moment>> CudaEngine::MarkMoment() {
 absl::Status CudaEngine::WaitFor(const Moment& moment) {
   QG_TAKE_TURN(nullptr);
   const auto* cuda = dynamic_cast<const CudaMoment*>(&moment);
-  if (cuda == nullptr) return OtherKindOfMoment();
+  if (cuda == nullptr) return OtherEngineKindError();
   return QG_CUDA_STATUS(cudaStreamWaitEvent(device_->stream(), cuda->event(), 0));
 }
 
@@ -94,8 +94,8 @@ absl::Status CudaEngine::CopyOnTurn(const Tensor& source, const Tensor& to, int6
   const size_t bytes = source.byte_size();
   const cudaStream_t stream = device_->stream();
   if (is_direct) {
-    // Both are in this device's address space, so its copy engine does it. A copy between two
-    // devices is only that where their contexts have opened to each other besides.
+    // Both are in this device's address space, so its copy engine copies. Between two devices that
+    // takes peer access between their contexts.
     QG_CUDA_RETURN_IF_ERROR(
         cudaMemcpyAsync(at, source.data(), bytes, cudaMemcpyDeviceToDevice, stream));
   } else {
@@ -104,7 +104,7 @@ absl::Status CudaEngine::CopyOnTurn(const Tensor& source, const Tensor& to, int6
   }
   auto read = events_.Record(*device_);
   if (!read.ok()) {
-    // Nothing says when it has been read, so it is waited for.
+    // Without an event nothing tells when `source` has been read, so wait for it.
     (void)device_->Synchronize();
     return std::move(read).status();
   }

@@ -1,5 +1,5 @@
-// The one symbol of the module.
-#include "kernels/engine/cuda_entry.h"
+// The module's only visible symbol, quantgate_cuda_entry (cuda_module.h).
+#include "kernels/engine/cuda_module.h"
 
 #include "kernels/engine/cuda_engine.h"
 
@@ -12,7 +12,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Make(int ordinal) {
   return std::unique_ptr<Engine>(*std::move(engine));
 }
 
-constexpr CudaEntry kEntry = {&CudaDevice::Count, &Make, &Collectives};
+constexpr CudaEntry kEntry = {&CudaDevice::Count, &Make, &ModuleCollectives};
 
 }  // namespace
 }  // namespace quantgate

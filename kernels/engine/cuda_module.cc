@@ -10,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/engine/cuda_entry.h"
 
 namespace quantgate {
 namespace {
@@ -23,7 +22,8 @@ absl::Status BuiltWithout() {
       "this build has no CUDA engine; the CPU engine gives the bits of arithmetic sm90");
 }
 
-/// Beside the program, and in ../lib of it: build trees and bundles have it there.
+/// Where the module may be: in ../lib of the program's folder, as in build trees and bundles, or
+/// beside the program.
 std::array<std::filesystem::path, 2> ModulePaths() {
   std::error_code error;
   const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
@@ -38,7 +38,8 @@ std::string LastError() {
 
 absl::StatusOr<const CudaEntry*> Load() {
   if (!IsBuiltWithCuda()) return BuiltWithout();
-  // Asked first: without a driver nothing else is worth loading, and this is what to say.
+  // The driver is looked for first: without it nothing else is worth loading, and the error is
+  // this.
   if (dlopen(kDriver, RTLD_NOW | RTLD_GLOBAL) == nullptr) {
     return absl::FailedPreconditionError(
         absl::StrCat("no CUDA device: the NVIDIA driver's ", kDriver, " is not here (", LastError(),
@@ -51,12 +52,13 @@ absl::StatusOr<const CudaEntry*> Load() {
       absl::StrAppend(&errors, errors.empty() ? "" : "; ", path.string(), " does not exist");
       continue;
     }
-    // RTLD_LOCAL: the module has copies of the engine's code of its own, which must not meet ours.
+    // RTLD_LOCAL, because the module has its own copies of the engine's code, whose symbols must
+    // not be mixed with the program's.
     void* module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (module == nullptr) return absl::FailedPreconditionError(LastError());
     void* entry = dlsym(module, kCudaEntryName);
     if (entry == nullptr) return absl::FailedPreconditionError(LastError());
-    // Never closed: its tensors may live as long as the process.
+    // The module is never closed, since its tensors may live as long as the process.
     return reinterpret_cast<const CudaEntry* (*)()>(entry)();
   }
   return absl::FailedPreconditionError(absl::StrCat("the CUDA engine's module: ", errors));
@@ -100,7 +102,7 @@ absl::StatusOr<const CudaCollectives*> FindCudaCollectives() {
   return entry->collectives();
 }
 
-absl::Status CublasLtOnCpu(const Arithmetic& arithmetic) {
+absl::Status CublasLtOnCpuError(const Arithmetic& arithmetic) {
   const bool is_built = IsBuiltWithCuda();
   return StatusOf(
       {.code = is_built ? absl::StatusCode::kFailedPrecondition : absl::StatusCode::kUnimplemented,

@@ -7,8 +7,8 @@
 namespace quantgate {
 namespace {
 
-// The few entries of NVML's stable C interface that are used, declared here since the toolkit need
-// not have its header: https://docs.nvidia.com/deploy/nvml-api
+// The few functions of NVML's stable C interface that are used, declared here because a toolkit may
+// lack its header: https://docs.nvidia.com/deploy/nvml-api
 using NvmlDevice = void*;
 constexpr int kNvmlSuccess = 0;
 constexpr int kNvmlClockSm = 1;

@@ -1,5 +1,5 @@
-// What the driver's management library (NVML) says of a device, and which NCCL is there: not needed
-// for any bit, told in every report.
+// Readings of a device by the driver's management library (NVML), and the version of NCCL: no bit
+// depends on them, and every report states them.
 #pragma once
 
 #include <string>
@@ -8,17 +8,17 @@ namespace quantgate {
 
 struct DeviceReadings {
   std::string driver;        ///< "580.159.04".
-  int sm_clock_mhz = 0;      ///< Now.
-  int memory_clock_mhz = 0;  ///< Now.
+  int sm_clock_mhz = 0;      ///< At the time of the call.
+  int memory_clock_mhz = 0;  ///< At the time of the call.
 };
 
-/// Of the device at this PCI address ("0000:1B:00.0"). Empty and zero where the library or an entry
-/// of it is missing: a report then says "unknown".
+/// The readings of the device at this PCI address ("0000:1B:00.0"). Fields are empty or zero where
+/// the library or one of its functions is missing; a report then says "unknown".
 DeviceReadings ReadDevice(const std::string& pci_bus_id);
 
-/// NCCL's library, found at run time; ranks on GPUs of their own move tensors by it.
+/// NCCL's library, found at run time; ranks on GPUs of their own exchange tensors through it.
 inline constexpr char kNcclLibrary[] = "libnccl.so.2";
-/// "2.28.9"; empty where the host has none. NCCL does nothing but say so.
+/// "2.28.9"; empty where the host has no NCCL. Only asks the library for its version.
 const std::string& NcclVersion();
 
 }  // namespace quantgate

@@ -1,11 +1,11 @@
-// Engine: one virtual call per operation of the list kernels/engine/operations.inc. Every engine
-// gives the same bits for every operation; what differs is where the tensors live and how fast it
-// is. Thread-safe: calls from several threads do not disturb each other.
+// Engine: one virtual call for each operation of the list kernels/engine/operations.inc. Every
+// engine gives the same bits for every operation; engines differ in where the tensors live and in
+// speed. Thread-safe: calls from several threads do not disturb each other.
 //
 // Tensors that an engine gives live in its memory space. It takes tensors of that space and of the
-// host's; the latter are copied first, so bring what is used more than once with ToDevice. Nothing
-// is waited for between operations: what needs a value on the host (Read..., Summarize, the
-// comparisons, ToHost) says so by giving one.
+// host's; the latter are copied at each call, so bring a tensor that is used more than once with
+// ToDevice. An operation does not wait for its work unless its result is a value on the host
+// (Read..., Summarize, the comparisons, ToHost).
 #pragma once
 
 #include <functional>
@@ -45,13 +45,13 @@ struct DeviceDescription {
   std::string architecture;  ///< "x86-64 avx512", "sm_90".
   std::string driver;        ///< "580.159.04"; empty on the CPU.
   // CUDA devices only.
-  std::string cuda;         ///< Of the runtime, and what the driver supports: "13.0 (driver 13.0)".
-  std::string cublaslt;     ///< "13.1.0".
-  std::string nccl;         ///< "2.28.9"; empty where the host has none.
-  int multiprocessors = 0;  ///< SMs.
-  int sm_clock_mhz = 0;     ///< As read at the time of asking.
+  std::string cuda;          ///< Runtime, and newest that the driver takes: "13.0 (driver 13.0)".
+  std::string cublaslt;      ///< "13.1.0".
+  std::string nccl;          ///< "2.28.9"; empty where the host has none.
+  int multiprocessors = 0;   ///< SMs.
+  int sm_clock_mhz = 0;      ///< Read at the time of the call.
   int memory_clock_mhz = 0;  ///< Likewise.
-  int64_t memory_bytes = 0;  ///< Of the device.
+  int64_t memory_bytes = 0;  ///< The device's memory.
 };
 
 /// Memory of an engine's device, for metrics. Zero on the CPU.
@@ -61,71 +61,72 @@ struct DeviceMemory {
   int64_t bytes_total = 0;
 };
 
-/// How long a piece of work takes on an engine's device. Stops when it is told to and not when it
-/// is read.
+/// Measures how long a piece of work takes on an engine's device, from StartStopwatch to Stop.
 class Stopwatch {
  public:
   virtual ~Stopwatch() = default;
   virtual absl::Status Stop() = 0;
-  /// Between the start and Stop; waits for the work where it is still under way.
+  /// Seconds between the start and Stop; waits for the work where it is still under way.
   virtual absl::StatusOr<double> Seconds() = 0;
 };
 
-/// A point in an engine's work: everything that was asked of it before. May outlive the engine.
+/// A point in an engine's work, after everything that was asked of it before. May outlive the
+/// engine.
 class Moment {
  public:
   virtual ~Moment() = default;
 };
 
-/// When an engine's work came to a point; read after the work.
+/// The time at which an engine's work came to a point, known once it has.
 class TimePoint {
  public:
   virtual ~TimePoint() = default;
-  /// From one of the same device; waits for both.
+  /// Seconds since `earlier`, a time point of the same device; waits for both.
   virtual absl::StatusOr<double> SecondsSince(const TimePoint& earlier) const = 0;
 };
 
-/// What was begun; calling it, once, waits for it. The engine that began it outlives it.
+/// A result that an engine has begun to compute. Calling this, at most once, waits for the result.
+/// The engine must outlive it.
 template <typename Report>
 using Deferred = absl::AnyInvocable<absl::StatusOr<Report>() &&>;
 
-/// One that is there already.
+/// A Deferred whose result is there already.
 template <typename Report>
 Deferred<Report> Ready(Report report) {
   return [report = std::move(report)]() mutable -> absl::StatusOr<Report> {
     return std::move(report);
   };
 }
-/// The same, or what went wrong with it.
+/// The same for a result that may be an error.
 template <typename Report>
 absl::StatusOr<Deferred<Report>> Ready(absl::StatusOr<Report> report) {
   if (!report.ok()) return report.status();
   return Ready<Report>(*std::move(report));
 }
 
-/// A GEMM whose note may still be on its way.
+/// A GEMM that was begun; its note may need a wait.
 struct StartedGemm {
   GemmResult result;  ///< Without its note.
   Deferred<std::string> note;
 };
 
-/// One that is there already, or what went wrong with it.
+/// A StartedGemm whose result is there already, or the error of `result`.
 absl::StatusOr<StartedGemm> ReadyGemm(absl::StatusOr<GemmResult> result);
 
-/// Whose kernels begin first where a device has no room for all: those of urgent lanes.
+/// Where a device has no room for the kernels of all lanes, those of urgent lanes begin first.
 enum class LanePriority { kNormal, kUrgent };
 
 class Engine {
  public:
   virtual ~Engine() = default;
 
-  /// Writes all bytes of the tensor that StartToHost was given.
+  /// Waits for the tensor that StartToHost was given and writes all its bytes to `bytes`.
   using HostRead = std::function<absl::Status(std::span<std::byte> bytes)>;
 
 #define QG_ENGINE_OPERATION(result, Name, parameters, arguments) virtual result Name parameters = 0
 #include "kernels/engine/operations.inc"
 
-  // Each begins the operation Start... and waits for what it gives.
+  // Each calls the operation Start... of its name and waits for the result.
   absl::StatusOr<GemmResult> Gemm(const GemmDesc& desc, const Cancellation* cancellation);
   absl::StatusOr<ParityReport> CompareBits(const Tensor& subject, const Tensor& reference,
                                            const Cancellation* cancellation);
@@ -133,14 +134,27 @@ class Engine {
                                            const Cancellation* cancellation);
   absl::StatusOr<BoundCheck> CheckBound(const GemmDesc& desc, const Tensor& subject,
                                         const Tensor& exact, const Cancellation* cancellation);
-  /// One wait for all of them.
+  /// Waits once for all tensors.
   absl::StatusOr<std::vector<Fingerprint>> FingerprintsOf(std::span<const Tensor> tensors,
                                                           const Cancellation* cancellation);
   absl::StatusOr<Fingerprint> FingerprintOf(const Tensor& tensor, const Cancellation* cancellation);
 };
 
-/// The read of a tensor that the host has.
+/// Zeros in the engine's memory, made there: nothing is uploaded.
+absl::StatusOr<Tensor> Zeros(Engine& engine, const Shape& shape, const Cancellation* cancellation,
+                             DType dtype = DType::kF32);
+
+// For the engines themselves.
+
+/// What StartToHost gives for a tensor in host memory.
 Engine::HostRead ReadOfHostTensor(const Tensor& tensor);
+/// INVALID_ARGUMENT where Engine::Copy must refuse: `source` does not fit into `to` at byte
+/// `offset`, or one of them is absent.
+absl::Status CheckCopy(const Tensor& source, const Tensor& to, int64_t offset);
+/// INVALID_ARGUMENT where an Engine::HostRead must refuse: `bytes` is not as long as the tensor.
+absl::Status CheckRead(const Tensor& tensor, std::span<const std::byte> bytes);
+/// INVALID_ARGUMENT: what Engine::WaitFor gives for a moment of another kind of engine.
+absl::Status OtherEngineKindError();
 
 struct CpuEngineOptions {
   Isa isa = BestIsa();

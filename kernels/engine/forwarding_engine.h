@@ -1,5 +1,5 @@
-// An engine that hands every operation to another one, so that its work takes the path that it
-// takes without it. Tests and scenarios override what they want to watch or to disturb.
+// An engine that forwards every operation to another one, so that work takes the same path as
+// without it. Tests and scenarios override what they want to watch or to disturb.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@ namespace quantgate {
 class ForwardingEngine : public Engine {
  public:
   explicit ForwardingEngine(Engine& engine) : engine_(engine) {}
-  ForwardingEngine(const ForwardingEngine&) = delete;  // What is around another one says so.
+  ForwardingEngine(const ForwardingEngine&) = delete;  // Would copy instead of wrapping.
   ForwardingEngine& operator=(const ForwardingEngine&) = delete;
   Engine& forwarded() { return engine_; }
 
@@ -25,17 +25,17 @@ class ForwardingEngine : public Engine {
   }
 #include "kernels/engine/operations.inc"
 
-  /// The name under which the reading of a report is told that was begun before: also an operation.
+  /// The name under which OnOperation is told that a report is read which was begun before.
   static constexpr char kReadReport[] = "ReadReport";
 
  protected:
-  /// Called before each operation with its name, that of its function.
+  /// Called before each operation with the name of its function.
   virtual void OnOperation(const std::string& name) {}
-  /// Called after it.
+  /// Called after each operation.
   virtual void AfterOperation(const std::string& name) {}
 
  private:
-  /// One operation under way.
+  /// Calls OnOperation and AfterOperation around an operation.
   class Operation {
    public:
     Operation(ForwardingEngine& engine, std::string name)

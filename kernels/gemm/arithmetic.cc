@@ -15,7 +15,7 @@
 namespace quantgate {
 namespace {
 
-/// cuBLASLt was seen to use up to 12 slices; the bound only keeps requests sane.
+/// cuBLASLt was seen to use up to 12 slices; this limit only refuses absurd requests.
 constexpr int kSplitKMax = 1024;
 /// The heuristic returns at most a few dozen.
 constexpr int kAlgorithmMax = 1023;

@@ -10,7 +10,8 @@ using enum ArithmeticFamily;
 using enum OperandClass;
 using enum RuleEvidence;
 
-/// L products of F and outman, chained over k: an instruction of two chained halves is two steps.
+/// A rule of steps of L products with F and outman, chained over k. An instruction of two chained
+/// halves is two steps.
 constexpr FusedRule Chained(int step, int align_bits, int out_mantissa = 23) {
   FusedRule rule;
   rule.step = step;
@@ -19,7 +20,8 @@ constexpr FusedRule Chained(int step, int align_bits, int out_mantissa = 23) {
   return rule;
 }
 
-/// mma.sync m16n8k32 FP8 as two chained fp16 instructions, whose sum joins C at the end.
+/// The rule of mma.sync m16n8k32 FP8: two chained fp16 instructions, whose sum is added to C at the
+/// end.
 constexpr FusedRule EmulatedFp8() {
   FusedRule rule = Chained(16, 25);
   rule.order = ProductOrder::kPairsOfFour;
@@ -28,7 +30,7 @@ constexpr FusedRule EmulatedFp8() {
   return rule;
 }
 
-/// mxf4nvf4 k64: 4 groups of 16.
+/// The rule of mxf4nvf4 k64: steps of 4 groups of 16.
 constexpr FusedRule Nvfp4() {
   FusedRule rule = Chained(64, 35);
   rule.group = 16;
@@ -47,7 +49,7 @@ std::vector<OperandRule> AdaRules() {
   return rules;
 }
 
-/// `plain`: how the rules of bf16 and fp16 are known.
+/// `plain` is the evidence for the rules of bf16 and fp16.
 std::vector<OperandRule> BlackwellRules(RuleEvidence plain) {
   return {{kF16, Chained(16, 25), true, plain},    {kBF16, Chained(16, 25), false, plain},
           {kTf32, Chained(8, 25), false, kRead},   {kFp8, Chained(32, 25), true, kRead},

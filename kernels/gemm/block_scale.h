@@ -1,4 +1,4 @@
-// One block scale as a factor of a fused step: in its format's own significand and exponent.
+// A block scale as a factor of a fused step, by the significand and exponent of the scale's format.
 #pragma once
 
 #include <bit>
@@ -16,7 +16,7 @@ QG_HOST_DEVICE constexpr FusedElement E8m0ScaleElement(uint8_t code) {
   return {1, static_cast<int16_t>(code - 127), FloatClass::kFinite, false};
 }
 
-/// The sign of an E4M3 scale is ignored.
+/// The factor of an E4M3 scale code, whose sign is ignored.
 QG_HOST_DEVICE constexpr FusedElement E4m3ScaleElement(uint8_t code) {
   return UnpackElement<E4M3>(code & 0x7F);
 }
@@ -24,14 +24,15 @@ QG_HOST_DEVICE constexpr float E4m3ScaleValue(uint8_t code) {
   return DecodeFloat<E4M3>(code & 0x7F);
 }
 
-/// Whether an fp32 scale is a number that E8M0 has: 2^-127 to 2^127.
+/// Whether an fp32 scale is a number of E8M0: a power of two from 2^-127 to 2^127.
 QG_HOST_DEVICE constexpr bool IsE8m0Number(float scale) {
   const uint32_t bits = std::bit_cast<uint32_t>(scale);
   const bool is_normal = bits >= 0x00800000 && bits < 0x7F800000;
   return (is_normal && (bits & 0x7FFFFF) == 0) || bits == 0x00400000;
 }
 
-/// Of the bits of a power of two of at least 2^-127 (what CheckGemm lets pass): significand 1.
+/// The factor of an fp32 scale by its bits. The scale must be a power of two of at least 2^-127,
+/// which CheckGemm ensures.
 QG_HOST_DEVICE constexpr FusedElement PowerOfTwoScaleElement(uint32_t bits) {
   return {1, static_cast<int16_t>(static_cast<int>(bits >> 23) - 127), FloatClass::kFinite, false};
 }

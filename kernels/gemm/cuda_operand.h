@@ -1,4 +1,5 @@
-// One operand of a GEMM in device memory, as kernels see it: what OperandView is on the CPU.
+// One operand of a GEMM in device memory, as kernels see it: the counterpart of the CPU's
+// OperandView.
 #pragma once
 
 #include <bit>
@@ -13,11 +14,11 @@ namespace quantgate {
 
 enum class ScaleFormat : uint8_t { kNone, kF32, kE8M0, kE4M3 };
 
-/// What block scales do in a fused rule.
+/// How a fused rule uses block scales.
 enum class ScaleUse : uint8_t {
   kNone,
-  kExponents,  ///< Powers of two, added to the exponents of products.
-  kGroups,     ///< Factors of groups of products.
+  kExponents,  ///< Powers of two that are added to the exponents of products.
+  kGroups,     ///< Factors of the sums of groups of products.
   kSums,       ///< Factors of promoted sums.
 };
 
@@ -32,10 +33,10 @@ QG_HOST_DEVICE inline int ExponentMinOf(FormatId format) {
 
 struct CudaOperand {
   const void* data = nullptr;
-  FormatId format = kFormatId<Float32>;  ///< Of OperandFormats.
+  FormatId format = kFormatId<Float32>;  ///< One of OperandFormats.
   int64_t rows = 0;
   int64_t k = 0;
-  int64_t row_stride = 0;  ///< In elements, single FP4 codes too.
+  int64_t row_stride = 0;  ///< In elements; each FP4 code is one.
   int64_t k_stride = 0;    ///< One of the two strides is 1.
 
   const void* scales = nullptr;  ///< Null: no block scales.
@@ -45,7 +46,7 @@ struct CudaOperand {
   int64_t scale_row_stride = 0;
   int64_t scale_block_stride = 0;
 
-  /// The code of an element, in the low bits.
+  /// The code of an element, in the low bits of the result.
   QG_HOST_DEVICE uint32_t CodeAt(int64_t row, int64_t k_index) const {
     const int64_t index = row * row_stride + k_index * k_stride;
     return VisitFormatIn(OperandFormats{}, format, [&]<class Format>() -> uint32_t {
@@ -78,7 +79,7 @@ struct CudaOperand {
         return 1.0f;
     }
   }
-  /// The same as one factor of a fused step.
+  /// The scale of an element as a factor of a fused step.
   QG_HOST_DEVICE FusedElement ScaleElementAt(int64_t row, int64_t k_index) const {
     const int64_t index = ScaleIndex(row, k_index);
     switch (scale_format) {

@@ -51,8 +51,7 @@ float ScalarOf(const GemmOperand& operand) {
   return operand.scaling == ScaleMode::kTensor ? *operand.scale_inv.as<float>() : 1.0f;
 }
 
-/// rnd(value) as fp32: the rounding to the output type, before something else is added in that
-/// type.
+/// rnd(value) as fp32: the rounding to the output type before c is added.
 void RoundToDType(DType dtype, int columns, float* values) {
   if (dtype == DType::kBF16) {
     for (int i = 0; i < columns; ++i) {
@@ -67,8 +66,8 @@ void RoundToDType(DType dtype, int columns, float* values) {
 
 }  // namespace
 
-// Transformer Engine's order: the amaxes join alpha, the N side's first, then the constant
-// reciprocal of the largest codes.
+// Transformer Engine's order: alpha is multiplied by the amaxes, the N side's first, and then by
+// the constant reciprocal of the largest codes.
 float Nvfp4Coefficient(const GemmDesc& desc) {
   const auto amax_of = [&](const GemmOperand& operand) {
     return operand.amax.has_value() && !IsRowScaled(desc.a) ? *operand.amax.as<float>() : 1.0f;

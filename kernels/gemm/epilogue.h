@@ -1,6 +1,6 @@
-// What a GEMM does to its fp32 accumulator before the output is stored: scales, alpha and beta,
-// bias, rounding (the epilogue table of docs/tensor-cores.md section 3.3), the same for every
-// arithmetic that accumulates in fp32.
+// The epilogue: what a GEMM does to its fp32 accumulators before it stores the output, namely
+// scales, alpha and beta, bias and rounding (the epilogue table of docs/tensor-cores.md section
+// 3.3). It is the same for every arithmetic that accumulates in fp32.
 #pragma once
 
 #include <cstdint>
@@ -15,30 +15,31 @@ namespace quantgate {
 /// alpha' of an nv16 GEMM: alpha with the global scales of both operands, or, where a is
 /// row-scaled, with the constant alone (docs/tensor-cores.md section 3.5).
 float Nvfp4Coefficient(const GemmDesc& desc);
-/// The part of it that no tensor holds: f32(1 / (6 * 6 * B_M * B_N)).
+/// The constant factor of alpha', which no tensor holds: f32(1 / (6 * 6 * B_M * B_N)).
 float Nvfp4Reciprocal(const GemmDesc& desc);
 
-/// How alpha, beta and c meet in the GEMM.
+/// How the GEMM combines alpha, beta and c.
 Combination CombinationOf(const GemmDesc& desc);
-/// Whether, without c, the product alone is the result, rather than fma with an addend of +0: after
-/// split-K and after sums of scaled blocks. Measured on an H200
-/// (tests/data/golden_gemm_fp8_block, golden_gemm_splitk).
+/// Whether a GEMM without c keeps a zero product of -0. It does after split-K and after sums of
+/// scaled blocks, where the result is the plain product; otherwise the result is fma with an addend
+/// of +0. Measured on an H200 (tests/data/golden_gemm_fp8_block, golden_gemm_splitk).
 bool KeepsNegativeZero(const GemmDesc& desc);
 
+/// The epilogue of one GEMM on the CPU.
 class Epilogue {
  public:
-  /// Columns that one call of Apply may span.
+  /// The most columns that one call of Apply may span.
   static constexpr int kColumnsMax = 64;
 
-  /// `d` is the output [m][n] of desc.out_dtype, absent for ApplyTo alone; it and `desc` must
-  /// outlive the Epilogue.
+  /// `d` is the output [m][n] of desc.out_dtype, which may be absent where only ApplyTo is called;
+  /// `d` and `desc` must outlive the Epilogue.
   Epilogue(const GemmDesc& desc, const GemmShape& shape, Tensor& d);
 
-  /// Stores d[row][column .. column + columns) from the accumulators. Returns the bits of max
-  /// |value| in fp32 before d_scale, NaN if any is, for FP8 outputs; 0 for others. Thread-safe
-  /// for disjoint outputs.
+  /// Stores d[row][column .. column + columns) from their accumulators. For FP8 outputs returns the
+  /// bits of max |value| in fp32 before d_scale, NaN if any value is; for others returns 0.
+  /// Thread-safe for disjoint outputs.
   uint32_t Apply(int64_t row, int64_t column, int columns, const float* accumulators) const;
-  /// The same, but the codes go to `out` instead of d.
+  /// As Apply, but writes the codes to `out` instead of d.
   uint32_t ApplyTo(int64_t row, int64_t column, int columns, const float* accumulators,
                    std::byte* out) const;
 

@@ -1,5 +1,5 @@
-// The epilogue, one thread an output: the steps of epilogue_step.h in the order of the rows of
-// epilogue.cc, with what the CPU reads of tensors beforehand read here.
+// The epilogue with a thread for each output: the steps of epilogue_step.h in the order of
+// epilogue.cc. What the CPU reads from tensors beforehand is read here.
 #include "kernels/gemm/models/cuda_kernels.h"
 #include "kernels/numerics/cast.h"
 
@@ -11,7 +11,7 @@ constexpr int kThreads = 256;
 
 __device__ float ScalarOr1(const float* scalar) { return scalar == nullptr ? 1.0f : *scalar; }
 
-/// Element i of an array in an output's format, or a bias's.
+/// Element i of an array in the format of an output or a bias.
 __device__ float Decoded(FormatId format, const void* data, int64_t i) {
   return VisitFormatIn(OutputFormats{}, format, [&]<class Format>() {
     if constexpr (std::is_same_v<Format, Float32>) {

@@ -4,6 +4,8 @@
 #include <bit>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/epilogue.h"
 #include "kernels/gemm/exact/exact.h"
@@ -19,6 +21,10 @@ void RaiseTo(std::atomic<uint32_t>& maximum, uint32_t value) {
   while (seen < value && !maximum.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
   }
 }
+
+constexpr ScaleMode kScaleModes[] = {ScaleMode::kNone,  ScaleMode::kTensor,  ScaleMode::kOuter,
+                                     ScaleMode::k1x128, ScaleMode::k128x128, ScaleMode::kMx32,
+                                     ScaleMode::kNv16};
 
 }  // namespace
 
@@ -56,6 +62,49 @@ absl::StatusOr<GemmResult> GemmCpu(const GemmDesc& desc, const ExecutionContext&
     QG_ASSIGN_OR_RETURN(result.amax, Tensor::FromScalar(std::bit_cast<float>(amax_bits.load())));
   }
   return result;
+}
+
+std::string_view ScaleModeName(ScaleMode mode) {
+  switch (mode) {
+    case ScaleMode::kNone:
+      return "none";
+    case ScaleMode::kTensor:
+      return "tensor";
+    case ScaleMode::kOuter:
+      return "outer";
+    case ScaleMode::k1x128:
+      return "1x128";
+    case ScaleMode::k128x128:
+      return "128x128";
+    case ScaleMode::kMx32:
+      return "mx32";
+    case ScaleMode::kNv16:
+      return "nv16";
+  }
+  return "unknown";
+}
+
+absl::StatusOr<ScaleMode> ParseScaleMode(std::string_view name) {
+  std::string known;
+  for (const ScaleMode mode : kScaleModes) {
+    if (ScaleModeName(mode) == name) return mode;
+    absl::StrAppend(&known, known.empty() ? "" : ", ", std::string(ScaleModeName(mode)));
+  }
+  return Refuse("scaling", absl::StrCat("\"", std::string(name), "\""),
+                "unknown name; known: " + known);
+}
+
+GemmOperand OperandOf(const QuantizedCopy& copy) {
+  GemmOperand operand;
+  operand.data = copy.data;
+  const ScalingTraits& traits = TraitsOf(copy.format);
+  operand.scaling = traits.scale_modes[copy.block_dim - 1];
+  operand.scale_inv = copy.scale_inv;
+  if (traits.scales == ScaleKind::kTwoLevel) {
+    operand.amax = copy.amax;
+    operand.e4m3_max = copy.e4m3_max;
+  }
+  return operand;
 }
 
 }  // namespace quantgate

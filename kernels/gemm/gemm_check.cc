@@ -1,4 +1,4 @@
-// CheckGemm and GemmText: what a GEMM is, before it is done.
+// CheckGemm and GemmText: the checks and the text of a GEMM's description.
 #include <cmath>
 #include <string>
 
@@ -107,13 +107,13 @@ std::string OperandText(const GemmOperand& operand) {
                       "]");
 }
 
-/// k of an operand, two codes a byte of FP4; -1 where it is no matrix.
+/// A dim of an operand in elements (FP4 has two in each byte); -1 where it is not a matrix.
 int64_t DimOf(const Tensor& tensor, int index) {
   if (!tensor.has_value() || tensor.rank() != 2) return -1;
   return tensor.shape()[index] * (tensor.dtype() == DType::kF4E2M1x2 && index == 1 ? 2 : 1);
 }
 
-/// Shape without the checks, for GemmText of a bad desc too.
+/// The shape without checks, so that GemmText also works for an invalid desc.
 GemmShape ShapeOf(const GemmDesc& desc) {
   const bool a_transposed = desc.layout == GemmLayout::kNT;
   const bool b_transposed = desc.layout != GemmLayout::kTN;

@@ -12,7 +12,7 @@
 namespace quantgate {
 namespace {
 
-/// The scales' values, which CheckGemm does not see here.
+/// Checks the values of the scales, which CheckGemm cannot see in device memory.
 absl::Status CheckPowersOfTwo(CudaDevice& device, std::string_view operand, const Tensor& scale) {
   if (scale.element_count() == 0) return absl::OkStatus();
   const uint64_t none = static_cast<uint64_t>(scale.element_count());
@@ -26,7 +26,7 @@ absl::Status CheckPowersOfTwo(CudaDevice& device, std::string_view operand, cons
   if (first == none) return absl::OkStatus();
   float value = 0;
   QG_RETURN_IF_ERROR(device.Read(scale.as<float>() + first, &value, sizeof(value)));
-  return ScaleOffE8M0(operand, value, static_cast<int64_t>(first));
+  return ScaleNotE8M0Error(operand, value, static_cast<int64_t>(first));
 }
 
 absl::Status CheckScaleValues(CudaDevice& device, const GemmDesc& desc) {
@@ -39,7 +39,7 @@ const float* ValuesOf(const Tensor& tensor) {
   return tensor.has_value() ? tensor.as<float>() : nullptr;
 }
 
-/// Where the coefficient's factors are, by the mode of scaling.
+/// Sets where the epilogue's kernel finds the factors of the coefficient, by the mode of scaling.
 void SetScales(const GemmDesc& desc, EpilogueTask& task) {
   task.reciprocal = 1;
   switch (desc.a.scaling) {
@@ -111,7 +111,7 @@ absl::StatusOr<GemmResult> GemmCudaBy(CudaPath path, CudaDevice& device, const G
     QG_ASSIGN_OR_RETURN(result.amax, device.AllocateZeroed(DType::kF32, {1}));
   }
   if (shape.m == 0) return result;
-  // An fp32 output takes the accumulators' place.
+  // An fp32 output uses the memory of the accumulators.
   Tensor accumulators = result.d;
   if (desc.out_dtype != DType::kF32) {
     QG_ASSIGN_OR_RETURN(accumulators, device.Allocate(DType::kF32, {shape.m, shape.n}));

@@ -1,6 +1,7 @@
-// The arithmetic models and the exact oracle on a GPU's CUDA cores: the bits of GemmCpu, and of
-// AbsoluteGemm and CheckBound. All tensors of a desc are in device memory; results are, and are
-// written once the device's stream gets there. Errors as on the CPU, and those of CudaDevice.
+// The arithmetic models, the exact oracle and the bound check on a GPU, with the bits of GemmCpu,
+// ExactGemm and CheckBound. All tensors of a desc and of the results are in device memory; results
+// are written once the device's stream gets there. Errors are those of the CPU's functions and of
+// CudaDevice.
 #pragma once
 
 #include <string>
@@ -13,9 +14,9 @@
 
 namespace quantgate {
 
-/// As GemmCpu, for every arithmetic but cublaslt (gemm_cublaslt.h). Cancellation is looked at
-/// between kernels. Waits for the stream only to look at the values of fp32 scales of blocks under
-/// sm100 and sm120, which must be powers of two, and for exact's note.
+/// As GemmCpu, for every arithmetic but cublaslt (gemm_cublaslt.h). Cancellation is checked between
+/// kernels. Waits for the stream only to check fp32 block scales under sm100 and sm120, which must
+/// be powers of two, and for the note of exact.
 absl::StatusOr<GemmResult> GemmCuda(CudaDevice& device, const GemmDesc& desc,
                                     const Cancellation* cancellation);
 
@@ -23,7 +24,7 @@ absl::StatusOr<GemmResult> GemmCuda(CudaDevice& device, const GemmDesc& desc,
 absl::StatusOr<GemmResult> ExactGemmCuda(CudaDevice& device, const GemmDesc& desc,
                                          const Cancellation* cancellation);
 
-/// The same, begun: the result without its note, and the note.
+/// An exact GEMM that was begun: the result without its note, and the note.
 struct StartedExactGemm {
   GemmResult result;
   StartedReport<std::string> note;
@@ -31,8 +32,8 @@ struct StartedExactGemm {
 absl::StatusOr<StartedExactGemm> StartExactGemmCuda(CudaDevice& device, const GemmDesc& desc,
                                                     const Cancellation* cancellation);
 
-/// As CheckBound, begun. Waits for scales where the bound depends on their values: nvfp4's amaxes
-/// and the scales of FP8 blocks.
+/// Begins what CheckBound does. Waits for scales where the bound depends on their values: the
+/// amaxes of nvfp4 and the scales of FP8 blocks.
 absl::StatusOr<StartedReport<BoundCheck>> StartCheckBoundCuda(CudaDevice& device,
                                                               const GemmDesc& desc,
                                                               const Tensor& subject,

@@ -5,9 +5,9 @@
 
 namespace quantgate {
 
-/// Of operands. E2M1: two codes a byte along k.
+/// The formats of operands. E2M1 has two codes in each byte along k.
 using OperandFormats = FormatTypes<BFloat16, Float16, E4M3, E5M2, E2M3, E3M2, E2M1, Float32>;
-/// Of outputs, of what is added to them, and of biases.
+/// The formats of outputs, of c and of biases.
 using OutputFormats = FormatTypes<BFloat16, Float16, E4M3, E5M2, Float32>;
 
 }  // namespace quantgate

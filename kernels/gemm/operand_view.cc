@@ -8,7 +8,7 @@
 namespace quantgate {
 namespace {
 
-/// Rows and blocks along k of one scale.
+/// The number of rows and of elements along k that one scale is for.
 std::pair<int, int> BlockOf(ScaleMode mode) {
   switch (mode) {
     case ScaleMode::k1x128:

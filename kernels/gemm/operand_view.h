@@ -1,5 +1,5 @@
-// One GEMM operand whatever its layout: rows (m or n) by k, with strides in elements, and the block
-// scales that go with them.
+// A view of one GEMM operand that hides its layout: rows (m or n) by k, with strides in elements,
+// and the block scales.
 #pragma once
 
 #include <cstddef>
@@ -12,36 +12,36 @@
 
 namespace quantgate {
 
-/// Block scales: one per row_block rows by k_block elements.
+/// Block scales, one for each row_block rows by k_block elements.
 struct BlockScaleView {
   const std::byte* data = nullptr;  ///< Null: no block scales.
   DType dtype = DType::kF32;        ///< kF32, kF8E8M0 or kF8E4M3.
   int row_block = 1;
   int k_block = 1;
-  int64_t row_stride = 0;    ///< Between scales of neighbouring row blocks.
-  int64_t block_stride = 0;  ///< Between scales of neighbouring blocks along k.
+  int64_t row_stride = 0;    ///< Scales between neighbouring row blocks.
+  int64_t block_stride = 0;  ///< Scales between neighbouring blocks along k.
 
   bool has_value() const { return data != nullptr; }
   int64_t IndexOf(int64_t row, int64_t k) const {
     return row / row_block * row_stride + k / k_block * block_stride;
   }
-  /// The scale of element (row, k) as a number: exact, NaN for NaN codes; the sign of an E4M3 scale
+  /// The scale of element (row, k) as an exact number, NaN for NaN codes. The sign of an E4M3 scale
   /// is ignored.
   float At(int64_t row, int64_t k) const;
-  /// As one factor of a fused step, in the format's own significand and exponent.
+  /// The scale of element (row, k) as a factor of a fused step, by the format's own significand and
+  /// exponent.
   FusedElement ElementAt(int64_t row, int64_t k) const;
 };
 
 struct OperandView {
   const std::byte* data = nullptr;
-  DType dtype = DType::kF32;  ///< Of kF4E2M1x2, the view has one code in each byte.
+  DType dtype = DType::kF32;  ///< For kF4E2M1x2 the view has one code in each byte.
   int64_t rows = 0;
   int64_t k = 0;
   int64_t row_stride = 0;  ///< Elements between (row, k) and (row + 1, k).
-  int64_t k_stride =
-      0;  ///< Elements between (row, k) and (row, k + 1); one of the two strides is 1.
+  int64_t k_stride = 0;    ///< Elements between (row, k) and (row, k + 1). One of the strides is 1.
   BlockScaleView scales;
-  std::shared_ptr<Buffer> owned;  ///< The memory of `data` where that is not a tensor's.
+  std::shared_ptr<Buffer> owned;  ///< Owns `data` where that is not a tensor's memory.
 
   template <typename Storage>
   const Storage* at(int64_t row, int64_t k_index) const {
@@ -49,7 +49,8 @@ struct OperandView {
   }
 };
 
-/// The block scales of an operand of rows x k, k contiguous or rows; none where it has no blocks.
+/// The block scales of an operand of rows x k whose contiguous dim is k or the rows; without a
+/// value where the operand has no block scales.
 BlockScaleView BlockScalesOf(const GemmOperand& operand, int64_t rows, int64_t k,
                              bool k_contiguous);
 

@@ -13,7 +13,7 @@ namespace {
 
 std::string NameOfMode(ScaleMode mode) { return std::string(ScaleModeName(mode)); }
 
-/// One operand of a GEMM, as the messages name it.
+/// One operand of a GEMM with its name in messages.
 struct Side {
   std::string name;  ///< "a" or "b".
   const GemmOperand& operand;
@@ -106,12 +106,12 @@ absl::Status CheckSide(const Side& side) {
     return RefuseAbsent(side.Field("scale_inv"), "scaling other than none needs it");
   }
   const ScaleLayout layout = ScaleLayoutOf(operand.scaling);
-  const bool has_whole_blocks =
+  const bool may_have_partial_blocks =
       operand.scaling != ScaleMode::kMx32 && operand.scaling != ScaleMode::kNv16;
-  if (!has_whole_blocks && side.k % layout.k_block != 0) {
+  if (!may_have_partial_blocks && side.k % layout.k_block != 0) {
     return Refuse("k", absl::StrCat(side.k),
-                  absl::StrCat("blocks of ", NameOfMode(operand.scaling),
-                               " scales are whole: a multiple of ", layout.k_block));
+                  absl::StrCat("must be a multiple of ", layout.k_block, " under ",
+                               NameOfMode(operand.scaling), " scales"));
   }
   const Shape expected = ExpectedScaleShape(side);
   const Tensor& scale = operand.scale_inv;
@@ -130,8 +130,9 @@ absl::Status CheckPair(ScaleMode a, ScaleMode b) {
                                NameOfMode(a)));
   }
   if (a == ScaleMode::k128x128 && b == ScaleMode::k128x128) {
-    return Refuse("b.scaling", "128x128",
-                  "2-D by 2-D blocks: one operand at most has tiles, the other 1x128");
+    return Refuse(
+        "b.scaling", "128x128",
+        "2-D by 2-D blocks: at most one operand may have 128x128 scales, the other 1x128");
   }
   const auto family = [](ScaleMode mode) {
     if (IsFp8Block(mode)) return 1;
@@ -139,11 +140,11 @@ absl::Status CheckPair(ScaleMode a, ScaleMode b) {
   };
   if (family(a) == family(b)) return absl::OkStatus();
   return Refuse("b.scaling", NameOfMode(b),
-                absl::StrCat("block scales go with block scales of their kind, and a.scaling is ",
+                absl::StrCat("both operands must have block scales of one kind, and a.scaling is ",
                              NameOfMode(a)));
 }
 
-/// Index of the first scale that E8M0 does not have; -1 if there is none.
+/// The index of the first scale that is not a number of E8M0; -1 where all are.
 int64_t FirstScaleOffE8M0(const Tensor& scale) {
   for (int64_t i = 0; i < scale.element_count(); ++i) {
     if (!IsE8m0Number(scale.as<float>()[i])) return i;
@@ -158,7 +159,7 @@ absl::Status CheckPowersOfTwo(const Side& side) {
   if (scale.data() == nullptr) return absl::OkStatus();  // An outline, which has no values.
   if (scale.space() == MemorySpace::kDevice) return absl::OkStatus();  // GemmCuda looks at them.
   const int64_t off = FirstScaleOffE8M0(scale);
-  return off < 0 ? absl::OkStatus() : ScaleOffE8M0(side.name, scale.as<float>()[off], off);
+  return off < 0 ? absl::OkStatus() : ScaleNotE8M0Error(side.name, scale.as<float>()[off], off);
 }
 
 /// The GEMM of a row-scaled operand is a unit GEMM to fp32 whose rows are multiplied afterwards
@@ -186,7 +187,7 @@ absl::Status CheckRowScaled(const GemmDesc& desc, ArithmeticFamily family) {
 
 }  // namespace
 
-absl::Status ScaleOffE8M0(std::string_view operand, float scale, int64_t index) {
+absl::Status ScaleNotE8M0Error(std::string_view operand, float scale, int64_t index) {
   return Refuse(absl::StrCat(std::string(operand), ".scale_inv[", index, "]"), absl::StrCat(scale),
                 "Blackwell takes scales of 128 that are powers of two from 2^-127 to 2^127");
 }

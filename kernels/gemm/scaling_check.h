@@ -1,4 +1,4 @@
-// Which scales go with which operands.
+// The checks of a GEMM's scales: which scales go with which operands and arithmetic.
 #pragma once
 
 #include <cstdint>
@@ -9,31 +9,32 @@
 
 namespace quantgate {
 
-/// FP6 and FP4: every code is finite.
+/// Whether a dtype is FP6 or FP4, whose codes are all finite.
 inline bool IsFp6OrFp4(DType dtype) {
   return dtype == DType::kF6E2M3 || dtype == DType::kF6E3M2 || dtype == DType::kF4E2M1x2;
 }
 
-/// fp32 scales of 128 elements or of tiles.
+/// Whether the scales are fp32 ones of 1x128 blocks or 128x128 tiles.
 inline bool IsFp8Block(ScaleMode mode) {
   return mode == ScaleMode::k1x128 || mode == ScaleMode::k128x128;
 }
 
-/// nv16 with an amax for each row.
+/// Whether an nv16 operand has an amax for each row.
 inline bool IsRowScaled(const GemmOperand& operand) {
   return operand.amax.has_value() && operand.amax.element_count() != 1;
 }
 
-/// Scales, amaxes and their shapes, each operand alone and both together, and what desc.arithmetic
-/// asks of them. The data must have been checked. INVALID_ARGUMENT or UNIMPLEMENTED, by name. The
-/// values of scales in device memory are not looked at.
+/// Checks scales, amaxes and their shapes, of each operand alone and of both together, and what
+/// desc.arithmetic requires of them. The data must have been checked before. INVALID_ARGUMENT or
+/// UNIMPLEMENTED naming the field. Values of scales in device memory are not checked.
 absl::Status CheckScaling(const GemmDesc& desc, const GemmShape& shape);
 
-/// What is wrong with a scale of operand "a" or "b" that Blackwell cannot have, INVALID_ARGUMENT.
-absl::Status ScaleOffE8M0(std::string_view operand, float scale, int64_t index);
+/// INVALID_ARGUMENT for scale `index` of operand "a" or "b", which Blackwell cannot have since it
+/// is not a number of E8M0.
+absl::Status ScaleNotE8M0Error(std::string_view operand, float scale, int64_t index);
 
-/// Whether the fp32 block scales of a GEMM must be powers of two: under Blackwell's arithmetics,
-/// which read their exponent bits.
+/// Whether the fp32 block scales of a GEMM must be powers of two, as under Blackwell's arithmetics,
+/// which read only their exponent bits.
 bool NeedsPowersOfTwo(const GemmDesc& desc);
 
 }  // namespace quantgate

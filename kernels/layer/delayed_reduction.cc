@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/comm/group/world.h"
-#include "kernels/engine/zeros.h"
+#include "kernels/engine/engine.h"
 #include "kernels/layer/experts/expert_run.h"
 #include "kernels/layer/layer_program.h"
 #include "kernels/layer/layer_values.h"

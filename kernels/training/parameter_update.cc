@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
-#include "kernels/engine/zeros.h"
+#include "kernels/engine/engine.h"
 #include "kernels/layer/delayed_reduction.h"
 #include "kernels/layer/layer_faults.h"
 #include "kernels/layer/linear/linear_parallel.h"

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/refusal.h"
-#include "kernels/engine/zeros.h"
+#include "kernels/engine/engine.h"
 #include "kernels/training/parallel/parallel_checks.h"
 #include "kernels/training/parallel/parallel_session.h"
 #include "kernels/training/parameter_update.h"

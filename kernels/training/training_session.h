@@ -19,7 +19,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/base/seeded_fault.h"
-#include "kernels/comm/rank_setting.h"
+#include "kernels/comm/group/world.h"
 #include "kernels/layer/layer_step.h"
 #include "kernels/ops/optimizer/optimizer.h"
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kernels/base/status_macros.h"
-#include "kernels/gemm/cublaslt/algorithm_model.h"
+#include "kernels/gemm/cublaslt/algorithm_inventory.h"
 #include "server/report/element_types.h"
 #include "server/wire/convert_report.h"
 #include "server/wire/convert_tensor.h"

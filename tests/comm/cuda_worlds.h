@@ -1,5 +1,5 @@
-// Worlds of CUDA ranks for tests: virtual ranks on one device, ranks on the devices there are, and
-// NCCL's where there are as many.
+// Worlds of CUDA ranks for tests: virtual ranks on one device, ranks on a device each, and ranks of
+// NCCL where there are enough devices.
 #pragma once
 
 #include <memory>
@@ -16,20 +16,20 @@ struct CudaWorldCase {
   CollectiveBackend backend = CollectiveBackend::kLocal;
 };
 
-/// All that this host can have; on stderr, once, what is left out for want of devices.
+/// All cases that this host can run. Those that need more devices are listed once on stderr.
 std::vector<CudaWorldCase> CudaWorldCases();
-/// Those of one backend.
+/// The cases of one backend.
 std::vector<CudaWorldCase> CudaWorldCases(CollectiveBackend backend);
 /// "4 ranks by nccl".
 std::string CaseText(const CudaWorldCase& world);
 
-/// The world of a case. Its engines are the program's: opening one takes its time.
+/// The world of a case. All worlds of the program share its engines, since opening one takes long.
 class CudaRanks {
  public:
   explicit CudaRanks(const CudaWorldCase& world, WorldOptions options = {});
 
   World& world() { return *world_; }
-  /// A run in which every body must succeed, with what each gives, in host memory.
+  /// Runs `body` on every rank, expects it to succeed, and gives the ranks' tensors in host memory.
   std::vector<Tensor> TensorOfEach(const std::function<absl::StatusOr<Tensor>(Rank&)>& body);
 
  private:

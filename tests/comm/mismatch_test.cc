@@ -109,7 +109,7 @@ std::vector<MismatchCase> MismatchCases() {
              .ReduceScatter(Zeros(DType::kF8E4M3, {6, 4}), std::vector<int64_t>{2, 2, 2}, {})
              .status();
        },
-       absl::StatusCode::kInvalidArgument, "sums are of f32, bf16 or f16"},
+       absl::StatusCode::kInvalidArgument, "summed tensors must be f32, bf16 or f16"},
       {"too few parts", gather,
        [](Rank& rank) {
          return rank.group("world")

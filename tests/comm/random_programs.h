@@ -1,5 +1,5 @@
-// Programs of random collective calls over random groups, each with what it must give, for worlds
-// on any devices.
+// Programs of random collective calls over random groups, with the results that they must give, for
+// worlds on any devices.
 #pragma once
 
 #include <cstdint>
@@ -15,20 +15,20 @@ namespace quantgate {
 struct ProgramCall {
   int kind = 0;
   std::string group;
-  int64_t rows = 0;  ///< Of the first member; the others' follow from it.
+  int64_t rows = 0;  ///< Rows of the first member, from which those of the others follow.
 };
 
 struct RandomProgram {
   std::vector<std::pair<std::string, std::vector<std::vector<int>>>> groups;
-  std::vector<ProgramCall> calls;  ///< In the one global order.
+  std::vector<ProgramCall> calls;  ///< In one global order.
 
-  /// For worlds of `size` ranks.
+  /// Draws a program for worlds of `size` ranks.
   static RandomProgram Draw(int size, std::mt19937& random);
 };
 
 /// A rank that ends before a call of its program, as if it had been killed.
 struct Death {
-  int rank = -1;  ///< Nobody.
+  int rank = -1;  ///< -1: no rank dies.
   size_t call = 0;
 };
 

@@ -1,4 +1,4 @@
-// Worlds of CPU ranks for tests, and tensors whose bytes say where they come from.
+// Worlds of CPU ranks for tests, and tensors whose bytes tell where they come from.
 #pragma once
 
 #include <functional>
@@ -16,15 +16,16 @@ inline constexpr int kWorldSizes[] = {1, 2, 3, 4, 8};
 class Ranks {
  public:
   explicit Ranks(int size, WorldOptions options = {});
-  /// Ranks on the engines of another world, which is no longer used.
+  /// Takes over the engines of `other`, which must not be used any more.
   Ranks(Ranks&& other, WorldOptions options);
 
   World& world() { return *world_; }
 
-  /// The status of each rank's body. None of them fails the run: others learn that it has ended.
+  /// Runs `body` on every rank and gives the status of each. An error does not fail the run; the
+  /// other ranks only learn that the rank has ended.
   std::vector<absl::Status> StatusOfEach(const std::function<absl::Status(Rank&)>& body,
                                          const Cancellation* cancellation = nullptr);
-  /// A run in which every body must succeed, with what each gives.
+  /// Runs `body` on every rank, expects it to succeed, and gives the ranks' tensors.
   std::vector<Tensor> TensorOfEach(const std::function<absl::StatusOr<Tensor>(Rank&)>& body);
 
  private:
@@ -32,7 +33,8 @@ class Ranks {
   std::unique_ptr<World> world_;
 };
 
-/// Bytes that depend on where they are and on whose they are; of floating types any bits, NaN too.
+/// A tensor whose bytes depend on their position and on the rank; floating types get any bits, NaN
+/// too.
 Tensor MarkedTensor(int rank, DType dtype, Shape shape);
 std::string BytesOf(const Tensor& tensor);
 /// The bytes of the tensors one after the other.

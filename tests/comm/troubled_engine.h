@@ -1,5 +1,5 @@
-// An engine that asks before each GEMM, copy and sum, on whichever of its queues, whether it may go
-// on: for ranks that die or are stuck in the middle of an overlapped call.
+// An engine that calls a function before each GEMM, copy and sum on any of its queues, which can
+// make it fail or wait: for ranks that fail or hang in the middle of an overlapped call.
 #pragma once
 
 #include <functional>
@@ -13,8 +13,8 @@ namespace quantgate {
 
 class TroubledEngine final : public ForwardingEngine {
  public:
-  /// Before an operation, on a queue beside the engine or on the engine itself; its failure is the
-  /// operation's.
+  /// Called before an operation, with whether it is on a lane or on the engine itself. An error
+  /// becomes the result of the operation.
   using Before = std::function<absl::Status(bool is_beside)>;
 
   TroubledEngine(Engine& engine, Before before)
@@ -48,7 +48,7 @@ class TroubledEngine final : public ForwardingEngine {
 
  private:
   const Before before_;
-  std::unique_ptr<Engine> lane_;  // Where this one is a queue.
+  std::unique_ptr<Engine> lane_;  // The forwarded lane, where this engine is one.
 };
 
 }  // namespace quantgate

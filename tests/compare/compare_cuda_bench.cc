@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/compare/compare_on_path.h"
+#include "kernels/compare/compare_kernels_cuda.h"
 #include "kernels/tensor/device/tensor_cuda.h"
 #include "tests/tensor/cuda_benchmark.h"
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/compare/compare_on_path.h"
+#include "kernels/compare/compare_kernels_cuda.h"
 #include "kernels/tensor/convert.h"
 #include "kernels/tensor/generate/generate.h"
 #include "tests/tensor/cuda_test_device.h"

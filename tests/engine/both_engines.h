@@ -1,5 +1,5 @@
-// The CUDA engine beside the CPU engine: one of each for the whole program, and what differs first
-// between what the two gave, byte for byte.
+// One CUDA engine and one CPU engine for the whole program, and comparisons of their results, byte
+// for byte.
 #pragma once
 
 #include <map>
@@ -12,14 +12,15 @@
 namespace quantgate {
 
 CudaEngine& Cuda();
-/// One thread: the tensors of tests are small.
+/// Has one thread, since the tensors of tests are small.
 Engine& Cpu();
 
-/// The model that both engines compute for the formats of a recipe. Of a composed recipe, whose
-/// GEMMs may need several, auto: on a GPU the hardware where it can.
+/// The model that both engines compute for the formats of a recipe. A composed recipe, whose GEMMs
+/// may need several models, gets auto, which on a GPU is the hardware where possible.
 Arithmetic ModelFor(const Recipe& recipe);
 
-// Empty, or what differs first. `subject` is the CUDA engine's, `reference` the CPU engine's.
+// Each gives a text of the first difference; empty where there is none. `subject` is the CUDA
+// engine's result, `reference` the CPU engine's.
 
 std::string DifferenceOf(const std::vector<NamedTensor>& subject,
                          const std::vector<NamedTensor>& reference);

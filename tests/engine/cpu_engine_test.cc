@@ -8,6 +8,7 @@
 
 #include "kernels/engine/engine.h"
 #include "kernels/tensor/column_sums.h"
+#include "tests/engine/engine_ops.h"
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
@@ -178,6 +179,10 @@ TEST(CpuEngine, ReadsATensorIntoAllItsBytes) {
   EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(), in.a.bytes().begin()));
   bytes.pop_back();
   EXPECT_TRUE(absl::IsInvalidArgument(read(bytes)));
+}
+
+TEST(CpuEngine, OperationsGiveWhatTheFunctionsGiveAndStopWhenCancelled) {
+  ExpectEngineOps(*MakeCpuEngine({}));
 }
 
 }  // namespace

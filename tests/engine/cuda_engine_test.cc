@@ -16,6 +16,7 @@
 #include "absl/time/clock.h"
 #include "kernels/layer/layer.h"
 #include "tests/engine/both_engines.h"
+#include "tests/engine/engine_ops.h"
 #include "tests/engine/recipe_cases.h"
 #include "tests/engine/tensor_values.h"
 
@@ -34,6 +35,11 @@ LayerRequest MakeRequest(Distribution distribution, DType dtype, Dims dims) {
   request.grad_output = Generated(distribution, 4, dtype, {dims.m, dims.n});
   request.seed = 7;
   return request;
+}
+
+/// From operands in host memory.
+TEST(CudaEngine, OperationsGiveTheCpusBytesAndStopWhenCancelled) {
+  ExpectEngineOps(**CudaEngine::Open(0));
 }
 
 class CudaEngineRecipes : public testing::TestWithParam<const char*> {

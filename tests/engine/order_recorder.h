@@ -1,5 +1,5 @@
-// What is asked of an engine, in order, and whether anything was read in between: on a device each
-// read waits for all that is under way.
+// Records the operations of an engine in order, to find reads between them: on a device each read
+// waits for all work that is under way.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 
 namespace quantgate {
 
-/// Whether an operation gives the caller values, by its name in ForwardingEngine.
+/// Whether an operation gives values to the host, by its name in ForwardingEngine.
 inline bool IsRead(const std::string& operation) {
   static const std::set<std::string> kReads = {"ToHost", "Summarize", "ReadFingerprints",
                                                "MeasureNearer", ForwardingEngine::kReadReport};
@@ -29,7 +29,7 @@ class OrderRecorder : public ForwardingEngine {
   void OnOperation(const std::string& name) override { operations.push_back(name); }
 };
 
-/// Everything else came before the first read; how many reads there were.
+/// Expects that all other operations come before the first read; gives the number of reads.
 inline int64_t ExpectReadsLast(const std::vector<std::string>& operations) {
   const auto first_read = std::find_if(operations.begin(), operations.end(), IsRead);
   const auto late = std::find_if_not(first_read, operations.end(), IsRead);

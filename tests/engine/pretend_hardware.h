@@ -1,6 +1,6 @@
-// A CPU engine that says it is a GPU: its cuBLASLt has a few algorithms whose bits are those of
-// their models, but for the one that a test spoils. For tests of what is done with an engine's
-// hardware where there is none.
+// A CPU engine that pretends to be a GPU. Its cuBLASLt has a few algorithms with the bits of their
+// models, except for one that a test spoils. For tests, without a GPU, of code that uses an
+// engine's hardware.
 #pragma once
 
 #include <algorithm>
@@ -28,13 +28,14 @@ class PretendHardware : public ForwardingEngine {
     return algorithm;
   }
 
-  /// What the heuristic returns; with splitk=any, `splitting`.
+  /// What the heuristic returns: `whole`, or with splitk=any `splitting`.
   std::vector<CublasLtAlgorithm> whole = {AlgorithmOf(0, 66, 20), AlgorithmOf(1, 66, 26)};
   std::vector<CublasLtAlgorithm> splitting = {AlgorithmOf(0, 66, 20, 3), AlgorithmOf(1, 66, 20)};
-  /// An algorithm with one wrong bit, the lowest of an element of d; negative: none.
+  /// The algorithm that gives one wrong bit, the lowest of element spoilt_element of d; negative:
+  /// none.
   int spoilt_algorithm = -1;
   int64_t spoilt_element = 0;
-  /// An algorithm whose reported amax is wrong.
+  /// The algorithm whose reported amax is wrong; negative: none.
   int spoilt_amax = -1;
 
   DeviceDescription Describe() const override {

@@ -1,5 +1,5 @@
-// Recipes that together use every format, every knob and every override: what engines are compared
-// over.
+// Recipes that together use every format, every option and every override, for comparisons of
+// engines.
 #pragma once
 
 namespace quantgate {

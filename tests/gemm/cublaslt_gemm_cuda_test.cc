@@ -19,7 +19,7 @@
 #include "kernels/base/cuda_status.h"
 #include "kernels/gemm/cublaslt/gemm_cublaslt.h"
 #include "kernels/gemm/cublaslt/hardware_check.h"
-#include "kernels/gemm/gemm_tensors.h"
+#include "kernels/gemm/gemm.h"
 #include "kernels/tensor/fingerprint.h"
 #include "tests/gemm/golden_cases.h"
 #include "tests/gemm/operand_pattern.h"

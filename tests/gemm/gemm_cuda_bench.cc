@@ -4,8 +4,8 @@
 
 #include <string>
 
+#include "kernels/gemm/gemm.h"
 #include "kernels/gemm/gemm_cuda.h"
-#include "kernels/gemm/gemm_tensors.h"
 #include "kernels/gemm/models/accumulate_cuda.h"
 #include "tests/gemm/scaled_operand.h"
 #include "tests/tensor/cuda_benchmark.h"

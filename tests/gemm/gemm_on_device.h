@@ -1,4 +1,4 @@
-// One GEMM by both engines, byte for byte.
+// Compares one GEMM on both engines, byte for byte.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -7,7 +7,6 @@
 
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/gemm_cuda.h"
-#include "kernels/gemm/gemm_tensors.h"
 #include "kernels/gemm/models/accumulate_cuda.h"
 #include "tests/tensor/cuda_test_device.h"
 
@@ -32,7 +31,8 @@ inline void ExpectSame(const GemmResult& expected, const absl::StatusOr<GemmResu
   EXPECT_TRUE(SameTensor(expected.amax, actual->amax)) << what;
 }
 
-/// By the tuned kernels and, where there is one, by the scalar path, against GemmCpu.
+/// Expects the bytes of GemmCpu from the tuned kernels and, where there is one, from the scalar
+/// path.
 inline void ExpectTheCpusBytes(const GemmDesc& desc, const std::string& what) {
   const std::string text = GemmText(desc) + " " + what;
   const absl::StatusOr<GemmResult> expected = GemmCpu(desc, {});

@@ -12,14 +12,14 @@ namespace quantgate {
 
 struct GoldenFile {
   TensorFile tensors;
-  nlohmann::json cases;  ///< Each says how it was made.
+  nlohmann::json cases;  ///< The cases, each with the parameters of its GEMM.
 };
 
-/// tests/data/golden_gemm_NAME.safetensors. Fails the test and returns nothing where it cannot be
-/// read.
+/// Reads tests/data/golden_gemm_NAME.safetensors. Fails the test and returns an empty file where it
+/// cannot be read.
 GoldenFile ReadGolden(const std::string& name);
 
-/// A case as a GEMM under sm90.
+/// The GEMM of a case under sm90.
 GemmDesc DescOf(const GoldenFile& golden, const nlohmann::json& one);
 
 }  // namespace quantgate

@@ -18,7 +18,7 @@ struct NaiveRule {
   int slices = 1;
 };
 
-/// Codes of operand row `row`, whatever the layout, as FormatT storage; f32 rounded to tf32.
+/// The codes of row `row` of an operand in any layout; f32 is rounded to tf32.
 template <class Format>
 std::vector<typename Format::Storage> NaiveRow(const Tensor& data, bool k_contiguous, int64_t row) {
   const int64_t k_count = data.shape()[k_contiguous ? 1 : 0];
@@ -81,7 +81,7 @@ std::vector<float> NaiveGemmOf(const GemmDesc& desc, const GemmShape& shape,
   return result;
 }
 
-/// The fp32 accumulators [m][n], before any epilogue.
+/// The fp32 accumulators [m][n], before the epilogue.
 inline std::vector<float> NaiveGemm(const GemmDesc& desc, const GemmShape& shape,
                                     const NaiveRule& rule) {
   const DType a = desc.a.data.dtype();

@@ -1,4 +1,4 @@
-// Seeded operand codes that reach the corners of a GEMM.
+// Seeded operand codes that reach the corner cases of a GEMM.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 namespace quantgate {
 
 enum class CodePattern {
-  kFinite,    ///< Every finite code alike: all exponents the format has.
+  kFinite,    ///< Every finite code with equal probability, so all exponents of the format.
   kNear,      ///< Exponents within a few of 1: sums that cancel and round.
   kWideRows,  ///< Near codes, each row at its own exponent, far apart.
   kSmall,     ///< Zeros, subnormals and the smallest normals.
@@ -19,7 +19,7 @@ enum class CodePattern {
   kMaximal,   ///< The largest finite value: the sums that need the most bits.
   kNegativeMaximal,
   kAll,    ///< Every code, NaN and infinity included.
-  kLaced,  ///< Finite, with a NaN or an infinity in about one row of four.
+  kLaced,  ///< Finite codes, with a NaN or an infinity in about one row of four.
 };
 
 inline std::string PatternName(CodePattern pattern) {
@@ -81,7 +81,7 @@ void FillCodes(Tensor& tensor, CodePattern pattern, std::mt19937& random) {
   }
 }
 
-/// Packed FP4: two codes a byte along the columns.
+/// Fills a packed FP4 tensor, two codes in each byte along the columns.
 inline void FillPacked(Tensor& tensor, CodePattern pattern, std::mt19937& random) {
   auto* bytes = tensor.as<uint8_t>();
   for (int64_t i = 0; i < tensor.element_count(); ++i) {

@@ -79,8 +79,8 @@ inline uint64_t Mix(uint64_t seed, uint64_t index) {
   return x ^ (x >> 31);
 }
 
-/// The code at `row`, `k` of a matrix with one row per m (or n). `chunk`: the products of one fused
-/// step.
+/// The code at `row`, `k` of a matrix with one row for each m (or n). `chunk` is the number of
+/// products of one fused step.
 inline uint32_t PatternCode(Pattern pattern, const CodeFormat& f, int chunk, uint64_t seed,
                             int64_t row, int64_t k, int64_t row_length) {
   const uint64_t h = Mix(seed, static_cast<uint64_t>(row * row_length + k));

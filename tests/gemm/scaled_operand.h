@@ -12,7 +12,7 @@ namespace quantgate {
 
 enum class ScalePattern {
   kUsual,   ///< Within a few binades of 1.
-  kWide,    ///< Every scale alike; f32 from 2^-48 to 2^48, of both signs.
+  kWide,    ///< Every scale with equal probability; f32 from 2^-48 to 2^48, of both signs.
   kSmall,   ///< The smallest, E4M3 zeros and subnormals among them.
   kLaced,   ///< Usual, with zeros (where the format has one) and NaN in about one row of eight.
   kPowers,  ///< f32 only: powers of two.
@@ -42,7 +42,7 @@ inline uint8_t DrawScaleByte(DType dtype, std::mt19937& random, ScalePattern pat
   }
 }
 
-/// An operand of rows x k; `by_k`: stored [k][rows].
+/// An operand of rows x k, stored as [rows][k], or with `by_k` as [k][rows].
 inline GemmOperand MakeOperand(DType dtype, ScaleMode mode, int64_t rows, int64_t k, bool by_k,
                                CodePattern codes, ScalePattern scales, uint32_t seed) {
   GemmOperand operand;

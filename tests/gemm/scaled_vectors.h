@@ -1,4 +1,5 @@
-// Reading the vectors of tests/vectors/*_reference.py: one dot product a line, with block scales.
+// Reads the vectors of tests/vectors/*_reference.py: one dot product with block scales in each
+// line.
 #pragma once
 
 #include <string>
@@ -11,7 +12,7 @@ namespace quantgate {
 
 /// The lines of a file of tests/data that are not comments.
 std::vector<std::string> LinesOf(const std::string& file);
-/// A line's parts between bars, a part's words, a part's hexadecimal codes.
+/// The parts of a line between bars, the words of a part, and the hexadecimal codes of a part.
 std::vector<std::string> PartsOf(const std::string& line);
 std::vector<std::string> WordsOf(const std::string& text);
 std::vector<uint32_t> CodesOf(const std::string& text);
@@ -19,8 +20,8 @@ std::vector<uint32_t> CodesOf(const std::string& text);
 /// f32 [1] from its hexadecimal code; absent for "-".
 Tensor OptionalF32(const std::string& word);
 
-/// One row of an operand from type and scaling by name, unpacked codes (of even count where FP4)
-/// and scale codes.
+/// An operand of one row from the names of its type and scaling, unpacked codes (an even number for
+/// FP4) and the codes of its scales.
 GemmOperand RowOperand(const std::string& type, const std::string& scaling,
                        std::vector<uint32_t> codes, const std::vector<uint32_t>& scales);
 

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "kernels/base/execution.h"
-#include "kernels/gemm/cublaslt/algorithm_model.h"
+#include "kernels/gemm/cublaslt/algorithm_inventory.h"
 #include "kernels/gemm/cublaslt/hardware_check.h"
 #include "tests/hardware/cublaslt_runs.h"
 #include "tests/hardware/gemm_family.h"

@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "kernels/gemm/cublaslt/cuda_data_type.h"
+#include "kernels/gemm/cublaslt/gemm_cublaslt.h"
 #include "kernels/gemm/scaling_check.h"
 
 namespace quantgate::hardware {

@@ -8,7 +8,7 @@
 #include <sstream>
 
 #include "kernels/base/cuda_status.h"
-#include "kernels/gemm/gemm_tensors.h"
+#include "kernels/gemm/gemm.h"
 
 namespace quantgate::hardware {
 namespace {

@@ -247,7 +247,7 @@ absl::Status RunHolding(const LayerRequest& whole, const std::string& recipe,
   return world.world().Run(
       [&](Rank& rank) -> absl::Status {
         QG_ASSIGN_OR_RETURN(const auto part, RankPart::Make(rank, whole, setup));
-        const std::shared_ptr<OverlapBuffer> held = part->buffers.Of(buffer, mode);
+        const std::shared_ptr<OverlapBuffer> held = part->buffers.BufferFor(buffer, mode);
         QG_RETURN_IF_ERROR(held->Fill("somebody", {{DType::kU8, {1}}}).status());
         return RunLayer(rank.engine(), part->request, *Recipe::Parse(recipe), Arithmetic{}, nullptr)
             .status();

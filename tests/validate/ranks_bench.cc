@@ -34,8 +34,8 @@ void BM_Layer(benchmark::State& state, const char* recipe, const char* arithmeti
   RankEngines engines(*engine);
   const auto run = [&]() -> absl::Status {
     if (variant.parallel->size() > 1) {
-      return RunOnRanks(request, *engine, variant, engines.For(*variant.parallel).value(), nullptr,
-                        nullptr)
+      return RunOnRanks(request, *engine, variant, engines.EnginesFor(*variant.parallel).value(),
+                        nullptr, nullptr)
           .status();
     }
     LayerRequest alone = request;

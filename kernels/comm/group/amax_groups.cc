@@ -14,10 +14,10 @@ namespace {
 
 constexpr std::string_view kGroupNames[] = {"default", "none", "tensor", "data", "world"};
 
-/// Lists of ranks are bounded by what a world can have, long before that.
+/// Longest text that is parsed; the lists of any world are shorter.
 constexpr size_t kTextMax = 64;
 
-/// "0,2/1,3"; empty: not such a text.
+/// Parses "0,2/1,3"; empty where the text has another form.
 std::vector<std::vector<int>> ParseRanks(std::string_view text) {
   std::vector<std::vector<int>> groups;
   for (const std::string& list :

@@ -1,5 +1,5 @@
-// What a member of a group says of a collective call before any byte moves: all members must say
-// the same.
+// The description of a collective call that each member of a group posts before any byte moves. The
+// call begins only when the descriptions of all members agree.
 #pragma once
 
 #include <string>
@@ -31,11 +31,11 @@ struct CallSignature {
   Shape shape = {};
   /// Whether members may bring different numbers of rows (entries of the first dim).
   bool rows_are_free = false;
-  std::vector<int64_t> rows = {};  ///< Of each owner of a reduce-scatter.
-  std::string detail = {};         ///< The name of a reduction profile, or what is agreed on.
+  std::vector<int64_t> rows = {};  ///< The rows of each owner in a reduce-scatter.
+  std::string detail = {};         ///< A reduction profile's name, or what members agree on.
 };
 
-/// Whether the two may meet.
+/// Whether two members that post these make the same call.
 bool IsSameCall(const CallSignature& a, const CallSignature& b);
 
 /// "all_gather bf16[8x16]", "reduce_scatter bf16[8x16] rows 4, 4 (rank_asc_fp32)".

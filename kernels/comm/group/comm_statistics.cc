@@ -8,10 +8,10 @@ std::string_view CommFailureName(CommFailure failure) {
   return kNames[static_cast<size_t>(failure)];
 }
 
-CommFailure CommFailureOf(const absl::Status& status, bool is_of_group) {
+CommFailure CommFailureOf(const absl::Status& status, bool is_group_error) {
   if (absl::IsDeadlineExceeded(status)) return CommFailure::kDeadline;
   if (absl::IsCancelled(status)) return CommFailure::kCancelled;
-  if (!is_of_group) return CommFailure::kRank;
+  if (!is_group_error) return CommFailure::kRank;
   return absl::IsFailedPrecondition(status) ? CommFailure::kMismatch : CommFailure::kTransport;
 }
 
@@ -21,8 +21,8 @@ std::string_view CommunicatorEventName(CommunicatorEvent event) {
   return kNames[static_cast<size_t>(event)];
 }
 
-void CommStatistics::Called(CollectiveBackend backend, CallKind kind, bool is_first, int64_t bytes,
-                            absl::Duration waited) {
+void CommStatistics::RecordCall(CollectiveBackend backend, CallKind kind, bool is_first,
+                                int64_t bytes, absl::Duration waited) {
   const std::scoped_lock lock(mutex_);
   Totals::Calls& calls = Of(backend).calls[static_cast<size_t>(kind)];
   calls.count += is_first ? 1 : 0;
@@ -30,20 +30,20 @@ void CommStatistics::Called(CollectiveBackend backend, CallKind kind, bool is_fi
   calls.wait_seconds += absl::ToDoubleSeconds(waited);
 }
 
-void CommStatistics::RunEnded(CollectiveBackend backend, const absl::Status& status,
-                              bool is_of_group) {
+void CommStatistics::RecordRun(CollectiveBackend backend, const absl::Status& status,
+                               bool is_group_error) {
   const std::scoped_lock lock(mutex_);
   Totals& totals = Of(backend);
   ++totals.runs;
-  if (!status.ok()) ++totals.failures[static_cast<size_t>(CommFailureOf(status, is_of_group))];
+  if (!status.ok()) ++totals.failures[static_cast<size_t>(CommFailureOf(status, is_group_error))];
 }
 
-void CommStatistics::RanksStuck(CollectiveBackend backend, int count) {
+void CommStatistics::RecordStuckRanks(CollectiveBackend backend, int count) {
   const std::scoped_lock lock(mutex_);
   Of(backend).stuck_ranks += count;
 }
 
-void CommStatistics::Communicators(CommunicatorEvent event, int count) {
+void CommStatistics::RecordCommunicators(CommunicatorEvent event, int count) {
   const std::scoped_lock lock(mutex_);
   communicators_[static_cast<size_t>(event)] += count;
 }

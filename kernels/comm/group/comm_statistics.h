@@ -1,5 +1,5 @@
-// CommStatistics: what the collective calls of all worlds of a process did, for whoever exports
-// numbers. Thread-safe.
+// CommStatistics: counts of the collective calls of all worlds of a process, for the metrics that a
+// server exports. Thread-safe.
 #pragma once
 
 #include <array>
@@ -15,24 +15,25 @@
 
 namespace quantgate {
 
-/// Why a run of a world's ranks failed.
+/// Why a run of a world's ranks (World::Run) failed.
 enum class CommFailure {
   kMismatch,   ///< Ranks disagreed on a call or on a value, or could never meet.
-  kDeadline,   ///< A rank did not come in time, or the caller's time was over.
-  kCancelled,  ///< By the caller.
+  kDeadline,   ///< A rank did not come in time, or the caller's deadline passed.
+  kCancelled,  ///< The caller cancelled the run.
   kTransport,  ///< Any other error of a collective call.
   kRank,       ///< A rank's own error, which aborted the others.
 };
 inline constexpr int kCommFailures = 5;
 std::string_view CommFailureName(CommFailure failure);  ///< "mismatch", "deadline", ...
-/// `is_of_group`: a group gave the error.
-CommFailure CommFailureOf(const absl::Status& status, bool is_of_group);
+/// The kind of a run's error. `is_group_error`: a collective call gave it (IsGroupError), not a
+/// rank.
+CommFailure CommFailureOf(const absl::Status& status, bool is_group_error);
 
-/// What becomes of a communicator (kernels/comm/nccl/communicator_cache.h).
+/// Events in the life of a communicator (kernels/comm/nccl/communicator_cache.h).
 enum class CommunicatorEvent {
   kMade,
-  kLeased,  ///< By a group, from one that has ended.
-  kClosed,  ///< In order: too many are idle, or the process ends.
+  kLeased,  ///< A group took it over from a group that had ended.
+  kClosed,  ///< Ended with nothing under way: too many were idle, or the process ends.
   kAborted,
 };
 inline constexpr int kCommunicatorEvents = 4;
@@ -40,29 +41,29 @@ std::string_view CommunicatorEventName(CommunicatorEvent event);  ///< "made", "
 
 class CommStatistics {
  public:
-  /// Of one backend.
+  /// The counts of one backend.
   struct Totals {
     struct Calls {
-      int64_t count = 0;        ///< Of whole groups.
-      int64_t bytes = 0;        ///< What all members brought.
-      double wait_seconds = 0;  ///< Of all members, until the last of them had come.
+      int64_t count = 0;        ///< Calls; a call of a whole group counts once.
+      int64_t bytes = 0;        ///< Bytes that the members brought, added up.
+      double wait_seconds = 0;  ///< Time that members waited for the last one, added up.
     };
     std::array<Calls, kCallKinds> calls = {};  ///< By CallKind.
-    int64_t runs = 0;                          ///< Of a world's ranks, failed ones too.
+    int64_t runs = 0;                          ///< Runs of worlds, failed ones too.
     std::array<int64_t, kCommFailures> failures = {};
-    int64_t stuck_ranks = 0;  ///< That did not return from their engine after their run failed.
+    int64_t stuck_ranks = 0;  ///< Ranks that did not return from their engine after a failure.
   };
 
-  /// A member's part of a call; `is_first` of one member of each group.
-  void Called(CollectiveBackend backend, CallKind kind, bool is_first, int64_t bytes,
-              absl::Duration waited);
-  /// `is_of_group`: what failed was a collective call.
-  void RunEnded(CollectiveBackend backend, const absl::Status& status, bool is_of_group);
-  void RanksStuck(CollectiveBackend backend, int count);
-  void Communicators(CommunicatorEvent event, int count);
+  /// Called by each member of a call; `is_first` is true for one member, which counts the call.
+  void RecordCall(CollectiveBackend backend, CallKind kind, bool is_first, int64_t bytes,
+                  absl::Duration waited);
+  /// Called at the end of a run; `is_group_error` as in CommFailureOf.
+  void RecordRun(CollectiveBackend backend, const absl::Status& status, bool is_group_error);
+  void RecordStuckRanks(CollectiveBackend backend, int count);
+  void RecordCommunicators(CommunicatorEvent event, int count);
 
   Totals Read(CollectiveBackend backend) const;
-  /// Communicators by event.
+  /// How many communicators each event happened to, by CommunicatorEvent.
   std::array<int64_t, kCommunicatorEvents> ReadCommunicators() const;
 
  private:

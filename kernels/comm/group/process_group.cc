@@ -1,5 +1,6 @@
 #include "kernels/comm/group/process_group.h"
 
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,8 +12,8 @@
 namespace quantgate {
 namespace {
 
-/// Up to this size a sum whose order does not depend on the owner is taken by every member for
-/// itself: one meeting in place of two, for up to 8 times the additions.
+/// Up to this size every member takes a sum by itself where the order does not depend on the owner:
+/// one meeting instead of two, for up to 8 times the additions.
 constexpr size_t kSmallSumBytes = size_t{1} << 14;
 
 CallSignature SignatureOf(CallKind kind, const Tensor& tensor) {
@@ -32,7 +33,7 @@ absl::Status CheckHasRows(std::string_view field, const Tensor& tensor) {
 absl::Status CheckSummable(std::string_view field, const Tensor& tensor) {
   QG_RETURN_IF_ERROR(CheckHasRows(field, tensor));
   if (IsHighPrecision(tensor.dtype())) return absl::OkStatus();
-  return Refuse(field, TensorText(tensor), "sums are of f32, bf16 or f16");
+  return Refuse(field, TensorText(tensor), "summed tensors must be f32, bf16 or f16");
 }
 
 int64_t ContributedBytes(const Contribution& contribution) {
@@ -41,7 +42,7 @@ int64_t ContributedBytes(const Contribution& contribution) {
   return static_cast<int64_t>(bytes);
 }
 
-/// Shape of the parts joined along the first dim.
+/// The shape of the parts when joined along the first dim.
 Shape JoinedShape(const AgreedCall& call) {
   Shape shape = call.tensor(0).shape();
   shape[0] = 0;
@@ -49,6 +50,34 @@ Shape JoinedShape(const AgreedCall& call) {
     shape[0] += call.tensor(member).shape()[0];
   }
   return shape;
+}
+
+/// The place of the first element whose bytes differ; both are of one dtype and shape.
+int64_t FirstDifferingElement(const Tensor& a, const Tensor& b) {
+  const size_t bytes = static_cast<size_t>(DTypeBytes(a.dtype()));
+  for (int64_t i = 0; i < a.element_count(); ++i) {
+    if (std::memcmp(a.data() + i * bytes, b.data() + i * bytes, bytes) != 0) return i;
+  }
+  return -1;
+}
+
+/// "0x3f800000 (1)"; bytes of other types than f32 in hex alone.
+std::string ElementText(const Tensor& tensor, int64_t index) {
+  const int bytes = DTypeBytes(tensor.dtype());
+  std::string hex = "0x";
+  for (int i = bytes - 1; i >= 0; --i) {
+    absl::StrAppend(
+        &hex, absl::Hex(static_cast<uint8_t>(tensor.data()[index * bytes + i]), absl::kZeroPad2));
+  }
+  if (tensor.dtype() != DType::kF32) return hex;
+  return absl::StrCat(hex, " (", tensor.as<float>()[index], ")");
+}
+
+absl::Status Difference(const std::string& what, const std::pair<int, std::string>& first,
+                        const std::pair<int, std::string>& other, const std::string& where) {
+  return absl::FailedPreconditionError(absl::StrCat(what, " differs between ranks", where,
+                                                    ": rank ", first.first, " has ", first.second,
+                                                    ", rank ", other.first, " has ", other.second));
 }
 
 }  // namespace
@@ -76,8 +105,8 @@ absl::StatusOr<Postings> ProcessGroup::Meet(Posting posting) {
   auto postings = environment_.transport.Meet(environment_.rendezvous, description_.id, place_,
                                               std::move(posting));
   if (environment_.statistics != nullptr && postings.ok()) {
-    environment_.statistics->Called(environment_.backend, kind, place_ == 0, bytes,
-                                    SteadyNow() - begin);
+    environment_.statistics->RecordCall(environment_.backend, kind, place_ == 0, bytes,
+                                        SteadyNow() - begin);
   }
   Delay(environment_.noise, rank, call, NoisePoint::kBeforeReading);
   return postings;
@@ -153,7 +182,7 @@ absl::StatusOr<std::vector<Tensor>> ProcessGroup::AllToAll(std::span<const Tenso
                                    TensorText(parts[0])));
       }
     }
-    signature.shape[0] = 0;  // Of all parts there is no one number of rows.
+    signature.shape[0] = 0;  // The parts' rows differ.
     QG_ASSIGN_OR_RETURN(const Postings postings,
                         Meet(std::move(signature), {parts.begin(), parts.end()}));
     return environment_.transport.AllToAll(Agreed(*postings));
@@ -228,7 +257,7 @@ absl::StatusOr<Tensor> ProcessGroup::AllReduce(const Tensor& partial,
 absl::StatusOr<Tensor> ProcessGroup::AllReduceMax(const Tensor& values) {
   return Poisoning([&]() -> absl::StatusOr<Tensor> {
     if (!values.has_value() || values.dtype() != DType::kF32) {
-      return Refuse("all_reduce_max.tensor", TensorText(values), "maxima are of f32");
+      return Refuse("all_reduce_max.tensor", TensorText(values), "must be f32");
     }
     QG_ASSIGN_OR_RETURN(const Postings postings,
                         Meet(SignatureOf(CallKind::kAllReduceMax, values), {values}));
@@ -249,6 +278,37 @@ absl::StatusOr<std::vector<std::shared_ptr<void>>> ProcessGroup::Exchange(
   std::vector<std::shared_ptr<void>> offers;
   for (const Posting& each : *postings) offers.push_back(each.contribution.offer);
   return offers;
+}
+
+absl::Status ProcessGroup::CheckAgreement(const std::string& what, const Tensor& value) {
+  const auto check = [&]() -> absl::Status {
+    if (!value.has_value()) {
+      return RefuseAbsent(what, "there is no value to agree on");
+    }
+    QG_ASSIGN_OR_RETURN(const Tensor on_host, engine_.ToHost(value, environment_.cancellation));
+    CallSignature signature{.kind = CallKind::kCheckAgreement, .detail = what};
+    Delay(environment_.noise, members()[place_], calls_++, NoisePoint::kBeforePosting);
+    QG_ASSIGN_OR_RETURN(
+        const Postings postings,
+        environment_.transport.Meet(environment_.rendezvous, description_.id, place_,
+                                    {std::move(signature), {{on_host}, nullptr}}));
+    const Tensor& first = postings->front().contribution.tensors.front();
+    for (int member = 1; member < size(); ++member) {
+      const Tensor& other = (*postings)[member].contribution.tensors.front();
+      if (first.dtype() != other.dtype() || first.shape() != other.shape()) {
+        return Difference(what, {members()[0], TensorText(first)},
+                          {members()[member], TensorText(other)}, "");
+      }
+      const int64_t at = FirstDifferingElement(first, other);
+      if (at < 0) continue;
+      return Difference(what, {members()[0], ElementText(first, at)},
+                        {members()[member], ElementText(other, at)},
+                        first.element_count() == 1 ? "" : absl::StrCat(" at ", at));
+    }
+    return absl::OkStatus();
+  };
+  const absl::Status status = check();
+  return status.ok() ? status : Fail(status);
 }
 
 }  // namespace quantgate

@@ -9,14 +9,13 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/loop_sharing.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/comm/group/wait_analysis.h"
 
 namespace quantgate {
 namespace {
 
 constexpr char kOfGroup[] = "quantgate/of_group";
 
-/// Longer deadlines are taken as this one, which no process lives to see.
+/// Longer deadlines are cut to this one, which is longer than any process lives.
 constexpr absl::Duration kLongestDeadline = absl::Hours(24 * 365);
 
 /// "rank 3", "ranks 1, 3".
@@ -24,9 +23,58 @@ std::string RanksText(const std::vector<int>& ranks) {
   return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
 }
 
+/// The first rank of a stuck rank's wait that cannot go on; every such wait has one.
+int StuckRankOf(const RankWait& wait, const std::vector<bool>& can_go_on) {
+  return *std::find_if(wait.for_ranks.begin(), wait.for_ranks.end(),
+                       [&](int rank) { return !can_go_on[rank]; });
+}
+
+int FirstWaitOf(std::span<const RankWait> waits, int rank) {
+  const auto wait = std::find_if(waits.begin(), waits.end(),
+                                 [&](const RankWait& each) { return each.rank == rank; });
+  return static_cast<int>(wait - waits.begin());
+}
+
 }  // namespace
 
-bool IsOfGroup(const absl::Status& status) { return status.GetPayload(kOfGroup).has_value(); }
+std::vector<bool> RanksThatCanGoOn(const std::vector<bool>& runs, std::span<const RankWait> waits) {
+  std::vector<bool> can_go_on = runs;
+  for (const RankWait& wait : waits) can_go_on[wait.rank] = false;
+  for (bool is_changed = true; is_changed;) {
+    is_changed = false;
+    for (const RankWait& wait : waits) {
+      if (can_go_on[wait.rank] || !std::all_of(wait.for_ranks.begin(), wait.for_ranks.end(),
+                                               [&](int rank) { return can_go_on[rank]; })) {
+        continue;
+      }
+      can_go_on[wait.rank] = is_changed = true;
+    }
+  }
+  return can_go_on;
+}
+
+std::vector<int> CycleOfWaits(const std::vector<bool>& runs, std::span<const RankWait> waits) {
+  const std::vector<bool> can_go_on = RanksThatCanGoOn(runs, waits);
+  const auto stuck = std::find_if(waits.begin(), waits.end(),
+                                  [&](const RankWait& wait) { return !can_go_on[wait.rank]; });
+  if (stuck == waits.end()) return {};
+  // Each stuck rank waits for another stuck rank, so following the waits leads around a cycle.
+  std::vector<int> path;
+  int rank = stuck->rank;
+  std::vector<int> place_of_rank(runs.size(), -1);
+  while (place_of_rank[rank] < 0) {
+    place_of_rank[rank] = static_cast<int>(path.size());
+    path.push_back(FirstWaitOf(waits, rank));
+    rank = StuckRankOf(waits[path.back()], can_go_on);
+  }
+  std::vector<int> cycle(path.begin() + place_of_rank[rank], path.end());
+  const auto lowest = std::min_element(cycle.begin(), cycle.end(),
+                                       [&](int a, int b) { return waits[a].rank < waits[b].rank; });
+  std::rotate(cycle.begin(), lowest, cycle.end());
+  return cycle;
+}
+
+bool IsGroupError(const absl::Status& status) { return status.GetPayload(kOfGroup).has_value(); }
 
 Rendezvous::Rendezvous(int world_size, absl::Duration deadline)
     : deadline_(std::min(deadline, kLongestDeadline)), runs_(world_size, false) {}
@@ -165,7 +213,7 @@ std::vector<int> Rendezvous::MissingRanks(const Wait& wait) const {
 }
 
 void Rendezvous::PoisonStuckGroups() {
-  const std::vector<Wait*> waits = waits_;  // Poisoning takes some away.
+  const std::vector<Wait*> waits = waits_;  // A copy, since poisoning removes some.
   std::vector<RankWait> rank_waits;
   for (const Wait* wait : waits) {
     rank_waits.push_back({wait->group->description.members[wait->place], MissingRanks(*wait)});
@@ -179,14 +227,14 @@ void Rendezvous::PoisonStuckGroups() {
         std::find_if(ranks.begin(), ranks.end(), [&](int rank) { return !runs_[rank]; });
     if (ended == ranks.end()) continue;
     some_wait_for_ended = true;
-    if (!waits[i]->group->error.ok()) continue;  // By another member's wait.
+    if (!waits[i]->group->error.ok()) continue;  // Poisoned through another wait.
     Poison(*waits[i]->group, EndedError(*waits[i], *ended)).IgnoreError();
   }
-  if (some_wait_for_ended) return;  // Their error lets them go on.
+  if (some_wait_for_ended) return;  // The error ends their waits.
   std::vector<const Wait*> cycle;
   for (const int wait : CycleOfWaits(runs_, rank_waits)) cycle.push_back(waits[wait]);
   if (cycle.empty()) return;
-  const absl::Status error = CycleError(cycle);  // Before the calls are forgotten.
+  const absl::Status error = CycleError(cycle);  // Before poisoning forgets the calls.
   for (const Wait* wait : cycle) Poison(*wait->group, error).IgnoreError();
 }
 

@@ -1,14 +1,16 @@
 // Rendezvous: where the threads of all ranks of a world meet on the host. A collective call begins
-// when every member of the group has posted it and all have posted the same. Whoever waits for what
-// cannot come is told at once: another call of a member, a member that has ended, members that wait
-// for each other; and after a deadline where a member does not come at all. An error poisons the
-// group: every member gets it, from this call and from each later one. One lock for the whole
-// world: there are few ranks, and they hold it for a few hundred instructions.
+// when every member of the group has posted it and all have posted the same call. A wait that
+// cannot end fails at once: when a member has posted another call, when a member has ended, and
+// when members wait for each other. A wait for a member that does not come at all fails after a
+// deadline. An error poisons the group: every member gets it, from this call and from each later
+// one. One lock serves the whole world: there are few ranks, and they hold it for a few hundred
+// instructions.
 #pragma once
 
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -18,34 +20,51 @@
 
 namespace quantgate {
 
-/// Whether an error is what poisoned a group, or Prefixed from it.
-bool IsOfGroup(const absl::Status& status);
+/// Whether an error is one that poisoned a group, also after Prefixed.
+bool IsGroupError(const absl::Status& status);
+
+/// A rank that waits until all of some ranks have come.
+struct RankWait {
+  int rank = 0;
+  std::vector<int> for_ranks;
+};
+
+/// For each rank whether it can still make a call, now or after its wait. `runs` has an entry for
+/// each rank; one that does not run has ended. A waiting rank (it waits once) can go on when all
+/// the ranks that it waits for can. A rank that does not wait is taken to make whatever call is
+/// needed, so no rank that could go on is ever said to be stuck.
+std::vector<bool> RanksThatCanGoOn(const std::vector<bool>& runs, std::span<const RankWait> waits);
+
+/// A cycle among the waits of ranks that cannot go on, as indices into `waits`: each waits for the
+/// rank of the next one, and the first has the lowest rank. Empty where every waiting rank can go
+/// on. No rank that cannot go on may wait for one that has ended.
+std::vector<int> CycleOfWaits(const std::vector<bool>& runs, std::span<const RankWait> waits);
 
 class Rendezvous {
  public:
-  /// Waits longer than `deadline` fail. Ranks are 0 .. world_size - 1.
+  /// A wait that is longer than `deadline` fails. Ranks are 0 .. world_size - 1.
   Rendezvous(int world_size, absl::Duration deadline);
 
-  /// Not while ranks run.
+  /// Adds a group under the id that its description states. Not while ranks run.
   void AddGroup(GroupDescription group);
   absl::Duration deadline() const { return deadline_; }
 
-  /// All ranks start to run, one thread each. The error that poisoned a group, if any.
+  /// Marks all ranks as running. Gives the error of a group that is poisoned, if there is one.
   absl::Status BeginRun();
-  /// The rank makes no more calls in this run.
+  /// Declares that the rank makes no more calls in this run.
   void EndRank(int rank);
 
-  /// Gives what all members posted, in the group's order, when the last of them has.
-  /// FAILED_PRECONDITION naming ranks and calls where they are not the same or can never meet;
-  /// DEADLINE_EXCEEDED naming the ranks that did not come.
+  /// Posts a member's part of a call and gives what all members posted, in the group's order, when
+  /// the last of them has. FAILED_PRECONDITION naming ranks and calls where they are not the same
+  /// or can never meet; DEADLINE_EXCEEDED naming the ranks that did not come.
   absl::StatusOr<Postings> Meet(int group, int place, Posting posting);
 
-  /// Poisons the group with what went wrong at `place`, unless it is poisoned; what it is poisoned
-  /// with.
+  /// Poisons the group with the error of its member `place` unless it is poisoned already, and
+  /// gives the error that it is poisoned with.
   absl::Status Fail(int group, int place, const absl::Status& error);
-  /// Poisons every group that is not.
+  /// Poisons every group that is not poisoned yet.
   void Abort(const absl::Status& cause);
-  /// What poisoned a group first; OK: none is.
+  /// The first error that poisoned a group; OK while none is poisoned.
   absl::Status first_error() const;
 
  private:
@@ -56,7 +75,7 @@ class Rendezvous {
   };
   struct Group {
     GroupDescription description;
-    int64_t calls = 0;  ///< Meetings begun: the number of the one under way.
+    int64_t calls = 0;  ///< How many meetings have begun: the number of the one under way.
     Meeting meeting;
     absl::Status error;
   };
@@ -82,8 +101,8 @@ class Rendezvous {
   mutable std::mutex mutex_;
   std::condition_variable changed_;  // A wait is over or a group is poisoned.
   std::vector<std::unique_ptr<Group>> groups_;
-  std::vector<bool> runs_;    // Each rank; one that does not has ended.
-  std::vector<Wait*> waits_;  // Those not over.
+  std::vector<bool> runs_;    // By rank; false where the rank has ended.
+  std::vector<Wait*> waits_;  // The waits that are not over.
   absl::Status first_error_;
 };
 

@@ -1,6 +1,6 @@
-// Transport: moves the bytes of collective calls. It is asked after all members of a group have
-// agreed on a call, by each of them on its own thread, and it neither adds nor rounds: sums are
-// OrderedSum's, but for the library's own where a transport has one.
+// Transport: moves the bytes of collective calls. Each member calls it on its own thread once all
+// members of the group have agreed on a call. A transport neither adds nor rounds: sums are those
+// of OrderedSum, except for the library's own sums where a transport has them.
 #pragma once
 
 #include <functional>
@@ -16,28 +16,29 @@
 
 namespace quantgate {
 
-/// Some ranks of a world, in the group's order.
+/// A group: some ranks of a world, in the group's order.
 struct GroupDescription {
-  int id = 0;  ///< Of the world's groups, counted from 0, in the order of AddGroup.
+  int id = 0;  ///< Number of the group in its world, from 0, in the order of AddGroup.
   std::string name;
   std::vector<int> members;  ///< Ranks of the world.
 
   int size() const { return static_cast<int>(members.size()); }
 };
 
-/// What a member brings to a call, kept until every member has asked for its operations. Of the
-/// others' tensors a transport that moves bytes by itself looks at dtypes and shapes alone.
+/// What a member brings to a call, kept until every member has asked for its operations. A
+/// transport that moves bytes by itself (NCCL) looks only at the dtypes and shapes of the others'
+/// tensors.
 struct Contribution {
   std::vector<Tensor> tensors;
-  std::shared_ptr<const Moment> moment;  ///< When they are written, on the member's engine.
-  std::shared_ptr<void> offer = {};      ///< Of an exchange.
+  std::shared_ptr<const Moment> moment;  ///< When the member's engine has written the tensors.
+  std::shared_ptr<void> offer = {};      ///< ProcessGroup::Exchange: what the member offers.
 };
 
 /// A member's part of a meeting.
 struct Posting {
   CallSignature signature;
   Contribution contribution;
-  int arrival = 0;  ///< How many members had posted before.
+  int arrival = 0;  ///< How many members had posted before this one.
 };
 
 using Postings = std::shared_ptr<const std::vector<Posting>>;
@@ -46,18 +47,18 @@ using Postings = std::shared_ptr<const std::vector<Posting>>;
 struct AgreedCall {
   const GroupDescription& group;
   const std::vector<Posting>& postings;  ///< In the group's order.
-  int place = 0;                         ///< This member's in the group.
-  Engine& engine;                        ///< This member's.
+  int place = 0;                         ///< This member's place in the group.
+  Engine& engine;                        ///< This member's engine.
   const Cancellation* cancellation = nullptr;
 
   const Contribution& contribution(int member) const { return postings[member].contribution; }
-  /// What `member` brings first; one tensor is what most calls are about.
+  /// The first tensor of `member`; most calls have only one.
   const Tensor& tensor(int member) const { return contribution(member).tensors.front(); }
 };
 
 class Rendezvous;
 
-/// Thread-safe: members call at the same time.
+/// Thread-safe: the members of a group call it at the same time.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -65,61 +66,65 @@ class Transport {
   virtual std::string name() const = 0;  ///< "local", "nccl 2.27.3".
   /// Called for every group, before any call on it.
   virtual absl::Status AddGroup(const GroupDescription& group) = 0;
-  /// Makes ready what a member of `engine` brings: tensors in the engine's memory.
+  /// Brings a member's tensors into the memory of its engine.
   virtual absl::StatusOr<Contribution> Contribute(Engine& engine, std::vector<Tensor> tensors) = 0;
-  /// Comes to a call of the group as its member `place`: what Rendezvous::Meet gives.
+  /// Meets the other members of the group as its member `place`; gives what Rendezvous::Meet gives.
   virtual absl::StatusOr<Postings> Meet(Rendezvous& rendezvous, int group, int place,
                                         Posting posting);
 
-  /// tensor(0), tensor(1), ... one after the other to `whole`, a tensor of the member's engine.
+  /// Writes tensor(0), tensor(1), ... one after the other to `whole`, a tensor of the member's
+  /// engine.
   virtual absl::Status AllGather(const AgreedCall& call, const Tensor& whole) = 0;
-  /// tensor(0), tensor(1), ... each by itself, in memory that the member's engine reads.
+  /// Gives tensor(0), tensor(1), ... each by itself, in memory that the member's engine reads.
   virtual absl::StatusOr<std::vector<Tensor>> AllGatherParts(const AgreedCall& call) = 0;
-  /// From each member the tensor that it brings for this one: contribution(i).tensors[place].
+  /// Gives the tensor that each member brings for this one: contribution(i).tensors[place].
   virtual absl::StatusOr<std::vector<Tensor>> AllToAll(const AgreedCall& call) = 0;
   /// The maximum of all tensors, f32, as Engine::Maximum.
   virtual absl::StatusOr<Tensor> Maximum(const AgreedCall& call) = 0;
-  /// The library's own sum of all tensors; UNIMPLEMENTED where there is none.
+  /// The library's own sum of all tensors; UNIMPLEMENTED where the transport has no library.
   virtual absl::StatusOr<Tensor> LibrarySum(const AgreedCall& call) = 0;
-  /// Of that sum the rows of this member; each member brings one tensor for each owner.
+  /// This member's rows of the library's own sum; each member brings one tensor for each owner.
   virtual absl::StatusOr<Tensor> LibraryReduceScatter(const AgreedCall& call) = 0;
 
-  /// Ends every wait of the group's members for one another: one of them has failed with `cause`
-  /// and will not come to what they have agreed on.
+  /// Ends every wait of the group's members for one another: a member has failed with `cause` and
+  /// will not take part in the call that they have agreed on.
   virtual void Abort(const GroupDescription& group, const absl::Status& cause) {}
-  /// Waits until what was asked for has been done on the engines; what failed on the way. No result
-  /// of a run is to be believed before.
+  /// Waits until the engines have done everything that was asked of them, and gives the first
+  /// error. No result of a run may be used before.
   virtual absl::Status Settle() { return absl::OkStatus(); }
 };
 
-/// The tensors in the engine's memory, and the moment at which they are written.
+/// The tensors, brought into the engine's memory, and the moment at which they are written there.
 absl::StatusOr<Contribution> ContributionOf(Engine& engine, std::vector<Tensor> tensors);
 
-/// Copies within this process: Engine::WaitFor, Copy and Import.
+/// A transport that copies within this process, by Engine::WaitFor, Copy and Import.
 std::unique_ptr<Transport> MakeLocalTransport();
 
 enum class CollectiveBackend { kLocal, kNccl };
 
 class CommunicatorCache;
 
-/// UNIMPLEMENTED where this build does not have the backend, FAILED_PRECONDITION where this host
-/// does not.
+/// Whether the backend can be used: UNIMPLEMENTED where this build does not have it,
+/// FAILED_PRECONDITION where this host does not.
 absl::Status CheckCollectiveBackend(CollectiveBackend backend);
 
-/// For ranks with these engines, whose waits for one another end at `deadline`. UNIMPLEMENTED where
-/// this build does not have the backend, FAILED_PRECONDITION where this host or these engines do
-/// not. `communicators` outlives the transport; null: those of its groups end with it.
+/// A transport for ranks with these engines, whose waits for one another fail after `deadline`.
+/// UNIMPLEMENTED where this build does not have the backend, FAILED_PRECONDITION where this host or
+/// these engines do not. `communicators` keeps communicators for later groups and outlives the
+/// transport; null: they end with the transport.
 absl::StatusOr<std::unique_ptr<Transport>> MakeTransport(
     CollectiveBackend backend, std::span<Engine* const> engines, absl::Duration deadline,
     CommunicatorCache* communicators = nullptr);
 
-/// An engine in place of a rank's, which watches or disturbs it. That one outlives it.
+/// Makes an engine that takes the place of a rank's, to watch or to disturb it. `engine` outlives
+/// the result.
 using EngineWrapper = std::function<std::unique_ptr<Engine>(Engine& engine, int rank)>;
 
-/// Told of ranks that do not return from their engine though their run has failed, with why.
+/// Called when ranks do not return from their engine although their run has failed, with the
+/// failure and the ranks.
 using StuckObserver = std::function<void(const absl::Status& why)>;
 
-/// What a world may be given in place of MakeTransport.
+/// Takes the place of MakeTransport in a world.
 using TransportFactory = std::function<absl::StatusOr<std::unique_ptr<Transport>>(
     CollectiveBackend backend, std::span<Engine* const> engines, absl::Duration deadline)>;
 

@@ -18,7 +18,7 @@
 namespace quantgate {
 namespace {
 
-/// How often a run looks whether it is cancelled, and whether a rank is stuck.
+/// How often a run checks whether it is cancelled and whether a rank is stuck.
 constexpr std::chrono::milliseconds kPeriod(10);
 
 absl::Status CheckOptions(const WorldOptions& options) {
@@ -52,10 +52,10 @@ absl::StatusOr<ProcessGroup*> Rank::FindGroup(const std::string& name) {
 
 ProcessGroup& Rank::group(const std::string& name) { return **FindGroup(name); }
 
-/// Over one run: who has ended, and with what.
+/// Notes which ranks of one run have ended, and the run's first failure.
 class World::Watch {
  public:
-  /// `ranks`: what the ranks look at, cancelled when the run has failed.
+  /// `ranks` is the ranks' cancellation, which is cancelled when the run has failed.
   Watch(Rendezvous& rendezvous, const WorldOptions& options, Cancellation& ranks)
       : rendezvous_(rendezvous), options_(options), ranks_(ranks) {
     for (int rank = 0; rank < static_cast<int>(options.engines.size()); ++rank) {
@@ -89,24 +89,25 @@ class World::Watch {
     }
   }
 
-  /// Of the run, when all ranks have ended.
+  /// The status of the run, once all ranks have ended.
   absl::Status failure() const { return failure_; }
-  /// Whether a group gave it, and not a rank.
-  bool is_of_group() const { return is_of_group_; }
+  /// Whether a collective call gave that status, not a rank's own code.
+  bool is_group_error() const { return is_group_error_; }
 
  private:
   void Fail(int rank, const absl::Status& status) {
     const std::scoped_lock lock(mutex_);
     if (!failure_.ok()) return;
     const absl::Status found = rendezvous_.first_error();
-    is_of_group_ = IsOfGroup(status);
+    is_group_error_ = IsGroupError(status);
     const absl::Status own = Prefixed(absl::StrCat("rank ", rank, ": "), status);
     rendezvous_.Abort(absl::AbortedError(
-        absl::StrCat("the run was aborted: ", (is_of_group_ ? found : own).message())));
-    SetFailure(is_of_group_ ? found : own);
+        absl::StrCat("the run was aborted: ", (is_group_error_ ? found : own).message())));
+    SetFailure(is_group_error_ ? found : own);
   }
 
-  /// After the groups have it, so that whoever is in a call of one gets the group's error.
+  /// Called after the groups are poisoned, so that a rank in a collective call gets the group's
+  /// error and not a cancellation.
   void SetFailure(const absl::Status& failure) {
     failure_ = failure;
     failed_at_ = Clock::now();
@@ -123,7 +124,8 @@ class World::Watch {
         absl::StrCat(failure_.message(), "; ", count == 1 ? "rank " : "ranks ",
                      absl::StrJoin(running_, ", "), " did not return from the engine within ",
                      absl::FormatDuration(options_.deadline), " of that"));
-    if (options_.statistics != nullptr) options_.statistics->RanksStuck(options_.backend, count);
+    if (options_.statistics != nullptr)
+      options_.statistics->RecordStuckRanks(options_.backend, count);
     lock.unlock();
     options_.on_stuck(stuck);
     lock.lock();
@@ -139,7 +141,7 @@ class World::Watch {
   std::set<int> running_;
   absl::Status failure_;
   Clock::time_point failed_at_;
-  bool is_of_group_ = false, is_told_ = false;
+  bool is_group_error_ = false, is_told_ = false;
 };
 
 World::World(WorldOptions options, std::vector<std::unique_ptr<Engine>> wrappers,
@@ -188,12 +190,12 @@ absl::Status World::AddGroups(const std::string& name,
                       absl::StrCat("must be in [0, ", size(), ")"));
       }
       if (is_member[rank]) {
-        return Refuse(field, absl::StrCat("rank ", rank), "the rank is there twice");
+        return Refuse(field, absl::StrCat("rank ", rank), "the rank appears twice");
       }
       is_member[rank] = true;
     }
   }
-  if (HasGroups(name)) return Refuse("groups", name, "there are groups of this name");
+  if (HasGroups(name)) return Refuse("groups", name, "groups of this name exist already");
   for (const std::vector<int>& group : members) QG_RETURN_IF_ERROR(AddOneGroup(name, group));
   return absl::OkStatus();
 }
@@ -223,7 +225,7 @@ absl::Status World::Run(absl::FunctionRef<absl::Status(Rank& rank)> body,
   if (cancellation != nullptr && !cancellation->Check().ok()) of_ranks.Cancel();
   environment_.cancellation = &of_ranks;
   Watch watch(rendezvous_, options_, of_ranks);
-  const int cpus = AvailableCpus();  // Ranks that wait lend theirs to the others.
+  const int cpus = AvailableCpus();  // Waiting ranks lend their CPUs to the others.
   LoopSharing sharing(cpus, std::max(1, cpus / size()), size());
   std::vector<std::thread> threads;
   for (const auto& rank : ranks_) {
@@ -239,8 +241,8 @@ absl::Status World::Run(absl::FunctionRef<absl::Status(Rank& rank)> body,
   absl::Status status = transport_->Settle();
   if (!watch.failure().ok()) status = watch.failure();
   if (options_.statistics != nullptr) {
-    const bool is_of_group = watch.failure().ok() || watch.is_of_group();
-    options_.statistics->RunEnded(options_.backend, status, is_of_group);
+    const bool is_group_error = watch.failure().ok() || watch.is_group_error();
+    options_.statistics->RecordRun(options_.backend, status, is_group_error);
   }
   return status;
 }

@@ -1,5 +1,5 @@
-// World: the ranks of one parallel run in this process, a host thread and an engine for each, and
-// the groups that they form.
+// World: the ranks of one parallel run in this process, with a host thread and an engine for each,
+// and the groups that the ranks form.
 #pragma once
 
 #include <functional>
@@ -22,18 +22,30 @@ inline constexpr int kWorldSizeMax = 8;
 
 struct WorldOptions {
   std::vector<Engine*> engines = {};            ///< One for each rank; they outlive the world.
-  absl::Duration deadline = absl::Seconds(60);  ///< Of each wait for other ranks.
+  absl::Duration deadline = absl::Seconds(60);  ///< Time after which a wait for other ranks fails.
   CollectiveBackend backend = CollectiveBackend::kLocal;
   SeededFaults faults = {};
   ScheduleNoise noise = {};
-  CommStatistics* statistics = nullptr;        ///< Outlives the world. Null: nobody counts.
-  CommunicatorCache* communicators = nullptr;  ///< As MakeTransport's. Outlives the world.
-  TransportFactory make_transport = {};  ///< In place of MakeTransport: for tests and scenarios.
-  EngineWrapper wrap_engine = {};        ///< Of each of `engines`: for tests.
-  StuckObserver on_stuck = {};           ///< See World::Run. Null: nobody is told.
+  CommStatistics* statistics = nullptr;        ///< Outlives the world. Null: nothing is counted.
+  CommunicatorCache* communicators = nullptr;  ///< As in MakeTransport. Outlives the world.
+  TransportFactory make_transport = {};        ///< Replaces MakeTransport, for tests and scenarios.
+  EngineWrapper wrap_engine = {};              ///< Wraps each of `engines`, for tests.
+  StuckObserver on_stuck = {};                 ///< Called as World::Run says; may be null.
 };
 
-/// One rank, as the code that it runs sees it.
+/// What a process gives to the worlds in it, whatever a request asks for; the fields are those of
+/// WorldOptions. Outlives the worlds.
+struct RankSetting {
+  CommStatistics* statistics = nullptr;
+  absl::Duration deadline = absl::Seconds(60);
+  TransportFactory make_transport = {};
+  EngineWrapper wrap_engine = {};
+  SeededFaults faults = {};  ///< In place on every rank, for scenarios.
+  StuckObserver on_stuck = {};
+  CommunicatorCache* communicators = nullptr;
+};
+
+/// What the code that a rank runs knows of its rank.
 class Rank {
  public:
   Rank(int index, Engine& engine, const GroupEnvironment& environment)
@@ -44,9 +56,10 @@ class Rank {
   const SeededFaults& faults() const { return environment_.faults; }
   const ScheduleNoise& noise() const { return environment_.noise; }
   const Cancellation* cancellation() const { return environment_.cancellation; }
-  /// This rank's end of its group of this kind. NOT_FOUND where it is in none.
+  /// This rank's handle on the group of that kind ("tp") that it is in. NOT_FOUND where it is in
+  /// none.
   absl::StatusOr<ProcessGroup*> FindGroup(const std::string& name);
-  /// That group, which must be there.
+  /// The same for a group that is known to exist.
   ProcessGroup& group(const std::string& name);
 
  private:
@@ -71,26 +84,25 @@ class World {
   absl::Status AddGroups(const std::string& name, const std::vector<std::vector<int>>& members);
   bool HasGroups(const std::string& name) const;
 
-  /// Runs `body` on one thread for each rank and joins them. The first failure aborts all groups
-  /// with it, so that nobody waits for a rank that has gone, and is what is returned: as it is when
-  /// it was found by a group, else after "rank 2: ". A world with a poisoned group runs no more and
-  /// returns that group's error. `cancellation` aborts as well. A run that has failed is cancelled
-  /// for its ranks (Rank::cancellation); a body that does not return nevertheless is waited for,
-  /// since it refers to what the caller owns. Once it has not returned within
-  /// WorldOptions::deadline of the failure, on_stuck is called: once, from this thread, with that
-  /// failure and the ranks.
+  /// Runs `body` on one thread for each rank and joins the threads. The first failure aborts all
+  /// groups, so that no rank waits for one that has gone, and is returned: unchanged when a group
+  /// found it, else after "rank 2: ". A world with a poisoned group runs no more and returns that
+  /// group's error. `cancellation` aborts as well. A failed run is cancelled for its ranks
+  /// (Rank::cancellation). A body that still does not return is waited for, since it refers to what
+  /// the caller owns; once it has not returned within WorldOptions::deadline of the failure,
+  /// on_stuck is called: once, from this thread, with the failure and the ranks.
   absl::Status Run(absl::FunctionRef<absl::Status(Rank& rank)> body,
                    const Cancellation* cancellation);
 
  private:
-  class Watch;  // Over one run: who has ended, and with what.
+  class Watch;  // Notes which ranks of one run have ended, and with which status.
 
   World(WorldOptions options, std::vector<std::unique_ptr<Engine>> wrappers,
         std::unique_ptr<Transport> transport);
   absl::Status AddOneGroup(const std::string& name, const std::vector<int>& members);
 
   const WorldOptions options_;
-  const std::vector<std::unique_ptr<Engine>> wrappers_;  // Where there are any, the ranks' engines.
+  const std::vector<std::unique_ptr<Engine>> wrappers_;  // By rank; empty without wrap_engine.
   const std::unique_ptr<Transport> transport_;
   Rendezvous rendezvous_;
   GroupEnvironment environment_;

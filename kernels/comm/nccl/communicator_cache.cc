@@ -21,7 +21,7 @@ CommunicatorCache::~CommunicatorCache() {
 }
 
 absl::StatusOr<CommunicatorLease> CommunicatorCache::Lease(const CommunicatorKey& key, Make make) {
-  // A device or a link may have failed while nobody looked.
+  // A device or a link may have failed since the communicators came back.
   while (std::unique_ptr<CommunicatorSet> kept = TakeIdle(key)) {
     if (kept->Check().ok()) {
       Count(CommunicatorEvent::kLeased, *kept);
@@ -57,7 +57,7 @@ void CommunicatorCache::Return(CommunicatorKey key, std::unique_ptr<Communicator
       evicted.splice(evicted.end(), idle_, idle_.begin());
     }
   }
-  for (const Idle& idle : evicted) Close(*idle.set);  // Takes its time: others go on.
+  for (const Idle& idle : evicted) Close(*idle.set);  // Slow, so without the lock.
 }
 
 void CommunicatorCache::Close(CommunicatorSet& set) {
@@ -71,7 +71,7 @@ void CommunicatorCache::Abort(CommunicatorSet& set) {
 }
 
 void CommunicatorCache::Count(CommunicatorEvent event, const CommunicatorSet& set) {
-  if (statistics_ != nullptr) statistics_->Communicators(event, set.size());
+  if (statistics_ != nullptr) statistics_->RecordCommunicators(event, set.size());
 }
 
 }  // namespace quantgate

@@ -1,10 +1,10 @@
-// CommunicatorCache: what groups of worlds that have ended leave for later ones on the same
-// devices: NCCL's communicators, some tenths of a second each to make.
+// CommunicatorCache: NCCL's communicators, kept from groups that have ended for later groups on the
+// same devices, since each takes some tenths of a second to make.
 //
-// Who owns what: the process has one cache, which outlives its worlds; a group has the
-// communicators of its lease until it ends, and nobody else has them meanwhile. The cache has those
-// that nobody leases, up to a number, and closes them when it ends itself: before the process does,
-// since nothing of CUDA can be asked any more while static objects end.
+// Ownership: the process has one cache, which outlives its worlds. A group has the communicators of
+// its lease until the group ends, and nobody else has them meanwhile. The cache has up to a number
+// of communicators that nobody leases, and closes them in its destructor. That must run before
+// static objects are destroyed, after which CUDA cannot be called any more.
 #pragma once
 
 #include <compare>
@@ -23,31 +23,32 @@
 
 namespace quantgate {
 
-/// The communicators of one group, one for each member. Of one owner at a time.
+/// The communicators of one group, one for each member. Has one owner at a time.
 class CommunicatorSet {
  public:
-  /// Ends them as Abort, where they have not ended.
+  /// Aborts the communicators that have not ended.
   virtual ~CommunicatorSet() = default;
   virtual int size() const = 0;
-  /// OK while nothing has failed of what was asked of them and they have not ended.
+  /// OK while the communicators have not ended and none of their calls has failed.
   virtual absl::Status Check() const = 0;
-  /// Ends them when nothing is under way on them; may wait for the devices.
+  /// Ends the communicators once nothing is under way on them; may wait for the devices.
   virtual void Close() = 0;
-  /// Ends them whatever is under way.
+  /// Ends the communicators whatever is under way.
   virtual void Abort() = 0;
 };
 
-/// Groups with equal keys can have each other's communicators.
+/// Groups with equal keys can use each other's communicators.
 struct CommunicatorKey {
   std::vector<int> devices;  ///< Ordinals, in the order of the group's members.
-  std::string environment;   ///< The variables that the library read when it made them.
+  std::string environment;   ///< NcclEnvironment() when the communicators were made.
   friend auto operator<=>(const CommunicatorKey&, const CommunicatorKey&) = default;
 };
 
 class CommunicatorCache;
 
-/// The communicators of a group, for as long as the group lives. Gives them back when it ends, by
-/// when nothing may be under way on them, or ends them. Moved from: without any.
+/// The communicators of a group, for as long as the group lives. The destructor gives them back to
+/// the cache; nothing may be under way on them by then. A lease that was moved from or aborted is
+/// empty.
 class CommunicatorLease {
  public:
   CommunicatorLease() = default;
@@ -60,7 +61,7 @@ class CommunicatorLease {
 
   bool has_value() const { return set_ != nullptr; }
   CommunicatorSet& set() const { return *set_; }
-  /// Ends them whatever is under way: nobody leases them again.
+  /// Ends the communicators whatever is under way, so that nobody leases them again.
   void Abort();
 
  private:
@@ -69,7 +70,7 @@ class CommunicatorLease {
   std::unique_ptr<CommunicatorSet> set_;
 };
 
-/// Of so many at most nobody has a lease; each takes memory of its device.
+/// The most communicators that the cache keeps without a lease; each takes memory of its device.
 inline constexpr int kIdleCommunicatorsMax = 32;
 
 /// Thread-safe.
@@ -77,17 +78,17 @@ class CommunicatorCache {
  public:
   using Make = absl::FunctionRef<absl::StatusOr<std::unique_ptr<CommunicatorSet>>()>;
 
-  /// `statistics` outlives it; null: nobody counts.
+  /// `statistics` outlives the cache; null: nothing is counted.
   explicit CommunicatorCache(CommStatistics* statistics = nullptr,
                              int idle_max = kIdleCommunicatorsMax)
       : statistics_(statistics), idle_max_(idle_max) {}
-  /// Closes what it has, the longest unused first. No lease is left.
+  /// Closes the communicators, those unused for longest first. No lease may be left.
   ~CommunicatorCache();
   CommunicatorCache(const CommunicatorCache&) = delete;
   CommunicatorCache& operator=(const CommunicatorCache&) = delete;
 
-  /// Those of an ended group of this key of which nothing has failed; where there are none, those
-  /// that `make` gives, or its error.
+  /// A lease of communicators that an ended group of this key left and that have no error; where
+  /// there are none, of those that `make` gives, or the error of `make`.
   absl::StatusOr<CommunicatorLease> Lease(const CommunicatorKey& key, Make make);
 
  private:
@@ -106,7 +107,7 @@ class CommunicatorCache {
   CommStatistics* const statistics_;
   const int idle_max_;
   std::mutex mutex_;
-  std::list<Idle> idle_ ABSL_GUARDED_BY(mutex_);  ///< The longest unused first.
+  std::list<Idle> idle_ ABSL_GUARDED_BY(mutex_);  ///< Those unused for longest first.
 };
 
 }  // namespace quantgate

@@ -10,12 +10,12 @@
 namespace quantgate {
 namespace {
 
-/// Of coming about and of ending.
+/// Limits the opening and the closing of communicators.
 constexpr absl::Duration kCommunicatorDeadline = absl::Seconds(60);
 
 }  // namespace
 
-std::mutex& NcclTurn() {
+std::mutex& NcclMutex() {
   static std::mutex& mutex = *new std::mutex;
   return mutex;
 }
@@ -23,7 +23,7 @@ std::mutex& NcclTurn() {
 absl::StatusOr<std::unique_ptr<CommunicatorSet>> NcclCommunicators::Open(
     const NcclLibrary& library, std::span<CudaEngine* const> engines) {
   std::unique_ptr<NcclCommunicators> opened(new NcclCommunicators(library));
-  const std::scoped_lock turn(NcclTurn());
+  const std::scoped_lock turn(NcclMutex());
   QG_RETURN_IF_ERROR(opened->OpenAll(engines));
   return opened;
 }
@@ -34,7 +34,7 @@ absl::Status NcclCommunicators::OpenAll(std::span<CudaEngine* const> engines) {
   QG_RETURN_IF_ERROR(library_.StatusOf(nccl.GetUniqueId(&id), "ncclGetUniqueId"));
   communicators_.resize(engines.size());
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;  // So that a deadline can end a wait.
+  config.blocking = 0;  // So that Await can give up after a deadline.
   absl::Status status = library_.StatusOf(nccl.GroupStart(), "ncclGroupStart");
   for (int place = 0; place < size() && status.ok(); ++place) {
     status = engines[place]->device().MakeCurrent();
@@ -82,7 +82,7 @@ absl::Status NcclCommunicators::Check() const {
 }
 
 void NcclCommunicators::Close() {
-  const std::scoped_lock turn(NcclTurn());
+  const std::scoped_lock turn(NcclMutex());
   for (const ncclComm_t communicator : communicators_) {
     (void)library_.call().CommFinalize(communicator);
   }

@@ -1,5 +1,5 @@
-// The communicators of a group of devices, one for each member in the group's order: how they come
-// about and end.
+// The NCCL communicators of a group of devices, one for each member in the group's order: how they
+// are opened and ended.
 #pragma once
 
 #include <memory>
@@ -17,24 +17,25 @@
 
 namespace quantgate {
 
-/// Held over everything that NCCL is asked for several devices in turn, but aborts: one call after
-/// the other in the process. A device that waits for what has reached only some of the others, and
-/// a host that waits for that device before the others are asked, would wait for ever.
-std::mutex& NcclTurn();
+/// Held during every NCCL call that is issued for several devices in turn, except for aborts, so
+/// that the process issues one such call after the other. Otherwise a device could wait for a call
+/// that has reached only some of the others, while the host waits for that device before it asks
+/// the others: for ever.
+std::mutex& NcclMutex();
 
-/// They belong to devices and not to streams, keep no user's memory between calls, and count calls
-/// in step as long as every call is asked of all members: when nothing is under way, later engines
-/// on the same devices find them as the first did.
+/// Communicators belong to devices and not to streams, keep no user memory between calls, and count
+/// calls in step as long as every call is asked of all members. So, when nothing is under way,
+/// later engines on the same devices can use them as the first did.
 class NcclCommunicators final : public CommunicatorSet {
  public:
-  /// One on each engine's device. One thread asks for all of them, so that no rank's deadline is
-  /// about it: DEADLINE_EXCEEDED after a time of its own.
+  /// Opens a communicator on each engine's device. One thread opens all of them, so the deadline is
+  /// not that of a rank but a fixed one: DEADLINE_EXCEEDED.
   static absl::StatusOr<std::unique_ptr<CommunicatorSet>> Open(
       const NcclLibrary& library, std::span<CudaEngine* const> engines);
   ~NcclCommunicators() override { Abort(); }
 
   ncclComm_t at(size_t place) const { return communicators_[place]; }
-  /// Waits until each has done what `call` asked of it on the host. What NCCL says of it, or
+  /// Waits until each communicator has done the host's part of `call`. Gives NCCL's error, or
   /// DEADLINE_EXCEEDED naming the call.
   absl::Status Await(absl::Duration deadline, std::string_view call) const;
 
@@ -48,7 +49,7 @@ class NcclCommunicators final : public CommunicatorSet {
   absl::Status OpenAll(std::span<CudaEngine* const> engines);
 
   const NcclLibrary& library_;
-  std::vector<ncclComm_t> communicators_;  // By place; none when they have ended.
+  std::vector<ncclComm_t> communicators_;  // By place in the group; empty once they have ended.
 };
 
 }  // namespace quantgate

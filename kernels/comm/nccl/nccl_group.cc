@@ -14,8 +14,8 @@
 namespace quantgate {
 namespace {
 
-/// Between two looks of whoever waits for a group to be done.
-constexpr absl::Duration kLookPeriod = absl::Microseconds(50);
+/// Time between two polls of a destructor that waits for its group.
+constexpr absl::Duration kPollPeriod = absl::Microseconds(50);
 
 bool IsDone(const PooledCudaEvent& event) {
   const cudaError_t state = cudaEventQuery(event.get());
@@ -85,7 +85,7 @@ absl::Status NcclGroup::Call(int place, Part part) {
       }
       Fail(DeadlineError(absl::StrCat(RanksText(missing), " did not come to a call")));
     }
-    // Of this call: the next one needs this member first.
+    // The failure is this call's: a later call needs this member first.
     return issued_ != call ? absl::OkStatus() : failure_;
   }
   const absl::Status status = Issue();
@@ -129,8 +129,8 @@ absl::Status NcclGroup::PutPartsOnStreams() {
 }
 
 absl::Status NcclGroup::Issue() {
-  const std::scoped_lock turn(NcclTurn());
-  // Nobody holds one of these and waits for another.
+  const std::scoped_lock turn(NcclMutex());
+  // No deadlock: only this thread, under NcclMutex, holds one stream while it waits for another.
   std::vector<std::unique_lock<std::mutex>> streams;
   for (CudaEngine* engine : engines_) streams.push_back(engine->HoldStream());
   UnderWay call;
@@ -159,7 +159,7 @@ absl::Status NcclGroup::health() const {
 absl::Status NcclGroup::Check(UnderWay& call) const {
   QG_RETURN_IF_ERROR(lease_.set().Check());
   const std::vector<int> busy = NotDone(call.before);
-  if (busy.size() == call.before.size()) return absl::OkStatus();  // All compute what comes before.
+  if (busy.size() == call.before.size()) return absl::OkStatus();  // No stream has come to it.
   const absl::Time now = SteadyNow();
   if (call.waits_since > now) call.waits_since = now;
   if (now - call.waits_since <= deadline_) return absl::OkStatus();
@@ -169,7 +169,7 @@ absl::Status NcclGroup::Check(UnderWay& call) const {
           : absl::StrCat(RanksText(busy), " did not get to a collective call on the device"));
 }
 
-bool NcclGroup::Look() {
+bool NcclGroup::Poll() {
   const std::scoped_lock lock(mutex_);
   while (!under_way_.empty() && NotDone(under_way_.front().after).empty()) under_way_.pop_front();
   if (!must_abort_ && !under_way_.empty()) {
@@ -181,7 +181,7 @@ bool NcclGroup::Look() {
   return under_way_.empty();
 }
 
-void NcclGroup::AbortWhatFailed() {
+void NcclGroup::AbortFailed() {
   std::unique_lock lock(mutex_);
   if (!must_abort_) return;
   CommunicatorLease failed(std::move(lease_));
@@ -190,8 +190,8 @@ void NcclGroup::AbortWhatFailed() {
 }
 
 NcclGroup::~NcclGroup() {
-  while (!Look()) absl::SleepFor(kLookPeriod);
-  AbortWhatFailed();
+  while (!Poll()) absl::SleepFor(kPollPeriod);
+  AbortFailed();
 }
 
 std::string NcclGroup::RanksText(const std::vector<int>& places) const {

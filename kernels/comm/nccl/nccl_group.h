@@ -1,8 +1,9 @@
 // The communicators of one group of ranks on GPUs of this process, and the calls on them.
 //
 // A call is issued for all members at once, by the thread of the member that comes last, and one
-// call at a time in the whole process: every stream sees calls in the same order, whatever threads
-// and groups they come from, and no member's kernel waits for one that nobody has asked for.
+// call at a time in the whole process. So every stream sees the calls in the same order, whatever
+// threads and groups they come from, and no member's kernel waits for a kernel that was never
+// issued.
 #pragma once
 
 #include <condition_variable>
@@ -29,39 +30,42 @@ class NcclGroup {
   /// Puts a member's part of a call on its stream, between ncclGroupStart and ncclGroupEnd.
   using Part = absl::FunctionRef<ncclResult_t(ncclComm_t comm, cudaStream_t stream)>;
 
-  /// `engines` in the group's order, each on a device of its own; they outlive the group, as does
-  /// `cache`, of which it leases its communicators. DEADLINE_EXCEEDED where they do not come about.
+  /// `engines` are in the group's order, each on a device of its own. They outlive the group, and
+  /// so does `cache`, from which the group leases its communicators. DEADLINE_EXCEEDED where these
+  /// cannot be opened in time.
   static absl::StatusOr<std::unique_ptr<NcclGroup>> Create(const NcclLibrary& library,
                                                            const GroupDescription& description,
                                                            std::vector<CudaEngine*> engines,
                                                            absl::Duration deadline,
                                                            CommunicatorCache& cache);
-  /// Waits for what is under way, unless a call is stuck. The communicators go back where every
-  /// call was put on all members' streams and has been done there, and NCCL reports no error:
-  /// ranks that disagree, do not come or have gone are errors of the host, before any call.
+  /// Waits for what is under way, unless a call is stuck. The communicators go back to the cache
+  /// where every call was put on all members' streams and has been done there and NCCL reports no
+  /// error. Ranks that disagree, do not come or have gone do not spoil them: those errors are found
+  /// on the host, before any call.
   ~NcclGroup();
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
 
-  /// Returns when the parts of all members are on their streams. DEADLINE_EXCEEDED naming the ranks
-  /// that did not come; what has failed before, in any call.
+  /// Takes part in a call; returns when the parts of all members are on their streams.
+  /// DEADLINE_EXCEEDED naming the ranks that did not come, or the group's earlier failure.
   absl::Status Call(int place, Part part);
-  /// Ends every wait with `cause`, unless something has failed before.
+  /// Ends every wait, with `cause` or with the group's earlier failure.
   void Abort(const absl::Status& cause);
-  /// Looks how what is under way does: whether nothing of it is left. A call that takes longer than
-  /// the deadline once a member waits for the others in it fails, as does one of which NCCL reports
-  /// an error: nothing is under way then any more.
-  bool Look();
-  /// Aborts the communicators after such a failure, so that streams go on; may wait for streams.
-  void AbortWhatFailed();
-  /// What has failed, or OK.
+  /// Checks the calls under way and returns whether none is left. A call fails when it takes longer
+  /// than the deadline after a member has begun to wait in it for the others, and when NCCL reports
+  /// an error; after a failure no call counts as under way any more.
+  bool Poll();
+  /// Aborts the communicators after a failure that Poll or Call found, so that the streams go on.
+  /// May wait for streams.
+  void AbortFailed();
+  /// The group's first failure, or OK.
   absl::Status health() const;
 
  private:
-  /// Calls that streams have yet to do: the points before and after it on each.
+  /// A call that streams have yet to do, with the points before and after it on each stream.
   struct UnderWay {
     std::vector<PooledCudaEvent> before, after;
-    absl::Time waits_since = absl::InfiniteFuture();  ///< Some member, for others.
+    absl::Time waits_since = absl::InfiniteFuture();  ///< When a member was first seen to wait.
   };
 
   NcclGroup(const NcclLibrary& library, const GroupDescription& description,
@@ -83,13 +87,13 @@ class NcclGroup {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  CommunicatorLease lease_;         // None once aborted.
-  std::vector<const Part*> parts_;  // Of the call that members come to.
+  CommunicatorLease lease_;         // Empty once aborted.
+  std::vector<const Part*> parts_;  // By place, of the call that members are coming to.
   int arrived_ = 0;
-  int64_t issued_ = 0;  // Calls.
+  int64_t issued_ = 0;  // How many calls have been issued.
   std::deque<UnderWay> under_way_;
   absl::Status failure_;
-  /// The communicators: a call is stuck or half issued.
+  // A call is stuck or only partly issued: the communicators cannot be used again.
   bool must_abort_ = false;
 };
 

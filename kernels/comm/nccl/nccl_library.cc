@@ -118,7 +118,7 @@ absl::Status NcclLibrary::StatusOf(ncclResult_t result, std::string_view call) c
   const std::string message = absl::StrCat(
       "NCCL ", version_, ": ", functions_.GetErrorString(result), " from ", std::string(call),
       last == nullptr || *last == 0 ? "" : ": ", last == nullptr ? "" : last);
-  // A failure of CUDA or of the other side of a link leaves results that nobody can vouch for.
+  // After a failure of CUDA or of the other side of a link no result can be trusted.
   const bool is_lost = result == ncclUnhandledCudaError || result == ncclRemoteError;
   return is_lost ? absl::DataLossError(message) : absl::InternalError(message);
 }

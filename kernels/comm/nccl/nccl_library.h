@@ -1,5 +1,5 @@
-// NCCL as it is found at run time: the program does not link it. Only the files kernels/comm/nccl_*
-// know nccl.h.
+// NCCL, loaded at run time: the program does not link it. Only the files of kernels/comm/nccl
+// include nccl.h.
 #pragma once
 
 #include <nccl.h>
@@ -12,7 +12,7 @@
 
 namespace quantgate {
 
-/// The functions that are asked of it, by their names without "nccl".
+/// The functions of NCCL that are used, by their names without "nccl".
 struct NcclFunctions {
   decltype(&::ncclGetUniqueId) GetUniqueId = nullptr;
   decltype(&::ncclCommInitRankConfig) CommInitRankConfig = nullptr;
@@ -35,15 +35,15 @@ struct NcclFunctions {
 
 class NcclLibrary {
  public:
-  /// Loads libnccl.so.2 once, after NCCL_NVLS_ENABLE=0 has been set: NVLink multicast, whose sums
-  /// have another order and which can take a host's devices out of service, stays off.
-  /// FAILED_PRECONDITION where the environment demands it, or without the library.
+  /// Loads libnccl.so.2 once, after setting NCCL_NVLS_ENABLE=0. NVLink multicast stays off, since
+  /// its sums have another order and it can take a host's devices out of service.
+  /// FAILED_PRECONDITION where the environment demands multicast, or without the library.
   static absl::StatusOr<const NcclLibrary*> Load();
 
   const NcclFunctions& call() const { return functions_; }
   /// "2.28.9".
   const std::string& version() const { return version_; }
-  /// OK for ncclSuccess, and what NCCL says of any other result of `call`.
+  /// OK for ncclSuccess; for any other result of `call` an error with NCCL's words.
   absl::Status StatusOf(ncclResult_t result, std::string_view call) const;
 
  private:
@@ -52,11 +52,11 @@ class NcclLibrary {
   std::string version_;
 };
 
-/// FAILED_PRECONDITION naming the variable, its value and the rule where the environment asks for
-/// NVLink multicast. Switches it off where nothing is said of it.
+/// Sets NCCL_NVLS_ENABLE=0 where the environment does not mention it. FAILED_PRECONDITION naming
+/// the variable, the value and the rule where the environment asks for NVLink multicast.
 absl::Status KeepMulticastOff();
 
-/// "NCCL_NVLS_ENABLE=0 NCCL_PROTO=Simple": the variables that NCCL reads, by name.
+/// "NCCL_NVLS_ENABLE=0 NCCL_PROTO=Simple": the environment's variables that NCCL reads, by name.
 std::string NcclEnvironment();
 
 }  // namespace quantgate

@@ -10,6 +10,7 @@
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/nccl/nccl_group.h"
+#include "kernels/engine/cuda_module.h"
 #include "kernels/engine/forwarding_engine.h"
 
 namespace quantgate {
@@ -20,7 +21,7 @@ ncclDataType_t NcclTypeOf(DType dtype) {
   return dtype == DType::kF16 ? ncclFloat16 : ncclFloat32;
 }
 
-/// The engine itself, whatever watches or disturbs it.
+/// The CUDA engine behind any engines that forward to it; null where there is none.
 CudaEngine* CudaEngineOf(Engine* engine) {
   while (auto* forwarding = dynamic_cast<ForwardingEngine*>(engine)) {
     engine = &forwarding->forwarded();
@@ -195,7 +196,7 @@ class NcclTransport final : public Transport {
   }
 
   absl::Status Settle() override {
-    while (!LookAtAll()) absl::SleepFor(kSettlePeriod);
+    while (!PollAll()) absl::SleepFor(kSettlePeriod);
     for (NcclGroup* group : Groups()) QG_RETURN_IF_ERROR(group->health());
     return absl::OkStatus();
   }
@@ -224,7 +225,7 @@ class NcclTransport final : public Transport {
     return true;
   }
 
-  /// What each member brings as its tensor `index`: this one's, and memory for that of others.
+  /// The members' tensors `index` as this one sees them: its own, and memory for those of others.
   static absl::StatusOr<std::vector<Tensor>> Parts(const AgreedCall& call, size_t index) {
     std::vector<Tensor> parts;
     for (int member = 0; member < call.group.size(); ++member) {
@@ -237,7 +238,7 @@ class NcclTransport final : public Transport {
     return parts;
   }
 
-  /// The tensor of each member to that place of every member.
+  /// Sends the tensor of each member to its place in the memory of every member.
   absl::Status BroadcastEach(const AgreedCall& call, const std::vector<void*>& places) {
     return On(call, [&](ncclComm_t communicator, cudaStream_t stream) {
       for (int root = 0; root < call.group.size(); ++root) {
@@ -281,9 +282,9 @@ class NcclTransport final : public Transport {
   }
 
   /// Whether nothing is under way.
-  bool LookAtAll() {
+  bool PollAll() {
     bool is_done = true;
-    for (NcclGroup* group : Groups()) is_done = group->Look() && is_done;
+    for (NcclGroup* group : Groups()) is_done = group->Poll() && is_done;
     return is_done;
   }
 
@@ -291,8 +292,8 @@ class NcclTransport final : public Transport {
     std::unique_lock lock(mutex_);
     while (!ending_.wait_for(lock, kWatchPeriod, [this] { return is_ending_; })) {
       lock.unlock();
-      LookAtAll();
-      for (NcclGroup* group : Groups()) group->AbortWhatFailed();
+      PollAll();
+      for (NcclGroup* group : Groups()) group->AbortFailed();
       lock.lock();
     }
   }
@@ -301,13 +302,14 @@ class NcclTransport final : public Transport {
   const NcclFunctions& nccl_;
   const std::vector<CudaEngine*> engines_;  // By rank.
   const absl::Duration deadline_;
-  CommunicatorCache own_communicators_;  // Keeps none.
+  CommunicatorCache
+      own_communicators_;  // Used without a cache of the caller's; keeps nothing idle.
   CommunicatorCache& communicators_;
   std::mutex mutex_;
   std::condition_variable ending_;
   bool is_ending_ = false;
   std::map<int, std::unique_ptr<NcclGroup>> groups_;  // By id; none is taken away.
-  std::thread watch_;                                 // Last: it looks at everything above.
+  std::thread watch_;                                 // Last, because it reads everything above.
 };
 
 }  // namespace
@@ -322,5 +324,10 @@ absl::StatusOr<std::unique_ptr<Transport>> MakeNcclTransport(std::span<Engine* c
 }
 
 absl::Status CheckNccl() { return NcclLibrary::Load().status(); }
+
+const CudaCollectives* ModuleCollectives() {
+  static constexpr CudaCollectives kCollectives = {&MakeNcclTransport, &CheckNccl};
+  return &kCollectives;
+}
 
 }  // namespace quantgate

@@ -1,7 +1,7 @@
-// In place of nccl_collectives.cc where NCCL's header was not found.
+// ModuleCollectives in place of that of nccl_transport.cc, where NCCL's header was not found.
 #include "kernels/base/refusal.h"
-#include "kernels/comm/nccl/cuda_collectives.h"
-#include "kernels/engine/cuda_entry.h"
+#include "kernels/comm/nccl/nccl_transport.h"
+#include "kernels/engine/cuda_module.h"
 
 namespace quantgate {
 namespace {
@@ -20,7 +20,7 @@ absl::StatusOr<std::unique_ptr<Transport>> RefuseTransport(std::span<Engine* con
 
 }  // namespace
 
-const CudaCollectives* Collectives() {
+const CudaCollectives* ModuleCollectives() {
   static constexpr CudaCollectives kCollectives = {&RefuseTransport, &BuiltWithout};
   return &kCollectives;
 }

@@ -9,7 +9,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/overlap/overlap_member.h"
 #include "kernels/comm/overlap/overlap_operands.h"
-#include "kernels/gemm/gemm_tensors.h"
+#include "kernels/gemm/gemm.h"
 
 namespace quantgate {
 namespace {
@@ -23,17 +23,17 @@ std::string ShapeTextOf(const std::vector<Tensor>& tensors) {
   });
 }
 
-/// What a GEMM that is cut may not have.
+/// Refuses a GEMM that cannot be cut by rows.
 absl::Status CheckCutGemm(const GemmDesc& gemm) {
   if (gemm.c.has_value()) {
-    return Refuse("gemm.c", TensorText(gemm.c), "a GEMM that overlaps adds to nothing");
+    return Refuse("gemm.c", TensorText(gemm.c), "an overlapped GEMM takes no c");
   }
   if (gemm.d.has_value()) {
-    return Refuse("gemm.d", TensorText(gemm.d), "a GEMM that overlaps makes its own output");
+    return Refuse("gemm.d", TensorText(gemm.d), "an overlapped GEMM allocates its own output");
   }
   if (!IsHighPrecision(gemm.out_dtype)) {
     return Refuse("gemm.out_dtype", std::string(DTypeName(gemm.out_dtype)),
-                  "the output of a GEMM that overlaps is f32, bf16 or f16");
+                  "the output of an overlapped GEMM is f32, bf16 or f16");
   }
   if (gemm.layout == GemmLayout::kNT) {
     return Refuse("gemm.layout", "nt", "rows of the M side must be rows of a");
@@ -44,7 +44,7 @@ absl::Status CheckCutGemm(const GemmDesc& gemm) {
 absl::Status CheckGathered(std::string_view field, const std::vector<Tensor>& tensors) {
   for (const Tensor& tensor : tensors) {
     if (!tensor.has_value() || tensor.rank() < 1) {
-      return Refuse(field, TensorText(tensor), "what is gathered has a first dim");
+      return Refuse(field, TensorText(tensor), "gathered tensors must have a first dim");
     }
   }
   return absl::OkStatus();
@@ -64,7 +64,7 @@ absl::Status CheckOverlapRows(const std::vector<int64_t>& rows, int ranks, int64
 absl::Status CheckOverlapProfile(const ReductionProfile& profile) {
   if (profile.kind != ReductionKind::kNccl) return absl::OkStatus();
   return Refuse("profile", ReductionProfileName(profile),
-                "parts that arrive beside a GEMM are summed in an order of their own");
+                "an overlapped call sums the parts itself, in an order that the profile specifies");
 }
 
 absl::Status CheckReduceScatterGemm(const ReduceScatterGemmCall& call, int ranks) {
@@ -104,14 +104,14 @@ absl::Status CheckReduceScatterGemm(const ReduceScatterGemmCall& call, int ranks
 
 namespace {
 
-/// An error is every member's: the others wait.
+/// Poisons the group with an error, since the other members wait.
 template <typename Result>
 absl::StatusOr<Result> Poisoning(ProcessGroup& group, absl::StatusOr<Result> result) {
   if (!result.ok()) return group.Fail(result.status());
   return result;
 }
 
-/// The arithmetic and the notes of all chunks; the output is elsewhere.
+/// The arithmetic and the joined notes of all chunks, without an output.
 GemmResult Summary(const std::vector<GemmResult>& gemms) {
   GemmResult whole;
   std::vector<std::string> notes;
@@ -126,13 +126,14 @@ GemmResult Summary(const std::vector<GemmResult>& gemms) {
   return whole;
 }
 
-/// The blocks of columns side by side.
+/// The member's sums of blocks of columns, joined side by side.
 absl::StatusOr<Tensor> JoinColumns(const OverlapMember& member) {
   if (member.sums.size() == 1) return member.sums.front();
   return member.engine().ConcatenateColumns(member.sums, member.cancellation);
 }
 
-/// What an engine did one after the other, with its times where they are kept.
+/// The timeline of what an engine did one after the other; records nothing where times are not
+/// kept.
 class Section {
  public:
   static absl::StatusOr<Section> Begin(Engine& engine, bool keeps_times) {
@@ -142,7 +143,7 @@ class Section {
     section.first_ = section.last_;
     return section;
   }
-  /// Everything since the last one.
+  /// Records everything since the last End, or since Begin, as one task.
   absl::Status End(std::string name, OverlapResource resource) {
     if (first_ == nullptr) return absl::OkStatus();
     QG_ASSIGN_OR_RETURN(std::shared_ptr<const TimePoint> now, engine_.MarkTime());
@@ -169,7 +170,7 @@ absl::StatusOr<std::unique_ptr<Overlap>> Overlap::Create(ProcessGroup& group,
                                                          OverlapOptions options) {
   std::unique_ptr<Overlap> overlap(new Overlap(group, buffers, options));
   for (int i = 1; i < kOverlapQueues; ++i) {
-    // A sum is short and may be what the call ends with; another GEMM can wait for it.
+    // A sum is short and the call may end with it; another GEMM can wait for it.
     const bool is_urgent = i == static_cast<int>(OverlapQueue::kReduce);
     QG_ASSIGN_OR_RETURN(
         std::unique_ptr<Engine> queue,
@@ -185,7 +186,7 @@ absl::StatusOr<std::shared_ptr<OverlapMember>> Overlap::NewMember(const OverlapN
   member->lanes[0] = &group_.engine();
   for (size_t i = 0; i < queues_.size(); ++i) member->lanes[i + 1] = queues_[i].get();
   member->owner = name.owner;
-  member->buffer = buffers_.Of(name.buffer, name.mode);
+  member->buffer = buffers_.BufferFor(name.buffer, name.mode);
   member->cancellation = group_.cancellation();
   // Chunks read them many times.
   QG_ASSIGN_OR_RETURN(member->gemm, WithTensors(gemm, [&](const Tensor& tensor) {
@@ -269,8 +270,8 @@ absl::StatusOr<GatheredGemm> Overlap::TryAllGatherGemm(const AllGatherGemmCall& 
   return result;
 }
 
-// Before a copy in any case; on a GPU, which makes the host wait, while it multiplies what is
-// there.
+// Members agree before any copy. Reading a scale from a GPU makes the host wait, so there they
+// agree while the GPU multiplies the rank's own shard.
 absl::Status Overlap::AgreeOnScale(OverlapMember& member) {
   if (member.gemm.a.scaling != ScaleMode::kTensor) return absl::OkStatus();
   const Tensor& scale_inv = member.gemm.a.scale_inv;

@@ -1,16 +1,17 @@
-// Overlap: a rank's end of calls that communicate and multiply at the same time. Every member of
-// the group makes the same calls in the same order, as with collectives; the outputs have the bits
+// Overlap: a rank's handle on calls that communicate and multiply at the same time. Every member of
+// the group makes the same calls in the same order, as with collectives. The outputs have the bits
 // of gathering first or reducing last (docs/ranks.md section 10.5).
 //
-// On GPUs: GEMM chunks are put on the rank's own stream one after the other and write into rows of
-// one output; copies are those of copy engines between peers, on a stream for what a rank receives;
-// sums have a stream of their own. Streams wait for events, the host for nothing between chunks,
-// and chunk by chunk nothing is staged: a GEMM reads the memory that the copy wrote. So the time of
-// a call is that of the GEMM or of the copies, whichever is longer, plus the first or last chunk of
-// the other, which more `pieces` make smaller; the sums run beside the GEMM but for the last piece.
+// On GPUs the chunks of a GEMM are put on the rank's own stream one after the other and write into
+// rows of one output. Copies between peers use copy engines, on a stream for what the rank
+// receives; sums have a stream of their own. Streams wait for events, the host waits for nothing
+// between chunks, and no chunk is staged: a GEMM reads the memory that the copy wrote. So the time
+// of a call is that of the GEMM or of the copies, whichever is longer, plus the first or last chunk
+// of the other, which more `pieces` make smaller. The sums run beside the GEMM except for the last
+// piece.
 //
-// Used by one thread of its rank. Tensors are on the host or in the memory of the rank's engine;
-// results, like those of the engine, may still be under way.
+// An Overlap is used by one thread of its rank. Tensors are on the host or in the memory of the
+// rank's engine; results, like those of the engine, may still be under way.
 #pragma once
 
 #include <memory>
@@ -29,92 +30,98 @@ struct OverlapMember;
 struct OverlapCut;
 class OverlapRun;
 
-/// A call's name: which buffer it uses, and for whom.
+/// Names the buffer that a call uses and its owner.
 struct OverlapName {
   std::string owner;   ///< The layer and operation: "layer1.fc1 fprop".
   std::string buffer;  ///< "fc1_fprop".
   std::string mode;    ///< The quantization mode: "mxfp8", "none".
 };
 
+/// Gathers the rows of operand a from all ranks and multiplies them.
 struct AllGatherGemmCall {
   OverlapName name = {};
-  /// `a` is this rank's shard, [rows][k]; d has the rows of all ranks, in rank order. No c; d is
-  /// not FP8. Per-tensor scales must be the same on all ranks.
+  /// Its `a` is this rank's shard, [rows][k]; d gets the rows of all ranks, in rank order. It has
+  /// no c, and d is not FP8. Per-tensor scales must be the same on all ranks.
   GemmDesc gemm = {};
-  OverlapMethod method = OverlapMethod::kRingExchange;  ///< Or none.
-  bool aggregate = false;
-  int pieces = 1;
-  /// kExternal's: other tensors, gathered along their first dim while the GEMM runs.
+  OverlapMethod method = OverlapMethod::kRingExchange;  ///< kRingExchange or kNone.
+  bool aggregate = false;                               ///< As in OverlapPlan.
+  int pieces = 1;                                       ///< As in OverlapPlan.
+  /// Other tensors, gathered along their first dim while the GEMM runs (kExternal).
   std::vector<Tensor> beside = {};
 };
 
 struct GatheredGemm {
-  GemmResult gemm;  ///< Its note is of every chunk.
-  /// a's codes and scales of all ranks, then `beside`. In the buffer until it is released; copy
-  /// what has to last.
+  GemmResult gemm;  ///< The note joins those of all chunks.
+  /// The codes and scales of `a` of all ranks, then `beside`. They are in the buffer until it is
+  /// released; copy what has to last.
   BufferView gathered;
-  /// This rank's own codes and scales, not in the buffer: what may be kept for backward.
+  /// This rank's own codes and scales, which are not in the buffer and may be kept for backward.
   std::vector<Tensor> local;
-  OverlapTimeline timeline;  ///< Empty unless the Overlap keeps timelines; likewise below.
+  OverlapTimeline timeline;  ///< Empty unless OverlapOptions::keeps_timelines.
 };
 
+/// Multiplies and gives each rank its rows of the sum of all ranks' products.
 struct ReduceScatterGemmCall {
   OverlapName name = {};
-  /// The rank's partial product; no bias, which every rank would add, no c; d is not FP8.
+  /// The rank's partial product. It has no bias, which every rank would add, and no c; d is not
+  /// FP8.
   GemmDesc gemm = {};
-  std::vector<int64_t> rows = {};                       ///< Of each member; together d's.
-  OverlapMethod method = OverlapMethod::kRingExchange;  ///< Or pipeline, or none.
-  /// ring_exchange: "ub_p2p", which is its order.
+  std::vector<int64_t> rows = {};  ///< How many rows each member gets, in rank order.
+  /// kRingExchange, kPipeline or kNone.
+  OverlapMethod method = OverlapMethod::kRingExchange;
+  /// The order of the sum; kRingExchange takes only its own, "ub_p2p".
   ReductionProfile profile = {ReductionKind::kUbP2p};
   int pieces = 1;
-  int splits = 4;  ///< Of the columns; must divide them.
+  int splits = 4;  ///< Blocks of columns in kPipeline; must divide the columns.
 };
 
 struct ScatteredGemm {
-  Tensor y;         ///< This rank's rows of the sum: memory of its own, in no buffer.
-  GemmResult gemm;  ///< Without d, unless it is another GEMM than the one that is summed.
-  /// The rank's partial product: its columns in one block, or in one for each split. Not of
+  Tensor y;         ///< This rank's rows of the sum, in memory of its own and in no buffer.
+  GemmResult gemm;  ///< Has d only after BulkReduceScatter, whose GEMM is not the one summed.
+  /// The rank's partial product: its columns in one block, or in one for each split. Empty after
   /// BulkReduceScatter, whose caller has it.
   std::vector<Tensor> partials;
-  OverlapTimeline timeline;
+  OverlapTimeline timeline;  ///< Empty unless OverlapOptions::keeps_timelines.
 };
 
+/// Gathers tensors beside a GEMM that does not read them.
 struct BulkAllGatherCall {
   OverlapName name = {};
-  GemmDesc gemm = {};              ///< Has nothing to do with what is gathered.
-  std::vector<Tensor> shard = {};  ///< Gathered along their first dim: codes and scales.
+  GemmDesc gemm = {};              ///< Independent of what is gathered.
+  std::vector<Tensor> shard = {};  ///< Codes and scales, gathered along their first dim.
 };
 
+/// Sums a tensor over the ranks beside a GEMM that does not make it.
 struct BulkReduceScatterCall {
   OverlapName name = {};
-  GemmDesc gemm = {};
-  Tensor partial = {};  ///< bf16, f16 or f32.
-  std::vector<int64_t> rows = {};
+  GemmDesc gemm = {};              ///< Independent of `partial`.
+  Tensor partial = {};             ///< What is summed: bf16, f16 or f32.
+  std::vector<int64_t> rows = {};  ///< How many rows each member gets, in rank order.
   ReductionProfile profile = {};
 };
 
 struct OverlapOptions {
-  /// Results say when each of their tasks ran, for which the host waits until they have. All
-  /// members or none.
+  /// Results state when each of their tasks ran, so the host waits until all tasks have run. Must
+  /// be equal on all members.
   bool keeps_timelines = false;
 };
 
-/// INVALID_ARGUMENT for the library's own sum, which is no sum of parts as they come.
+/// INVALID_ARGUMENT for the library's own sum (kNccl), which cannot be taken part by part.
 absl::Status CheckOverlapProfile(const ReductionProfile& profile);
-/// What ReduceScatterGemm refuses of a call in a group of `ranks`, from dtypes and shapes alone.
+/// The checks of ReduceScatterGemm in a group of `ranks` that need only dtypes and shapes.
 absl::Status CheckReduceScatterGemm(const ReduceScatterGemmCall& call, int ranks);
 
 class Overlap {
  public:
   virtual ~Overlap() = default;
-  /// Opens the queues of the group's engine. Engine and group outlive it. `buffers`: of this rank,
-  /// shared by all its layers.
+  /// Opens the queues of the group's engine. Engine, group and `buffers` outlive the Overlap.
+  /// `buffers` are this rank's, shared by all its layers.
   static absl::StatusOr<std::unique_ptr<Overlap>> Create(ProcessGroup& group,
                                                          OverlapBuffers& buffers,
                                                          OverlapOptions options = {});
 
-  /// INVALID_ARGUMENT naming field, value and rule for what cannot be cut; otherwise as the group's
-  /// collectives. An error poisons the group.
+  /// Each call gives INVALID_ARGUMENT naming field, value and rule for operands that cannot be cut,
+  /// and otherwise the errors of the group's collectives. An error poisons the group.
   virtual absl::StatusOr<GatheredGemm> AllGatherGemm(const AllGatherGemmCall& call);
   virtual absl::StatusOr<ScatteredGemm> ReduceScatterGemm(const ReduceScatterGemmCall& call);
   virtual absl::StatusOr<GatheredGemm> BulkAllGather(const BulkAllGatherCall& call);
@@ -123,7 +130,7 @@ class Overlap {
   ProcessGroup& group() const { return group_; }
 
  protected:
-  /// Without queues of its own, for who hands calls on.
+  /// Without queues, for subclasses that forward the calls.
   Overlap(ProcessGroup& group, OverlapBuffers& buffers, OverlapOptions options)
       : group_(group), buffers_(buffers), options_(options) {}
 
@@ -148,7 +155,7 @@ class Overlap {
   ProcessGroup& group_;
   OverlapBuffers& buffers_;
   const OverlapOptions options_;
-  std::vector<std::unique_ptr<Engine>> queues_;  ///< All but kCompute.
+  std::vector<std::unique_ptr<Engine>> queues_;  ///< By OverlapQueue, without kCompute.
 };
 
 }  // namespace quantgate

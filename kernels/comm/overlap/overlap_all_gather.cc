@@ -12,7 +12,7 @@
 namespace quantgate {
 namespace {
 
-/// Rows of each part: of all ranks, and cut.
+/// The rows of each part over all ranks, and how they are cut.
 absl::StatusOr<std::vector<RowMap>> MapsOf(const OverlapMembers& members, const OverlapCut& cut) {
   std::vector<RowMap> maps;
   for (size_t part = 0; part < members[0]->shard.size(); ++part) {
@@ -25,7 +25,7 @@ absl::StatusOr<std::vector<RowMap>> MapsOf(const OverlapMembers& members, const 
   return maps;
 }
 
-/// Takes the buffers of all members for what they gather.
+/// Fills the buffers of all members with memory for what they gather.
 absl::Status FillBuffers(const OverlapMembers& members, const std::vector<RowMap>& maps) {
   for (const auto& member : members) {
     std::vector<BufferPart> parts;
@@ -55,8 +55,8 @@ class GatherTasks {
   int size() const { return static_cast<int>(members_.size()); }
   const RowMap& operand_map() const { return maps_[0]; }
 
-  /// Rows `rows` of parts [first, last) of `owner`'s shard from the memory of rank `from` to their
-  /// place in that of `rank`.
+  /// Copies rows of parts [first, last) of `owner`'s shard from the memory of rank `from` to their
+  /// place in the memory of `rank`.
   absl::StatusOr<int> Copy(std::string name, int rank, int from, int owner, size_t first,
                            size_t last, int piece, std::vector<int> after) {
     std::vector<Move> moves;
@@ -76,13 +76,13 @@ class GatherTasks {
                        }});
   }
 
-  /// A rank's own shard to its place.
+  /// Copies a rank's own shard to its place.
   absl::StatusOr<int> KeepOwn(int rank, int piece, size_t first, size_t last) {
     const std::string name = RowsName(rank, piece, first == 0 ? cut_.pieces : 1);
     return Copy(absl::StrCat("keep ", name), rank, rank, rank, first, last, piece, {});
   }
 
-  /// All shards' parts from `first` on, each from its owner.
+  /// Copies the parts from `first` on of all shards, each from its owner.
   absl::Status CopyFromOwners(size_t first) {
     const size_t parts = members_[0]->shard.size();
     if (first == parts) return absl::OkStatus();
@@ -97,7 +97,7 @@ class GatherTasks {
     return absl::OkStatus();
   }
 
-  /// The GEMM of `rows` of the operand, to `to` of d.
+  /// Multiplies some rows of the operand, to rows `to` of d.
   absl::StatusOr<int> Multiply(std::string name, int rank, const GemmOperand& rows,
                                const RowInterval& to, std::vector<int> after) {
     OverlapMember* const member = members_[rank].get();
@@ -113,7 +113,7 @@ class GatherTasks {
     int64_t offset;
   };
 
-  /// The owner's own tensor where it is the one that is read.
+  /// The tensor to read: the owner's own shard where the owner is the source.
   absl::StatusOr<Tensor> SourceOf(int from, int owner, size_t part, const RowInterval& rows) const {
     if (from != owner) return members_[from]->gathered[part].RowRange(rows.begin, rows.count);
     return members_[from]->shard[part].RowRange(rows.begin - maps_[part].shard(owner).begin,
@@ -126,7 +126,7 @@ class GatherTasks {
   const std::vector<RowMap>& maps_;
 };
 
-/// The ring: what each rank copies in a step, and multiplies as soon as it is there.
+/// The ring: in each step a rank copies a shard, and multiplies it as soon as it has arrived.
 class Ring {
  public:
   Ring(GatherTasks& tasks, const OverlapMembers& members, const OverlapCut& cut)
@@ -145,7 +145,7 @@ class Ring {
       }
     }
     if (cut_.aggregate) return absl::OkStatus();
-    // Not needed by anybody's GEMM, so after everything that is.
+    // No GEMM needs these copies, so they come after all copies that a GEMM needs.
     for (int rank = 0; rank < size_; ++rank) {
       for (int piece = 0; piece < cut_.pieces; ++piece) {
         QG_RETURN_IF_ERROR(tasks_.KeepOwn(rank, piece, 0, members_[0]->operand_parts).status());
@@ -165,7 +165,7 @@ class Ring {
 
   absl::Status AddCopy(int rank, const RingShard& shard, int piece, std::vector<int>& copies) {
     if (shard.owner == rank) {
-      // A pair is multiplied as one, so its own half has to be in its place too.
+      // A pair is multiplied as one, so the rank's own half has to be in its place too.
       if (!cut_.aggregate) return absl::OkStatus();
       QG_ASSIGN_OR_RETURN(copies.emplace_back(),
                           tasks_.KeepOwn(rank, piece, 0, members_[0]->operand_parts));
@@ -191,7 +191,7 @@ class Ring {
     const bool is_own = !cut_.aggregate && step == 0;
     RowInterval rows = map.piece(shards.front().owner, piece);
     rows.count = map.piece(shards.back().owner, piece).end() - rows.begin;
-    // Nothing to do, but for one GEMM at least, which says what arithmetic it is.
+    // Empty pieces are skipped, but one GEMM must run to state the arithmetic.
     if (rows.count == 0 && (step > 0 || piece > 0)) return absl::OkStatus();
     const OverlapMember& member = *members_[rank];
     std::vector<Tensor> parts = RowParts(member.gemm.a);

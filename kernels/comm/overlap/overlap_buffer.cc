@@ -8,8 +8,7 @@
 namespace quantgate {
 namespace {
 
-/// Where parts begin: what loads of 16 bytes and copy engines like, and a device's allocations
-/// have.
+/// Alignment of parts: suits 16-byte loads and copy engines, and is that of a device's allocations.
 constexpr int64_t kPartAlignment = 256;
 
 absl::StatusOr<int64_t> BytesOf(const BufferPart& part) {
@@ -136,8 +135,8 @@ BufferState OverlapBuffer::state() const {
   return state_;
 }
 
-std::shared_ptr<OverlapBuffer> OverlapBuffers::Of(const std::string& name,
-                                                  const std::string& mode) {
+std::shared_ptr<OverlapBuffer> OverlapBuffers::BufferFor(const std::string& name,
+                                                         const std::string& mode) {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::shared_ptr<OverlapBuffer>& buffer = buffers_[{name, mode}];
   if (buffer == nullptr) {

@@ -1,13 +1,13 @@
 // OverlapBuffer: memory of one rank into which an overlapped call gathers. Layers of one kind share
-// one buffer, so what it holds lasts until the next of them fills it, and each filling has an owner
-// and an epoch. What is read through a view of an earlier epoch is an error and not somebody else's
-// data. What must outlive the GEMM is copied or taken out (docs/ranks.md section 10.3).
+// a buffer, so its content lasts until the next of them fills it. Each filling has an owner and an
+// epoch, and reading through a view of an earlier epoch is an error instead of giving another
+// layer's data. What must outlive the GEMM is copied or taken out (docs/ranks.md section 10.3).
 //
 //     FREE --Fill--> FILLED(owner, epoch) --Start--> IN_FLIGHT --Finish--> READABLE(epoch)
 //      ^------------------------------------------Release-----------------------'
 //
-// Thread-safe. A call that fails leaves its buffer IN_FLIGHT for good: what peers still do to it is
-// not known.
+// Thread-safe. A call that fails leaves its buffer IN_FLIGHT for good, since peers may still write
+// to it.
 #pragma once
 
 #include <cstdint>
@@ -30,21 +30,21 @@ std::string_view BufferStateName(BufferState state);  ///< "FREE", "FILLED", ...
 
 class OverlapBuffer;
 
-/// What one filling of a buffer holds, for as long as it does.
+/// The tensors of one filling of a buffer, readable until the buffer is released.
 class BufferView {
  public:
   BufferView() = default;
-  /// Of tensors that are in no buffer and never stale.
+  /// A view of tensors that are in no buffer and never become stale.
   explicit BufferView(std::vector<Tensor> tensors) : tensors_(std::move(tensors)) {}
 
-  /// The parts in the order of Fill, for operations that are asked for before Release.
+  /// The parts in the order of Fill, for operations that are started before Release.
   /// FAILED_PRECONDITION naming the buffer, both owners and both epochs where the view is stale,
   /// and the state where the buffer is not READABLE.
   absl::StatusOr<std::vector<Tensor>> Read() const;
   /// Gives the buffer back: READABLE to FREE. FAILED_PRECONDITION as Read.
   absl::Status Release();
-  /// The same, but the memory of the parts stays with who took them, and the next filling gets
-  /// other memory: what is to last longer than the buffer, without a copy.
+  /// As Read and Release, but the caller keeps the memory of the parts, and the next filling gets
+  /// other memory: parts outlast the buffer without a copy.
   absl::StatusOr<std::vector<Tensor>> Take();
 
  private:
@@ -93,12 +93,13 @@ class OverlapBuffer : public std::enable_shared_from_this<OverlapBuffer> {
 };
 
 /// The buffers of one rank, by name ("fc1_fprop") and quantization mode ("fp8_tensor").
+/// Thread-safe.
 class OverlapBuffers {
  public:
   explicit OverlapBuffers(Engine& engine) : engine_(engine) {}
 
-  /// The one buffer of that name and mode, made when first asked for.
-  std::shared_ptr<OverlapBuffer> Of(const std::string& name, const std::string& mode);
+  /// The buffer of that name and mode, made at the first call.
+  std::shared_ptr<OverlapBuffer> BufferFor(const std::string& name, const std::string& mode);
 
  private:
   Engine& engine_;

@@ -14,7 +14,7 @@ absl::StatusOr<SharedRun::Run> SharedRun::Get(absl::Duration deadline,
     const auto is_made = [this] { return run_.has_value(); };
     if (is_made_.wait_for(lock, absl::ToChronoNanoseconds(deadline), is_made)) return *run_;
     return absl::DeadlineExceededError(
-        absl::StrCat("the tasks of an overlapped call, which another rank adds, were not there "
+        absl::StrCat("another rank, which adds the tasks of an overlapped call, did not do so "
                      "within ",
                      absl::FormatDuration(deadline)));
   }

@@ -1,5 +1,5 @@
-// What one rank brings to an overlapped call, and what the tasks of the call leave with it: private
-// to kernels/comm/overlap*.
+// What one rank brings to an overlapped call, and the results that the call's tasks leave with it.
+// Private to kernels/comm/overlap.
 #pragma once
 
 #include <condition_variable>
@@ -19,13 +19,13 @@
 
 namespace quantgate {
 
-/// The run of all members of a call.
+/// The one OverlapRun that all members of a call share.
 class SharedRun {
  public:
   using Run = std::shared_ptr<OverlapRun>;
 
-  /// What `make` gives, which the first member to come calls. DEADLINE_EXCEEDED to the others where
-  /// that takes longer.
+  /// The result of `make`, which the first caller runs; the others wait for it, DEADLINE_EXCEEDED
+  /// after `deadline`.
   absl::StatusOr<Run> Get(absl::Duration deadline, absl::FunctionRef<absl::StatusOr<Run>()> make);
 
  private:
@@ -36,34 +36,35 @@ class SharedRun {
 };
 
 struct OverlapMember {
-  // Brought.
+  // Brought by the rank.
   OverlapLanes lanes = {};
-  std::string owner;                      ///< Of the buffer while the call lasts.
-  std::shared_ptr<OverlapBuffer> buffer;  ///< Where what arrives goes; null: nothing does.
-  /// The GEMM; of an all-gather that it consumes, `a` is this rank's shard.
+  std::string owner;                      ///< The buffer's owner while the call lasts.
+  std::shared_ptr<OverlapBuffer> buffer;  ///< Receives what arrives; null where nothing does.
+  /// The GEMM; in an all-gather whose result it multiplies, its `a` is this rank's shard.
   GemmDesc gemm;
-  /// What is gathered, codes and scales, each cut along its first dim. Of the ring the first
-  /// `operand_parts` are those of `a`, of equal rows.
+  /// What is gathered: codes and scales, each cut along its first dim. In a ring the first
+  /// `operand_parts` of them are those of `a`, with equal rows.
   std::vector<Tensor> shard;
   size_t operand_parts = 0;
   Tensor partial;  ///< What a bulk reduce-scatter sums.
   const Cancellation* cancellation = nullptr;
-  BeforeCopies before_copies;  ///< Or none.
+  BeforeCopies before_copies;  ///< May be null.
 
-  // Made when all have met.
-  std::vector<Tensor> gathered;  ///< `shard` of all ranks, end to end: views of the buffer.
-  Tensor d;                      ///< Of the GEMM that consumes what is gathered.
-  /// What is summed: one, or one for each split of the columns. Not in the buffer.
+  // Made once all members have met.
+  std::vector<Tensor> gathered;  ///< The shards of all ranks, end to end: views of the buffer.
+  Tensor d;                      ///< Output of a GEMM that multiplies what is gathered.
+  /// What the rank adds to the sum: one product, or one for each split of the columns. Not in the
+  /// buffer.
   std::vector<Tensor> partials;
-  Tensor y;  ///< The sum, where its pieces are rows.
-  /// Of each of `partials`, this rank's rows of the ranks r - 1, r - 2, ...
+  Tensor y;  ///< This rank's rows of the sum, where they are summed piece by piece.
+  /// For each of `partials`, this rank's rows as received from the ranks r - 1, r - 2, ...
   std::vector<std::vector<Tensor>> received;
 
-  // Left by tasks.
+  // Left by the tasks.
   std::vector<GemmResult> gemms;
-  std::vector<Tensor> sums;  ///< Of this rank's rows, by split of the columns; not where y is.
+  std::vector<Tensor> sums;  ///< This rank's rows of the sum by split of the columns; empty with y.
 
-  SharedRun run;  ///< Member 0's is that of all of them.
+  SharedRun run;  ///< That of member 0 serves all members.
 
   Engine& engine() const { return *lanes[0]; }
 };
@@ -76,18 +77,20 @@ struct OverlapCut {
   int pieces = 1;
   int splits = 1;
   int64_t row_multiple = 1;
-  std::vector<int64_t> rows;  ///< Of each owner of a reduce-scatter.
+  std::vector<int64_t> rows;  ///< The rows of each owner in a reduce-scatter.
   ReductionProfile profile;
 };
 
-/// A task that multiplies and leaves its result with the member. A member's GEMMs take turns on its
-/// two queues: they write other memory, and no kernel waits for the last blocks of the one before.
+/// Adds a task that multiplies and leaves its result with the member. A member's GEMMs alternate
+/// between its two compute queues: they write disjoint memory, so no kernel need wait for the last
+/// blocks of the kernel before it.
 absl::StatusOr<int> AddGemm(TaskGraph& graph, std::string name, int rank, OverlapMember& member,
                             GemmDesc desc, std::vector<int> after);
-/// Each member's GEMM as one task.
+/// Adds each member's GEMM as one task.
 absl::Status AddWholeGemms(TaskGraph& graph, const OverlapMembers& members);
 
-/// Graphs of the methods (docs/ranks.md section 10.2). Each fills the members' buffers.
+/// Build the task graphs of the methods (docs/ranks.md section 10.2). Each fills the members'
+/// buffers.
 absl::StatusOr<TaskGraph> BuildRingAllGatherGemm(const OverlapMembers& members,
                                                  const OverlapCut& cut);
 absl::StatusOr<TaskGraph> BuildPointToPointReduceScatterGemm(const OverlapMembers& members,

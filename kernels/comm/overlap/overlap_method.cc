@@ -73,12 +73,13 @@ absl::Status CheckRowMethods(const OverlapPlan& plan, bool is_mxfp8) {
                   "it gathers grad_output for its own GEMM, which takes ring_exchange or none");
   }
   if (!IsOneOf(plan.wgrad, {kNone, kExternal})) {
-    return Refuse("overlap.wgrad", OverlapMethodName(plan.wgrad),
-                  "columnwise grad_output is gathered beside dgrad's ring: external or none");
+    return Refuse(
+        "overlap.wgrad", OverlapMethodName(plan.wgrad),
+        "columnwise grad_output is gathered beside dgrad's ring, which takes external or none");
   }
   if (plan.wgrad == kExternal && plan.dgrad != kRingExchange) {
     return Refuse("overlap.wgrad", OverlapMethodName(plan.wgrad),
-                  "it needs the ring of overlap.dgrad ring_exchange");
+                  "external needs the ring of dgrad: overlap.dgrad must be ring_exchange");
   }
   if (plan.wgrad == kExternal && !is_mxfp8) {
     return Refuse("overlap.wgrad", OverlapMethodName(plan.wgrad),
@@ -115,8 +116,8 @@ absl::Status CheckFacts(const OverlapPlan& plan, const OverlapFacts& facts, cons
       plan.dgrad != OverlapMethod::kNone || plan.wgrad != OverlapMethod::kNone;
   if (overlaps_backward && recipe.backward_override() != BackwardOverride::kNone) {
     return Refuse("backward_override", BackwardOverrideName(recipe.backward_override()),
-                  "under an override the overlap of dgrad and wgrad is none, as they gather in "
-                  "high precision");
+                  "under a backward override dgrad and wgrad gather in high precision and take "
+                  "none");
   }
   if (facts.is_after_norm && facts.side == OverlapSide::kColumn &&
       plan.fprop != OverlapMethod::kNone) {
@@ -127,7 +128,7 @@ absl::Status CheckFacts(const OverlapPlan& plan, const OverlapFacts& facts, cons
     }
     if (!facts.is_grad_enabled) {
       return Refuse("overlap.fprop", OverlapMethodName(plan.fprop),
-                    "grad is not enabled: after a norm it takes none then");
+                    "grad is not enabled, and after a norm fprop overlaps only where it is");
     }
   }
   return absl::OkStatus();
@@ -184,7 +185,7 @@ absl::Status CheckAggregate(bool aggregate, int pieces, int ranks) {
   }
   if (pieces != 1) {
     return Refuse("overlap.pieces", absl::StrCat(pieces),
-                  "with overlap.aggregate shards stay whole, in 1 piece");
+                  "must be 1 with overlap.aggregate, which keeps shards whole");
   }
   return absl::OkStatus();
 }

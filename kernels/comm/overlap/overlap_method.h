@@ -1,5 +1,5 @@
-// Which GEMM of a tensor-parallel layer communicates how, and which recipes can
-// (docs/ranks.md section 10.1).
+// The methods by which the GEMMs of a tensor-parallel layer overlap with communication, and the
+// recipes that can (docs/ranks.md section 10.1).
 #pragma once
 
 #include <span>
@@ -14,46 +14,47 @@
 namespace quantgate {
 
 enum class OverlapMethod {
-  kNone,          ///< Gather and then multiply; multiply and then reduce.
-  kRingExchange,  ///< Point to point in chunks of rows, inside the GEMM.
-  kPipeline,      ///< Reduce-scatter in splits of columns, inside the GEMM.
-  kBulk,          ///< All of it beside a GEMM that has nothing to do with it.
-  kExternal,      ///< All of it beside a GEMM that gathers something else in a ring.
+  kNone,          ///< No overlap: gather, then multiply; or multiply, then reduce.
+  kRingExchange,  ///< Point to point in chunks of rows, during the GEMM of the data.
+  kPipeline,      ///< Reduce-scatter in splits of columns, during the GEMM of the data.
+  kBulk,          ///< The whole collective beside a GEMM of other data.
+  kExternal,      ///< The whole collective beside a GEMM that gathers other data in a ring.
 };
 std::string_view OverlapMethodName(OverlapMethod method);  ///< "none", "ring_exchange", ...
 absl::StatusOr<OverlapMethod> ParseOverlapMethod(std::string_view name);
 
 enum class OverlapCollective { kAllGather, kReduceScatter };
 
-/// How a unit's weight is cut.
+/// How the weight of a unit (a linear layer) is cut: by its output or by its input features.
 enum class OverlapSide { kColumn, kRow };
 
-/// One row of the table: what of which unit is communicated by default how, beside which GEMM.
+/// One row of the table of defaults: which tensor of a unit is communicated, how, and beside which
+/// GEMM.
 struct OverlapAssignment {
-  OverlapSide side;  ///< Of the unit's weight.
+  OverlapSide side;  ///< How the unit's weight is cut.
   GemmRole role;     ///< Names the buffer: "<unit>_fprop".
   std::string_view tensor;
   OverlapCollective collective;
   OverlapMethod method;
   GemmRole beside;     ///< The GEMM that runs meanwhile.
-  bool is_mxfp8_only;  ///< Others have what is gathered already.
+  bool is_mxfp8_only;  ///< Under other recipes the rank has the tensor already.
 };
-/// Of column fprop, dgrad, wgrad; row fprop, dgrad, wgrad.
+/// The row of the table for a GEMM of a unit whose weight is cut so.
 const OverlapAssignment& AssignmentOf(OverlapSide side, GemmRole role);
 
-/// Every piece and split is a task, and a report has all tasks of all ranks.
+/// The most pieces and splits: each is a task, and a report lists the tasks of all ranks.
 inline constexpr int kOverlapCutsMax = 64;
 
-/// What is chosen for one unit.
+/// How the GEMMs of one unit overlap.
 struct OverlapPlan {
   OverlapMethod fprop = OverlapMethod::kNone;
   OverlapMethod dgrad = OverlapMethod::kNone;
   OverlapMethod wgrad = OverlapMethod::kNone;
-  bool aggregate = false;  ///< Of a ring all-gather: two shards at a time.
-  int pieces = 1;          ///< Of each shard in a ring, up to kOverlapCutsMax.
-  int splits = 4;          ///< Of the columns in a pipeline, likewise.
+  bool aggregate = false;  ///< A ring all-gather moves and multiplies two shards at a time.
+  int pieces = 1;          ///< Into which a ring cuts each shard; up to kOverlapCutsMax.
+  int splits = 4;          ///< Into which a pipeline cuts the columns; up to kOverlapCutsMax.
 
-  OverlapMethod of(GemmRole role) const {
+  OverlapMethod MethodOf(GemmRole role) const {
     return role == GemmRole::kFprop ? fprop : role == GemmRole::kDgrad ? dgrad : wgrad;
   }
   bool has_any() const;
@@ -61,7 +62,7 @@ struct OverlapPlan {
 /// The methods of the table.
 OverlapPlan DefaultOverlapPlan(OverlapSide side, bool is_mxfp8);
 
-/// What decides whether a unit can overlap.
+/// The properties of a unit and its ranks that decide whether it can overlap.
 struct OverlapFacts {
   OverlapSide side = OverlapSide::kColumn;
   int ranks = 1;
@@ -72,28 +73,31 @@ struct OverlapFacts {
 };
 
 /// INVALID_ARGUMENT naming field, value and rule unless the plan can be carried out:
-/// - methods that the table has for the collective: an all-gather has no pipeline, a reduce-scatter
-///   none but ring_exchange, pipeline and bulk;
-/// - column dgrad other than bulk is a reduce-scatter of dx inside dgrad and leaves wgrad nothing;
-/// - sequence parallelism on; no backward override for dgrad and wgrad;
-/// - every role unquantized, per-tensor FP8 or mxfp8, in one format: no composed recipe;
-/// - no returned norm output and, after a norm, grad enabled for fprop's all-gather;
-/// - aggregate: an even number of ranks, and pieces of 1; splits and pieces in [1,
-/// kOverlapCutsMax].
+/// - the collective has the method: an all-gather has no pipeline, and a reduce-scatter has only
+///   none, ring_exchange, pipeline and bulk;
+/// - column dgrad by ring_exchange or pipeline scatters dx inside its own GEMM and leaves wgrad
+///   nothing to scatter;
+/// - sequence parallelism is on; dgrad and wgrad have no backward override;
+/// - every role is unquantized, per-tensor FP8 or mxfp8, in one format, and the recipe is not
+///   composed;
+/// - fprop gathers a norm's output only where that is not returned and grad is enabled;
+/// - aggregate needs an even number of ranks and 1 piece;
+/// - splits and pieces are in [1, kOverlapCutsMax].
 absl::Status CheckOverlapPlan(const OverlapPlan& plan, const OverlapFacts& facts,
                               const Recipe& recipe);
 
-/// What an aggregate ring needs: an even number of ranks and whole shards.
+/// INVALID_ARGUMENT unless an aggregate ring has what it needs: an even number of ranks and 1
+/// piece.
 absl::Status CheckAggregate(bool aggregate, int pieces, int ranks);
 
-/// What all dims of an mxfp8 operand that is cut must be multiples of.
+/// All dims of an mxfp8 operand that is cut among ranks must be multiples of this.
 inline constexpr int64_t kMxfp8OverlapMultiple = 128;
-/// That of an operand; 1 where any dim will do.
+/// The multiple that an operand's dims must have; 1 where any dim will do.
 int64_t OverlapMultipleOf(const GemmOperand& operand);
 /// INVALID_ARGUMENT naming field, value and rule unless an operand can be cut among ranks: in high
 /// precision, per-tensor FP8, or mxfp8 with dims that are multiples of 128.
 absl::Status CheckOverlapOperand(std::string_view field, const GemmOperand& operand);
-/// Likewise one whose rows are cut into shards of `rows`.
+/// As CheckOverlapOperand, for an operand whose rows are cut into shards of `rows`.
 absl::Status CheckOverlapShards(std::string_view field, const GemmOperand& operand,
                                 std::span<const int64_t> rows);
 

@@ -1,4 +1,4 @@
-// Pieces of a GEMM's operands, as an overlapped call cuts them: private to kernels/comm/overlap*.
+// Pieces of a GEMM's operands, as an overlapped call cuts them. Private to kernels/comm/overlap.
 #pragma once
 
 #include <vector>
@@ -10,23 +10,24 @@
 
 namespace quantgate {
 
-/// The tensors of an operand that are cut with its rows: data and, in blocks, scales. Per-tensor
-/// scales belong to all rows.
+/// The tensors of an operand that are cut with its rows: the data and block scales. A per-tensor
+/// scale belongs to all rows.
 std::vector<Tensor> RowParts(const GemmOperand& operand);
-/// `operand` with those tensors in place.
+/// `operand` with these tensors in place of its RowParts.
 GemmOperand WithRowParts(const GemmOperand& operand, const std::vector<Tensor>& parts);
-/// Rows of each of them: views.
+/// Views of the same rows of each part.
 absl::StatusOr<std::vector<Tensor>> RowsOfParts(const std::vector<Tensor>& parts,
                                                 const RowInterval& rows);
 
-/// Bytes of each of a tensor's rows; 0 where it has none.
+/// Bytes of one row of a tensor; 0 where it has no rows.
 int64_t RowBytes(const Tensor& tensor);
 
-/// The GEMM of rows `rows` of its M side. `d`: where all rows go.
+/// The GEMM of some rows of desc's M side. `d` is the output of all rows; the result writes its
+/// part.
 absl::StatusOr<GemmDesc> RowsOfGemm(const GemmDesc& desc, const RowInterval& rows, const Tensor& d);
 
-/// The GEMM of columns [begin, begin + count) of its output; views where the N side is [n][k], else
-/// copies. `d`: where they go, [m][count].
+/// The GEMM of columns [begin, begin + count) of desc's output, to `d`, [m][count]. Its N side is a
+/// view where that is stored as [n][k], else a copy.
 absl::StatusOr<GemmDesc> ColumnsOfGemm(Engine& engine, const GemmDesc& desc, int64_t begin,
                                        int64_t count, const Tensor& d);
 

@@ -1,5 +1,5 @@
-// Graphs that reduce: each rank's partial sums go to the owners of their rows, and every owner sums
-// what it has from all ranks in the order of the profile.
+// Graphs that reduce: each rank's partial products go to the owners of their rows, and every owner
+// sums the products of all ranks in the order of the profile.
 #include <functional>
 #include <string>
 #include <utility>
@@ -21,7 +21,7 @@ class ReduceTasks {
   int size() const { return static_cast<int>(members_.size()); }
   const RowMap& map() const { return map_; }
 
-  /// Memory for each block of columns of the partials.
+  /// Allocates the members' partials, one for each block of columns.
   absl::Status AllocatePartials(const std::vector<int64_t>& columns, DType dtype) {
     for (const auto& member : members_) {
       for (const int64_t count : columns) {
@@ -32,7 +32,7 @@ class ReduceTasks {
     return absl::OkStatus();
   }
 
-  /// Memory into which rows are summed, so that pieces need not be joined.
+  /// Allocates y, into which rows are summed, so that pieces need not be joined.
   absl::Status AllocateSums(int64_t columns, DType dtype) {
     for (int rank = 0; rank < size(); ++rank) {
       OverlapMember& member = *members_[rank];
@@ -42,7 +42,7 @@ class ReduceTasks {
     return absl::OkStatus();
   }
 
-  /// Takes the buffers: for each block of columns the member's rows from each other rank.
+  /// Fills the buffers with memory for the member's rows from each other rank, by block of columns.
   absl::Status FillBuffers(const std::vector<int64_t>& columns, DType dtype) {
     for (int rank = 0; rank < size(); ++rank) {
       std::vector<BufferPart> parts;
@@ -65,7 +65,7 @@ class ReduceTasks {
 
   static constexpr int kAllPieces = -1;
 
-  /// Rows of `to`'s shard, one piece or all, of a block of the partial that `from` made.
+  /// Copies rows of `to`'s shard, one piece or all, of a block of the partial that `from` made.
   absl::StatusOr<int> CopyToOwner(int from, int to, int block, int piece, std::vector<int> after) {
     const RowInterval rows = RowsOf(to, piece);
     QG_ASSIGN_OR_RETURN(const Tensor source,
@@ -80,7 +80,7 @@ class ReduceTasks {
                        }});
   }
 
-  /// The sum of an owner's rows over all ranks.
+  /// Sums an owner's rows over all ranks.
   absl::Status Sum(int owner, int block, int piece, std::vector<int> after) {
     QG_ASSIGN_OR_RETURN(const ReductionOrder order, OrderOf(cut_.profile, owner, size()));
     const RowInterval rows = RowsOf(owner, piece);
@@ -117,8 +117,8 @@ class ReduceTasks {
                   });
   }
 
-  /// A block of columns from every rank to every owner, nearest first, and the sums. made[rank]:
-  /// the task that makes the rank's partial; empty: they are there.
+  /// Copies a block of columns from every rank to every owner, nearest first, and sums it.
+  /// made[rank] is the task that makes the rank's partial; empty where the partials exist already.
   absl::Status ExchangeAndSum(int block, const std::vector<int>& made) {
     std::vector<std::vector<int>> needed(size());
     for (int distance = 1; distance < size(); ++distance) {

@@ -13,10 +13,10 @@
 namespace quantgate {
 namespace {
 
-/// How often a waiting thread looks at the time and at its cancellation, which tell nobody.
+/// How often a waiting thread checks the time and its cancellation, which wake nobody.
 constexpr std::chrono::milliseconds kLook(20);
 
-/// "rank 0, copy rows of 1 from 1: "; without a task, at the end.
+/// "rank 0, copy rows of 1 from 1: "; a null task stands for the end of the run.
 std::string Where(int rank, const OverlapTask* task) {
   return absl::StrCat("rank ", rank, ", ", task == nullptr ? "at its end" : task->name, ": ");
 }
@@ -46,14 +46,14 @@ absl::Status OverlapRun::RunRank(int rank, const Cancellation* cancellation) {
     status = RunOnThreads(rank, cancellation);
   }
   if (!status.ok()) Fail(status);
-  // What is on queues already uses the ranks' memory, however the run went.
+  // Work that is on queues uses the ranks' memory, also after a failure.
   const absl::Status joined = Join(rank);
   const std::lock_guard<std::mutex> lock(mutex_);
   return status_.ok() ? joined : status_;
 }
 
-// Lanes begin after everything asked of the rank's engine: what made the operands, and what last
-// used memory that a lane gets anew.
+// Lanes begin after everything that was asked of the rank's engine before: what made the operands,
+// and the last use of memory that a lane is given anew.
 absl::Status OverlapRun::Begin(int rank) {
   Engine& engine = *lanes_[rank][0];
   QG_ASSIGN_OR_RETURN(const std::shared_ptr<const Moment> moment, engine.MarkMoment());
@@ -81,9 +81,9 @@ absl::Status OverlapRun::RunQueued(int rank, absl::Status status,
   return status.ok() ? all_queued : status;
 }
 
-// A rank stays until all have put what they have on queues, whether that went well or not: it may
-// be of this rank's memory, which the next call writes to. Whoever does not come within the
-// deadline has failed the run, after which nobody writes there.
+// A rank stays until all ranks have put their work on queues, also after a failure: that work may
+// use this rank's memory, to which the next call writes. A rank that does not come within the
+// deadline fails the run, and after a failed run nobody writes there.
 absl::Status OverlapRun::AwaitQueued(int rank) {
   const Clock::time_point begin = Clock::now();
   std::unique_lock<std::mutex> lock(mutex_);
@@ -187,8 +187,8 @@ absl::Status OverlapRun::DoTask(int index) {
   return absl::OkStatus();
 }
 
-// For the tasks, and for the peer of the one that the waiter is before: a peer's memory is there
-// once the peer has come.
+// Waits for the tasks to end, and for the peer of the waiter's next task to begin: only then does
+// the peer's memory exist.
 absl::Status OverlapRun::AwaitTasks(const Waiter& waiter, const std::vector<int>& tasks) {
   const Clock::time_point begin = Clock::now();
   const int peer = waiter.task == nullptr ? -1 : waiter.task->peer;
@@ -211,7 +211,8 @@ absl::Status OverlapRun::AwaitTasks(const Waiter& waiter, const std::vector<int>
   }
 }
 
-// Whom the waiter waits for in the end; empty: itself, which another of its threads sees to.
+// The rank that holds up the waiter in the end; empty where that is the waiter itself, whose other
+// thread reports it.
 std::string OverlapRun::LatePeer(const Waiter& waiter, const std::vector<int>& tasks) const {
   if (waiter.task != nullptr && waiter.task->peer >= 0 &&
       ranks_[waiter.task->peer].begun == nullptr) {
@@ -226,8 +227,8 @@ std::string OverlapRun::LatePeer(const Waiter& waiter, const std::vector<int>& t
   return "";
 }
 
-// Whether `task`, at `index`, cannot begin before an earlier one has ended: it depends on it or is
-// behind it on the same thread.
+// Whether `task`, at `index`, must wait for the end of the task at `earlier`, because it depends on
+// it or comes after it on the same thread.
 bool OverlapRun::IsHeldUpBy(const OverlapTask& task, int index, int earlier) const {
   if (std::find(task.after.begin(), task.after.end(), earlier) != task.after.end()) return true;
   const OverlapTask& other = graph_.tasks()[earlier];
@@ -236,8 +237,8 @@ bool OverlapRun::IsHeldUpBy(const OverlapTask& task, int index, int earlier) con
           IsCommunication(other.resource) == IsCommunication(task.resource));
 }
 
-// Of what keeps a task from its end the one that nothing else keeps: the task itself, or an earlier
-// one.
+// The task at the root of a delay: the one that holds up the task at `index` and is itself held up
+// by nothing. It is the task itself or an earlier one.
 int OverlapRun::HoldUpOf(int index) const {
   for (int earlier = 0; earlier < index;) {
     if (!progress_[earlier].done && IsHeldUpBy(graph_.tasks()[index], index, earlier)) {
@@ -263,7 +264,7 @@ void OverlapRun::Fail(absl::Status status) {
   changed_.notify_all();
 }
 
-// The rank's engine waits for the last of each queue that uses the rank's memory.
+// Makes the rank's engine wait for the last task of each queue that uses the rank's memory.
 absl::Status OverlapRun::Join(int rank) {
   Engine& engine = *lanes_[rank][0];
   std::map<Engine*, std::shared_ptr<const Moment>> last;

@@ -1,13 +1,13 @@
 // OverlapRun: one run of a task graph by the ranks of a group.
 //
 // On the CPU each rank has a thread for its GEMMs and one for its communication, and a task waits
-// for what it depends on. On CUDA each rank's thread puts its tasks on their queues in the order of
-// the graph, after what they depend on has been put there: so every moment is marked before
+// for its dependencies. On CUDA each rank's thread puts its tasks on their queues in the order of
+// the graph, after the dependencies have been put on theirs. So every moment is marked before
 // anything waits for it, and the devices do the waiting. The operations and their operands are the
-// same, so are the bits.
+// same on both, and so are the bits.
 //
-// A wait for other ranks has the group's deadline. It is counted while the rank itself has nothing
-// to do, as in a collective call, to which a rank comes when it has computed what it brings.
+// A wait for other ranks has the group's deadline. The time counts only while the rank itself has
+// nothing to do, as in a collective call, to which a rank comes once it has computed its part.
 #pragma once
 
 #include <array>
@@ -29,38 +29,38 @@
 
 namespace quantgate {
 
-/// A rank's queues, by OverlapQueue. On the CPU kCompute serves for kComputeBeside too.
+/// A rank's queues, by OverlapQueue. On the CPU kComputeBeside is the same engine as kCompute.
 using OverlapLanes = std::array<Engine*, kOverlapQueues>;
 
-/// What a rank's thread does when its first GEMMs are on their queues and no copy is. It may wait,
-/// also for other ranks, while the device multiplies. Called once, with how the rank has fared so
-/// far, so that it tells the others instead of leaving them to wait; gives that, or its own
-/// failure.
+/// Called once by a rank's thread when its first GEMMs are on their queues and no copy is. It may
+/// wait, also for other ranks, while the device multiplies. `so_far` is the rank's status: after an
+/// error the function tells the other ranks instead of leaving them to wait. Gives `so_far` or its
+/// own error.
 using BeforeCopies = std::function<absl::Status(const absl::Status& so_far)>;
 
 struct OverlapRunOptions {
-  bool queues_work = false;                     ///< The engines are CUDA's.
-  bool keeps_times = false;                     ///< TimelineOf is asked for.
-  absl::Duration deadline = absl::Seconds(60);  ///< Of each wait of a rank for others.
+  bool queues_work = false;                     ///< True for CUDA engines.
+  bool keeps_times = false;                     ///< Needed for TimelineOf.
+  absl::Duration deadline = absl::Seconds(60);  ///< Time after which a wait for others fails.
   ScheduleNoise noise = {};
-  /// Under queues_work, by rank; none where there is nothing to do.
+  /// By rank, with queues_work only; empty or null where there is nothing to do.
   std::vector<BeforeCopies> before_copies = {};
 };
 
 class OverlapRun {
  public:
-  /// `lanes` of every rank. Engines must outlive the run.
+  /// `lanes` are by rank. Engines must outlive the run.
   OverlapRun(TaskGraph graph, std::vector<OverlapLanes> lanes, OverlapRunOptions options);
 
-  /// The part of one rank, each on a thread of its own and each once. Returns when everything that
-  /// uses the rank's memory has been done, or put on queues for which the rank's engine waits. The
-  /// first failure of any rank, with rank and task, is what every rank gets that has not returned
-  /// by then: DEADLINE_EXCEEDED naming whom the rank waited for where that did not come. After a
-  /// failure other ranks may still read this rank's memory, which they keep: nobody may write to
-  /// it.
+  /// Runs the part of one rank; called once for each rank, on a thread of its own. Returns when
+  /// everything that uses the rank's memory has been done, or put on queues for which the rank's
+  /// engine waits. The first failure of any rank, with rank and task, is returned to every rank
+  /// that has not returned by then; DEADLINE_EXCEEDED names the rank that did not come. After a
+  /// failure other ranks may still read this rank's memory, which they keep alive: nobody may write
+  /// to it.
   absl::Status RunRank(int rank, const Cancellation* cancellation);
 
-  /// Of a rank whose RunRank has returned OK, under keeps_times; waits for its tasks.
+  /// The timeline of a rank whose RunRank has returned OK, with keeps_times; waits for its tasks.
   absl::StatusOr<OverlapTimeline> TimelineOf(int rank) const;
 
  private:
@@ -71,12 +71,12 @@ class OverlapRun {
     std::shared_ptr<const TimePoint> begin_time, end_time;
   };
   struct RankProgress {
-    std::shared_ptr<const Moment> begun;  ///< Null until it has.
+    std::shared_ptr<const Moment> begun;  ///< Null until the rank has begun.
     std::shared_ptr<const TimePoint> origin;
     int tasks_under_way = 0;
-    Clock::time_point idle_since;  ///< Where no task is under way.
+    Clock::time_point idle_since;  ///< Meaningful while no task is under way.
   };
-  /// Who waits, and before which task; null: at the end.
+  /// A rank that waits before a task; null: at the end of the run.
   struct Waiter {
     int rank = 0;
     const OverlapTask* task = nullptr;
@@ -105,7 +105,7 @@ class OverlapRun {
   const OverlapRunOptions options_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  absl::Status status_;               ///< The first failure.
+  absl::Status status_;               ///< The first failure of any rank.
   std::vector<bool> has_queued_all_;  ///< By rank.
   std::vector<Progress> progress_;    ///< By task.
   std::vector<RankProgress> ranks_;

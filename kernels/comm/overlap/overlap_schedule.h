@@ -1,5 +1,6 @@
-// Who multiplies and moves what in which step of an overlapped call: functions of the number of
-// ranks alone (docs/ranks.md section 10.2). All rank arithmetic is modulo the size of the group.
+// The schedules of overlapped calls: what each rank multiplies and moves in each step, as functions
+// of the number of ranks alone (docs/ranks.md section 10.2). All rank arithmetic is modulo the size
+// of the group.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +20,10 @@ struct RowInterval {
   friend bool operator==(const RowInterval&, const RowInterval&) = default;
 };
 
-/// The shards of all ranks, end to end in rank order, and each shard in pieces of whole multiples
-/// of `multiple` rows as equal as can be: the first pieces are the larger ones, and the last one
-/// takes what is less than a multiple. A shard with fewer multiples than pieces has empty ones.
+/// The rows of a tensor that is cut into the ranks' shards, end to end in rank order, and of each
+/// shard into pieces. Pieces are as equal as whole multiples of `multiple` rows allow: the first
+/// ones are the larger ones, and the last one takes the remainder. A shard with fewer multiples
+/// than pieces has empty pieces.
 class RowMap {
  public:
   /// INVALID_ARGUMENT naming field, value and rule where a count is negative, or pieces or multiple
@@ -37,26 +39,26 @@ class RowMap {
  private:
   int pieces_ = 1;
   std::vector<RowInterval> shards_;
-  std::vector<RowInterval> cuts_;  ///< Of rank 0, then of rank 1, ...
+  std::vector<RowInterval> cuts_;  ///< The pieces of rank 0, then those of rank 1, ...
 };
 
-/// A shard that a rank has in a step of a ring all-gather.
+/// A shard that a rank holds in a step of a ring all-gather.
 struct RingShard {
-  int owner = 0;  ///< Whose shard it is.
+  int owner = 0;  ///< The rank whose shard it is.
   int from = 0;   ///< The rank whose memory it is copied from; the rank itself for its own.
 };
 
-/// What a rank multiplies in one step, in ascending rows: one shard, or two neighbouring ones under
-/// `aggregate`.
+/// The shards that a rank multiplies in one step, in ascending rows: one, or two neighbouring ones
+/// under `aggregate`.
 using RingStep = std::vector<RingShard>;
 
-/// The steps of one rank. Plain: step i has shard r - i, passed on by rank r - 1. Aggregate (an
-/// even number of ranks): step 0 has the pair of r, swapped with the neighbour r ^ 1; step i has
-/// the pair i places below, passed on by rank r - 2.
+/// The steps of rank r. Plain: step i has shard r - i, received from rank r - 1. Aggregate (an even
+/// number of ranks): step 0 has the pair of r, exchanged with the neighbour r ^ 1; step i has the
+/// pair i places below, received from rank r - 2.
 std::vector<RingStep> RingAllGatherSteps(int rank, int ranks, bool aggregate);
 
-/// Whose rows a rank multiplies in step i of a point-to-point reduce-scatter: r + i + 1, its own
-/// last.
+/// The owner of the rows that rank r multiplies in step i of a point-to-point reduce-scatter:
+/// r + i + 1, so that its own rows come last.
 int ReduceScatterOwner(int rank, int step, int ranks);
 
 }  // namespace quantgate

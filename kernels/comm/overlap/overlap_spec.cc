@@ -39,7 +39,7 @@ OverlapPlan OverlapPlanOf(const OverlapSpec& spec, OverlapSide side, const Recip
   plan.fprop = asked(GemmRole::kFprop).value_or(defaults.fprop);
   plan.dgrad =
       asked(GemmRole::kDgrad).value_or(is_overridden ? OverlapMethod::kNone : defaults.dgrad);
-  // A wgrad's default goes with the default of its dgrad.
+  // The default of wgrad applies only together with the default of dgrad.
   const bool follows = !is_overridden && plan.dgrad == defaults.dgrad;
   plan.wgrad = asked(GemmRole::kWgrad).value_or(follows ? defaults.wgrad : OverlapMethod::kNone);
   plan.aggregate = spec.aggregate;

@@ -1,5 +1,5 @@
-// OverlapSpec: which GEMMs of divided layers overlap how, as a request asks for it. What it leaves
-// open depends on the recipe (docs/ranks.md section 10.1).
+// OverlapSpec: how the GEMMs of tensor-parallel layers overlap with communication, as a request
+// asks for it. What the request leaves open depends on the recipe (docs/ranks.md section 10.1).
 #pragma once
 
 #include <map>
@@ -11,9 +11,9 @@
 namespace quantgate {
 
 struct OverlapSpec {
-  /// Those that are asked for by name.
+  /// The methods that the request names; the others are the defaults.
   std::map<std::pair<OverlapSide, GemmRole>, OverlapMethod> methods = {};
-  bool aggregate = false;
+  bool aggregate = false;  ///< As in OverlapPlan; likewise below.
   int pieces = 1;
   int splits = 4;
 
@@ -25,8 +25,9 @@ struct OverlapSpec {
 /// "column_fprop", "row_wgrad".
 std::string OverlapKey(OverlapSide side, GemmRole role);
 
-/// What is asked for, and the table's methods elsewhere; but none for dgrad and wgrad under a
-/// backward override, and for a wgrad beside a dgrad with another method than the table's.
+/// The plan of a unit: the methods that the request names, and elsewhere those of the table. Where
+/// the request names none, dgrad and wgrad under a backward override have kNone, and so has a wgrad
+/// whose dgrad has another method than the table's.
 OverlapPlan OverlapPlanOf(const OverlapSpec& spec, OverlapSide side, const Recipe& recipe);
 
 }  // namespace quantgate

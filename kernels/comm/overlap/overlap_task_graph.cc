@@ -43,7 +43,7 @@ absl::StatusOr<int> TaskGraph::Add(OverlapTask task) {
   for (const int earlier : task.after) {
     if (earlier >= 0 && earlier < index) continue;
     return Refuse(absl::StrCat("task ", task.name), absl::StrCat("after task ", earlier),
-                  absl::StrCat("it must come after some of the ", index, " tasks before it"));
+                  absl::StrCat("it must depend only on the ", index, " tasks before it"));
   }
   tasks_.push_back(std::move(task));
   return index;

@@ -1,6 +1,6 @@
-// The work of an overlapped call as a graph: what is done by which rank on which resource, after
-// what. One graph has the tasks of all ranks. It is built once, in an order in which every task
-// comes after what it depends on, and the same graph runs on threads and on streams.
+// The work of an overlapped call as a graph of tasks, each with its rank, its resource and the
+// tasks that it depends on. One graph has the tasks of all ranks. It is built once, in an order in
+// which every task comes after its dependencies, and the same graph runs on threads and on streams.
 #pragma once
 
 #include <functional>
@@ -14,21 +14,21 @@
 
 namespace quantgate {
 
-/// What of a rank a task occupies.
+/// The resource of its rank that a task occupies.
 enum class OverlapResource {
-  kCompute,  ///< GEMMs: the rank's engine.
+  kCompute,  ///< GEMMs, on the rank's engine.
   kReceive,  ///< Copies into the rank's own memory.
-  kReduce,   ///< Sums of what the ranks made.
+  kReduce,   ///< Sums of the ranks' partial products.
 };
 /// "compute", "receive", "reduce".
 std::string_view OverlapResourceName(OverlapResource resource);
-/// All but kCompute.
+/// True for every resource but kCompute.
 bool IsCommunication(OverlapResource resource);
 
-/// A rank's queues. Tasks of one of them run one at a time, in the order in which they were added.
+/// A rank's queues. The tasks of a queue run one at a time, in the order in which they were added.
 enum class OverlapQueue {
   kCompute,  ///< The rank's engine.
-  /// Every other GEMM: its kernel begins where the one before it no longer fills the device.
+  /// Every second GEMM, so that its kernel begins when the one before no longer fills the device.
   kComputeBeside,
   kReceive,
   kReduce,
@@ -43,9 +43,9 @@ struct OverlapTask {
   int peer = -1;
   /// Indices of tasks that must have ended.
   std::vector<int> after;
-  /// Does it, or puts it on `engine`, which is that of its queue.
+  /// Does the work, or puts it on `engine`, the engine of the task's queue.
   std::function<absl::Status(Engine& engine)> work;
-  bool is_beside = false;  ///< A GEMM of kComputeBeside.
+  bool is_beside = false;  ///< The task is a GEMM on kComputeBeside.
 
   OverlapQueue queue() const;
 };
@@ -54,16 +54,17 @@ class TaskGraph {
  public:
   explicit TaskGraph(int ranks) : ranks_(ranks) {}
 
-  /// Index of the task. INVALID_ARGUMENT naming the task where its rank or peer is none, or where
-  /// it comes after one that is not there yet, so that no graph has a cycle.
+  /// Adds a task and gives its index. INVALID_ARGUMENT naming the task where its rank or peer is
+  /// not a rank of the graph, or where it depends on a task that is not there yet, so that no graph
+  /// has a cycle.
   absl::StatusOr<int> Add(OverlapTask task);
 
   int ranks() const { return ranks_; }
   const std::vector<OverlapTask>& tasks() const { return tasks_; }
-  /// Tasks of a rank, in order: all of them, or those that communicate or do not.
+  /// The tasks of a rank, in order: all of them, or those that do (or do not) communicate.
   std::vector<int> TasksOf(int rank) const;
   std::vector<int> TasksOf(int rank, bool communication) const;
-  /// Tasks that a rank has to outlive: its own, and others' that use its memory.
+  /// The tasks that a rank must outlive: its own, and those of other ranks that use its memory.
   std::vector<int> TasksThatUse(int rank) const;
 
  private:

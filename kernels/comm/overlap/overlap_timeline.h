@@ -1,5 +1,5 @@
-// When each task of an overlapped call began and ended, and what that says: how much communication
-// was not hidden behind a GEMM.
+// When each task of an overlapped call began and ended, and how much of its communication was not
+// hidden behind a GEMM.
 #pragma once
 
 #include <span>
@@ -13,16 +13,16 @@ namespace quantgate {
 struct TaskRecord {
   std::string name;
   OverlapResource resource = OverlapResource::kCompute;
-  double begin_s = 0;  ///< From the beginning of the call on this rank.
-  double end_s = 0;
+  double begin_s = 0;  ///< Seconds since the beginning of the call on this rank.
+  double end_s = 0;    ///< Likewise.
 };
 
-/// Of one rank.
+/// The tasks of one rank.
 struct OverlapTimeline {
   std::vector<TaskRecord> tasks;  ///< In the order of the graph.
 };
 
-/// Numbers of a timeline, in seconds.
+/// Figures of a timeline, in seconds.
 struct OverlapFigures {
   double total_s = 0;          ///< From the first beginning to the last end.
   double compute_s = 0;        ///< While a GEMM ran.

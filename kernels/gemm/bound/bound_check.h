@@ -1,4 +1,4 @@
-// What AbsoluteGemm and CheckBound take from a GEMM's description, the same for both engines.
+// The inputs of AbsoluteGemm and CheckBound from a GEMM's description, shared by both engines.
 #pragma once
 
 #include "absl/status/status.h"
@@ -8,7 +8,7 @@
 
 namespace quantgate {
 
-/// What AbsoluteGemm adds to magnitudes (exact.h): to an element, to a block scale, and to their
+/// What AbsoluteGemm (exact.h) adds to the magnitudes of an element, of a block scale and of their
 /// product.
 struct AbsoluteFloors {
   double element = 0;
@@ -19,11 +19,12 @@ AbsoluteFloors AbsoluteFloorsOf(const GemmOperand& operand, const Arithmetic& ar
 
 AbsoluteScaling AbsoluteScalingOf(const GemmDesc& desc, const GemmShape& shape);
 
-/// desc.d_scale and the amaxes, where there are any, are read: they are in host memory.
+/// Reads desc.d_scale and the amaxes where they are present, so these must be in host memory.
 error_bound::ElementBound ElementBoundOf(const GemmDesc& desc, const ErrorBound& bound,
                                          DType subject_dtype);
 
-/// INVALID_ARGUMENT unless subject and exact are what CheckBound compares.
+/// INVALID_ARGUMENT unless CheckBound can compare these: both [m][n], exact f32, subject a
+/// floating-point dtype.
 absl::Status CheckComparands(const GemmShape& shape, const Tensor& subject, const Tensor& exact);
 
 }  // namespace quantgate

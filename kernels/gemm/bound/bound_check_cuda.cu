@@ -36,7 +36,7 @@ __global__ void CheckStrip(const BoundCheckTask task) {
   if (violations != 0) {
     atomicAdd(&task.totals->violation_count, static_cast<unsigned long long>(violations));
   }
-  // Bits of doubles that are not negative are ordered as they are.
+  // Non-negative doubles are ordered as their bits.
   if (worst != 0) {
     atomicMax(&task.totals->worst_ratio,
               static_cast<unsigned long long>(__double_as_longlong(worst)));
@@ -47,7 +47,7 @@ __global__ void CheckStrip(const BoundCheckTask task) {
 
 cudaError_t LaunchBoundCheck(const BoundCheckTask& task, cudaStream_t stream) {
   if (task.strip.rows == 0) return cudaSuccess;
-  // A few rows a thread, so that totals are few.
+  // Each thread takes a few rows, so that few totals are added.
   const int64_t rows = (task.strip.rows + 7) / 8;
   const dim3 grid(static_cast<unsigned>((task.strip.n + kThreads - 1) / kThreads),
                   static_cast<unsigned>(rows < 65535 ? rows : 65535));

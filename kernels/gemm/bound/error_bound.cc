@@ -1,29 +1,29 @@
-// How the bound is derived. Let w_i = (|a_i| + floor_a)(|b_i| + floor_b) for nonzero operands, A =
-// sum w_i, and u = 2^-24.
+// How the bound is derived. Let u = 2^-24, and for nonzero operands
+//   w_i = (|a_i| + floor_a)(|b_i| + floor_b),   A = sum of w_i.
 //
 // 1. Exponents. A product counts in a fused step with exponent ea + eb, where 2^ea <= |a| + floor_a
-// also for subnormals,
-//    which keep the smallest normal's exponent. So 2^e_i <= w_i and |a_i b_i| <= w_i.
+//    also for subnormals, which keep the smallest normal's exponent. So 2^e_i <= w_i, and
+//    |a_i b_i| <= w_i.
 // 2. No growth. Alignment and normalisation only shrink magnitudes, so |acc| after a step is at
-// most |acc| before it
-//    plus sum |a_i b_i| of the step: by induction at most the sum of w so far, hence at most A.
+//    most |acc| before it plus the step's sum of |a_i b_i|: by induction at most the sum of w so
+//    far, hence at most A.
 // 3. One step T(F, outman) of L products. With E the largest exponent, 2^E <= max(w_i, |acc|) <= A.
-// Each term but the
-//    largest, L of L + 1, loses less than 2^(E-F); the largest loses nothing, since F is at least
-//    the fraction bits of a product and of the accumulator. Rounding toward zero loses less than
-//    2^-outman |acc|. Together (L 2^-F + 2^-outman) A. Where the accumulator is subnormal its
-//    exponent is -126 and its last bit 2^(-126-outman): at most L 2^(-126-F) + 2^(-126-outman)
-//    more.
-//    Products summed in exact groups first: with L groups, e that of their scales. A nonzero group
-//    has a product of at least 1/4 in which |a| + floor_a is at least 3/2 of either element, so 2^e
-//    <= w.
-// 4. FP8 promotion and split-K add p and s such sums in fp32 RN: gamma_(p-1) A and gamma_(s-1) (1 +
-// gamma_(p-1)) A, as
-//    the first addition is to zero (Higham, "Accuracy and Stability of Numerical Algorithms",
-//    section 4.2).
-//    Under scales of 128 (s of a block, p blocks) a promoted part is scaled by one rounded product
-//    of scales, or rounded once after the first: u s |part|, and 2^-150 |part| or 2^-150 s_N where
-//    that underflows. The p fused additions round what they add to: gamma_p (1 + u) A.
+//    Each term but the largest, L of L + 1, loses less than 2^(E-F); the largest loses nothing,
+//    since F is at least the fraction bits of a product and of the accumulator. Rounding toward
+//    zero loses less than 2^-outman |acc|. Together
+//      (L 2^-F + 2^-outman) A.
+//    Where the accumulator is subnormal its exponent is -126 and its last bit 2^(-126-outman):
+//    at most L 2^(-126-F) + 2^(-126-outman) more.
+//    Products that are summed in exact groups first: L counts groups, and a group's e is that of
+//    its scales. A nonzero group has a product of at least 1/4 in which |a| + floor_a is at least
+//    3/2 of either element, so 2^e <= w.
+// 4. FP8 promotion and split-K add p and s such sums in fp32 RN, the first to zero (Higham,
+//    "Accuracy and Stability of Numerical Algorithms", section 4.2): at most
+//      gamma_(p-1) A   and   gamma_(s-1) (1 + gamma_(p-1)) A.
+//    Under scales of 128 (s: a block's scale; p blocks) a promoted part is scaled by one rounded
+//    product of scales, or rounded once after the first scale: u s |part|, and 2^-150 |part| or
+//    2^-150 s_N where that underflows. The p fused additions round the sum that they add to:
+//      gamma_p (1 + u) A.
 // 5. tf32 rounds each operand by at most 2^-11 (|a| + floor_a): the products move by at most
 //    (2^-11 (1 + 2^-11) + 2^-11) w, and steps 1 to 3 hold with w (1 + 2^-11)^2.
 // 6. fp32 FMA over k: gamma_k A, and 2^-150 for each step that underflows. Elements under block
@@ -31,8 +31,8 @@
 //    factors (AbsoluteGemm).
 //
 // The epilogue then rounds r times by u (error_bound_element.h). All this holds while no number
-// leaves fp32: A, what scales make of it on the way, and the sums of the epilogue tell where one
-// may (MayOverflow there).
+// leaves the range of fp32: A, its products with the scales on the way, and the sums of the
+// epilogue tell where one may (MayOverflow there).
 #include "kernels/gemm/bound/error_bound.h"
 
 #include <algorithm>
@@ -68,7 +68,7 @@ using error_bound::OutputFacts;
 /// No sum of 128 FP8 products is larger: 2^7 * (2^16)^2.
 constexpr double kLargestBlockSum = 0x1p39;
 
-/// Whether sums of products can be subnormal in fp32 at all: the lowest bits of FP8, fp16 and NVFP4
+/// Whether sums of products can be subnormal in fp32. The lowest bits of FP8, fp16 and NVFP4
 /// products are far above 2^-149, unless power-of-two scales move them.
 bool CanUnderflow(const GemmDesc& desc) {
   const OperandClass operands = OperandClassOf(desc.a, desc.b);
@@ -98,7 +98,7 @@ ErrorBound Fp32Bound(const GemmDesc& desc, int64_t k) {
   return bound;
 }
 
-/// What promotions add to the bound of a slice whose parts are within `part` each.
+/// Adds to the bound of a slice what its promotions add (step 4).
 void AddPromotions(const GemmDesc& desc, const FusedRule& rule, int64_t promotions,
                    ErrorBound& bound) {
   const auto count = static_cast<double>(promotions);
@@ -149,7 +149,7 @@ ErrorBound FusedBound(const GemmDesc& desc, const FusedRule& rule, int64_t k) {
     bound.factor = bound.factor * (1 + 0x1p-11) * (1 + 0x1p-11) + 0x1p-10 + 0x1p-22;
     absl::StrAppend(&bound.derivation, " + 2 x 2^-11 of tf32");
   }
-  // Scales of promoted sums do not move the exponents inside a chain.
+  // Scales of promoted sums do not move the exponents within a chain.
   if (CanUnderflow(desc) && !ScalesSums(rule)) {
     bound.absolute +=
         static_cast<double>(steps * promotions * slice_count) * std::ldexp(per_step, -126);

@@ -1,5 +1,5 @@
-// StartCheckBoundCuda: AbsoluteGemm's sums by the kernels of the exact GEMM, and the ratios of each
-// strip of them.
+// StartCheckBoundCuda: the kernels of the exact GEMM compute AbsoluteGemm strip by strip, and a
+// kernel takes the ratios of each strip.
 #include <bit>
 #include <utility>
 
@@ -15,7 +15,7 @@
 namespace quantgate {
 namespace {
 
-/// The desc with those scales in host memory that BoundFor and ElementBoundOf read.
+/// The desc with the scales that BoundFor and ElementBoundOf read in host memory.
 absl::StatusOr<GemmDesc> WithReadableScales(CudaDevice& device, const GemmDesc& desc,
                                             const Cancellation* cancellation) {
   GemmDesc readable = desc;

@@ -1,6 +1,6 @@
-// How far one output may lie from the exact value: what the accumulation's bound and the roundings
-// of the epilogue add up to. Shared by the CPU and the CUDA engine, so that their ratios are the
-// same doubles.
+// How far one output may lie from the exact value: the bound of the accumulation plus the roundings
+// of the epilogue. Shared by the CPU and the CUDA engine, so that their ratios are the same
+// doubles.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace error_bound {
 
 inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 inline constexpr double kU = 0x1p-24;
-/// What fp32 loses where a result is subnormal: half of 2^-149.
+/// The rounding error of fp32 where a result is subnormal: half of 2^-149.
 inline constexpr double kUnderflow = 0x1p-150;
 /// Covers the roundings of the bound itself, each below 2^-52.
 inline constexpr double kInflation = 1 + 0x1p-40;
@@ -43,7 +43,7 @@ QG_HOST_DEVICE constexpr double PowerOfTwo(int exponent) {
   return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
 }
 
-/// Facts of an output format: half an ulp at a magnitude, and where overflow begins.
+/// Properties of an output format: half an ulp at a magnitude, and where overflow begins.
 struct OutputFacts {
   int mantissa_bits = 0;
   int exponent_min = 0;
@@ -52,8 +52,8 @@ struct OutputFacts {
 
   QG_HOST_DEVICE constexpr double HalfUlp(double magnitude) const {
     if (magnitude == kInfinity) return kInfinity;
-    // Numbers below the smallest normal, NaN too, have its ulp; so do subnormals of fp64, whose
-    // field is 0.
+    // Numbers below the smallest normal, and NaN, have its ulp; so do subnormals of fp64, whose
+    // exponent field is 0.
     const auto field = static_cast<int>(std::bit_cast<uint64_t>(magnitude) >> 52);
     const int exponent = magnitude > 0 ? field - 1023 : exponent_min;
     return PowerOfTwo((exponent > exponent_min ? exponent : exponent_min) - mantissa_bits - 1);
@@ -73,16 +73,16 @@ constexpr OutputFacts FactsOf() {
           C::kBits <= 8};
 }
 
-/// What differs between the elements of an output. Absent parts hold their neutral value.
+/// The values that differ between the elements of an output. An absent part has its neutral value.
 struct ElementTerms {
-  double absolute = 0;  ///< AbsoluteGemm's element.
-  float a_scale = 1;    ///< Of the whole row, amaxes of nv16 included.
+  double absolute = 0;  ///< The element of AbsoluteGemm.
+  float a_scale = 1;    ///< Multiplies the whole row; amaxes of nv16 included. Likewise b_scale.
   float b_scale = 1;
   float c = 0;
   float bias = 0;
 };
 
-/// Everything else that the bound of an element depends on.
+/// The values that the bound of every element of an output depends on.
 struct ElementBound {
   double factor = 0;  ///< As in ErrorBound.
   double absolute = 0;
@@ -97,10 +97,10 @@ struct ElementBound {
   bool is_nv16 = false;
   bool is_row_scaled = false;
   bool has_bias = false;
-  bool rounds_before_c = false;  ///< In place with beta = 1: rounded to the output type first.
+  bool rounds_before_c = false;  ///< In place with beta = 1: rounds to the output type before c.
 
-  /// |subject - exact| over the largest that it may be; infinite for a difference of class, unless
-  /// an intermediate may overflow.
+  /// |subject - exact| divided by its bound. Infinite where the two differ in class (number,
+  /// infinity, NaN), unless an intermediate value may overflow.
   QG_HOST_DEVICE double Ratio(const ElementTerms& terms, double subject, double exact) const;
 
  private:
@@ -115,7 +115,8 @@ struct ElementBound {
   QG_HOST_DEVICE bool MayOverflow(const ElementTerms& terms) const;
 };
 
-// As the epilogue computes it in fp32: it may underflow or overflow where the exact one does not.
+// The coefficient as the epilogue computes it in fp32: it may underflow or overflow where the exact
+// one does not.
 QG_HOST_DEVICE inline double ElementBound::Coefficient(const ElementTerms& terms) const {
   if (is_nv16) {
     double coefficient = nv16_coefficient;
@@ -126,8 +127,8 @@ QG_HOST_DEVICE inline double ElementBound::Coefficient(const ElementTerms& terms
   return scaled_alpha * terms.a_scale;
 }
 
-// Relative error of the coefficient as the epilogue computes it: at most four roundings (nvfp4 has
-// the most), or what it really is where it underflows.
+// The relative error of that coefficient: that of at most four roundings (nvfp4 has the most), or
+// the actual error where that is larger, because it underflows.
 QG_HOST_DEVICE inline double ElementBound::CoefficientError(const ElementTerms& terms) const {
   const double exact = ExactCoefficient(terms);
   if (exact == 0) return 0;
@@ -135,7 +136,7 @@ QG_HOST_DEVICE inline double ElementBound::CoefficientError(const ElementTerms& 
   return Gamma(4) < found ? found : Gamma(4);
 }
 
-// Of the scaled accumulator: accumulation and scales.
+// The error of the scaled accumulator: by accumulation and scales.
 QG_HOST_DEVICE inline double ElementBound::BeforeAddends(const ElementTerms& terms) const {
   const double scale = Magnitude(ExactCoefficient(terms));
   double error = factor * terms.absolute + absolute * scale;
@@ -152,14 +153,14 @@ QG_HOST_DEVICE inline double ElementBound::BeforeAddends(const ElementTerms& ter
   return error;
 }
 
-// Every sum of the epilogue is below it; it has room for a few roundings.
+// An upper bound of every sum of the epilogue, with room for a few roundings.
 QG_HOST_DEVICE inline double ElementBound::LargestSum(const ElementTerms& terms,
                                                       double error) const {
   const double c = beta != 0 ? Magnitude(static_cast<double>(beta) * terms.c) : 0;
   return (terms.absolute + error + c + Magnitude(terms.bias)) * (1 + 0x1p-20);
 }
 
-// Before the rounding to the output type: accumulation, scales, then beta * c or the bias.
+// The error before the rounding to the output type: by accumulation, scales, then beta * c or bias.
 QG_HOST_DEVICE inline double ElementBound::BeforeOutput(const ElementTerms& terms) const {
   if (is_exact) return IsFinite(terms.absolute) ? 0 : terms.absolute;
   double error = BeforeAddends(terms);
@@ -175,8 +176,8 @@ QG_HOST_DEVICE inline double ElementBound::BeforeOutput(const ElementTerms& term
   return error * kInflation;
 }
 
-// Whether a number on the way may overflow although all that was given is finite. An infinity stays
-// in all that follows, or becomes a NaN, whatever the exact result is.
+// Whether an intermediate value may overflow although all inputs are finite. An infinity then
+// stays, or becomes a NaN, whatever the exact result is.
 QG_HOST_DEVICE inline bool ElementBound::MayOverflow(const ElementTerms& terms) const {
   if (is_exact || !IsFinite(LargestSum(terms, 0))) return false;
   constexpr double kOverflow = FactsOf<Float32>().Overflow();
@@ -210,8 +211,9 @@ QG_HOST_DEVICE inline double ElementBound::Ratio(const ElementTerms& terms, doub
   // 2. Infinite operands, scales or addends make infinite results, whatever the arithmetic.
   const double before_output = BeforeOutput(terms);
   if (!IsFinite(before_output)) return kInfinity;
-  // 3. All finite: an infinity stands for everything from where overflow begins, and the exact
-  // value, itself rounded to f32, is off by up to half its ulp.
+  // 3. All inputs finite: an infinity stands for every value from where overflow begins, and the
+  //    exact
+  // value, which was rounded to f32, is off by up to half its ulp.
   constexpr OutputFacts kF32 = FactsOf<Float32>();
   if (!IsFinite(expected)) expected = WithSignOf(kF32.Overflow(), expected);
   const double truth = IsFinite(exact) ? Magnitude(exact) : kF32.Overflow();
@@ -230,7 +232,7 @@ QG_HOST_DEVICE inline double ElementBound::Ratio(const ElementTerms& terms, doub
 /// How AbsoluteGemm scales its fp64 sums.
 struct AbsoluteScaling {
   double alpha = 1;
-  double inflation = 1;  ///< Covers every rounding on a term's way.
+  double inflation = 1;  ///< Covers the roundings that a term goes through.
   double divisor = 1;    ///< GlobalDivisor.
 
   QG_HOST_DEVICE double RowFactor(float a_scale) const {

@@ -116,7 +116,8 @@ DType CublasLtBiasType(DType operand, DType out) {
 absl::StatusOr<GemmShape> CheckCublasLtGemm(const GemmDesc& desc) {
   QG_ASSIGN_OR_RETURN(const GemmShape shape, CheckGemm(desc));
   if (desc.arithmetic.family != ArithmeticFamily::kCublasLt) {
-    return Refuse("arithmetic", desc.arithmetic.ToString(), "cuBLASLt runs cublaslt alone");
+    return Refuse("arithmetic", desc.arithmetic.ToString(),
+                  "cuBLASLt runs only arithmetic cublaslt");
   }
   QG_RETURN_IF_ERROR(CheckFormat("a", desc.a));
   QG_RETURN_IF_ERROR(CheckFormat("b", desc.b));

@@ -1,5 +1,5 @@
-// An algorithm of cuBLASLt by the attributes of its configuration, and the GEMMs that cuBLASLt on
-// Hopper takes: what can be said of cuBLASLt without it.
+// cuBLASLt's algorithms by the attributes of their configuration, and the GEMMs that cuBLASLt on
+// Hopper takes. Nothing here needs the library.
 #pragma once
 
 #include <cstddef>
@@ -12,11 +12,11 @@ namespace quantgate {
 
 /// One algorithm that the heuristic returns for a GEMM.
 struct CublasLtAlgorithm {
-  int index = 0;   ///< In the order of the heuristic; what "cublaslt:algorithm=N" names.
+  int index = 0;   ///< Place in the heuristic's order, the N of "cublaslt:algorithm=N".
   int id = 0;      ///< CUBLASLT_ALGO_CONFIG_ID.
   int tile = 0;    ///< CUBLASLT_ALGO_CONFIG_TILE_ID.
   int stages = 0;  ///< CUBLASLT_ALGO_CONFIG_STAGES_ID.
-  /// CUBLASLT_ALGO_CONFIG_SPLITK_NUM; 0: not split, negative: as the kernel likes.
+  /// CUBLASLT_ALGO_CONFIG_SPLITK_NUM; 0: not split, negative: the kernel decides.
   int split_k = 1;
   int reduction_scheme = 0;
   int swizzle = 0;
@@ -30,12 +30,12 @@ struct CublasLtAlgorithm {
   std::string ToString() const;
 };
 
-/// The one type of bias that cuBLASLt on sm_90 adds to such outputs of such operands.
+/// The only type of bias that cuBLASLt on sm_90 adds for operands and outputs of these types.
 DType CublasLtBiasType(DType operand, DType out);
 
-/// CheckGemm, and what cuBLASLt on sm_90 asks beyond it (docs/tensor-cores.md section 4).
-/// UNIMPLEMENTED for formats, scalings and layouts that it does not have, INVALID_ARGUMENT for dims
-/// and tensors that it does not take. What passes may still have no algorithm.
+/// CheckGemm, and what cuBLASLt on sm_90 requires beyond it (docs/tensor-cores.md section 4).
+/// UNIMPLEMENTED for formats, scalings and layouts that cuBLASLt does not have, INVALID_ARGUMENT
+/// for dims and tensors that it does not take. A GEMM that passes may still have no algorithm.
 absl::StatusOr<GemmShape> CheckCublasLtGemm(const GemmDesc& desc);
 
 }  // namespace quantgate

@@ -10,21 +10,21 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/cuda_status.h"
 #include "kernels/base/refusal.h"
-#include "kernels/gemm/cublaslt/cuda_data_type.h"
+#include "kernels/gemm/cublaslt/lru_cache.h"
 #include "kernels/gemm/cublaslt/rearrange_scales.h"
-#include "kernels/gemm/cublaslt/recent_cache.h"
 
 namespace quantgate {
 namespace {
 
 constexpr size_t kWorkspaceBytes = size_t{64} << 20;
-/// More than the heuristic was seen to return for any GEMM.
+/// More algorithms than the heuristic was seen to return for any GEMM.
 constexpr int kAlgorithmsMax = 64;
 /// An entry takes some 10 KiB of host memory.
 constexpr size_t kCachedGemmsMax = 1024;
-/// What FP8 operands and scalars need, and TMA, by which the wgmma kernels load all others.
+/// The alignment that FP8 operands and scalars need, and TMA, by which the wgmma kernels load
+/// others.
 constexpr uintptr_t kAlignment = 16;
-/// What the heuristic assumes where it is not told.
+/// The alignment that the heuristic assumes by default.
 constexpr uintptr_t kAlignmentMax = 256;
 
 absl::StatusCode CodeOf(cublasStatus_t status) {
@@ -41,7 +41,7 @@ absl::StatusCode CodeOf(cublasStatus_t status) {
   }
 }
 
-/// What a call of cuBLASLt says, or the CUDA error behind it, which may be sticky.
+/// The error of a call of cuBLASLt, or the CUDA error behind it, which may be sticky.
 absl::Status CublasStatus(cublasStatus_t status, const char* call, const char* file, int line) {
   if (status == CUBLAS_STATUS_SUCCESS) return absl::OkStatus();
   QG_RETURN_IF_ERROR(CudaStatus(cudaGetLastError(), call, file, line));
@@ -70,12 +70,12 @@ using MatmulDesc = std::unique_ptr<cublasLtMatmulDescOpaque_t, DestroyDesc>;
 using MatrixLayout = std::unique_ptr<cublasLtMatrixLayoutOpaque_t, DestroyLayout>;
 using Preference = std::unique_ptr<cublasLtMatmulPreferenceOpaque_t, DestroyPreference>;
 
-/// The type of C also where there is none: cuBLASLt wants its layout.
+/// The type of C, also where there is none, since cuBLASLt wants its layout.
 DType TypeOfC(const GemmDesc& desc) {
   return IsFp8(desc.out_dtype) ? DType::kBF16 : desc.out_dtype;
 }
 
-/// What a GEMM reads and writes on the device.
+/// The device addresses that a GEMM reads and writes.
 struct Addresses {
   const void *a = nullptr, *b = nullptr, *c = nullptr;
   void* d = nullptr;
@@ -95,11 +95,11 @@ class Call {
  public:
   absl::Status Describe(const GemmDesc& desc, const GemmShape& shape, const Addresses& addresses);
 
-  /// Algorithms as the heuristic returns them; none where it knows none.
+  /// The algorithms that the heuristic returns; may be empty.
   absl::StatusOr<std::vector<cublasLtMatmulHeuristicResult_t>> Ask(cublasLtHandle_t handle,
                                                                    uint32_t reduction_mask) const;
-  /// Those of `bases` that can cut K into `slices` (added in fp32), made to, without doubles of
-  /// `known`.
+  /// Those of `bases` that can cut K into `slices` (added in fp32), configured to do so, without
+  /// duplicates of `known`.
   absl::StatusOr<std::vector<cublasLtMatmulHeuristicResult_t>> WithSlices(
       cublasLtHandle_t handle, int32_t slices, std::vector<cublasLtMatmulHeuristicResult_t> bases,
       std::vector<cublasLtMatmulHeuristicResult_t> known) const;
@@ -242,7 +242,7 @@ absl::Status Call::Run(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& algo
 
 template <typename T>
 T Config(const cublasLtMatmulAlgo_t& algo, cublasLtMatmulAlgoConfigAttributes_t attribute) {
-  T value{};  // What an algorithm does not have stays 0.
+  T value{};  // Stays 0 where an algorithm does not have the attribute.
   size_t written = 0;
   cublasLtMatmulAlgoConfigGetAttribute(&algo, attribute, &value, sizeof(value), &written);
   return value;
@@ -306,7 +306,7 @@ std::vector<Choice> Numbered(const std::vector<cublasLtMatmulHeuristicResult_t>&
   return choices;
 }
 
-/// All that the heuristic looks at; addresses by their alignment alone.
+/// A key with everything that the heuristic reads; of addresses it is only the alignment.
 std::string CacheKey(const GemmDesc& desc, const GemmShape& shape, const Addresses& addresses) {
   const Arithmetic arithmetic = ResolvedFor(desc);
   std::string key = absl::StrCat(shape.m, ",", shape.n, ",", shape.k);
@@ -339,10 +339,11 @@ absl::Status CheckSpace(const GemmDesc& desc) {
   return absl::OkStatus();
 }
 
-/// The tensors of one call where cuBLASLt can read them; they live until its work is on the stream.
+/// The tensors of one call, placed where cuBLASLt can read them. They live until the call's work is
+/// on the stream.
 class Operands {
  public:
-  /// `unread`: an address for C where there is none, since cuBLASLt wants one.
+  /// `unread` is the address of C where there is none, since cuBLASLt wants one.
   Operands(CudaDevice& device, const void* unread) : device_(device) { addresses_.c = unread; }
 
   absl::Status Place(const GemmDesc& desc, const GemmShape& shape) {
@@ -376,8 +377,8 @@ class Operands {
   const Addresses& addresses() const { return addresses_; }
 
  private:
-  /// Matrices have their alignment told to the heuristic. Vectors have not, though kernels differ
-  /// in what they need of those too.
+  /// The heuristic is told the alignment of matrices but not of vectors, although kernels differ in
+  /// the alignment of vectors that they need too.
   absl::StatusOr<const void*> Aligned(const Tensor& tensor, uintptr_t alignment) {
     if (!tensor.has_value()) return nullptr;
     if (AlignmentOf(tensor.data()) >= alignment) return tensor.data();
@@ -421,18 +422,18 @@ class Operands {
 struct CublasLt::State {
   cublasLtHandle_t handle = nullptr;
   std::shared_ptr<Buffer> workspace;
-  RecentCache<std::vector<Choice>> cache{kCachedGemmsMax};
+  LruCache<std::vector<Choice>> cache{kCachedGemmsMax};
 
   ~State() {
     if (handle != nullptr) cublasLtDestroy(handle);
   }
 
-  /// Valid until the next call.
+  /// The result is valid until the next call.
   absl::StatusOr<const std::vector<Choice>*> Choices(const GemmDesc& desc, const GemmShape& shape,
                                                      const Addresses& addresses, const Call& call);
   absl::StatusOr<std::vector<cublasLtMatmulHeuristicResult_t>> Find(
       const Call& call, const Arithmetic& arithmetic) const;
-  /// Stand-ins for what Operands places: as well aligned, and never read.
+  /// Addresses in place of those of Operands: aligned as well, and never read.
   Addresses StandIns(const GemmDesc& desc) const;
 };
 
@@ -443,7 +444,8 @@ absl::StatusOr<std::vector<cublasLtMatmulHeuristicResult_t>> CublasLt::State::Fi
                       call.Ask(handle, CUBLASLT_REDUCTION_SCHEME_NONE));
   if (arithmetic.split_k == 1) {
     if (!whole.empty()) return whole;
-    // Few outputs under a long k: the heuristic knows none that does not split, but kernels can.
+    // For few outputs with a long k the heuristic returns only algorithms that split K, but their
+    // kernels can run without splitting.
     QG_ASSIGN_OR_RETURN(std::vector<cublasLtMatmulHeuristicResult_t> split,
                         call.Ask(handle, CUBLASLT_REDUCTION_SCHEME_MASK));
     return call.WithSlices(handle, 1, std::move(split), {});

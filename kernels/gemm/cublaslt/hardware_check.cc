@@ -9,8 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/gemm/cublaslt/algorithm_model.h"
-#include "kernels/gemm/gemm_tensors.h"
+#include "kernels/gemm/cublaslt/algorithm_inventory.h"
+#include "kernels/gemm/gemm.h"
 
 namespace quantgate {
 namespace {
@@ -27,7 +27,7 @@ uint32_t BitsAt(const Tensor& tensor, int64_t index) {
   return bits;
 }
 
-/// Runs cases and gathers their classes.
+/// Runs cases and collects the results by class.
 class Checker {
  public:
   Checker(const HardwareCheckSides& sides, const Cancellation* cancellation)
@@ -37,7 +37,7 @@ class Checker {
   HardwareCheck Finish();
 
  private:
-  /// Operands, id, tile, slices, request.
+  /// The key of a class: operands, id, tile, slices, request.
   using Key = std::tuple<std::string, int, int, int, bool>;
 
   absl::Status CheckCancelled() const {
@@ -46,7 +46,7 @@ class Checker {
   HardwareClass& ClassOf(const GemmDesc& desc, const CublasLtAlgorithm& algorithm);
   absl::Status RunAlgorithm(const HardwareCase& one, GemmDesc desc,
                             const CublasLtAlgorithm& algorithm);
-  /// The model's result in host memory; null where there is none for this GEMM.
+  /// The model's result in host memory; null where the GEMM has no model.
   absl::StatusOr<const GemmResult*> ModelOf(GemmDesc desc, const std::string& arithmetic,
                                             int split_k);
   absl::StatusOr<GemmResult> OnHost(absl::StatusOr<GemmResult> result) const;
@@ -55,7 +55,7 @@ class Checker {
   const HardwareCheckSides& sides_;
   const Cancellation* cancellation_;
   std::map<Key, HardwareClass> classes_;
-  std::map<std::string, std::optional<GemmResult>> models_;  ///< Of one case, by arithmetic.
+  std::map<std::string, std::optional<GemmResult>> models_;  ///< One case's, by arithmetic.
   HardwareCheck check_;
 };
 
@@ -191,7 +191,7 @@ std::string DifferenceText(const OutputDifference& d) {
                          d.hardware_bits, 2 * d.bytes, d.model_bits, d.gemm, d.algorithm);
 }
 
-/// A class that someone should hear of; empty where all is as it was.
+/// The line about a class that has drifted; empty where it has not.
 std::string DriftText(const HardwareClass& one) {
   const bool is_unlisted = one.standing == ClassStanding::kUnlisted;
   if (one.differing == 0 && !is_unlisted) return "";

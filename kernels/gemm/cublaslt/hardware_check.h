@@ -1,6 +1,6 @@
-// Is the hardware still what the models say? cuBLASLt against its model, bit for bit, over a fixed
-// list of GEMMs and every algorithm that its heuristic returns for them: what a new driver or a new
-// cuBLASLt may change, and this build would otherwise not notice.
+// The hardware check: does the hardware still compute what the models say? It compares cuBLASLt
+// with its model, bit for bit, over a fixed list of GEMMs and every algorithm that the heuristic
+// returns for them, and so finds what a new driver or a new cuBLASLt has changed.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +17,16 @@
 
 namespace quantgate {
 
-/// What of the epilogue a case asks for. FP8 outputs always have a d_scale.
+/// The epilogue of a case. FP8 outputs always have a d_scale as well.
 enum class CaseEpilogue {
   kPlain,
-  kSum,  ///< alpha * sum + beta * c; of f32 operands both are 1 (docs/tensor-cores.md section 3.6).
+  kSum,      ///< alpha * sum + beta * c; both are 1 for f32 operands (docs/tensor-cores.md
+             ///< section 3.6).
   kInPlace,  ///< c is the memory of d, alpha = beta = 1.
   kBias,
 };
 
-/// One GEMM, its data given by the seed.
+/// One GEMM of the list; the seed determines its data.
 struct HardwareCase {
   GemmShape shape{};
   DType a = DType::kBF16, b = DType::kBF16, out = DType::kBF16;
@@ -38,16 +39,16 @@ struct HardwareCase {
 };
 
 enum class HardwareCheckSize {
-  kQuick,  ///< A few seconds on an H200: every kind of operands, small shapes.
-  kFull,   ///< Every layout, output and epilogue of each, more shapes and data.
+  kQuick,  ///< Every kind of operands in small shapes; a few seconds on an H200.
+  kFull,   ///< Also every layout, output and epilogue of each kind, and more shapes and data.
 };
 std::vector<HardwareCase> HardwareCases(HardwareCheckSize size);
 
-/// Its GEMM in host memory, under cublaslt.
+/// The GEMM of a case under arithmetic cublaslt, with its tensors in host memory.
 absl::StatusOr<GemmDesc> DescOf(const HardwareCase& one);
 
-/// The two sides. Descs have their tensors where `place` puts them; outputs may be anywhere that
-/// `to_host` copies from.
+/// The two sides of the check. `place` puts a tensor where the sides want it; all descs that they
+/// get have such tensors. Outputs may be anywhere that `to_host` copies from.
 struct HardwareCheckSides {
   std::function<absl::StatusOr<Tensor>(const Tensor&)> place;
   std::function<absl::StatusOr<Tensor>(const Tensor&)> to_host;
@@ -56,37 +57,38 @@ struct HardwareCheckSides {
   std::function<absl::StatusOr<GemmResult>(const GemmDesc&)> model;
 };
 
+/// The first output that differs between hardware and model.
 struct OutputDifference {
-  std::string gemm;       ///< GemmText, data and seed: it can be run again.
+  std::string gemm;       ///< GemmText, data and seed, from which the GEMM can be run again.
   std::string algorithm;  ///< CublasLtAlgorithm::ToString().
-  bool is_amax = false;   ///< Of the reported amax; d was equal, and row and column mean nothing.
-  int64_t row = 0, column = 0;  ///< Of the first output that differs, in row-major order.
+  bool is_amax = false;   ///< The reported amax differs and d does not; row and column are unused.
+  int64_t row = 0, column = 0;  ///< Place of the first output that differs, in row-major order.
   uint32_t hardware_bits = 0, model_bits = 0;
-  int bytes = 4;      ///< Of an output: how many hex digits to write.
-  int64_t count = 0;  ///< Outputs that differ,
-  int64_t of = 0;     ///< of so many.
+  int bytes = 4;      ///< Bytes of an output.
+  int64_t count = 0;  ///< How many outputs differ,
+  int64_t of = 0;     ///< out of how many.
 };
 
-/// The first difference of two tensors of one type and shape in host memory; none if all bits are
-/// equal. `gemm` and `algorithm` are left empty.
+/// The first difference of two tensors of one type and shape in host memory, without `gemm` and
+/// `algorithm`; none where all bits are equal.
 std::optional<OutputDifference> FirstDifference(const Tensor& hardware, const Tensor& model);
 
-/// What CublasLtInventory() says of a class of algorithms.
+/// What CublasLtInventory() knows of a class of algorithms.
 enum class ClassStanding {
   kModelled,
-  kNotModelled,  ///< Known to have no model: not compared.
-  kUnlisted,     ///< It was never seen: compared with the model that its operands would have.
+  kNotModelled,  ///< The class has no model and is not compared.
+  kUnlisted,     ///< The class was never seen; it is compared with the model of its operands.
 };
 
-/// Runs of one kind of kernel on one class of operands.
+/// The runs of one kind of kernel on one class of operands.
 struct HardwareClass {
   std::string operands;  ///< As in the inventory: "bf16", "FP8, fast".
   int algorithm_id = 0, tile = 0;
-  int split_k = 1;         ///< 1: not split; negative: as the kernel likes.
+  int split_k = 1;         ///< 1: not split; negative: the kernel decides.
   bool may_split = false;  ///< Whether the heuristic was allowed to split K.
   ClassStanding standing = ClassStanding::kModelled;
-  std::string arithmetic;  ///< Compared with; empty where none was.
-  int first_choices = 0;   ///< Of requests, where the heuristic ranked it first.
+  std::string arithmetic;  ///< The arithmetic that it was compared with; empty: none.
+  int first_choices = 0;   ///< Requests for which the heuristic ranked it first.
   int equal = 0;           ///< Runs with every output equal.
   int differing = 0;       ///< Runs with some output different.
   int not_modelled = 0;    ///< Runs without a model, not compared (and not run).
@@ -97,23 +99,24 @@ struct HardwareClass {
 struct HardwareCheck {
   int cases = 0;
   std::vector<HardwareClass> classes;  ///< By operands, id, tile, slices and request.
-  std::vector<std::string> refusals;   ///< GEMMs of the list that the hardware did not take.
+  std::vector<std::string> refusals;   ///< GEMMs of the list that the hardware refused.
 
   int64_t runs() const;
   int64_t outputs() const;
-  /// Whether something that has a model, or that nobody knew, computes otherwise, or is refused.
+  /// Whether a class that has a model or is unlisted differs from its model, or a GEMM was refused.
   bool has_drift() const;
 };
 
-/// Runs `cases`. Errors of either side other than UNIMPLEMENTED end it; so does `cancellation`.
+/// Runs `cases`. An error of either side other than UNIMPLEMENTED ends the check; so does
+/// `cancellation`.
 absl::StatusOr<HardwareCheck> CheckHardware(const HardwareCheckSides& sides,
                                             const std::vector<HardwareCase>& cases,
                                             const Cancellation* cancellation);
 
-/// The verdict, a line per drift, then a table of classes, tiles added up.
+/// The result as text: the verdict, a line for each drift, then a table of classes over all tiles.
 std::vector<std::string> HardwareCheckLines(const HardwareCheck& check);
 
-/// What a check's result depends on besides its list: another key asks for another check.
+/// What the result of a check depends on besides its list; a result holds only for its own key.
 struct HardwareCheckKey {
   std::string device, driver, cublaslt, build;
   /// "NVIDIA H200, driver 580.159.04, cuBLASLt 13.1.0, build 1.4.0, quick".

@@ -8,7 +8,7 @@
 namespace quantgate {
 namespace {
 
-/// Operands that go together, and the outputs that they may have.
+/// Operands that go together, and the outputs that they can have.
 struct OperandKind {
   DType a, b;
   std::vector<DType> outputs;
@@ -16,7 +16,7 @@ struct OperandKind {
   ScaleMode a_scaling = ScaleMode::kNone, b_scaling = ScaleMode::kNone;
 };
 
-/// A shape with the data that it is for.
+/// A shape and the data that it is used with.
 struct DataShape {
   GemmShape shape;
   Distribution distribution;
@@ -52,8 +52,9 @@ std::vector<OperandKind> OperandKinds() {
   return kinds;
 }
 
-/// Whole blocks and rests of every kind; few outputs under a long k, where the heuristic splits K;
-/// rows short enough that a NaN or an infinity in 21 elements leaves some sums finite.
+/// Shapes with whole and with partial blocks of every kind; few outputs with a long k, where the
+/// heuristic splits K; rows so short that a NaN or an infinity in 21 elements leaves some sums
+/// finite.
 std::vector<DataShape> DataShapes(HardwareCheckSize size) {
   std::vector<DataShape> shapes = {
       {{200, 192, 656}, Distribution::kNormal},
@@ -70,7 +71,7 @@ std::vector<DataShape> DataShapes(HardwareCheckSize size) {
   return shapes;
 }
 
-/// Positive, within 2^-8 ... 2^8, with any fraction.
+/// Positive scales within 2^-8 ... 2^8, with any fraction.
 absl::StatusOr<Tensor> RandomScales(uint64_t seed, Shape shape) {
   QG_ASSIGN_OR_RETURN(Tensor scales, Tensor::Allocate(DType::kF32, std::move(shape)));
   for (int64_t i = 0; i < scales.element_count(); ++i) {
@@ -128,7 +129,7 @@ std::vector<HardwareCase> HardwareCases(HardwareCheckSize size) {
         for (const DataShape& data : DataShapes(size)) {
           HardwareCase one;
           one.seed = cases.size() * 8;
-          // A quick check turns through outputs and epilogues, a full one through epilogues.
+          // A quick check cycles through outputs and epilogues, a full one through epilogues.
           const size_t turn = cases.size() + cases.size() / 4;
           one.shape = data.shape, one.distribution = data.distribution;
           one.a = kind.a, one.b = kind.b, one.layout = layout;

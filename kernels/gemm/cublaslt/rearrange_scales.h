@@ -1,4 +1,4 @@
-// Block scales in the layout that cuBLASLt wants: a strided copy on the device.
+// Copies block scales on the device to the layout that cuBLASLt wants.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,8 +7,8 @@
 
 namespace quantgate {
 
-/// out[o * out_stride + i] = in[o * in_outer_stride + i * in_inner_stride] for o < outer, i <
-/// inner, and 0 for inner <= i < out_stride.
+/// Sets out[o * out_stride + i] = in[o * in_outer_stride + i * in_inner_stride] for o < outer and
+/// i < inner, and 0 for inner <= i < out_stride. Strides are in elements.
 struct RearrangeParameters {
   const float* in;
   float* out;

@@ -13,7 +13,7 @@
 
 namespace quantgate {
 
-/// Typed memory from Buffer::Allocate, which reports failure as a status.
+/// Typed memory from Buffer::Allocate, which gives a status where memory is short.
 template <typename T>
 class Workspace {
  public:

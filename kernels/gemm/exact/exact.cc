@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_format.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/gemm/exact/exact_certainty.h"
 #include "kernels/gemm/exact/exact_kernels.h"
 #include "kernels/gemm/exact/exact_operand.h"
 #include "kernels/gemm/exact/exact_output.h"
@@ -33,7 +33,7 @@ class ExactRounding {
 
   const Tensor& d() const { return d_; }
   ExactOutput output() const { return ExactOutputOf(d_.dtype()); }
-  /// Codes of elements from `index` on.
+  /// Stores the codes of the elements from `index` on.
   void Store(const std::vector<uint32_t>& codes, int64_t index, int64_t count);
   void RaiseAmax(uint32_t amax);
   uint32_t amax() const { return amax_; }
@@ -138,7 +138,7 @@ ExactDot ExactProblem::DotInWideIntegers(int64_t row, int64_t column, ExactTileM
   for (int64_t k = 0; k < shape_.k; ++k) {
     const double product = memory.a_row[k] * memory.b_row[k];
     dot.AddDouble(product);
-    // Under fp32 block scales a product has up to 56 bits; the rest is a number again.
+    // Under fp32 block scales a product has up to 56 bits; its rounding error is an fp64 number.
     if (a_.scales != nullptr) {
       dot.AddDouble(std::fma(memory.a_row[k], memory.b_row[k], -product));
     }
@@ -146,8 +146,8 @@ ExactDot ExactProblem::DotInWideIntegers(int64_t row, int64_t column, ExactTileM
   return dot;
 }
 
-// An output that the interval could not decide. The fp64 dot product is taken over where it is
-// exact.
+// Computes an output that the interval could not decide. Where the fp64 dot product is exact, it is
+// used; otherwise it is taken again in wide integers.
 ExactCode ExactProblem::Redo(int64_t row, int64_t column, double s, ExactRounding& rounding,
                              ExactTileMemory& memory) {
   ExactTerms terms;
@@ -260,6 +260,37 @@ absl::StatusOr<GemmResult> ExactGemm(const GemmDesc& given, const ExecutionConte
   }
   result.note = problem.NoteOf(roundings.back());
   return result;
+}
+
+// Error analysis of recursive summation (Higham, "Accuracy and Stability of Numerical Algorithms",
+// 3.1): fused multiply-adds round sums only, so |fl(s) - s| <= gamma_d sum |a b| <= gamma_d ||a||
+// ||b||, gamma_d = d u / (1 - d u), u = 2^-53. The addition to zero that opens a sum rounds too
+// where fp32 block scales make products of up to 56 bits: one more. The last factor covers the
+// rounding of the bound itself.
+double ExactRelativeError(int64_t k) {
+  const double du = static_cast<double>(ExactRoundingDepth(k) + 1) * 0x1p-53;
+  return du / (1 - du) * (1 + 0x1p-40);
+}
+
+// Each of k squares and k additions loses at most 2^-53 of the sum so far; 16 more give some slack.
+double ExactNormInflation(int64_t k) { return 1 + static_cast<double>(k + 16) * 0x1p-52; }
+
+std::string ExactNote(const ExactStatistics& statistics) {
+  const double ratio = statistics.largest_ratio;
+  const int bits = ratio == 0 ? 0 : std::max(0, std::ilogb(ratio) + 1);
+  std::string note =
+      bits <= kExactFastBits
+          ? absl::StrFormat("fp64 exact: needs %d of %d bits", bits, kExactFastBits)
+          : absl::StrFormat("certified fp64: needs up to %d bits of %d", bits, kExactFastBits);
+  if (statistics.wide_dots > 0) {
+    absl::StrAppendFormat(&note, ", %d of %d outputs by 704-bit integers", statistics.wide_dots,
+                          statistics.outputs);
+  }
+  if (statistics.wide_epilogues > 0) {
+    absl::StrAppendFormat(&note, ", %d of %d epilogues by wide integers", statistics.wide_epilogues,
+                          statistics.outputs);
+  }
+  return note;
 }
 
 }  // namespace quantgate

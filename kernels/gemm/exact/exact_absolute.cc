@@ -1,4 +1,5 @@
-// AbsoluteGemm: the magnitude that error bounds multiply, by the fp64 tiles of the exact GEMM.
+// AbsoluteGemm: the magnitude that error bounds multiply, computed by the fp64 tiles of the exact
+// GEMM.
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -35,7 +36,7 @@ double FloorOf(DType dtype) {
     case DType::kF4E2M1x2:
       return SmallestNormal<E2M1>();
     default:
-      return SmallestNormal<Float32>();  // And of bf16.
+      return SmallestNormal<Float32>();  // The same as that of bf16.
   }
 }
 
@@ -67,9 +68,8 @@ AbsoluteFloors AbsoluteFloorsOf(const GemmOperand& operand, const Arithmetic& ar
 AbsoluteScaling AbsoluteScalingOf(const GemmDesc& desc, const GemmShape& shape) {
   AbsoluteScaling scaling;
   scaling.alpha = desc.alpha;
-  // Roundings of one term on its way: up to four in each magnitude, one in the product, the
-  // additions, four by the scales and one here; all errors are relative, since every term is
-  // positive.
+  // The roundings that one term goes through: up to four in each magnitude, one in the product, the
+  // additions, four by the scales and one here. All errors are relative, since no term is negative.
   scaling.inflation = 1 + static_cast<double>(ExactRoundingDepth(shape.k) + 16) * 0x1p-52;
   scaling.divisor = static_cast<double>(GlobalDivisor(desc));
   return scaling;

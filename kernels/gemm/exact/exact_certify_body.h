@@ -1,12 +1,12 @@
-// Certification of the exact GEMM's fp64 results: the code that an interval proves, or doubt. One
-// arithmetic for vectors of every instruction set and for the threads of a GPU: the CPU and the
-// CUDA engine doubt the same outputs. Included in an anonymous namespace by exact_kernels_body.h
-// and by exact_round_cuda.cu, after these are defined: Vector (doubles) and Words (as many
-// int64_t), or one of each; Load and Broadcast of Vectors, Bits and Number between the two, and
-// ProductError(a, b, product), which is a * b - product exactly. Masks of comparisons are used by
-// ?: alone.
+// Certification of the exact GEMM's fp64 results: gives the code that an interval around the result
+// proves, or doubt. The arithmetic is the same for vectors of every instruction set and for the
+// threads of a GPU, so the CPU and the CUDA engine doubt the same outputs. exact_kernels_body.h and
+// exact_round_cuda.cu include this in an anonymous namespace after they have defined Vector
+// (doubles) and Words (as many int64_t), or one of each; Load and Broadcast of Vectors; Bits and
+// Number, which convert between the two; and ProductError(a, b, product), which is exactly a * b -
+// product. Results of comparisons are used only in ?: expressions.
 
-// What rounding to a format needs; FP8 saturates.
+// The constants for rounding to a format; FP8 saturates.
 template <class Format>
 struct OutOf {
   using Constants = FormatConstants<Format>;
@@ -23,9 +23,9 @@ using OutE5M2 = OutOf<E5M2>;
 
 QG_HOST_DEVICE inline Vector Magnitude(Vector x) { return Number(Bits(x) & 0x7FFFFFFFFFFFFFFF); }
 
-// RNE of finite |x| < 2^900 to the format, as codes. x is divided by its binade (that of the
-// smallest normal for what lies below), so that adding 2^52 rounds it to an integer number of ulps;
-// that integer and the binade add up to the code, carries included.
+// RNE of finite |x| < 2^900 to the format, as codes. x is divided by its binade (by that of the
+// smallest normal number where x is below it), so that adding 2^52 rounds it to a whole number of
+// ulps; that number and the binade add up to the code, carries included.
 template <class Out>
 QG_HOST_DEVICE inline Words RoundToCode(Vector x) {
   constexpr double kSmallestNormal =
@@ -43,14 +43,14 @@ QG_HOST_DEVICE inline Words RoundToCode(Vector x) {
   return bounded | (Bits(x) < 0 ? sign : Words{});
 }
 
-// An interval around a real number: |real - middle| <= radius. Radius 0: exact.
+// An interval around a real number: |real - middle| <= radius. Radius 0 means exact.
 struct Interval {
   Vector middle;
   Vector radius;
 };
 
-// How far the ends of the interval are moved outwards: more than their own rounding errors, 2^-53
-// of |middle| + radius.
+// How far from the middle the ends of the interval are taken: the radius plus more than the
+// rounding errors of the ends, which are 2^-53 of |middle| + radius.
 QG_HOST_DEVICE inline Vector Slack(const Interval& v) {
   const Vector wide = v.radius * (1 + 0x1p-40) + Magnitude(v.middle) * 0x1p-52;
   return v.radius == 0 ? Broadcast(0) : wide;
@@ -64,7 +64,8 @@ QG_HOST_DEVICE inline Interval AddTerm(const Interval& v, Vector term) {
   return {sum, v.radius + Magnitude(error)};
 }
 
-// Each step's own rounding of the radius is below 2^-50 of it; Slack covers them all.
+// The unrounded output j. The radius loses less than 2^-50 of itself by its own roundings, which
+// Slack covers.
 QG_HOST_DEVICE inline Interval ValueOf(const ExactRow& row, int64_t j) {
   const Vector s = Load(row.s + j);
   const Vector norms = row.norm_a * Load(row.norm_b + j);

@@ -1,4 +1,5 @@
-// ExactGemmCuda: packed operands, fp64 dot products, certification, wide integers for the rest.
+// ExactGemmCuda: packs operands, takes fp64 dot products, certifies outputs and computes the rest
+// in wide integers.
 #include <algorithm>
 #include <bit>
 #include <span>
@@ -7,7 +8,7 @@
 
 #include "kernels/base/cuda_status.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/gemm/exact/exact_certainty.h"
+#include "kernels/gemm/exact/exact.h"
 #include "kernels/gemm/exact/exact_operand.h"
 #include "kernels/gemm/exact/exact_products.h"
 #include "kernels/gemm/gemm_cuda.h"
@@ -42,8 +43,8 @@ absl::Status RoundStrip(CudaDevice& device, const ExactRoundTask& task) {
   return QG_CUDA_STATUS(LaunchExactRedo(task, device.stream()));
 }
 
-/// Computes every strip and rounds it each way. What was counted is in *task.counts once the stream
-/// gets there.
+/// Computes every strip and rounds it to each output type. The counts are in *task.counts once the
+/// stream gets there.
 absl::Status RunStrips(CudaDevice& device, const ExactProducts& products, int64_t m,
                        const Cancellation* cancellation, std::span<ExactRoundTask> tasks) {
   const ExactRoundTask& first = tasks.front();
@@ -62,15 +63,16 @@ absl::Status RunStrips(CudaDevice& device, const ExactProducts& products, int64_
   return absl::OkStatus();
 }
 
-/// `bounded` has the ratios, `counts` what one rounding took.
+/// The note: `bounded` has the ratios, `counts` the outputs of one rounding that took wide
+/// integers.
 std::string NoteOf(const ExactCounts& bounded, const ExactCounts& counts, const GemmShape& shape) {
-  ExactWays ways;
-  ways.largest_ratio =
+  ExactStatistics statistics;
+  statistics.largest_ratio =
       std::bit_cast<double>(bounded.ratio_max_a) * std::bit_cast<double>(bounded.ratio_max_b);
-  ways.outputs = shape.m * shape.n;
-  ways.wide_dots = static_cast<int64_t>(counts.wide_dots);
-  ways.wide_epilogues = static_cast<int64_t>(counts.wide_epilogues);
-  return ExactNote(ways);
+  statistics.outputs = shape.m * shape.n;
+  statistics.wide_dots = static_cast<int64_t>(counts.wide_dots);
+  statistics.wide_epilogues = static_cast<int64_t>(counts.wide_epilogues);
+  return ExactNote(statistics);
 }
 
 absl::StatusOr<StartedExactGemm> StartExact(ExactCudaPath path, CudaDevice& device,

@@ -1,10 +1,10 @@
-// The kernels of ExactGemmCuda and StartCheckBoundCuda and how they are launched: operands are
-// packed as fp64 numbers once, their rows bounded, their dot products put into an fp64 matrix, a
-// strip of rows at a time, and that certified, rounded or compared.
+// The kernels of ExactGemmCuda and StartCheckBoundCuda and their launchers. Operands are packed
+// once as fp64 numbers and their rows bounded. Then, a strip of rows at a time, their dot products
+// go to an fp64 matrix, which is certified, rounded or compared.
 //
-// The dot products are those of exact_tile.h bit for bit: fused multiply-adds in the order of k
-// from +0 over each 256 of it, these sums added in their order, which is what FP64 tensor cores do
-// (docs/tensor-cores.md section 5).
+// The dot products are those of exact_tile.h bit for bit: fused multiply-adds in the order of k,
+// from +0 over each 256 elements, and the sums of these added in their order, which is what FP64
+// tensor cores compute (docs/tensor-cores.md section 5).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -21,9 +21,9 @@ namespace quantgate {
 
 // ---- Operands.
 
-/// Rows and columns of a tile of outputs; packed operands have whole tiles.
+/// The rows and the columns of a tile of outputs. Packed operands have whole tiles.
 inline constexpr int kExactTileRows = 128;
-/// Packed operands have k in multiples of this, padded with zeros.
+/// The k of packed operands is padded with zeros to a multiple of this.
 inline constexpr int kExactPackedDepth = 32;
 
 /// An operand as fp64 numbers: its elements times their block scales, or magnitudes that stand for
@@ -31,11 +31,11 @@ inline constexpr int kExactPackedDepth = 32;
 struct ExactCudaOperand {
   CudaOperand operand;
   bool absolute = false;
-  double floor = 0, scale_floor = 0, product_floor = 0;  ///< Where absolute; bound_check.h.
+  double floor = 0, scale_floor = 0, product_floor = 0;  ///< Used where absolute (AbsoluteFloors).
 
   QG_HOST_DEVICE bool is_scaled() const { return operand.scales != nullptr; }
 
-  /// An element and its block's scale, which is of no account where there are none.
+  /// The fp64 number of an element and its block's scale, which is ignored without block scales.
   QG_HOST_DEVICE double Combine(double value, double scale) const {
     if (!absolute) return is_scaled() ? value * scale : value;
     const double magnitude = error_bound::Magnitude(value);
@@ -59,25 +59,26 @@ struct ExactCudaOperand {
   }
 };
 
-/// An operand and where it goes.
+/// An operand and the memory to which it is packed.
 struct ExactPackedOperand {
   ExactCudaOperand source;
   int64_t row_tiles;
-  void* packed;  ///< [row_tiles][k_padded / 8] of 128 x 8, of uint32_t or double.
+  void* packed;  ///< [row_tiles][k_padded / 8] blocks of 128 x 8, of uint32_t or double.
 };
-/// Packs both operands in the order in which the fragments of mma.sync m16n8k8 are read: where
-/// element (row, k) lies is ExactPackedIndex.
+/// Packs both operands in the order in which the fragments of mma.sync m16n8k8 are read. Element
+/// (row, k) goes to ExactPackedIndex.
 struct ExactPackTask {
   ExactPackedOperand operands[2];
   int64_t k_padded;
-  bool narrow;  ///< Every element's upper 32 bits are the element: only these are kept.
+  bool narrow;  ///< Keeps only the upper 32 bits of elements, whose lower ones are all 0.
 };
 cudaError_t LaunchExactPack(const ExactPackTask& task, cudaStream_t stream);
-/// One thread an element: what the other one must equal.
+/// The plain form, a thread for each element. LaunchExactPack must give the same.
 cudaError_t LaunchExactPackPlain(const ExactPackTask& task, cudaStream_t stream);
 
-/// Of row and k in their tile of 128 x 8: 16 rows after another, and of these the four elements of
-/// each lane (PTX ISA, fragments of mma.m16n8k8 with .f64) together, or by pairs that are 16 bytes.
+/// The index of (row, k) in its block of 128 x 8: groups of 16 rows one after the other, and in a
+/// group the four elements of each lane (PTX ISA, fragments of mma.m16n8k8 with .f64) together, or
+/// in two pairs of 16 bytes where elements are doubles.
 QG_HOST_DEVICE constexpr int ExactFragmentIndex(int row, int k, bool narrow) {
   const int lane = row % 8 * 4 + k % 4;
   const int upper_row = row % 16 / 8, upper_k = k / 4;
@@ -92,7 +93,27 @@ QG_HOST_DEVICE constexpr int64_t ExactPackedIndex(int64_t row, int64_t k, int64_
                                                           static_cast<int>(k % 8), narrow);
 }
 
-/// A packed operand, to be read.
+#if defined(__CUDACC__)
+/// A lane's part of a packed operand (ExactFragmentIndex), four elements of 16 rows x 8 k: (r, k),
+/// (r + 8, k), (r, k + 4), (r + 8, k + 4).
+__device__ inline void LoadFragment(const uint32_t* packed, double (&values)[4]) {
+  const uint4 words = *reinterpret_cast<const uint4*>(packed);
+  values[0] = __hiloint2double(static_cast<int>(words.x), 0);
+  values[1] = __hiloint2double(static_cast<int>(words.y), 0);
+  values[2] = __hiloint2double(static_cast<int>(words.z), 0);
+  values[3] = __hiloint2double(static_cast<int>(words.w), 0);
+}
+__device__ inline void LoadFragment(const double* packed, double (&values)[4]) {
+  const auto* in = reinterpret_cast<const double2*>(packed);
+  const double2 low = in[0], high = in[32];
+  values[0] = low.x;
+  values[1] = low.y;
+  values[2] = high.x;
+  values[3] = high.y;
+}
+#endif
+
+/// A packed operand as it is read.
 struct ExactPacked {
   const void* words;
   int64_t rows, k_padded;
@@ -105,15 +126,15 @@ struct ExactPacked {
   }
 };
 
-/// ExactRowBounds of an operand: sums of squares in the order of k.
+/// The rows of an operand and their ExactRowBounds; squares are summed in the order of k.
 struct ExactBoundedRows {
   ExactPacked packed;
   double* norm;                   ///< [rows]
   double* lowest_bit;             ///< [rows]
-  unsigned long long* ratio_max;  ///< Zeroed: bits of the largest norm / lowest_bit.
+  unsigned long long* ratio_max;  ///< Bits of the largest norm / lowest_bit; zeroed before.
 };
 struct ExactRowBoundsTask {
-  ExactBoundedRows operands[2];  ///< Alike in k_padded and narrow.
+  ExactBoundedRows operands[2];  ///< Equal in k_padded and narrow.
   double inflation;
 };
 cudaError_t LaunchExactRowBounds(const ExactRowBoundsTask& task, cudaStream_t stream);
@@ -122,25 +143,25 @@ cudaError_t LaunchExactRowBounds(const ExactRowBoundsTask& task, cudaStream_t st
 
 /// row_tiles x column_tiles tiles of dot products; `sums` has whole tiles too.
 struct ExactProductsTask {
-  const void* a;  ///< Packed, from its first tile of rows.
+  const void* a;  ///< The packed operand from the strip's first tile of rows on.
   const void* b;
   int64_t row_tiles, column_tiles, k_padded;
   bool narrow;
   double* sums;  ///< [row_tiles * 128][column_tiles * 128]
 };
-/// By FP64 tensor cores.
+/// Uses FP64 tensor cores.
 cudaError_t LaunchExactProducts(const ExactProductsTask& task, cudaStream_t stream);
-/// One thread an output: what the other one must equal.
+/// The plain form, a thread for each output. LaunchExactProducts must give the same bits.
 cudaError_t LaunchExactProductsPlain(const ExactProductsTask& task, cudaStream_t stream);
 
 // ---- Outputs.
 
-/// Everything but the dot products that makes outputs; null pointers stand for neutral values.
+/// The terms of outputs beside the dot products. Null pointers stand for neutral values.
 struct ExactOutputTerms {
   float alpha = 1, beta = 0;
-  const float* a_scales = nullptr;  ///< Of whole sums, nv16's amaxes included.
+  const float* a_scales = nullptr;  ///< Scales of whole sums, or amaxes of nv16; so are b_scales.
   const float* b_scales = nullptr;
-  int a_scale_stride = 0, b_scale_stride = 0;  ///< 0: one for all rows.
+  int a_scale_stride = 0, b_scale_stride = 0;  ///< 1, or 0 for one scale for all rows.
   const void* c = nullptr;                     ///< [m][n]
   FormatId c_format = kFormatId<Float32>;
   const void* bias = nullptr;  ///< [n]
@@ -168,19 +189,20 @@ struct ExactOutputTerms {
   QG_HOST_DEVICE float DScale() const { return d_scale == nullptr ? 1.0f : *d_scale; }
 };
 
-/// Rows [begin, begin + rows) of outputs n wide, and their dot products.
+/// A strip: rows [begin, begin + rows) of outputs that are n wide, and their dot products.
 struct ExactStrip {
   int64_t begin, rows, n;
   const double* sums;
   int64_t stride;
 };
 
-/// Counted on the device; zeroed before.
+/// Counts that kernels make; zeroed before.
 struct ExactCounts {
-  unsigned long long ratio_max_a, ratio_max_b;  ///< Of ExactRowBoundsTask; in the first of several.
+  /// As ExactBoundedRows::ratio_max; of several ExactCounts the first has them.
+  unsigned long long ratio_max_a, ratio_max_b;
   unsigned long long wide_dots;
   unsigned long long wide_epilogues;
-  unsigned long long doubts;  ///< Of this strip.
+  unsigned long long doubts;  ///< Outputs of this strip that were not certified.
 };
 
 struct ExactRoundTask {
@@ -197,12 +219,13 @@ struct ExactRoundTask {
   ExactOutput output;
   void* d;            ///< [m][n]
   uint32_t* amax;     ///< Zeroed; FP8 outputs only.
-  int64_t* doubtful;  ///< Room for rows * n: indices of outputs within the strip, in no order.
+  int64_t* doubtful;  ///< Receives up to rows * n indices of outputs in the strip, in any order.
   ExactCounts* counts;
 };
-/// Rounds what the fp64 result proves and notes the others; counts->doubts is zero before.
+/// Rounds the outputs that the fp64 results prove and lists the others in `doubtful`.
+/// counts->doubts must be zero before.
 cudaError_t LaunchExactCertify(const ExactRoundTask& task, cudaStream_t stream);
-/// Rounds the others, by wide integers.
+/// Rounds the outputs in `doubtful`, by wide integers.
 cudaError_t LaunchExactRedo(const ExactRoundTask& task, cudaStream_t stream);
 
 // ---- Bounds.
@@ -213,7 +236,7 @@ struct BoundTotals {
 };
 
 struct BoundCheckTask {
-  ExactStrip strip;  ///< Sums of AbsoluteGemm.
+  ExactStrip strip;  ///< The sums are those of AbsoluteGemm.
   ExactOutputTerms terms;
   AbsoluteScaling scaling;
   error_bound::ElementBound element;

@@ -1,6 +1,6 @@
 // The vector loops of the exact GEMM, compiled once per instruction set. This header and the bodies
-// include nothing with inline functions of their own, so that no code for a newer instruction set
-// can leak into shared symbols.
+// include nothing that defines inline functions, so that no code for a newer instruction set can
+// leak into shared symbols.
 #pragma once
 
 #include <cstdint>
@@ -24,12 +24,13 @@ struct ExactSource {
   int64_t k = 0;
   int64_t row_stride = 0;
   int64_t k_stride = 1;
-  bool absolute = false;  ///< Decode to |x| + floor, and zero to zero.
+  bool absolute = false;  ///< Decodes x to |x| + floor, and zero to zero.
   double floor = 0;
 
-  /// Block scales (null: none): element (row, k) is multiplied by scales[row / row_block *
-  /// scale_row_stride + k / k_block * scale_block_stride]; where `absolute`, by its magnitude +
-  /// scale_floor, and a nonzero product gets product_floor added.
+  /// Block scales; null: none. Element (row, k) is multiplied by
+  ///   scales[row / row_block * scale_row_stride + k / k_block * scale_block_stride],
+  /// or, where `absolute`, by the magnitude of that plus scale_floor, and product_floor is added to
+  /// a nonzero product.
   const double* scales = nullptr;
   int row_block = 1;
   int k_block = 1;
@@ -39,21 +40,19 @@ struct ExactSource {
   double product_floor = 0;
 };
 
-/// Per row of a panel: what is needed to bound a dot product. Not meaningful for rows with NaN or
-/// Inf.
+/// What bounds dot products, for each row of a panel. Not meaningful for rows with NaN or Inf.
 struct ExactRowStatistics {
-  double* sum_squares;  ///< Sum of x^2 in fp64, any order.
-  double* lowest_bit;  ///< Value of the lowest set significand bit of any nonzero element; +Inf for
-                       ///< a zero row.
+  double* sum_squares;  ///< Sum of x^2 in fp64, in any order.
+  double* lowest_bit;  ///< Value of the lowest bit that is set in any element; +Inf for a zero row.
 };
 
-/// One row of outputs to certify: v = ((coefficient * scale_b[j]) * s[j] + addend[j] + bias[j]) *
-/// d_scale. Arrays,
-/// results too, reach to the next multiple of b_panel_rows; what lies past `count` is of no
-/// account.
+/// One row of outputs to certify:
+///   v[j] = ((coefficient * scale_b[j]) * s[j] + addend[j] + bias[j]) * d_scale.
+/// Arrays, also those of results, reach to the next multiple of b_panel_rows; what lies past
+/// `count` is ignored.
 struct ExactRow {
   int64_t count;
-  const double* s;      ///< fp64 dot products.
+  const double* s;      ///< The fp64 dot products.
   double norm_a;        ///< Upper bound of ||a||_2.
   double lowest_bit_a;  ///< As in ExactRowStatistics, times 2^53.
   const double* norm_b;
@@ -71,6 +70,7 @@ struct ExactRow {
 enum class ExactOutput { kF32, kBF16, kF16, kE4M3, kE5M2 };
 inline constexpr int kExactOutputCount = 5;
 
+/// The kernels of one instruction set.
 struct ExactKernels {
   int a_panel_rows;
   int b_panel_rows;
@@ -83,8 +83,8 @@ struct ExactKernels {
                                 const ExactRowStatistics& rows);
   /// s[i][j] += sum over k of a[k][i] * b[k][j] for one panel pair, s with row stride `stride`.
   void (*multiply)(const double* a, const double* b, int64_t count, double* s, int64_t stride);
-  /// Codes of the row rounded to the format. doubt[j] != 0: not certain, or not finite. For 8-bit
-  /// formats amax[j] is f32(|v|) before d_scale, as bits.
+  /// Rounds a row to the format, as codes. doubt[j] != 0 means that output j is not certain or not
+  /// finite. For 8-bit formats amax[j] gets the bits of f32(|v|) before d_scale.
   void (*certify[kExactOutputCount])(const ExactRow& row, uint32_t* codes, uint32_t* amax,
                                      uint8_t* doubt);
 };

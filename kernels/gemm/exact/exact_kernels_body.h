@@ -1,7 +1,7 @@
-// The loops behind ExactKernels, for one instruction set: included once by each
-// exact_kernels_<isa>.cc, after it has defined Vector, kLanes, kPanelVectors, kPanelRows, Load,
-// Store, Broadcast and MultiplyAdd in its anonymous namespace. Everything here has internal linkage
-// for the reason given in exact_kernels.h.
+// The loops behind ExactKernels for one instruction set. Each exact_kernels_<isa>.cc includes this
+// once in its anonymous namespace, after it has defined Vector, kLanes, kPanelVectors, kPanelRows,
+// Load, Store, Broadcast and MultiplyAdd. Everything here has internal linkage for the reason given
+// in exact_kernels.h.
 
 constexpr int kBPanelRows = kLanes * kPanelVectors;
 

@@ -1,4 +1,5 @@
-// Portable loops of the exact GEMM, in pairs of doubles, which every x86-64 and AArch64 has.
+// Portable loops of the exact GEMM in vectors of two doubles, which every x86-64 and AArch64 CPU
+// has.
 #include "kernels/gemm/exact/exact_kernels.h"
 
 namespace quantgate {
@@ -14,7 +15,7 @@ typedef double Unaligned __attribute__((vector_size(16), aligned(8), may_alias))
 inline Vector Load(const double* p) { return *reinterpret_cast<const Unaligned*>(p); }
 inline void Store(double* p, Vector v) { *reinterpret_cast<Unaligned*>(p) = v; }
 inline Vector Broadcast(double x) { return Vector{x, x}; }
-// The products are exact in fp64, so two roundings or one make no difference.
+// The products are exact in fp64, so an unfused multiply and add gives the same bits.
 inline Vector MultiplyAdd(Vector a, Vector b, Vector c) { return a * b + c; }
 
 // a * b - product, exactly, without a fused operation (Dekker 1971): each factor is split in two

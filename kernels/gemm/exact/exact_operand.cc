@@ -7,7 +7,7 @@
 #include <limits>
 #include <utility>
 
-#include "kernels/gemm/exact/exact_certainty.h"
+#include "kernels/gemm/exact/exact.h"
 #include "kernels/numerics/cast.h"
 #include "kernels/numerics/float_format.h"
 
@@ -170,7 +170,7 @@ void PackExactPanel(const ExactSource& source, int64_t row, int panel_rows, int6
       const int64_t inside = std::min(row + r, source.rows - 1);
       factors[r] = source.scales[inside / source.row_block * source.scale_row_stride +
                                  block * source.scale_block_stride];
-      // Rows past the end are zeros, which a NaN scale must not turn.
+      // Rows past the end are zeros, which a NaN scale must not change.
       if (row + r >= source.rows) factors[r] = 0;
     }
     ScaleColumns(source, factors, panel_rows, k, end, panel);

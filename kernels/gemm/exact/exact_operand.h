@@ -1,5 +1,6 @@
 // Operands of a GEMM as matrices of fp64 values, whatever their type, block scales and layout.
-// Every supported element is an fp64 number; so is every product of two, but for fp32 block scales.
+// Every supported element is an fp64 number, and so is the product of any two, except under fp32
+// block scales.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +14,17 @@
 
 namespace quantgate {
 
-/// Columns of k that are packed and multiplied at a time.
+/// How much of k is packed and multiplied at a time.
 inline constexpr int64_t kExactDepth = 256;
-/// At most this many rows in a panel of any instruction set.
+/// The most rows in a panel of any instruction set.
 inline constexpr int kExactPanelRowsMax = 64;
 
 const ExactKernels& ExactKernelsFor(Isa isa);
 
-/// f32, bf16, f16 or FP8.
+/// The output format of a dtype: f32, bf16, f16 or FP8.
 ExactOutput ExactOutputOf(DType dtype);
 
-/// An operand and what its source points to.
+/// An operand as an ExactSource, with the memory that the source points to.
 struct ExactOperand {
   OperandView view;
   std::vector<double> scales;
@@ -35,28 +36,29 @@ struct ExactOperand {
   ExactOperand& operator=(const ExactOperand&) = delete;
 };
 
-/// The k values of one row, scales included.
+/// Decodes the k values of one row, scales included.
 void DecodeExactRow(const ExactSource& source, int64_t row, double* values);
 
-/// Rows [row, row + panel_rows) as kernels.pack packs them, times their scales.
+/// Packs rows [row, row + panel_rows) as kernels.pack does, and multiplies them by their block
+/// scales.
 void PackExactPanel(const ExactSource& source, int64_t row, int panel_rows, int64_t k_begin,
                     int64_t count, const ExactKernels& kernels, double* panel);
 
-/// Every element of a tensor of an operand or output type, as f32 (exact for all of them).
+/// Every element of a tensor as f32, which is exact for all types of operands and outputs.
 std::vector<float> DecodeToFloats(const Tensor& tensor);
 
-/// Scales of one side that multiply whole sums, one per row: the given ones, the same one, or 1;
-/// of nv16, the amaxes, whose divisor is GlobalDivisor.
+/// The scales of one side that multiply whole sums, one for each row: the operand's own, one
+/// repeated, or 1; under nv16 the amaxes, whose divisor is GlobalDivisor.
 std::vector<float> ScalesOf(const GemmOperand& operand, int64_t rows);
 
-/// 6 * e4m3_max of each nv16 operand with an amax, multiplied: at most 6^2 * 448^2.
+/// The product of 6 * e4m3_max over the nv16 operands that have an amax: at most 6^2 * 448^2.
 int64_t GlobalDivisor(const GemmDesc& desc);
 
-/// What bounds need to know of each row.
+/// What bounds the dot products of each row.
 struct ExactRowBounds {
   std::vector<double> norm;        ///< Upper bound of the 2-norm.
   std::vector<double> lowest_bit;  ///< All elements are multiples of it; +Inf for a zero row.
-  /// The largest norm / lowest_bit of a finite row: log2 of it is the number of bits a row needs.
+  /// The largest norm / lowest_bit of a finite row. Its log2 is the number of bits a row needs.
   double LargestRatio() const;
 };
 

@@ -1,5 +1,5 @@
-// One output of the exact GEMM in wide integers: for the few outputs that the fp64 interval cannot
-// decide, and for NaN and infinities. Shared by the CPU and the CUDA engine.
+// One output of the exact GEMM in wide integers, for the few outputs that the fp64 interval cannot
+// decide and for NaN and infinities. Shared by the CPU and the CUDA engine.
 #pragma once
 
 #include <bit>
@@ -12,35 +12,38 @@
 
 namespace quantgate {
 
-/// Holds any sum of fewer than 2^30 products of two operands. f32 numbers: multiples of 2^-298
-/// below 2^256, and fp64 significands, 53 bits long whatever the value, reach down to 2^-350. FP8
-/// under fp32 scales: multiples of 2^-330 (e5m2) below 2^288, significands down to 2^-382.
+/// Holds any sum of fewer than 2^30 products of two operands. Products of f32 numbers are multiples
+/// of 2^-298 below 2^256, and their fp64 significands, which always have 53 bits, reach down to
+/// 2^-350. Products of FP8 numbers under fp32 scales are multiples of 2^-330 (e5m2) below 2^288,
+/// with significands down to 2^-382.
 using ExactDot = WideAccumulator<-384, 11>;
 
-/// Everything but the dot product that makes one output. Absent parts hold their neutral value.
+/// The terms of one output beside the dot product. An absent term has its neutral value.
 struct ExactTerms {
   float alpha = 1;
   float scale_a = 1;
   float scale_b = 1;
-  float beta = 0;  ///< 0: c is not looked at.
+  float beta = 0;  ///< 0: c is not read.
   float c = 0;
   float bias = 0;
   float d_scale = 1;
-  uint64_t divisor = 1;  ///< Of the dot product; below 2^32.
+  uint64_t divisor = 1;  ///< Divides the dot product; below 2^32.
 };
 
 struct ExactCode {
   uint32_t code = 0;
-  uint32_t amax =
-      0;  ///< f32 bits of |value| before d_scale, rounded once; NaN is canonical, above all.
+  /// The f32 bits of |value| before d_scale, rounded once. NaN is the canonical one, above all
+  /// others.
+  uint32_t amax = 0;
 };
 
 namespace exact_output {
 
-/// Holds dot * 4 f32 factors: multiples of 2^(-384 - 4 * 149) below 2^(287 + 4 * 128).
+/// Holds a dot product times 4 f32 factors: multiples of 2^(-384 - 4 * 149) below 2^(287 + 4 *
+/// 128).
 using Value = WideAccumulator<-1024, 29>;
 
-/// A product of up to four f32 factors, and a 32-bit one, as an integer of up to 128 bits and a
+/// A product of up to four f32 factors and a 32-bit integer, as an integer of up to 128 bits and a
 /// power of two.
 class Factor {
  public:
@@ -81,9 +84,9 @@ class Factor {
   bool negative_ = false;
 };
 
-/// value / divisor, with a bit below all others for a remainder: that is far below half an ulp of
-/// any output, so the value rounds as the quotient does. In 32-bit steps: the divisor is below
-/// 2^32.
+/// Divides value by the divisor, which is below 2^32, in 32-bit steps. A remainder sets the lowest
+/// bit, which is far below half an ulp of any output, so that the value rounds as the quotient
+/// does.
 QG_HOST_DEVICE inline void Divide(uint64_t divisor, Value::Magnitude& value) {
   if (divisor == 1) return;
   uint64_t remainder = 0;
@@ -163,7 +166,8 @@ QG_HOST_DEVICE inline bool IsFinite(float x) {
   return (std::bit_cast<uint32_t>(x) & 0x7F800000) != 0x7F800000;
 }
 
-/// Class and sign of a number, enough to carry NaN and infinities through products and sums.
+/// A stand-in of a number's class and sign, which carries NaN and infinities through products and
+/// sums: 1 or -1 for a finite number other than 0, else the number itself.
 QG_HOST_DEVICE inline double ClassOf(float x) {
   if (!IsFinite(x) || x == 0) return x;
   return x < 0 ? -1.0 : 1.0;
@@ -174,7 +178,7 @@ QG_HOST_DEVICE double ClassOfWide(const Magnitude& value) {
   return value.IsZero() ? 0.0 : value.negative ? -1.0 : 1.0;
 }
 
-/// The value before d_scale when any of its parts is NaN or infinite.
+/// The value before d_scale where any of its terms is NaN or infinite.
 QG_HOST_DEVICE inline double SpecialValue(double dot_class, const ExactTerms& terms) {
   double value = ClassOf(terms.alpha) * ClassOf(terms.scale_a) * ClassOf(terms.scale_b) * dot_class;
   if (terms.beta != 0) value += ClassOf(terms.beta) * ClassOf(terms.c);
@@ -189,8 +193,8 @@ QG_HOST_DEVICE inline bool AreFinite(const ExactTerms& terms) {
 
 }  // namespace exact_output
 
-/// RoundExactOutput for a dot product that is NaN or infinite, or the class of one (-1, 0 or 1)
-/// where another part is.
+/// As RoundExactOutput where a term is NaN or infinite. `dot` is the dot product where that is NaN
+/// or infinite, and else its class (-1, 0 or 1).
 QG_HOST_DEVICE inline ExactCode RoundSpecialOutput(double dot, const ExactTerms& terms,
                                                    ExactOutput output) {
   const double value = exact_output::SpecialValue(dot, terms);
@@ -199,8 +203,8 @@ QG_HOST_DEVICE inline ExactCode RoundSpecialOutput(double dot, const ExactTerms&
           amax & Float32::kCanonicalNan};
 }
 
-/// RNE((alpha * scale_a * scale_b * dot / divisor + beta * c + bias) * d_scale), the dot product
-/// finite.
+/// RNE((alpha * scale_a * scale_b * dot / divisor + beta * c + bias) * d_scale) of a finite dot
+/// product.
 QG_HOST_DEVICE inline ExactCode RoundExactOutput(const ExactDot& dot, const ExactTerms& terms,
                                                  ExactOutput output) {
   const ExactDot::Magnitude total = dot.Total();

@@ -1,8 +1,7 @@
-// Operands of the exact GEMM as fp64 numbers, and the bounds of their rows.
+// Packs operands of the exact GEMM as fp64 numbers, and bounds their rows.
 #include <algorithm>
 
 #include "kernels/gemm/exact/exact_cuda_kernels.h"
-#include "kernels/gemm/exact/exact_fragment.h"
 
 namespace quantgate {
 namespace {
@@ -10,15 +9,15 @@ namespace {
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * 32;
 constexpr int64_t kGridMax = 65535;
-/// Groups of 16 rows that a block packs, where there are as many.
+/// The most groups of 16 rows that a block of threads packs.
 constexpr int64_t kGroupsOfBlock = 8;
 
-/// Elements by their codes; those of up to 8 bits from a table.
+/// Decodes elements; those of up to 8 bits by a table.
 struct Decoder {
   const ExactCudaOperand& source;
-  const float* table;  // Null: none.
+  const float* table;  // Null for wider elements.
 
-  /// With the scale of its block; +0 beyond the operand, whatever the scale.
+  /// An element times the scale of its block; +0 beyond the operand, whatever the scale.
   __device__ double operator()(int64_t row, int64_t k, double scale) const {
     if (row >= source.operand.rows || k >= source.operand.k) return 0;
     const uint32_t code = source.operand.CodeAt(row, k);
@@ -53,8 +52,8 @@ __device__ void StoreFragment(const double (&values)[4], double* packed) {
 template <class Word>
 constexpr bool kNarrow = sizeof(Word) == 4;
 
-/// A lane packs the four elements that it will read, a warp 16 rows x 8 k at a time. No block of
-/// scales ends within these 8.
+/// A lane packs the four elements that it will read, so a warp packs 16 rows x 8 k at a time. No
+/// block of scales ends within these 8.
 template <class Word>
 __global__ void __launch_bounds__(kThreads)
     PackOperands(const __grid_constant__ ExactPackTask task) {
@@ -110,7 +109,7 @@ constexpr int kBoundRows = 32;
 constexpr int kBoundDepth = 64;
 constexpr int kNoBit = 1 << 20;
 
-/// Exponent of the lowest set bit of a normal number; kNoBit of zero.
+/// The exponent of the lowest bit that is set in a normal number; kNoBit for zero.
 __device__ int LowestExponent(double x) {
   if (x == 0) return kNoBit;
   const auto bits = static_cast<unsigned long long>(__double_as_longlong(x));
@@ -119,8 +118,8 @@ __device__ int LowestExponent(double x) {
   return field - 1023 - 52 + (__ffsll(static_cast<long long>(significand)) - 1);
 }
 
-/// What a lane of warp w has of 32 rows x 64 k: of the w-th 8 k, its four elements of either 16
-/// rows.
+/// The elements of a lane of warp w in 32 rows x 64 k: in the w-th 8 k, its four elements of each
+/// 16 rows.
 struct LaneShare {
   double values[2][4];
 
@@ -146,15 +145,15 @@ __device__ void StoreBounds(const ExactBoundedRows& rows, int64_t row, double su
       exponent == kNoBit ? error_bound::kInfinity : error_bound::PowerOfTwo(exponent);
   rows.norm[row] = norm;
   rows.lowest_bit[row] = lowest_bit;
-  // Bits of doubles that are not negative are ordered as they are.
+  // Non-negative doubles are ordered as their bits.
   if (error_bound::IsFinite(norm)) {
     atomicMax(rows.ratio_max,
               static_cast<unsigned long long>(__double_as_longlong(norm / lowest_bit)));
   }
 }
 
-/// 256 threads square, the warp behind them adds the squares of 32 rows in the order of k while the
-/// others are at the next ones.
+/// 256 threads compute squares, and one more warp adds the squares of 32 rows in the order of k
+/// while the others compute the next ones.
 template <class Word>
 __global__ void __launch_bounds__(kThreads + 32) BoundRows(const ExactRowBoundsTask task) {
   __shared__ double squares[2][kBoundDepth][kBoundRows + 1];

@@ -11,13 +11,13 @@
 namespace quantgate {
 namespace {
 
-/// Outputs of a strip, unless 128 rows have more: 128 MiB of dot products.
+/// The most outputs of a strip, which is 128 MiB of dot products; a strip has at least 128 rows.
 constexpr int64_t kStripOutputs = int64_t{1} << 24;
 
 int64_t TilesOf(int64_t rows) { return (rows + kExactTileRows - 1) / kExactTileRows; }
 
-/// Whether every element is the upper half of an fp64 number: 21 bits hold the significand of an
-/// element of up to 16 bits, times that of an E8M0 or E4M3 scale too.
+/// Whether the upper half of an fp64 number holds every element: its 21 bits hold the significand
+/// of an element of up to 16 bits, also times that of an E8M0 or E4M3 scale.
 bool IsNarrow(const ExactCudaOperand& source) {
   return !source.absolute && source.operand.format != kFormatId<Float32> &&
          source.operand.scale_format != ScaleFormat::kF32;
@@ -27,7 +27,7 @@ struct Scales {
   const float* values = nullptr;
   int stride = 0;
 };
-/// ScalesOf of exact_operand.h, where they are.
+/// The scales that ScalesOf of exact_operand.h gives, in device memory.
 Scales WholeScalesOf(const GemmOperand& operand) {
   const bool is_whole =
       operand.scaling == ScaleMode::kTensor || operand.scaling == ScaleMode::kOuter;

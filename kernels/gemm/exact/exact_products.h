@@ -1,4 +1,4 @@
-// The fp64 dot products of an exact GEMM on a GPU, a strip of rows at a time.
+// ExactProducts: the fp64 dot products of an exact GEMM on a GPU, a strip of rows at a time.
 #pragma once
 
 #include <memory>
@@ -12,10 +12,10 @@
 
 namespace quantgate {
 
-/// Which kernels pack operands and compute dot products; the bits are the same.
+/// The kernels that pack operands and compute dot products. The bits are the same.
 enum class ExactCudaPath {
   kTensorCores,
-  kPlain,  ///< One thread an element and an output.
+  kPlain,  ///< A thread for each element and each output.
 };
 
 /// The terms of desc's outputs, in device memory.
@@ -23,22 +23,23 @@ ExactOutputTerms ExactOutputTermsOf(const GemmDesc& desc);
 
 class ExactProducts {
  public:
-  /// Packs the operands. RESOURCE_EXHAUSTED for their memory, up to 8 bytes an element, or that of
-  /// a strip.
+  /// Packs the operands. RESOURCE_EXHAUSTED where there is no memory for them (up to 8 bytes an
+  /// element) or for a strip.
   static absl::StatusOr<ExactProducts> Create(CudaDevice& device, const ExactCudaOperand& a,
                                               const ExactCudaOperand& b, ExactCudaPath path);
 
   const ExactPacked& a() const { return a_; }
   const ExactPacked& b() const { return b_; }
 
-  /// Rows of the strips but the last, which begin at multiples of it.
+  /// The number of rows of every strip but the last. Strips begin at multiples of it.
   int64_t strip_rows() const { return strip_tiles_ * kExactTileRows; }
-  /// The strip that begins there, in this object's memory until the next one.
+  /// Computes the strip that begins at row `begin`. It is in this object's memory until the next
+  /// call.
   absl::StatusOr<ExactStrip> Strip(int64_t begin) const;
 
  private:
   explicit ExactProducts(CudaDevice& device) : device_(&device) {}
-  /// Memory for an operand, and how it will be packed.
+  /// Allocates memory for an operand and describes how it will be packed.
   absl::StatusOr<std::shared_ptr<Buffer>> Prepare(const ExactCudaOperand& source,
                                                   const ExactPackTask& task,
                                                   ExactPackedOperand& packing, ExactPacked& packed);
@@ -50,7 +51,8 @@ class ExactProducts {
   std::shared_ptr<Buffer> a_memory_, b_memory_, sums_;
 };
 
-/// ExactGemmCuda and StartCheckBoundCuda by a given path, the latter waited for.
+/// ExactGemmCuda and StartCheckBoundCuda by a given path, for tests; the latter waits for its
+/// result.
 absl::StatusOr<GemmResult> ExactGemmCudaBy(ExactCudaPath path, CudaDevice& device,
                                            const GemmDesc& desc, const Cancellation* cancellation);
 absl::StatusOr<BoundCheck> CheckBoundCudaBy(ExactCudaPath path, CudaDevice& device,

@@ -1,23 +1,23 @@
-// fp64 dot products of packed operands, by FP64 tensor cores and plainly.
+// The fp64 dot products of packed operands, by FP64 tensor cores and in a plain form.
 //
-// A block makes a tile of 128 x 128 outputs: eight warps, each 64 x 32 of it by mma.sync m16n8k8
-// (on an H200 66 TFLOP/s, twice what m8n8k4 and fused multiply-adds reach). A thread of the first
-// brings the operands, 16 KiB of each in one bulk copy, up to three of these on their way. The sums
-// over 256 of k are in registers; the sums of those so far take 128 KiB of shared memory.
+// A block of threads computes a tile of 128 x 128 outputs with eight warps, each of which computes
+// 64 x 32 outputs by mma.sync m16n8k8 (66 TFLOP/s on an H200, twice what m8n8k4 and fused
+// multiply-adds reach). A thread of the first warp brings the operands by bulk copies of 16 KiB
+// each, with up to three under way. The sums over 256 of k are in registers; the totals so far take
+// 128 KiB of shared memory.
 #include "kernels/gemm/exact/exact_cuda_kernels.h"
-#include "kernels/gemm/exact/exact_fragment.h"
 
 namespace quantgate {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kStages = 3;
-constexpr int kStageBytes = 16384;  // Of one operand.
+constexpr int kStageBytes = 16384;  // Bytes of one operand in a stage.
 constexpr int kBlockDepth = 256;    // kExactDepth of exact_operand.h.
-constexpr int kSlots = 64;          // Outputs of a thread.
+constexpr int kSlots = 64;          // The outputs of a thread.
 constexpr int kTotalsBytes = kSlots * kThreads * 8;
 constexpr int kSharedBytes = kStages * 2 * kStageBytes + kTotalsBytes + 2 * kStages * 8;
-/// Tiles that run together share rows and columns: this many tiles of rows side by side.
+/// Tiles that run together share rows and columns; this many tiles of rows run side by side.
 constexpr int64_t kGroupRows = 8;
 
 template <class Word>
@@ -55,7 +55,7 @@ __device__ void Wait(uint64_t* barrier, int parity) {
       "r"(parity)
       : "memory");
 }
-/// `bytes` of global memory to shared memory, both aligned to 16; the barrier hears of them.
+/// Copies `bytes` from global to shared memory, both aligned to 16 bytes; the barrier counts them.
 __device__ void CopyBulk(void* to, const void* from, int bytes, uint64_t* barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
@@ -64,7 +64,7 @@ __device__ void CopyBulk(void* to, const void* from, int bytes, uint64_t* barrie
       : "memory");
 }
 
-/// c += a (16 x 8) * b (8 x 8): each element the chain of fma over k from c on.
+/// c += a (16 x 8) * b (8 x 8), each element by a chain of fma over k that begins with c.
 __device__ void MultiplyAdd(double (&c)[4], const double (&a)[4], double b0, double b1) {
   asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
       "{%0,%1,%2,%3};"
@@ -103,15 +103,15 @@ struct Shared {
         empty(full + kStages) {}
 };
 
-/// Where a tile's operands come from, a stage after the other.
+/// The sources of a tile's operands, one stage after the other.
 struct Source {
   const uint8_t* a;
   const uint8_t* b;
   int64_t stages;
 };
 
-/// One thread: brings stage i of both operands as soon as all warps are done with the one whose
-/// place it takes.
+/// Called by one thread: copies stage i of both operands as soon as all warps are done with the
+/// stage whose place it takes.
 __device__ void Bring(const Source& source, int64_t i, const Shared& shared) {
   if (i >= source.stages) return;
   const int slot = static_cast<int>(i % kStages);
@@ -147,7 +147,8 @@ __device__ void MultiplyStage(const Word* a, const Word* b, int warp, int lane, 
   }
 }
 
-/// sums += totals, where `adds`; and, unless it is the last block, on to the totals.
+/// Adds the totals to the sums where `adds`, and stores them as the totals unless this is the last
+/// block of k.
 __device__ void Fold(double* totals, int thread, bool adds, bool is_last, Sums& sums) {
 #pragma unroll
   for (int i = 0; i < kSlots; ++i) {
@@ -172,8 +173,8 @@ __device__ void SumTile(const Source& source, const Shared& shared, Sums& sums) 
     const uint8_t* stage = shared.stages + slot * 2 * kStageBytes;
     MultiplyStage(reinterpret_cast<const Word*>(stage),
                   reinterpret_cast<const Word*>(stage + kStageBytes), warp, lane, sums);
-    // Every reader says so itself: one for its warp takes as long, but racecheck does not see whom
-    // it speaks for.
+    // Every reader arrives at the barrier itself. One lane for its warp would take as long, but
+    // racecheck would not see for which readers it arrives.
     Arrive(&shared.empty[slot]);
     const bool is_last = i + 1 == source.stages;
     if ((i + 1) % kBlockStages == 0 || is_last) {

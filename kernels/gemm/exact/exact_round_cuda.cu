@@ -1,5 +1,5 @@
-// Outputs of the exact GEMM from its fp64 dot products: what an interval certifies, and wide
-// integers for the rest.
+// Rounds outputs of the exact GEMM from its fp64 dot products: those that an interval certifies,
+// and the others by wide integers.
 #include "kernels/gemm/exact/exact_cuda_kernels.h"
 #include "kernels/gemm/exact/exact_output.h"
 
@@ -114,11 +114,11 @@ __global__ void CertifyStrip(const ExactRoundTask task) {
   if (threadIdx.x % 32 == 0 && amax != 0) atomicMax(task.amax, amax);
 }
 
-/// An output that is done again.
+/// An output that is computed again.
 struct Doubtful {
   int64_t row, column;
   double s;
-  bool is_exact;  // s is.
+  bool is_exact;  // Whether s is exact.
 };
 __device__ Doubtful DoubtfulAt(const ExactRoundTask& task, int64_t i) {
   const ExactStrip& strip = task.strip;
@@ -140,7 +140,7 @@ __device__ void RoundAgain(const ExactRoundTask& task, const Doubtful& output,
   if (task.amax != nullptr) atomicMax(task.amax, result.amax);
 }
 
-/// One thread an output: those whose dot product is known.
+/// Rounds the outputs whose fp64 dot product is exact, with a thread for each output.
 __device__ void RedoEpilogues(const ExactRoundTask& task) {
   const auto count = static_cast<int64_t>(task.counts->doubts);
   const int64_t threads = int64_t(gridDim.x) * blockDim.x;
@@ -154,7 +154,7 @@ __device__ void RedoEpilogues(const ExactRoundTask& task) {
   }
 }
 
-/// The lanes' sums into that of lane 0.
+/// Adds the lanes' sums to that of lane 0.
 __device__ void AddLanes(int lane, ExactDot& dot) {
   constexpr int kWords = ExactDot::Magnitude::kWordCount;
   for (int offset = 16; offset > 0; offset /= 2) {
@@ -169,7 +169,7 @@ __device__ void AddLanes(int lane, ExactDot& dot) {
   }
 }
 
-/// One warp an output: the whole dot product in wide integers.
+/// Computes whole dot products in wide integers, with a warp for each output.
 __device__ void RedoDots(const ExactRoundTask& task) {
   const auto count = static_cast<int64_t>(task.counts->doubts);
   const int lane = threadIdx.x % 32;
@@ -183,7 +183,7 @@ __device__ void RedoDots(const ExactRoundTask& task) {
       const double a = task.a.At(output.row, k), b = task.b.At(output.column, k);
       const double product = a * b;
       dot.AddDouble(product);
-      // Under fp32 block scales a product has up to 56 bits; the rest is a number again.
+      // Under fp32 block scales a product has up to 56 bits; its rounding error is an fp64 number.
       if (task.has_block_scales) dot.AddDouble(fma(a, b, -product));
     }
     AddLanes(lane, dot);
@@ -211,8 +211,8 @@ cudaError_t LaunchExactCertify(const ExactRoundTask& task, cudaStream_t stream) 
 
 cudaError_t LaunchExactRedo(const ExactRoundTask& task, cudaStream_t stream) {
   if (task.strip.rows == 0) return cudaSuccess;
-  constexpr int kBlocks = 528;  // Whole rounds of the 132 SMs; how many outputs there are, the
-                                // device alone knows.
+  // A multiple of the 132 SMs; only the device knows how many outputs there are.
+  constexpr int kBlocks = 528;
   Redo<<<kBlocks, 128, 0, stream>>>(task);
   return cudaGetLastError();
 }

@@ -47,8 +47,9 @@ std::vector<ExactTile> CutIntoTiles(int64_t m, int64_t n, int64_t tiles_min,
   return tiles;
 }
 
-// A term is added once to each of at most kExactDepth - 1 later terms of its block, then with its
-// block to at most all blocks; the first addition of either is to zero and exact.
+// A term goes through the additions of at most kExactDepth - 1 later terms of its block, and then,
+// with its block, through at most one addition for each block; the first addition of either kind is
+// to zero and exact.
 int64_t ExactRoundingDepth(int64_t k) {
   return std::min(k, kExactDepth) + DivideUp(k, kExactDepth);
 }

@@ -1,6 +1,6 @@
-// Blocking. Rows of a are packed once per block for all of K. Each tile of rows x kColumns
-// then walks K in panels, packs the panel of b for itself (its cost is shared by all rows of the
-// tile) and advances its accumulators.
+// Blocking: the rows of a are packed once per block for all of K. Each tile of rows x kColumns then
+// walks K in panels, packs its own panel of b (a cost that all rows of the tile share) and advances
+// its accumulators.
 #include "kernels/gemm/models/accumulate.h"
 
 #include <algorithm>
@@ -25,21 +25,21 @@
 namespace quantgate {
 namespace {
 
-constexpr int64_t kPanelDepth = 128;   // k of one packed panel of b: 72 to 80 KiB, within L2.
+constexpr int64_t kPanelDepth = 128;   // k of a packed panel of b: 72 to 80 KiB, within L2.
 constexpr int64_t kSignsOverread = 8;  // Kernels load a whole register of a short step.
 
 void AddInto(const float* part, int64_t count, float* total) {
   for (int64_t i = 0; i < count; ++i) total[i] = total[i] + part[i];
 }
 
-/// What one tile needs while it is computed.
+/// The memory of one tile while it is computed.
 template <class Panel>
 struct TileWorkspace {
   Workspace<uint32_t> codes;  // [kPanelDepth][kColumns], of the widest code.
   Workspace<typename Panel::Value> b;
   Workspace<typename Panel::Exponent> b_exponents;
   Workspace<float> accumulators, slice, total;  // [rows][kColumns]
-  Workspace<float> scales;                      // Of one block: [kColumns], then [rows].
+  Workspace<float> scales;                      // One block's: [kColumns], then [rows].
 
   absl::Status Allocate(int64_t rows, const FusedRule& rule) {
     const int64_t count = rows * Panel::kColumns;
@@ -134,7 +134,7 @@ class FusedAccumulator {
   }
 
   /// Multiplies the first `count` values of an operand's row by their blocks' scales. NaN scales
-  /// are left out: special_outputs.h settles what they reach.
+  /// are left out, since special_outputs.h gives the outputs that they reach.
   void ApplyRowScales(int64_t row, int64_t count, typename Panel::Value* values,
                       typename Panel::Exponent* exponents) const {
     if (!scales_products()) return;
@@ -151,7 +151,7 @@ class FusedAccumulator {
     }
   }
 
-  /// The same for a decoded panel of b, k in [begin, begin + depth).
+  /// The same for a decoded panel of b with k in [begin, begin + depth).
   void ApplyColumnScales(int64_t column, int64_t begin, int depth, typename Panel::Value* values,
                          typename Panel::Exponent* exponents) const {
     if (!scales_products()) return;
@@ -182,7 +182,7 @@ class FusedAccumulator {
     }
   }
 
-  /// One row [k_padded_] to row r of packed [steps][block_rows_][step].
+  /// Copies one row [k_padded_] to row r of packed [steps][block_rows_][step].
   template <typename T>
   void ScatterSteps(const T* source, int64_t r, T* packed) const {
     for (int64_t k = 0; k < k_padded_; k += rule_.step) {
@@ -205,7 +205,7 @@ class FusedAccumulator {
     });
   }
 
-  /// Rows [block_row + tile_row, ... + rows) x columns [column, column + kColumns).
+  /// Computes rows [block_row + tile_row, ... + rows) x columns [column, column + kColumns).
   void RunTile(int64_t block_row, int64_t tile_row, int64_t rows, int64_t column,
                TileWorkspace<Panel>& workspace, AccumulatorSink sink) const {
     const int64_t count = RoundUp(rows, 2) * Panel::kColumns;
@@ -226,7 +226,7 @@ class FusedAccumulator {
     sink({block_row + tile_row, rows, column, columns, result, Panel::kColumns});
   }
 
-  /// One slice of K from zero; returns its sums, which live in the workspace.
+  /// Sums one slice of K from zero; returns its sums, which live in the workspace.
   const float* RunSlice(const KRange& slice, int64_t block_row, int64_t tile_row, int64_t rows,
                         int64_t column, TileWorkspace<Panel>& workspace) const {
     const int64_t count = RoundUp(rows, 2) * Panel::kColumns;
@@ -282,8 +282,7 @@ class FusedAccumulator {
                        rule_.align_bits, workspace.accumulators.data()});
   }
 
-  /// Replaces the outputs that a NaN or an infinity reaches; the kernels took those operands for
-  /// zeros.
+  /// Replaces the outputs that a NaN or an infinity reaches, which the kernels took for zeros.
   void SettleSpecials(int64_t row, int64_t rows, int64_t column, int columns, float* values) const {
     for (int64_t r = 0; r < rows; ++r) {
       const bool row_special = a_classes_.is_special(row + r);
@@ -297,14 +296,14 @@ class FusedAccumulator {
 
   float SettledValue(int64_t m, int64_t n, float finite_sum) const {
     const SpecialProducts products = FindSpecialProducts(a_classes_, m, b_classes_, n);
-    // A block's scale may turn an infinity round, or make it NaN.
+    // A block's scale may change the sign of an infinity, or make it NaN.
     if (scales_sums() && !products.nan) return ScalarDot(a_, b_, rule_, m, n);
     if (products.nan || (products.positive_infinity && products.negative_infinity)) {
       return std::bit_cast<float>(uint32_t(Float32::kCanonicalNan));
     }
     const float infinity = products.positive_infinity ? INFINITY : -INFINITY;
-    // Only finite products that overflow the other way first can change the outcome, and such an
-    // overflow would have stuck to the finite sum too.
+    // Only finite products that overflow to the other infinity first can change the result, and
+    // then the finite sum has that infinity too.
     if (std::isnan(finite_sum) || finite_sum == -infinity) {
       return ScalarDot(a_, b_, rule_, m, n);
     }
@@ -326,8 +325,8 @@ class FusedAccumulator {
   FirstError error_;
 };
 
-/// An FP8 operand as ProductOrder::kPairsOfFour takes it: fp16 numbers, k in its order, padded to
-/// whole instructions with zeros.
+/// An FP8 operand as ProductOrder::kPairsOfFour takes it: fp16 numbers in that order of k, padded
+/// with zeros to whole instructions.
 absl::StatusOr<OperandView> InPairsOfFour(const OperandView& view) {
   OperandView ordered = view;
   ordered.dtype = DType::kF16;

@@ -1,5 +1,6 @@
-// The fp32 accumulators of a GEMM, before its epilogue: blocking, packing, slices of K and threads
-// around the panel kernels. Same bits for every instruction set, thread count and blocking.
+// Computes the fp32 accumulators of a GEMM, before its epilogue: blocking, packing, slices of K and
+// threads around the panel kernels. The bits are the same for every instruction set, number of
+// threads and blocking.
 #pragma once
 
 #include <cstdint>
@@ -13,16 +14,16 @@
 
 namespace quantgate {
 
-/// k in [begin, end).
+/// The range [begin, end) of k.
 struct KRange {
   int64_t begin, end;
 };
 
-/// The non-empty slices of k, in order; one of them unless the rule splits K. They may leave the
-/// last products out, as cuBLASLt does.
+/// The non-empty slices of k in order; only one unless the rule splits K. They may leave out the
+/// last products, as cuBLASLt does.
 std::vector<KRange> SlicesOf(const FusedRule& rule, int64_t k);
 
-/// Accumulators of rows [row, row + rows) x columns [column, column + columns), columns <= 64.
+/// The accumulators of rows [row, row + rows) x columns [column, column + columns), columns <= 64.
 struct AccumulatorTile {
   int64_t row, rows;
   int64_t column;
@@ -31,25 +32,25 @@ struct AccumulatorTile {
   int64_t stride;
 };
 
-/// Receives every output exactly once, from several threads at a time.
+/// Receives every output exactly once. Called from several threads at a time.
 using AccumulatorSink = absl::FunctionRef<void(const AccumulatorTile& tile)>;
 
-/// sum over k of a(m, k) * b(n, k) under `rule`, one of the registry's
-/// (kernels/gemm/models/rules.h). CANCELLED or DEADLINE_EXCEEDED by the context; RESOURCE_EXHAUSTED
-/// when the workspace cannot be had.
+/// Gives `sink` the sums over k of a(m, k) * b(n, k) under `rule`, one of those of
+/// kernels/gemm/models/rules.h. CANCELLED or DEADLINE_EXCEEDED by the context; RESOURCE_EXHAUSTED
+/// where there is no memory for the workspace.
 absl::Status AccumulateFused(const OperandView& a, const OperandView& b, const FusedRule& rule,
                              const ExecutionContext& context, AccumulatorSink sink);
 
-/// The same for groups (rule.group > 1): E2M1 codes under E4M3 scales.
+/// As AccumulateFused for rules of groups (rule.group > 1): E2M1 codes under E4M3 scales.
 absl::Status AccumulateGroups(const OperandView& a, const OperandView& b, const FusedRule& rule,
                               const ExecutionContext& context, AccumulatorSink sink);
 
-/// The same for any rule at all, output by output: slow.
+/// As AccumulateFused for any rule, output by output and slowly.
 absl::Status AccumulateScalar(const OperandView& a, const OperandView& b, const FusedRule& rule,
                               const ExecutionContext& context, AccumulatorSink sink);
 
-/// The same by sequential fp32 FMA over k, from +0, on the decoded operands: of block-scaled ones,
-/// f32(element * scale).
+/// Gives `sink` the sums by sequential fp32 FMA over k, from +0, of the decoded operands; under
+/// block scales of f32(element * scale). Errors as AccumulateFused.
 absl::Status AccumulateFp32(const OperandView& a, const OperandView& b,
                             const ExecutionContext& context, AccumulatorSink sink);
 

@@ -51,7 +51,7 @@ CudaOperand OperandOf(const GemmOperand& operand, int64_t rows, int64_t k, bool 
   return view;
 }
 
-/// Packed forms of one operand; what a rule does not need is absent.
+/// The packed forms of one operand. Those that a rule does not need are absent.
 struct PackedMemory {
   std::shared_ptr<Buffer> values, shifts, scales, classes;
   Tensor special_rows;
@@ -147,7 +147,7 @@ class CudaAccumulator {
   }
 
   absl::Status Settle(const FusedRule& rule, PackedMemory& a, PackedMemory& b, int64_t words) {
-    return QG_CUDA_STATUS(LaunchSettle(
+    return QG_CUDA_STATUS(LaunchSpecialOutputs(
         {rule, operands_, PackedMemory::As<uint32_t>(a.classes),
          PackedMemory::As<uint32_t>(b.classes), words, a.special(), b.special(), accumulators_},
         device_.stream()));

@@ -1,4 +1,5 @@
-// Sequential fp32: operands decoded to fp32 once, then column panels of b against all rows of a.
+// Arithmetic fp32: operands are decoded to fp32 once, then panels of columns of b are multiplied
+// with all rows of a.
 #include <algorithm>
 #include <memory>
 #include <vector>
@@ -44,7 +45,7 @@ void ApplyScales(const OperandView& view, int64_t row, int64_t count, int64_t st
   }
 }
 
-/// Rows [row, row + rows) of a view as fp32 [rows][k].
+/// Decodes rows [row, row + rows) of a view to fp32 [rows][k].
 absl::StatusOr<std::shared_ptr<Buffer>> DecodedRows(const OperandView& view, int64_t row,
                                                     int64_t rows) {
   const int64_t count = rows * view.k;
@@ -57,7 +58,7 @@ absl::StatusOr<std::shared_ptr<Buffer>> DecodedRows(const OperandView& view, int
   return values;
 }
 
-/// Columns [column, column + kFp32Columns) of b as fp32 [k][kFp32Columns].
+/// Decodes columns [column, column + kFp32Columns) of b to fp32 [k][kFp32Columns].
 absl::StatusOr<std::shared_ptr<Buffer>> DecodedColumns(const OperandView& view, int64_t column) {
   const int64_t count = view.k * kFp32Columns;
   QG_ASSIGN_OR_RETURN(auto codes, Buffer::Allocate(count * DTypeBytes(view.dtype)));

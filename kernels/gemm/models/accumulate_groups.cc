@@ -1,4 +1,5 @@
-// NVFP4: rows of a are packed once, then each tile of columns packs its own b and walks K.
+// NVFP4: the rows of a are packed once, then each tile of columns packs its own part of b and walks
+// K.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -78,7 +79,8 @@ class GroupAccumulator {
     }
   };
 
-  /// Rows [row, row + rows) of a, and a row of zeros where rows is odd, in the order of GroupTask.
+  /// Packs rows [row, row + rows) of a, and a row of zeros where rows is odd, in the order of
+  /// GroupTask.
   void PackA(int64_t row, int64_t rows) {
     block_rows_ = RoundUp(rows, 2);
     ParallelFor(context_, block_rows_, 16, [&](int64_t begin, int64_t end) {
@@ -153,7 +155,7 @@ class GroupAccumulator {
     }
   }
 
-  /// Only scales can be NaN, and they make every output of their row or column NaN.
+  /// Sets the NaN outputs: only scales can be NaN, and each makes its whole row or column NaN.
   void SettleNans(int64_t row, int64_t rows, int64_t column, int columns, float* values) const {
     if (!a_classes_.any_special() && !b_classes_.any_special()) return;
     for (int64_t r = 0; r < rows; ++r) {

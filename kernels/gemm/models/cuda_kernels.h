@@ -1,9 +1,10 @@
-// The kernels of GemmCuda and how they are launched: operands are packed once, accumulators go to
-// an fp32 matrix, which the epilogue turns into the output.
+// The kernels of GemmCuda and their launchers. Operands are packed once, and accumulators go to an
+// fp32 matrix, which the epilogue turns into the output.
 //
 // How the fused kernels compute a step: panel.h derives why a fused multiply-add under rounding
 // toward zero, onto 2^(E - F + p), truncates a product to the step's grid and adds it. Truncation
-// is of magnitudes, so |a| * |b| is what is truncated, and the signs come after, without a choice:
+// is of magnitudes, so |a| * |b| is truncated, and the signs are applied afterwards, without
+// branches:
 //   narrow (FP8 at F = 13, float): one accumulator takes |a| * |b| of every product, the other
 //     a+ * b+ and a- * b-, of which at most one is not zero; the sum of the step is twice the
 //     second less the first. Both are exact by the bound of panel.h.
@@ -23,29 +24,31 @@
 
 namespace quantgate {
 
-/// Rows of packed operands are padded to this, and k to kPackedDepth.
+/// The rows of packed operands are padded to a multiple of this, and k to one of kPackedDepth.
 inline constexpr int kPackedRows = 128;
 inline constexpr int kPackedDepth = 32;
 
 // ---- Packing.
 
-/// Elements as fp32 numbers, NaN and infinity as a zero of their sign.
+/// Packs elements as fp32 numbers, NaN and infinity as a zero of their sign.
 struct PackProductsTask {
   CudaOperand operand;
   ScaleUse use;
   ProductOrder order;
-  int64_t k_end;  ///< Elements from here on are in no sum: packed as zeros.
+  int64_t k_end;  ///< Elements from here on are in no sum and are packed as zeros.
   int64_t rows_padded, k_padded;
   float* values;    ///< [k_padded / 4][rows_padded][4]
   int16_t* shifts;  ///< [k_padded / kPackedDepth][rows_padded]; null unless use is kExponents.
-  /// [rows][k_padded / 32][4]: bits of k that are NaN (or under a NaN scale), infinite, zero and
-  /// negative.
+  /// [rows][k_padded / 32][4]: sets of k, a bit each, that are NaN (or under a NaN scale),
+  /// infinite, zero and negative.
   uint32_t* classes;
-  uint32_t* special_rows;  ///< [1 + rows], zeroed: whether any row, and which, has NaN or infinity.
+  /// [1 + rows], zeroed before: whether any row, and then whether each row, has a NaN or an
+  /// infinity.
+  uint32_t* special_rows;
 };
 cudaError_t LaunchPackProducts(const PackProductsTask& task, cudaStream_t stream);
 
-/// Elements times their scales, rounded to fp32.
+/// Packs elements times their scales, rounded to fp32.
 struct PackRealsTask {
   CudaOperand operand;
   float padding;  ///< -0 for one of the operands: fma(+0, -0, x) is x, -0 included.
@@ -54,40 +57,41 @@ struct PackRealsTask {
 };
 cudaError_t LaunchPackReals(const PackRealsTask& task, cudaStream_t stream);
 
-/// FP4 codes as twice their values, int8, and the scales of their groups.
+/// Packs FP4 codes as twice their values in int8, and the scales of their groups.
 struct PackGroupsTask {
   CudaOperand operand;
-  int64_t rows_padded, k_padded;  ///< k to whole steps.
-  uint32_t* values;               ///< [k_padded / 4][rows_padded], four a word.
+  int64_t rows_padded, k_padded;  ///< k is padded to whole steps.
+  uint32_t* values;               ///< [k_padded / 4][rows_padded], four values in each word.
   int32_t* scales;                ///< [k_padded / 16][rows_padded]: significand + 256 * exponent.
-  uint32_t* special_rows;         ///< As above.
+  uint32_t* special_rows;         ///< As in PackProductsTask.
 };
 cudaError_t LaunchPackGroups(const PackGroupsTask& task, cudaStream_t stream);
 
 // ---- Accumulators [m][n].
 
-/// A packed operand.
+/// A packed operand as the kernels read it.
 struct PackedOperand {
   const float* values = nullptr;
   const int16_t* shifts = nullptr;    ///< Null: none.
-  const uint32_t* classes = nullptr;  ///< As PackProductsTask has them.
+  const uint32_t* classes = nullptr;  ///< As in PackProductsTask.
   int64_t rows = 0, rows_padded = 0;
   int64_t k_padded = 0;
-  int exponent_min = 0;  ///< Of the elements' format: what subnormals count with.
+  int exponent_min = 0;  ///< The format's smallest exponent, with which subnormals count.
 };
 
-/// One slice of k. Rules of any step that divides 32 and of F up to 25, not grouped.
+/// Computes the accumulators of one slice of k, under rules without groups whose step divides 32
+/// and whose F is at most 25.
 struct FusedTask {
   FusedRule rule;
   PackedOperand a, b;
-  CudaOperand a_scales, b_scales;  ///< Factors of promoted sums, where the rule has them.
+  CudaOperand a_scales, b_scales;  ///< Hold the factors of promoted sums, where the rule has them.
   int64_t m, n;
-  int64_t begin, end;  ///< Of k: multiples of kPackedDepth.
+  int64_t begin, end;  ///< The slice of k, in multiples of kPackedDepth.
   float* accumulators;
 };
 cudaError_t LaunchFused(const FusedTask& task, cudaStream_t stream);
 
-/// NVFP4: steps of 4 groups of 16.
+/// Computes the accumulators of NVFP4, in steps of 4 groups of 16.
 struct GroupsTask {
   const uint32_t* a;
   const uint32_t* b;
@@ -100,7 +104,7 @@ struct GroupsTask {
 };
 cudaError_t LaunchGroups(const GroupsTask& task, cudaStream_t stream);
 
-/// Sequential fp32 FMA over k.
+/// Computes accumulators by sequential fp32 FMA over k.
 struct Fp32Task {
   const float* a;
   const float* b;
@@ -110,13 +114,13 @@ struct Fp32Task {
 };
 cudaError_t LaunchFp32(const Fp32Task& task, cudaStream_t stream);
 
-/// Two operands as they are.
+/// Two operands that are not packed.
 struct OperandPair {
   CudaOperand a, b;
   ScaleUse use = ScaleUse::kNone;
 };
 
-/// Any rule at all, one thread an output: DotUnder.
+/// Computes accumulators under any rule by DotUnder, with a thread for each output.
 struct ScalarTask {
   FusedRule rule;
   OperandPair operands;
@@ -124,19 +128,19 @@ struct ScalarTask {
 };
 cudaError_t LaunchScalar(const ScalarTask& task, cudaStream_t stream);
 
-/// Replaces the outputs that a NaN or an infinity reaches; the fused kernels took those operands
-/// for zeros. Without classes only NaN is possible, and takes whole rows and columns.
-struct SettleTask {
+/// Replaces the outputs that a NaN or an infinity reaches, which the fused kernels took for zeros.
+/// Without classes there is only NaN, which reaches whole rows and columns.
+struct SpecialOutputsTask {
   FusedRule rule;
   OperandPair operands;
   const uint32_t* a_classes;
   const uint32_t* b_classes;
-  int64_t words;  ///< Of each class.
+  int64_t words;  ///< Words of each set of a row.
   const uint32_t* a_special_rows;
   const uint32_t* b_special_rows;
   float* accumulators;
 };
-cudaError_t LaunchSettle(const SettleTask& task, cudaStream_t stream);
+cudaError_t LaunchSpecialOutputs(const SpecialOutputsTask& task, cudaStream_t stream);
 
 /// total[i] = total[i] + slice[i].
 cudaError_t LaunchAddSlice(const float* slice, int64_t count, float* total, cudaStream_t stream);
@@ -151,8 +155,8 @@ struct EpilogueTask {
   Combination combination;
   bool keeps_negative_zero;
   float alpha, beta;
-  float reciprocal;         ///< A last factor of the coefficient; 1 but for nv16.
-  const float* scale_a;     ///< [1], of the tensor or the amax of nv16; null: 1.
+  float reciprocal;         ///< The last factor of the coefficient; 1 except under nv16.
+  const float* scale_a;     ///< [1], a per-tensor scale or an amax of nv16; null: 1.
   const float* scale_b;     ///< [1]; null: 1.
   const float* row_scales;  ///< [m], with column_scales: outer-vector scales; null: none.
   const float* column_scales;
@@ -163,12 +167,12 @@ struct EpilogueTask {
   const void* bias;  ///< [n]; null: none.
   FormatId bias_format;
   const float* d_scale;  ///< [1]; null: 1.
-  uint32_t* amax;        ///< Bits, zeroed: FP8 outputs only.
+  uint32_t* amax;        ///< Receives the bits of the amax of an FP8 output; zeroed before.
 };
 cudaError_t LaunchEpilogue(const EpilogueTask& task, cudaStream_t stream);
 
-/// The index of the first of `count` scales that E8M0 does not have, to *first, which holds `count`
-/// at least.
+/// Lowers *first, which is at least `count` before, to the index of the first of `count` scales
+/// that is not a number of E8M0.
 cudaError_t LaunchFindScaleOffE8M0(const float* scales, int64_t count, unsigned long long* first,
                                    cudaStream_t stream);
 

@@ -1,4 +1,4 @@
-// Sequential fp32 FMA over k, one chain an output.
+// Sequential fp32 FMA over k, a chain for each output.
 #include "kernels/gemm/models/cuda_kernels.h"
 
 namespace quantgate {
@@ -22,7 +22,7 @@ __device__ void LoadChunk(const float* values, int64_t rows_padded, int64_t row,
   }
 }
 
-/// The row of a tile that is a thread's i-th: fours, 64 apart.
+/// The row of the tile that is a thread's i-th row: groups of four, 64 apart.
 __device__ constexpr int RowOf(int place, int i) { return i / 4 * 64 + place * 4 + i % 4; }
 
 __device__ void LoadRow(const float* line, int place, float (&out)[kEdge]) {

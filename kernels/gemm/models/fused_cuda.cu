@@ -1,5 +1,5 @@
-// Fused steps on CUDA cores (docs/tensor-cores.md section 1): a block computes a tile of outputs,
-// chunk after chunk of k. cuda_kernels.h says how a step becomes multiply-adds.
+// Fused steps on CUDA cores (docs/tensor-cores.md section 1): a block of threads computes a tile of
+// outputs, one chunk of k after the other. cuda_kernels.h says how a step becomes multiply-adds.
 #include <type_traits>
 
 #include "kernels/gemm/models/cuda_kernels.h"
@@ -8,15 +8,15 @@
 namespace quantgate {
 namespace {
 
-constexpr int kDepth = kPackedDepth;  // k of one chunk, and the longest step.
+constexpr int kDepth = kPackedDepth;  // k of a chunk, and the longest step.
 constexpr int kThreads = 256;         // 16 x 16.
-/// The exponent of a zero, in 16 bits: below all others, and twice it still fits.
+/// The exponent of a zero: below all others, and twice it still fits 16 bits.
 constexpr int kExponentOfZero = -8192;
 
 /// FP8 products at F = 13: 8-bit significands, exact in float.
 struct Narrow {
   using Value = float;
-  static constexpr int kRows = 8, kColumns = 4;  // Outputs of a thread.
+  static constexpr int kRows = 8, kColumns = 4;  // The outputs of a thread.
   static constexpr int kBlocksPerSm = 2;
 
   template <int kTileRows>
@@ -33,8 +33,8 @@ struct Narrow {
   };
 };
 
-/// All others, F up to 25: values of at most 20 fraction bits, of which the upper half of a double
-/// has all.
+/// All other products, F up to 25: values of at most 20 fraction bits, all of which are in the
+/// upper half of a double.
 template <bool kScaled>
 struct Wide {
   using Value = double;
@@ -44,8 +44,8 @@ struct Wide {
   template <int kTileRows>
   struct Planes {
     int magnitude[kDepth][kTileRows];
-    int mask[kDepth][kTileRows];   // All ones of negative elements.
-    uint32_t negative[kTileRows];  // Bit i: element i is.
+    int mask[kDepth][kTileRows];   // All ones where the element is negative, else 0.
+    uint32_t negative[kTileRows];  // Bit i: element i is negative.
 
     __device__ void Store(float value, int k, int row) {
       magnitude[k][row] = __double2hiint(static_cast<double>(fabsf(value)));
@@ -54,13 +54,13 @@ struct Wide {
   };
 };
 
-/// One operand's share of a chunk, rows side by side.
+/// A chunk of one operand, rows side by side.
 template <class Panel, int kTileRows>
 struct SharedPanel {
   typename Panel::template Planes<kTileRows> planes;
-  uint32_t exponents[kDepth / 2][kTileRows];  // Of two k, 16 bits each.
+  uint32_t exponents[kDepth / 2][kTileRows];  // Those of two k in each word, 16 bits each.
   int shifts[kTileRows];
-  float scales[kTileRows];  // Of the promoted part.
+  float scales[kTileRows];  // Scales of the promoted part.
 };
 
 /// The exponent of a packed element as its format has it.
@@ -113,7 +113,7 @@ __device__ void LoadScales(const CudaOperand& operand, int64_t row, int64_t k,
   }
 }
 
-/// The row of a tile that is a thread's i-th: fours, 64 apart.
+/// The row of the tile that is a thread's i-th row: groups of four, 64 apart.
 __device__ constexpr int RowOf(int place, int i) { return i / 4 * 64 + place * 4 + i % 4; }
 
 /// A thread's kCount of the values of one k.
@@ -125,7 +125,8 @@ __device__ void LoadRow(const T* line, int place, T (&out)[kCount]) {
   }
 }
 
-/// What the two kinds of tiles share: a thread's place, and the largest exponents of a step.
+/// The common part of the two kinds of tiles: a thread's place, and the largest exponents of a
+/// step.
 template <class PanelType, int kStep>
 struct TilePlace {
   using Panel = PanelType;
@@ -139,7 +140,7 @@ struct TilePlace {
 
   const FusedTask& task;
   const Shared& shared;
-  const int row_place, column_place;  // Of the thread, 0 to 15.
+  const int row_place, column_place;  // The thread's place in the tile, 0 to 15.
 
   template <class Body>
   static __device__ void ForEachOutput(const Body& body) {
@@ -299,7 +300,7 @@ struct Tile<Wide<kScaled>, kStep> : TilePlace<Wide<kScaled>, kStep> {
   }
 };
 
-/// Stores a thread's accumulators, or promotes them into what is stored, and starts again from +0.
+/// Stores a thread's accumulators, or promotes them into the stored ones, and starts again from +0.
 template <class T>
 __device__ void StoreOutputs(const FusedTask& task, const T& tile, int64_t row, int64_t column,
                              bool is_first_part, typename T::Value (&c)[T::kRows][T::kColumns],
@@ -330,7 +331,7 @@ __global__ void __launch_bounds__(kThreads, Panel::kBlocksPerSm) Fused(const Fus
   const int64_t row_tiles = (task.m + T::kTileRows - 1) / T::kTileRows;
   const int64_t row = blockIdx.x % row_tiles * T::kTileRows;
   const int64_t column = blockIdx.x / row_tiles * T::kTileColumns;
-  // A warp has 4 x 8 of the threads' places, so that it reads few different words of a line.
+  // A warp takes 4 x 8 places of the tile, so that it reads few different words of a line.
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const T tile{{task, shared, warp / 2 * 4 + lane / 8, warp % 2 * 8 + lane % 8}};
   typename T::Value c[T::kRows][T::kColumns] = {};

@@ -1,6 +1,6 @@
 // The beginning and the end of a fused step whose sums are kept in double: device code that the
-// fused and the grouped kernels share. An accumulator between steps is a double that is an fp32
-// number (or an fp16 one, where the rule says so).
+// kernels of fused steps and of groups share. Between steps an accumulator is a double whose value
+// is an fp32 number, or an fp16 one where the rule says so.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,7 +16,7 @@ __device__ inline double PowerOfTwo(int exponent) {
   return __hiloint2double((exponent + 1023) << 20, 0);
 }
 
-/// The exponent of an accumulator as in Unpack (subnormals share the smallest normal's), very low
+/// The exponent of an accumulator as in Unpack (subnormals have the smallest normal's); very low
 /// for zero.
 __device__ inline int AccumulatorExponent(const FusedRule& rule, double c) {
   const int field = __double2hiint(c) >> 20 & 0x7FF;
@@ -25,7 +25,7 @@ __device__ inline int AccumulatorExponent(const FusedRule& rule, double c) {
   return field == 0 ? -10000 : exponent < 128 ? exponent : 128;
 }
 
-/// The start value of a step in double: a unit in its last place is 2^(E - F).
+/// The start value of a step in double, whose unit in the last place is 2^(E - F).
 __device__ inline double StartOf(const FusedRule& rule, int product_exponent, double c) {
   const int c_exponent = AccumulatorExponent(rule, c);
   int exponent = product_exponent > c_exponent ? product_exponent : c_exponent;
@@ -33,8 +33,8 @@ __device__ inline double StartOf(const FusedRule& rule, int product_exponent, do
   return PowerOfTwo(exponent - rule.align_bits + 52);
 }
 
-/// Which outputs of a thread have overflowed to an infinity, which finite products never leave
-/// again. The accumulators of such outputs go on from zero and count no more.
+/// The outputs of a thread that have overflowed to an infinity, which finite products do not change
+/// any more. The accumulators of such outputs go on from zero and are ignored.
 struct Overflows {
   uint32_t infinite = 0, negative = 0;
 
@@ -49,8 +49,8 @@ struct Overflows {
   }
 };
 
-/// Rounds an exact sum as the rule's accumulators are; out_mantissa is 23. Zero, also what rounds
-/// to it, is +0.
+/// Rounds an exact sum to the type of the rule's accumulators; out_mantissa is 23. Zero, and what
+/// rounds to zero, is +0.
 __device__ inline void RoundAccumulator(const FusedRule& rule, int output, double& sum,
                                         Overflows& overflows) {
   const bool is_negative = sum < 0;
@@ -75,8 +75,8 @@ __device__ inline void RoundAccumulator(const FusedRule& rule, int output, doubl
   sum = is_negative && magnitude != 0 ? -magnitude : magnitude;
 }
 
-/// Truncates a sum to 23 fraction bits; false where that is not yet what RoundAccumulator gives: a
-/// subnormal or an infinity.
+/// Truncates a sum to 23 fraction bits. False where RoundAccumulator would give something else: for
+/// subnormals and infinities.
 __device__ inline bool TruncateToFloat(double& sum) {
   constexpr uint32_t kSmallest = (1023u - 126) << 20, kLargest = (1023u + 127) << 20;
   const uint32_t high = static_cast<uint32_t>(__double2hiint(sum));
@@ -84,18 +84,18 @@ __device__ inline bool TruncateToFloat(double& sum) {
   return high == 0 || (high & 0x7FF00000u) - kSmallest <= kLargest - kSmallest;
 }
 
-/// value * 2^exponent for values whose exponents leave room for it.
+/// value * 2^exponent where the result is a normal number or value is 0.
 __device__ inline double TimesPowerOfTwo(double value, int exponent) {
   const int high = __double2hiint(value);
   return __hiloint2double(high == 0 ? 0 : high + (exponent << 20), __double2loint(value));
 }
 
-/// The start of the steps of one rule, by additions to exponent fields in place.
+/// Begins the steps of one rule by additions to the exponent fields of doubles.
 struct WideStart {
-  int c_exponent_min;  // In the place of a double's exponent.
-  int to_start;        // From the largest exponent to that of the start value.
-  int zero = 0;        // The lower word of start values. The compiler is not to know: it would
-                       // rather put each pair of registers together again before every use.
+  int c_exponent_min;  // At the place of a double's exponent field.
+  int to_start;        // Distance from the largest exponent to that of the start value.
+  int zero = 0;        // The lower word of start values, hidden from the compiler, which would
+                       // otherwise build each pair of registers again before every use.
 
   __device__ explicit WideStart(const FusedRule& rule)
       : c_exponent_min((1023 + (rule.f16_accumulator ? -14 : -126)) << 20),
@@ -103,8 +103,9 @@ struct WideStart {
     asm volatile("" : "+r"(zero));
   }
 
-  /// A step's start value, 2^52 units of the grid, for products without their scales of 2^shift.
-  /// Returns the accumulator's units: its magnitude truncated, below 2^26.
+  /// Sets `start` to the step's start value, 2^52 units of the grid, for products whose scale
+  /// 2^shift is not applied. Returns the accumulator in units: its magnitude truncated to below
+  /// 2^26, with its sign.
   __device__ int Begin(int product_exponent, int shift, double c, double& start) const {
     const int product = product_exponent + shift;
     const int largest = product > kFusedExponentFloor ? product : kFusedExponentFloor;

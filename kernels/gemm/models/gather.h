@@ -1,4 +1,4 @@
-// Copies of operand codes in the order that packing wants, whatever the operand's layout.
+// Copies operand codes to the order that packing wants, whatever the operand's layout.
 #pragma once
 
 #include <cstdint>
@@ -7,12 +7,12 @@
 
 namespace quantgate {
 
-/// Codes (row + r, k + i) to out[r * out_stride + i], r < rows, i < depth.
+/// Copies code (row + r, k + i) to out[r * out_stride + i] for r < rows, i < depth.
 void GatherByRow(const OperandView& view, int64_t row, int64_t rows, int64_t k, int64_t depth,
                  int64_t out_stride, void* out);
 
-/// Codes (row + j, k + i) to out[i * columns + j], i < depth; zero codes where row + j or k + i lie
-/// outside the operand.
+/// Copies code (row + j, k + i) to out[i * columns + j] for j < columns, i < depth; zero codes
+/// where row + j or k + i lies outside the operand.
 void GatherByK(const OperandView& view, int64_t row, int columns, int64_t k, int64_t depth,
                void* out);
 

@@ -1,5 +1,5 @@
 // The vector kernels of NVFP4 groups and of scaled promotion, written once over the registers of an
-// instruction set as panel_kernels_body.h is; panel.h derives why the sums are exact.
+// instruction set, like panel_kernels_body.h. panel.h derives why the sums are exact.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +43,8 @@ struct GroupSteps {
     }
   }
 
-  /// The fused step of V::kDoubles accumulators from their group sums, `stride` floats apart.
+  /// Takes the fused step of V::kDoubles accumulators from their group sums, which are `stride`
+  /// floats apart.
   static inline void Finish(const float* sums, int stride, const GroupScale* a_scales,
                             const double* b_scales, const int32_t* b_exponents, int align_bits,
                             float* accumulators) {

@@ -1,7 +1,7 @@
-// NVFP4 on CUDA cores: groups of 16 products summed by dp4a, which is exact, then fused steps of 4
-// groups (docs/tensor-cores.md section 1). A term is a whole number of 2^-8 below 2^20, times a
-// power of two: exact in double, and its q_t at F = 35 below 2^(F+12), so that sums are exact too
-// (panel.h).
+// NVFP4 on CUDA cores: dp4a sums groups of 16 products, exactly; then come fused steps of 4 groups
+// (docs/tensor-cores.md section 1). A term is a whole number, below 2^20, of units of 2^-8, times a
+// power of two. It is exact in double, and its q_t at F = 35 is below 2^(F+12), so that sums are
+// exact too (panel.h).
 #include "kernels/gemm/models/cuda_kernels.h"
 #include "kernels/gemm/models/fused_finish.h"
 
@@ -11,9 +11,9 @@ namespace {
 constexpr int kThreads = 256;  // 16 x 16, 4 x 4 outputs each.
 constexpr int kEdge = 4;
 constexpr int kTile = 64;
-constexpr int kGroups = 4;        // Of a step.
-constexpr int kWords = 16;        // Of a step and row, four codes each.
-constexpr int kTermFraction = 8;  // Quarters, and 3 bits of either scale.
+constexpr int kGroups = 4;        // Groups of a step.
+constexpr int kWords = 16;        // Words of a step and row, four codes each.
+constexpr int kTermFraction = 8;  // Fraction bits of a term: 2 of products, 3 of each scale.
 
 struct SharedPanel {
   uint32_t values[kWords][kTile];
@@ -37,7 +37,7 @@ __device__ void LoadFour(const T* line, int place, int (&out)[kEdge]) {
   *reinterpret_cast<int4*>(out) = *reinterpret_cast<const int4*>(&line[place * kEdge]);
 }
 
-/// Signed whole numbers of 2^-8: the sums of group g times the significands of both scales.
+/// The terms of group g, in units of 2^-8: its sums times the significands of both scales.
 __device__ void GroupTerms(const SharedPanel& a, const SharedPanel& b, int g, int row_place,
                            int column_place, int (&terms)[kEdge][kEdge]) {
 #pragma unroll
@@ -72,7 +72,7 @@ __device__ double Truncated(double value, double start) {
   return __dadd_rz(value, with_sign) - with_sign;
 }
 
-/// The same of term * 2^exponent, without rounding between.
+/// The same for term * 2^exponent, without a rounding in between.
 __device__ double TruncatedTerm(int term, int exponent, double start) {
   // The bits of 2^52 + 2^31 + term, less the first two.
   const double exact = __hiloint2double(0x43300000, term ^ 0x80000000) - 4503601774854144.0;

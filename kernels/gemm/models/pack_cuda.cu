@@ -1,4 +1,4 @@
-// Operands decoded once, whatever their format and layout, into what the GEMM kernels read: four k
+// Decodes operands of any format and layout once into the form that the GEMM kernels read: four k
 // of a row together, rows side by side.
 #include "kernels/gemm/models/cuda_kernels.h"
 #include "kernels/numerics/cast.h"
@@ -7,12 +7,12 @@
 namespace quantgate {
 namespace {
 
-constexpr int kTile = 32;  // Rows and k of a block's tile.
+constexpr int kTile = 32;  // Rows and k of the tile of a block of threads.
 constexpr int kWarps = 8;
 constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 
-/// Codes of rows [row, row + kTile) by k in [k, k + kTile), 0 beyond the operand: read along the
-/// dim that is contiguous, kept as [row][k].
+/// Reads the codes of rows [row, row + kTile) by k in [k, k + kTile) along the contiguous dim and
+/// keeps them as [row][k]; 0 beyond the operand.
 __device__ void LoadCodes(const CudaOperand& operand, int64_t row, int64_t k,
                           uint32_t (&codes)[kTile][kTile + 1]) {
   const int lane = threadIdx.x % 32;
@@ -26,7 +26,7 @@ __device__ void LoadCodes(const CudaOperand& operand, int64_t row, int64_t k,
   __syncthreads();
 }
 
-/// Rows of tiles go in y, which may be fewer than there are; tiles of k in x.
+/// Tiles of k are in x of the grid, tiles of rows in y, which may be fewer than there are.
 template <class Body>
 __device__ void ForEachTile(int64_t rows_padded, const Body& body) {
   const int64_t k = int64_t(blockIdx.x) * kTile;
@@ -108,14 +108,14 @@ __global__ void PackReals(const PackRealsTask task) {
   });
 }
 
-/// Twice the value of an E2M1 code: 0, 1, 2, 3, 4, 6, 8 or 12, and its sign.
+/// Twice the value of an E2M1 code: 0, 1, 2, 3, 4, 6, 8 or 12, with its sign.
 __device__ uint32_t TwiceE2M1(uint32_t code) {
   const Unpacked u = Unpack<E2M1>(static_cast<uint8_t>(code));
   const int twice = static_cast<int>(u.significand) << u.exponent;
   return static_cast<uint32_t>(u.negative ? -twice : twice) & 0xFF;
 }
 
-/// One thread a row and group of 16.
+/// A thread for each row and group of 16.
 __global__ void PackGroups(const PackGroupsTask task) {
   constexpr int kGroup = 16;
   const int64_t groups = task.k_padded / kGroup;

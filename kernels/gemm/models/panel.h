@@ -1,12 +1,13 @@
-// The packed form of GEMM operands and the kernels that multiply it, one set per instruction set.
+// The packed form of GEMM operands and the kernels that multiply it, with a set of kernels for each
+// instruction set.
 //
 // How a kernel computes a fused step without integers: with E the step's largest exponent, an
-// accumulator that starts at 2^(E - F + p) (p: mantissa bits of the type it is held in) has a unit
-// in the last place of 2^(E - F), so under rounding toward zero one fused multiply-add truncates
-// the exact product to that grid and adds it, which is the step's q_t. Truncation is of magnitudes,
-// so positive and negative products go to two accumulators of opposite sign, whose sum is exact.
-// Bounds, in units of the grid: each |q_t| < 2^(F+2), so with L products and the fp32 accumulator
-// all of one sign the sum stays below (L + 1) * 2^(F+2):
+// accumulator that starts at 2^(E - F + p) (p: the mantissa bits of the type that holds it) has a
+// unit in the last place of 2^(E - F). So under rounding toward zero one fused multiply-add
+// truncates the exact product to that grid and adds it, which is the step's q_t. Truncation is of
+// magnitudes, so positive and negative products go to two accumulators of opposite sign, whose sum
+// is exact. Bounds, in units of the grid: each |q_t| < 2^(F+2), so with L products and the fp32
+// accumulator all of one sign the sum stays below (L + 1) * 2^(F+2):
 //   narrow F=13, L<=32, p=23 (float):  33 * 2^15 < 2^23, so the accumulator stays in its binade;
 //   wide   F<=25, L<=32, p=52 (double): 33 * 2^27 < 2^52, likewise.
 // Groups of NVFP4 (F=35): 16 products of E2M1 numbers are a whole number of quarters, at most
@@ -22,17 +23,19 @@
 
 namespace quantgate {
 
-/// FP8 products at F=13: 8-bit significands, exact in float.
+/// For FP8 products at F=13: 8-bit significands, exact in float.
 struct NarrowPanel {
   using Value = float;
   using Exponent = int8_t;
   static constexpr int kColumns = 64;
   static constexpr int kOutMantissa = 13;
-  /// Below every exponent of a product of FP8 numbers (-32), and twice it still fits the type.
+  /// Below the exponent of every product of FP8 numbers (-32); twice this value still fits the
+  /// type.
   static constexpr Exponent kExponentOfZero = -64;
 };
 
-/// All others, block-scaled ones too: up to 22 bits under powers of two, exact in double.
+/// For all other products, block-scaled ones too: up to 22 bits times powers of two, exact in
+/// double.
 struct WidePanel {
   using Value = double;
   using Exponent = int16_t;
@@ -41,8 +44,8 @@ struct WidePanel {
   static constexpr Exponent kExponentOfZero = -16384;
 };
 
-/// Codes of one dtype to packed values, their exponents as in Unpack, NaN and infinity replaced by
-/// zero (outputs that they reach are settled by SpecialOutputs). f32 is rounded to tf32 first;
+/// Decodes codes of one dtype to packed values and their exponents as in Unpack. NaN and infinity
+/// become zero (special_outputs.h gives the outputs that they reach). f32 is rounded to tf32 first;
 /// codes of kF4E2M1x2 come one in each byte.
 template <class Panel>
 using DecodeRowKernel = void (*)(const void* codes, DType dtype, int64_t count,
@@ -57,13 +60,13 @@ using DecodeColumnsKernel = void (*)(const void* codes, DType dtype, int depth,
                                      typename Panel::Value* values,
                                      typename Panel::Exponent* exponents);
 
-/// rows (even) x kColumns accumulators, each advanced by `steps` fused steps. The order of a is
-/// that in which a kernel reads it, step after step and row after row, so that the processor can
-/// fetch ahead.
+/// Advances rows (even) x kColumns accumulators by `steps` fused steps. `a` is in the order in
+/// which a kernel reads it, step after step and row after row, so that the processor can prefetch
+/// it.
 template <class Panel>
 struct PanelTask {
-  const typename Panel::Value*
-      a;  ///< [steps][a_rows][step], at the panel's first step and the task's first row.
+  /// [steps][a_rows][step], at the panel's first step and the task's first row.
+  const typename Panel::Value* a;
   const typename Panel::Exponent* a_exponents;
   int64_t a_rows;
   int64_t rows;
@@ -86,8 +89,8 @@ struct PanelKernels {
   MultiplyKernel<Panel> multiply;
 };
 
-/// NVFP4: E2M1 values in groups of kGroup, kGroups groups a step, each under the product of two
-/// scales. A scale of zero has the value 0 and the exponent kExponentOfZero.
+/// For NVFP4: E2M1 values in groups of kGroup, kGroups groups in each step, each group under the
+/// product of two scales. A scale of zero has the value 0 and the exponent kExponentOfZero.
 struct GroupPanel {
   static constexpr int kColumns = 32;
   static constexpr int kGroup = 16;

@@ -1,6 +1,6 @@
-// Decoding of codes into packed panels, as plain loops that each kernel file compiles with its own
-// instruction set. Everything is a template on a type local to that file, so that no function built
-// for one instruction set is ever linked into another's callers.
+// Decodes codes into packed panels by plain loops, which each kernel file compiles for its own
+// instruction set. Everything is a template on a type that is local to that file, so that no
+// function built for one instruction set is linked into callers of another.
 #pragma once
 
 #include <bit>
@@ -38,7 +38,7 @@ struct PanelDecode {
     if constexpr (C::kBits < 8) code &= (1u << C::kBits) - 1;
     const uint32_t magnitude = code & ~static_cast<uint32_t>(C::kSignMask);
     const int32_t field = static_cast<int32_t>(magnitude >> Format::kMantissaBits);
-    // Arithmetic in place of choices: of E2M1's few fields compilers would make branches.
+    // Arithmetic instead of conditions, which compilers turn into branches for E2M1's few fields.
     const int32_t is_normal = field != 0;
     const int32_t exponent = field + 1 - is_normal - Format::kBias;
     const int32_t significand =
@@ -64,7 +64,8 @@ struct PanelDecode {
     const auto* codes = static_cast<const typename Format::Storage*>(source);
     for (int64_t begin = 0; begin < count; begin += kRun) {
       const int64_t length = count - begin < kRun ? count - begin : kRun;
-      // As in Columns; nor do they a loop in which tf32's NaN go a way of their own.
+      // As in Columns; compilers do not vectorise a loop in which tf32 treats NaN separately
+      // either.
       uint32_t run[kRun];
       for (int64_t i = 0; i < length; ++i) run[i] = Load<Format>(codes, begin + i);
       for (int64_t i = 0; i < length; ++i) {
@@ -82,7 +83,7 @@ struct PanelDecode {
     constexpr int kColumns = Panel::kColumns;
     const auto* codes = static_cast<const typename Format::Storage*>(source);
     for (int k = 0; k < depth; ++k) {
-      // Of one width with what is made of them: compilers do not vectorise bytes to doubles.
+      // Widened to 32 bits first, since compilers do not vectorise a loop from bytes to doubles.
       uint32_t row[kColumns];
       for (int j = 0; j < kColumns; ++j) row[j] = Load<Format>(codes, int64_t(k) * kColumns + j);
       for (int j = 0; j < kColumns; ++j) {

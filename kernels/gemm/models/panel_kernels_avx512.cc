@@ -17,8 +17,8 @@ struct Avx512 {
   using HalfFloats = __m256;  // As many floats as Doubles has doubles.
   using HalfIntegers = __m256i;
   static constexpr int kFloats = 16, kDoubles = 8;
-  static constexpr int kRows =
-      2;  // 2 rows x 4 registers x 2 signs: 16 accumulators hide the FMA's latency.
+  // 2 rows x 4 registers x 2 signs: 16 accumulators hide the latency of FMA.
+  static constexpr int kRows = 2;
 
   static Integers LoadInteger(const void* p) { return _mm512_load_si512(p); }
   static Integers SetInt8(int8_t x) { return _mm512_set1_epi8(x); }

@@ -1,9 +1,9 @@
-// The vector panel kernels, written once over the registers of an instruction set. `V` supplies
-// them; it is local to the file that includes this, so each instantiation is too. panel.h derives
-// why the sums are exact.
+// The vector panel kernels, written once over the registers of an instruction set, which `V`
+// supplies. V is local to the file that includes this, and so is each instantiation. panel.h
+// derives why the sums are exact.
 //
 // A block is one register of exponents and the four registers of values that go with it: 64 floats
-// or 32 doubles with 512 bits, 32 or 16 with 256.
+// or 32 doubles with 512 bits, 32 floats or 16 doubles with 256.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,8 @@ struct NarrowSteps {
   using Panel = NarrowPanel;
   using Sums = typename V::Floats;
   static constexpr int kLanes = V::kFloats;
-  static constexpr int kExponentFloor = -128;  // The type's; products with a zero operand reach it.
+  // The smallest of the type; products with a zero operand reach it.
+  static constexpr int kExponentFloor = -128;
 
   static auto SetExponent(int8_t x) { return V::SetInt8(x); }
   static auto AddExponent(typename V::Integers x, typename V::Integers y) {
@@ -35,9 +36,9 @@ struct NarrowSteps {
 
   /// 2^(E - 13 + 23) for the accumulators at `c` and products of largest exponents `product_max`.
   static Sums Start(const float* c, const int8_t* product_max, int /*align_bits*/) {
-    // A zero has exponent field 0 and so takes no part: -127 is below every product. A non-zero one
-    // is a multiple of the smallest product, 2^-32, so it is normal and above what a product with a
-    // zero operand counts as.
+    // A zero accumulator has exponent field 0 and so takes no part, since -127 is below every
+    // product. A nonzero one is a multiple of the smallest product, 2^-32, so it is normal and its
+    // exponent is above that of a product with a zero operand.
     const auto exponent =
         V::MaxInt32(V::ExponentOf(V::LoadFloat(c)), V::LoadWidenedInt8(product_max));
     return V::PowerOfTwo(V::AddInt32(exponent, V::SetInt32(-13 + 23)));
@@ -47,7 +48,7 @@ struct NarrowSteps {
   static void Store(float* p, Sums sum) { V::StoreFloat(p, V::KeepThirteenBits(sum)); }
 };
 
-/// All else: F up to 25, sums in double.
+/// All other products: F up to 25, sums in double.
 template <class V>
 struct WideSteps {
   using Panel = WidePanel;
@@ -86,8 +87,8 @@ struct FusedSteps {
   static constexpr int kColumns = Panel::kColumns;
   static constexpr int kRegisters = 4;
   static constexpr int kBlock = kRegisters * S::kLanes;  // Columns.
-  // Rows whose largest exponents are found together, ahead of their sums: two long chains of
-  // dependent instructions that would otherwise follow each other.
+  // The rows whose largest exponents are found together before their sums, so that two long chains
+  // of dependent instructions do not follow each other for each row.
   static constexpr int kExponentRows = 16;
 
   /// largest[r][j] = max over i of a[r][i] + b[i][j], for kRows rows of a and one block of columns.
@@ -119,8 +120,8 @@ struct FusedSteps {
         negative[r][v] = V::Sub(V::Min(S::LoadAccumulators(c), S::Zero()), start);
       }
     }
-    uint32_t
-        signs[kRows];  // Bit i: a[r][i] is negative. One load for all, since loads are the limit.
+    // Bit i: a[r][i] is negative. Found by one load for all i, since loads are the bottleneck.
+    uint32_t signs[kRows];
     for (int r = 0; r < kRows; ++r) signs[r] = V::template Signs<kStep>(a + r * kStep);
     for (int i = 0; i < kStep; ++i) {
       for (int r = 0; r < kRows; ++r) {
@@ -143,7 +144,8 @@ struct FusedSteps {
     }
   }
 
-  /// Asks for the cache lines that the rows after this block will read: a streams from beyond L2.
+  /// Prefetches the cache lines that the rows after this block will read, since `a` comes from
+  /// beyond L2.
   static inline void FetchAhead(const void* begin, size_t bytes) {
     for (size_t i = 0; i < bytes; i += 64) {
       __builtin_prefetch(static_cast<const char*>(begin) + i);

@@ -1,4 +1,5 @@
-// Panel kernels in portable C++: the same packed operands, integer sums, no rounding mode.
+// Panel kernels in portable C++, on the same packed operands, with integer sums and no rounding
+// mode.
 #include <cmath>
 
 #include "kernels/gemm/models/panel.h"
@@ -58,7 +59,7 @@ void FusedStepOfRow(const PanelTask<Panel>& task, int64_t row, int step_index,
     }
   }
   for (int j = 0; j < kColumns; ++j) {
-    // An accumulator that overflowed stays infinite: all products here are finite.
+    // An accumulator that overflowed stays infinite, since all products here are finite.
     if (std::isinf(accumulators[j])) continue;
     accumulators[j] = std::bit_cast<float>(
         TruncateToFloat32(sum[j], exponent_max[j] - task.align_bits, Panel::kOutMantissa));
@@ -87,7 +88,7 @@ void MultiplyFp32(const Fp32PanelTask& task) {
   }
 }
 
-/// One accumulator through one step of groups.
+/// Advances one accumulator by one step of groups.
 float GroupStep(const GroupTask& task, int step, int64_t row, int column, float accumulator) {
   if (std::isinf(accumulator)) return accumulator;  // All terms are finite.
   constexpr int kGroups = GroupPanel::kGroups, kColumns = GroupPanel::kColumns;

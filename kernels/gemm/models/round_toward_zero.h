@@ -1,10 +1,11 @@
-// The rounding mode of the vector panel kernels.
+// ScopedRoundTowardZero: the rounding mode of the vector panel kernels.
 #pragma once
 
 namespace quantgate {
 
-/// Rounds toward zero, with IEEE subnormals, for the current scope and thread; restores on exit.
-/// Out of line, so that no floating-point operation moves across its ends.
+/// Sets rounding toward zero, with IEEE subnormals, for the current scope and thread, and restores
+/// the previous mode at its end. Defined out of line, so that no floating-point operation moves out
+/// of the scope.
 class ScopedRoundTowardZero {
  public:
   ScopedRoundTowardZero();

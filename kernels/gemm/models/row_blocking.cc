@@ -10,15 +10,14 @@ namespace {
 constexpr int64_t kTileRowsMax = 512;  // Amortises the packing of b; 128 KiB of accumulators.
 constexpr int64_t kTileRowsMin = 32;
 
-// Of packed a in a block. Threads wait for one another at its end, so that a block of several is
-// large. One thread takes what its share of a cache holds when as many threads as there are cores
-// do the same beside it, as virtual ranks do; but no fewer rows than make up for packing b for each
-// block.
+// Bytes of packed a in a block. Several threads wait for one another at the end of a block, so
+// theirs is large. A single thread's block fits its share of a cache that all cores use in the same
+// way, as virtual ranks do, but has enough rows to make up for packing b for each block.
 constexpr int64_t kBlockBytesMax = 48 << 20;
 constexpr int64_t kBlockBytesOfOneThread = 6 << 20;
 constexpr int64_t kBlockRowsOfOneThread = 256;
 
-/// Adds `rows` of a column of tiles, from `row` on, in `parts` as equal as can be.
+/// Adds tiles for `rows` rows of a panel from `row` on, cut into `parts` as equal as possible.
 void AddParts(BlockTile tile, int64_t parts, std::vector<BlockTile>& tiles) {
   const int64_t part_rows = std::max(kTileRowsMin, RoundUp(DivideUp(tile.rows, parts), 2));
   for (int64_t row = 0; row < tile.rows; row += part_rows) {
@@ -46,7 +45,7 @@ int64_t TileRowsMax(int64_t rows, int64_t column_tiles, int threads) {
 std::vector<BlockTile> TilesOf(int64_t rows, int64_t column_tiles, int threads) {
   const int64_t tile_rows = TileRowsMax(rows, column_tiles, threads);
   std::vector<BlockTile> whole;
-  // One thread's tiles follow each other on the same rows, whose pages it then has at hand.
+  // Consecutive tiles of a thread are of the same rows, whose pages are then in its TLB.
   for (int64_t row = 0; row < rows; row += tile_rows) {
     for (int64_t column = 0; column < column_tiles; ++column) {
       whole.push_back({row, std::min(tile_rows, rows - row), column});

@@ -1,6 +1,6 @@
-// How a fused GEMM is cut: rows of a into blocks, packed one after the other by all threads
-// together, and these into tiles, each one thread's work on a panel's columns. No output's bits
-// depend on it.
+// How a fused GEMM is cut. The rows of a are cut into blocks, which all threads together pack one
+// after the other, and a block into tiles, each of which is one thread's work on the columns of a
+// panel. No output's bits depend on it.
 #pragma once
 
 #include <cstdint>
@@ -8,22 +8,23 @@
 
 namespace quantgate {
 
-/// Rows of a block, at least 2 and even: `rows` >= 1 in blocks as equal as can be, a packed row
-/// having `row_bytes`.
+/// The rows of a block, at least 2 and even, where `rows` >= 1 are cut into blocks as equal as
+/// possible. A packed row has `row_bytes`.
 int64_t RowsPerBlock(int64_t rows, int64_t row_bytes, int threads);
 
-/// Rows [row, row + rows) of a block by one panel's columns.
+/// A tile: rows [row, row + rows) of a block by the columns of panel `column_tile`.
 struct BlockTile {
   int64_t row;  ///< Even.
   int64_t rows;
   int64_t column_tile;
 };
 
-/// The tiles of a block of `rows` >= 1 by `column_tiles` panels, each row and panel in one of them,
-/// in the order in which threads take them: the last are smaller, so that threads end together.
+/// The tiles of a block of `rows` >= 1 by `column_tiles` panels, which cover each row and panel
+/// once, in the order in which threads take them. The last tiles are smaller, so that threads end
+/// together.
 std::vector<BlockTile> TilesOf(int64_t rows, int64_t column_tiles, int threads);
 
-/// What no tile of a block of `rows` has more rows than; even.
+/// The most rows that a tile of a block of `rows` has; even.
 int64_t TileRowsMax(int64_t rows, int64_t column_tiles, int threads);
 
 }  // namespace quantgate

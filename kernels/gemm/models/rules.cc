@@ -37,7 +37,8 @@ absl::Status LackingInstruction(const Arithmetic& arithmetic, OperandClass opera
                                               " operands; ", who, "exact and fp32 take them"));
 }
 
-/// Hopper through cuBLASLt: the accumulation mode, the scales of blocks, and slices of K.
+/// Completes the rule of Hopper through cuBLASLt: the accumulation mode, block scales and slices of
+/// K.
 absl::StatusOr<FusedRule> Sm90Rule(const Arithmetic& arithmetic, OperandClass operands,
                                    const GemmDesc& desc) {
   FusedRule rule = Find(kSm90, operands)->rule;

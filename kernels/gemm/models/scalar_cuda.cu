@@ -1,5 +1,5 @@
-// Accumulators straight from the scalar rule, and what the fused kernels leave to it: the outputs
-// that a NaN or an infinity reaches.
+// Accumulators by the scalar rule, and the outputs that the fused kernels leave to it: those that a
+// NaN or an infinity reaches.
 #include "kernels/gemm/models/cuda_kernels.h"
 #include "kernels/numerics/fused_step.h"
 
@@ -20,8 +20,7 @@ __device__ void ForEach(int64_t count, const Body& body) {
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += stride) body(i);
 }
 
-/// A row of an operand as DotUnder takes it, decoded element by element: slow, and plainly the
-/// definition.
+/// A row of an operand as DotUnder takes it, decoded element by element: slow, and the definition.
 struct CudaRow {
   const CudaOperand& operand;
   ScaleUse use;
@@ -69,12 +68,13 @@ __device__ __noinline__ float ScalarDot(const FusedRule& rule, const OperandPair
                   operands.a.k);
 }
 
-/// What the products of one output say about it.
+/// The NaN and infinities among the products of one output.
 struct SpecialProducts {
   bool nan, positive_infinity, negative_infinity;
 };
 
-__device__ SpecialProducts FindSpecialProducts(const SettleTask& task, int64_t m, int64_t n) {
+__device__ SpecialProducts FindSpecialProducts(const SpecialOutputsTask& task, int64_t m,
+                                               int64_t n) {
   const auto* const a = reinterpret_cast<const uint4*>(task.a_classes) + m * task.words;
   const auto* const b = reinterpret_cast<const uint4*>(task.b_classes) + n * task.words;
   uint32_t nan = 0, positive = 0, negative = 0;
@@ -82,7 +82,7 @@ __device__ SpecialProducts FindSpecialProducts(const SettleTask& task, int64_t m
     // x: NaN, y: infinite, z: zero, w: negative.
     const uint4 of_a = a[i], of_b = b[i];
     nan |= of_a.x | of_b.x | (of_a.y & of_b.z) | (of_a.z & of_b.y);
-    // A product that is NaN may count as an infinity here too: NaN wins anyway.
+    // A product that is NaN may count as an infinity here too, since NaN takes precedence.
     const uint32_t infinite = of_a.y | of_b.y;
     positive |= infinite & ~(of_a.w ^ of_b.w);
     negative |= infinite & (of_a.w ^ of_b.w);
@@ -90,25 +90,25 @@ __device__ SpecialProducts FindSpecialProducts(const SettleTask& task, int64_t m
   return {nan != 0, positive != 0, negative != 0};
 }
 
-/// Replaces `value`, the sum of the finite products; false where only the rule itself can tell.
-__device__ bool SettledBySets(const SettleTask& task, int64_t m, int64_t n, float& value) {
+/// Replaces `value`, the sum of the finite products. False where only the scalar rule can decide.
+__device__ bool SettledBySets(const SpecialOutputsTask& task, int64_t m, int64_t n, float& value) {
   const float finite_sum = value;
   value = std::bit_cast<float>(uint32_t(Float32::kCanonicalNan));
   if (task.a_classes == nullptr) return true;
   const SpecialProducts products = FindSpecialProducts(task, m, n);
   if (products.nan) return true;
-  // A block's scale may turn an infinity round, or make it NaN.
+  // A block's scale may change the sign of an infinity, or make it NaN.
   if (task.operands.use == ScaleUse::kSums) return false;
   if (products.positive_infinity && products.negative_infinity) return true;
   value = std::bit_cast<float>(products.positive_infinity ? 0x7F800000 : 0xFF800000);
-  // Only finite products that overflow the other way first can change the outcome, and such an
-  // overflow would have stuck to the finite sum too.
+  // Only finite products that overflow to the other infinity first can change the result, and then
+  // the finite sum has that infinity too.
   return finite_sum == finite_sum && finite_sum != -value;
 }
 
-/// Without special rows, every output by the scalar rule: one kernel for both, since each copy of
-/// DotUnder takes the compiler long.
-__global__ void Settle(const SettleTask task) {
+/// Without special rows, computes every output by the scalar rule. One kernel serves both uses,
+/// since each copy of DotUnder takes long to compile.
+__global__ void Settle(const SpecialOutputsTask task) {
   const bool settles = task.a_special_rows != nullptr;
   if (settles && task.a_special_rows[0] == 0 && task.b_special_rows[0] == 0) return;
   const int64_t n_count = task.operands.b.rows;
@@ -131,14 +131,14 @@ __global__ void AddSlice(const float* slice, int64_t count, float* total) {
 }  // namespace
 
 cudaError_t LaunchScalar(const ScalarTask& task, cudaStream_t stream) {
-  SettleTask all{};
+  SpecialOutputsTask all{};
   all.rule = task.rule;
   all.operands = task.operands;
   all.accumulators = task.accumulators;
-  return LaunchSettle(all, stream);
+  return LaunchSpecialOutputs(all, stream);
 }
 
-cudaError_t LaunchSettle(const SettleTask& task, cudaStream_t stream) {
+cudaError_t LaunchSpecialOutputs(const SpecialOutputsTask& task, cudaStream_t stream) {
   const int64_t count = task.operands.a.rows * task.operands.b.rows;
   Settle<<<BlocksFor(count), kThreads, 0, stream>>>(task);
   return cudaGetLastError();

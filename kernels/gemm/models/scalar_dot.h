@@ -1,5 +1,5 @@
-// Outputs of a tensor-core GEMM straight from the scalar rule, operand by operand: slow, and
-// plainly the definition.
+// The accumulators of a tensor-core GEMM by the scalar rule DotUnder: slow, and the definition that
+// all faster paths must match.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,13 @@
 
 namespace quantgate {
 
-/// One row of an operand as DotUnder takes it; f32 rounded to tf32, power-of-two block scales in
-/// the exponents.
+/// One row of an operand as DotUnder takes it: f32 is rounded to tf32, and power-of-two block
+/// scales are in the exponents.
 class DecodedRow {
  public:
-  /// `scales_sums`: fp32 scales are factors of promoted sums (Hopper) rather than exponents.
+  /// With `scales_sums`, fp32 scales are factors of promoted sums (Hopper) and not exponents.
   DecodedRow(const OperandView& view, int64_t row, bool scales_sums);
-  /// Points into this.
+  /// The row; it points into this object.
   FusedRow row() const;
 
  private:

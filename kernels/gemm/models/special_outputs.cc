@@ -15,8 +15,8 @@ typename Format::Storage MagnitudeOf(typename Format::Storage code, bool tf32) {
   return static_cast<typename Format::Storage>(code & ~FormatConstants<Format>::kSignMask);
 }
 
-/// Whether any of `count` contiguous codes is NaN or infinite: their magnitude codes are above all
-/// finite ones. A running maximum, which compilers vectorise.
+/// Whether any of `count` contiguous codes is NaN or infinite, whose magnitudes as codes are above
+/// all finite ones. Takes a running maximum, which compilers vectorise.
 template <class Format>
 bool AnySpecial(const typename Format::Storage* codes, int64_t count, bool tf32) {
   typename Format::Storage largest = 0;
@@ -107,7 +107,7 @@ SpecialProducts FindSpecialProducts(const ClassSets& a, int64_t m, const ClassSe
     const uint64_t b_infinite = b.infinite(n)[word];
     nan |= a.nan(m)[word] | b.nan(n)[word] | (a_infinite & b.zero(n)[word]) |
            (a.zero(m)[word] & b_infinite);
-    // A product that is NaN may count as an infinity here too: NaN wins anyway.
+    // A product that is NaN may count as an infinity here too, since NaN takes precedence.
     const uint64_t infinite = a_infinite | b_infinite;
     const uint64_t sign = a.negative(m)[word] ^ b.negative(n)[word];
     positive |= infinite & ~sign;

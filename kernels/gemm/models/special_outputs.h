@@ -1,6 +1,6 @@
-// NaN and infinity in GEMM operands. An output that meets one among its products ends as NaN or
-// infinity whatever the finite products are, so which of the two is a matter of sets of k, and the
-// fast kernels need not know specials.
+// NaN and infinity in GEMM operands. An output with one of them among its products is NaN or
+// infinite whatever the finite products are. Which of the two follows from sets of k, so the fast
+// kernels need not handle NaN and infinity.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +10,18 @@
 
 namespace quantgate {
 
-/// Per row of an operand, the sets of k (one bit each) that are NaN (or under a NaN scale),
+/// For each row of an operand the sets of k, a bit each, that are NaN (or under a NaN scale),
 /// infinite, zero and negative.
 class ClassSets {
  public:
-  /// Which rows hold a NaN or an infinity among their first `k_end` elements, the ones that are
-  /// summed. `tf32`: f32 operands are classified after rounding to tf32.
+  /// Finds the rows with a NaN or an infinity among their first `k_end` elements, which are those
+  /// that are summed. With `tf32`, f32 operands are classified after rounding to tf32.
   ClassSets(const OperandView& view, int64_t k_end, bool tf32);
 
   bool any_special() const { return any_special_; }
   bool is_special(int64_t row) const { return any_special_ && special_rows_[row]; }
-  /// Builds the sets of every row; needed for both operands as soon as either has a special.
+  /// Builds the sets of every row. Needed for both operands as soon as either has a NaN or an
+  /// infinity.
   void BuildSets();
 
   int64_t words() const { return words_; }
@@ -45,7 +46,7 @@ class ClassSets {
   std::vector<uint64_t> sets_;  // [rows][4][words]
 };
 
-/// What the products of one output say about it.
+/// The NaN and infinities among the products of one output.
 struct SpecialProducts {
   bool nan = false;  ///< A NaN operand, or infinity times zero.
   bool positive_infinity = false;

@@ -217,7 +217,7 @@ absl::Status CheckCut(absl::StatusOr<GemmDesc> desc, const LinearUnit& unit, Gem
     desc->bias = Tensor();
     status = CheckReduceScatterGemm({.gemm = *std::move(desc),
                                      .rows = parallel.rows,
-                                     .method = parallel.overlap.of(role),
+                                     .method = parallel.overlap.MethodOf(role),
                                      .profile = profile,
                                      .pieces = parallel.overlap.pieces,
                                      .splits = parallel.overlap.splits},

@@ -72,7 +72,7 @@ absl::StatusOr<OverlappedGather> LinearOverlap::AllGatherGemm(GemmRecord record,
                                                               std::vector<Tensor> beside) {
   const AllGatherGemmCall call{.name = NameOf(record),
                                .gemm = record.desc,
-                               .method = plan().of(record.role),
+                               .method = plan().MethodOf(record.role),
                                .aggregate = plan().aggregate,
                                .pieces = plan().pieces,
                                .beside = std::move(beside)};
@@ -90,7 +90,7 @@ absl::StatusOr<Tensor> LinearOverlap::ReduceScatterGemm(GemmRecord record) {
   const ReduceScatterGemmCall call{.name = NameOf(record),
                                    .gemm = record.desc,
                                    .rows = unit_.parallel.rows,
-                                   .method = plan().of(record.role),
+                                   .method = plan().MethodOf(record.role),
                                    .profile = step_.profile,
                                    .pieces = plan().pieces,
                                    .splits = plan().splits};

@@ -43,7 +43,7 @@ absl::StatusOr<std::unique_ptr<ParallelSession>> ParallelSession::Create(
   QG_RETURN_IF_ERROR(engine.CheckArithmetic(spec.arithmetic));
   std::unique_ptr<ParallelSession> session(new ParallelSession(engine, std::move(spec), setting));
   QG_ASSIGN_OR_RETURN(const std::vector<Engine*> engines,
-                      session->engines_.For(*session->spec_.parallel));
+                      session->engines_.EnginesFor(*session->spec_.parallel));
   for (Engine* const of_rank : engines) {
     const auto index = static_cast<int>(session->members_.size());
     Member& member = *session->members_.emplace_back(std::make_unique<Member>());

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/gemm/gemm_tensors.h"
+#include "kernels/gemm/gemm.h"
 #include "kernels/layer/amax_reduction.h"
 #include "kernels/layer/experts/expert_run.h"
 #include "kernels/layer/experts/grouped_run.h"

@@ -143,7 +143,7 @@ class PlanRun {
     for (size_t i = 0; i < request_.variants.size(); ++i) {
       const Variant& variant = request_.variants[i];
       if (!variant.parallel.has_value()) continue;
-      const auto engines = rank_engines_.For(*variant.parallel);
+      const auto engines = rank_engines_.EnginesFor(*variant.parallel);
       absl::Status status = engines.status();
       if (status.ok()) status = MakeWorld(*variant.parallel, *engines, setting_).status();
       if (!status.ok()) {
@@ -245,7 +245,8 @@ class PlanRun {
     report = DescribeVariant(variant, nothing);
     QG_RETURN_IF_ERROR(progress_.Begin(absl::StrCat(report.label, ": ", variant.parallel->size(),
                                                     " ranks, forward and backward")));
-    QG_ASSIGN_OR_RETURN(const std::vector<Engine*> engines, rank_engines_.For(*variant.parallel));
+    QG_ASSIGN_OR_RETURN(const std::vector<Engine*> engines,
+                        rank_engines_.EnginesFor(*variant.parallel));
     QG_ASSIGN_OR_RETURN(
         const ParallelStepResult step,
         RunOnRanks(request_.step, engine_, variant, engines, setting_, cancellation_));

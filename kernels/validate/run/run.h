@@ -7,7 +7,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
-#include "kernels/comm/rank_setting.h"
+#include "kernels/comm/group/world.h"
 #include "kernels/engine/engine.h"
 #include "kernels/validate/plan.h"
 #include "kernels/validate/reference/error_budget.h"

@@ -68,10 +68,10 @@ TEST(CommStatistics, SaysWhyRunsFailed) {
 
 TEST(CommStatistics, CountsCommunicatorsByEvent) {
   CommStatistics statistics;
-  statistics.Communicators(CommunicatorEvent::kMade, 4);
-  statistics.Communicators(CommunicatorEvent::kLeased, 2);
-  statistics.Communicators(CommunicatorEvent::kLeased, 3);
-  statistics.Communicators(CommunicatorEvent::kAborted, 1);
+  statistics.RecordCommunicators(CommunicatorEvent::kMade, 4);
+  statistics.RecordCommunicators(CommunicatorEvent::kLeased, 2);
+  statistics.RecordCommunicators(CommunicatorEvent::kLeased, 3);
+  statistics.RecordCommunicators(CommunicatorEvent::kAborted, 1);
   EXPECT_EQ(statistics.ReadCommunicators(), (std::array<int64_t, 4>{4, 5, 0, 1}));
   EXPECT_EQ(CommunicatorEventName(CommunicatorEvent::kMade), "made");
   EXPECT_EQ(CommunicatorEventName(CommunicatorEvent::kAborted), "aborted");

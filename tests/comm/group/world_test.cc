@@ -39,7 +39,7 @@ TEST(World, RefusesWhatAreNoGroups) {
   World& world = ranks.world();
   EXPECT_TRUE(world.AddGroups("tp", {{0, 2}}).ok());
   EXPECT_THAT(world.AddGroups("a", {{0, 1}, {1, 2}}).message(),
-              HasSubstr("groups[a].members is rank 1: the rank is there twice"));
+              HasSubstr("groups[a].members is rank 1: the rank appears twice"));
   EXPECT_THAT(world.AddGroups("a", {{0, 3}}).message(),
               HasSubstr("groups[a].members is rank 3: must be in [0, 3)"));
   EXPECT_THAT(world.AddGroups("a", {{0}, {}}).message(), HasSubstr("at least one rank"));

@@ -1,5 +1,5 @@
-// Two ranks on a GPU each and NCCL's transport between them, for tests of what happens when one
-// does not come.
+// Two ranks on a GPU each with NCCL's transport between them, for tests in which a rank does not
+// come to a call.
 #pragma once
 
 #include <array>
@@ -16,18 +16,18 @@ namespace quantgate {
 class NcclRanks {
  public:
   static constexpr int kSize = 2;
-  static const GroupDescription kGroup;  ///< "tp", of both.
+  static const GroupDescription kGroup;  ///< The group "tp" of both ranks.
 
-  /// On engines of its own for devices[rank].
+  /// Opens an engine on devices[rank] for each rank.
   explicit NcclRanks(absl::Duration deadline, CommunicatorCache* communicators = nullptr,
                      std::array<int, kSize> devices = {0, 1});
 
   Transport& transport() { return *transport_; }
   CudaDevice& device(int rank) { return engines_[rank]->device(); }
-  /// All-gathers f32 [8] of `values` + its number from each rank on the threads of `callers`; what
-  /// each of them got, which is to be believed after Settle alone.
+  /// All-gathers f32 [8] of `values` + rank from each rank, on the threads of `callers`. Gives the
+  /// status of each; the gathered values may be used only after Transport::Settle.
   std::array<absl::Status, kSize> Gather(const std::vector<int>& callers, float values = 1);
-  /// What `rank` gathered last: both ranks' values.
+  /// Expects that `rank` gathered both ranks' values in the last Gather.
   void ExpectGathered(int rank, float values = 1);
 
  private:
@@ -36,8 +36,8 @@ class NcclRanks {
   std::array<Tensor, kSize> gathered_;
 };
 
-/// Keeps a device's stream from what is asked of it later, until it is let go. The destructor waits
-/// for the stream.
+/// Blocks a device's stream before everything that is asked of it later, until LetGo. The
+/// destructor waits for the stream.
 class StreamHold {
  public:
   explicit StreamHold(CudaDevice& device);

@@ -1,5 +1,5 @@
 // For overlap_cuda_bench: ranks on a GPU each, one GEMM of a tensor-parallel layer on each of them,
-// and how long a way to compute it and to communicate takes.
+// and the time that a way to compute it and to communicate takes.
 #pragma once
 
 #include <cstdint>
@@ -14,22 +14,22 @@
 
 namespace quantgate {
 
-/// Of the GEMM of each rank: y [tokens][n] = x [tokens][k] w [n][k]^T, cuBLASLt's.
+/// The shape of the GEMM of each rank, by cuBLASLt: y [tokens][n] = x [tokens][k] w [n][k]^T.
 struct BenchShape {
   int64_t tokens = 0, n = 0, k = 0;
 };
 
-/// What a rank has of it. x is divided by rows where it is gathered.
+/// The operands of one rank. Where x is gathered, each rank has a shard of its rows.
 struct BenchRank {
-  GemmDesc whole;     ///< All rows of x.
-  GemmOperand shard;  ///< This rank's.
-  Tensor partial;     ///< What `whole` gives.
+  GemmDesc whole;     ///< The GEMM with all rows of x.
+  GemmOperand shard;  ///< This rank's rows of x.
+  Tensor partial;     ///< The result of `whole`.
   std::unique_ptr<OverlapBuffers> buffers;
   std::unique_ptr<Overlap> overlap;        ///< Keeps no timelines.
-  std::unique_ptr<Overlap> timed_overlap;  ///< Keeps them.
+  std::unique_ptr<Overlap> timed_overlap;  ///< Keeps timelines.
 };
 
-/// What one call gives: a tensor whose bits are compared, and what the result says of itself.
+/// The result of one call: a tensor whose bits are compared, with its note and timeline.
 struct BenchOutput {
   Tensor tensor;
   std::string note;
@@ -45,7 +45,7 @@ struct BenchWay {
   std::function<absl::StatusOr<BenchOutput>(Rank& rank, BenchRank& state, Overlap& overlap)> run;
 };
 
-/// The program has nothing to say after an error.
+/// Exits with the error, after which the program cannot measure anything.
 inline void DieUnlessOk(const absl::Status& status) {
   if (status.ok()) return;
   std::cerr << status << "\n";
@@ -59,23 +59,25 @@ T ValueOrDie(absl::StatusOr<T> value) {
 
 class BenchRanks {
  public:
-  /// On GPUs 0 to size - 1. Exits where they cannot be had.
+  /// Opens ranks on GPUs 0 to size - 1. Exits where they are not available.
   explicit BenchRanks(int size);
   ~BenchRanks();
 
   int size() const { return static_cast<int>(engines_.size()); }
-  /// Device, driver, cuBLASLt and NCCL.
+  /// Names the device, the driver, cuBLASLt and NCCL.
   std::string Text() const;
 
-  /// Operands of normal numbers in bf16, or as fp8_current's codes of one scale for all ranks.
+  /// Makes the operands: normally distributed numbers in bf16, or codes of fp8_current with one
+  /// scale for all ranks.
   void Make(const BenchShape& shape, bool is_fp8);
   void Drop();
-  /// Seconds of each of `calls` calls in a row after a few that warm up: CUDA events around each on
-  /// the rank's stream, those of the slowest rank. The host is at most two calls ahead.
+  /// The seconds that each of `calls` consecutive calls takes on the slowest rank, after a few
+  /// calls to warm up, by CUDA events around each call on the rank's stream. The host is at most
+  /// two calls ahead.
   std::vector<double> TimeCalls(const BenchWay& way, int calls);
-  /// What one call gives on each rank.
+  /// The result of one call on each rank.
   std::vector<BenchOutput> RunOnce(const BenchWay& way, bool keeps_timelines);
-  /// The fingerprints of tensors, one of each rank.
+  /// The fingerprints of the ranks' tensors.
   std::string FingerprintsOf(const std::vector<BenchOutput>& outputs);
 
  private:

@@ -28,7 +28,7 @@ class OverlapBufferTest : public testing::Test {
 
 TEST_F(OverlapBufferTest, GoesThroughItsStates) {
   OverlapBuffers buffers(*engine_);
-  const auto buffer = buffers.Of("fc1_fprop", "mxfp8");
+  const auto buffer = buffers.BufferFor("fc1_fprop", "mxfp8");
   EXPECT_EQ(buffer->name(), "fc1_fprop (mxfp8)");
   EXPECT_EQ(buffer->state(), BufferState::kFree);
   ASSERT_TRUE(buffer->Fill("layer0", {{DType::kU8, {4}}}).ok());
@@ -47,7 +47,7 @@ TEST_F(OverlapBufferTest, GoesThroughItsStates) {
 
 TEST_F(OverlapBufferTest, OnlyTheNextStateIsNext) {
   OverlapBuffers buffers(*engine_);
-  const auto buffer = buffers.Of("proj_fprop", "none");
+  const auto buffer = buffers.BufferFor("proj_fprop", "none");
   EXPECT_THAT(buffer->Start().message(), AllOf(HasSubstr("is FREE"), HasSubstr("must be FILLED")));
   EXPECT_EQ(buffer->Finish().status().code(), absl::StatusCode::kFailedPrecondition);
   ASSERT_TRUE(buffer->Fill("layer0", {{DType::kU8, {4}}}).ok());
@@ -60,9 +60,9 @@ TEST_F(OverlapBufferTest, OnlyTheNextStateIsNext) {
 
 TEST_F(OverlapBufferTest, LayersOfOneNameAndModeShareOneMemory) {
   OverlapBuffers buffers(*engine_);
-  EXPECT_EQ(buffers.Of("fc1_fprop", "mxfp8"), buffers.Of("fc1_fprop", "mxfp8"));
-  EXPECT_NE(buffers.Of("fc1_fprop", "mxfp8"), buffers.Of("fc1_fprop", "none"));
-  const auto buffer = buffers.Of("fc1_fprop", "mxfp8");
+  EXPECT_EQ(buffers.BufferFor("fc1_fprop", "mxfp8"), buffers.BufferFor("fc1_fprop", "mxfp8"));
+  EXPECT_NE(buffers.BufferFor("fc1_fprop", "mxfp8"), buffers.BufferFor("fc1_fprop", "none"));
+  const auto buffer = buffers.BufferFor("fc1_fprop", "mxfp8");
   BufferView first = Filled(*buffer, "layer0", 1);
   const std::byte* const memory = first.Read()->at(0).data();
   ASSERT_TRUE(first.Release().ok());
@@ -72,7 +72,7 @@ TEST_F(OverlapBufferTest, LayersOfOneNameAndModeShareOneMemory) {
 
 TEST_F(OverlapBufferTest, WhatIsTakenIsNobodyElsesAnyMore) {
   OverlapBuffers buffers(*engine_);
-  const auto buffer = buffers.Of("fc1_fprop", "mxfp8");
+  const auto buffer = buffers.BufferFor("fc1_fprop", "mxfp8");
   BufferView first = Filled(*buffer, "layer0", 1);
   BufferView stale = first;
   const auto taken = first.Take();
@@ -91,7 +91,7 @@ TEST_F(OverlapBufferTest, WhatIsTakenIsNobodyElsesAnyMore) {
 
 TEST_F(OverlapBufferTest, PartsDoNotTouch) {
   OverlapBuffers buffers(*engine_);
-  const BufferView view = Filled(*buffers.Of("b", "m"), "layer0", 7);
+  const BufferView view = Filled(*buffers.BufferFor("b", "m"), "layer0", 7);
   const std::vector<Tensor> parts = *view.Read();
   EXPECT_EQ(parts[1].shape(), (Shape{2, 3}));
   EXPECT_GE(parts[1].data(), parts[0].data() + parts[0].byte_size());
@@ -100,7 +100,7 @@ TEST_F(OverlapBufferTest, PartsDoNotTouch) {
 
 TEST_F(OverlapBufferTest, AStaleViewSaysWhoseMemoryItIs) {
   OverlapBuffers buffers(*engine_);
-  const auto buffer = buffers.Of("fc1_fprop", "fp8_tensor");
+  const auto buffer = buffers.BufferFor("fc1_fprop", "fp8_tensor");
   BufferView first = Filled(*buffer, "layer0", 1);
   const BufferView kept = first;
   ASSERT_TRUE(first.Release().ok());

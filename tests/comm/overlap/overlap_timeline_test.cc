@@ -48,9 +48,8 @@ TEST(OverlapFiguresTest, NothingTakesNoTime) {
 TEST(TaskGraphTest, RefusesWhatIsNotThere) {
   TaskGraph graph(2);
   ASSERT_TRUE(graph.Add({"a", 0, OverlapResource::kCompute, -1, {}, {}}).ok());
-  EXPECT_THAT(
-      graph.Add({"b", 0, OverlapResource::kCompute, -1, {1}, {}}).status().message(),
-      HasSubstr("task b is after task 1: it must come after some of the 1 tasks before it"));
+  EXPECT_THAT(graph.Add({"b", 0, OverlapResource::kCompute, -1, {1}, {}}).status().message(),
+              HasSubstr("task b is after task 1: it must depend only on the 1 tasks before it"));
   EXPECT_THAT(graph.Add({"c", 2, OverlapResource::kCompute, -1, {}, {}}).status().message(),
               HasSubstr("task c is of rank 2 and peer -1: there are 2 ranks"));
   EXPECT_THAT(graph.Add({"d", 0, OverlapResource::kCompute, 2, {}, {}}).status().message(),

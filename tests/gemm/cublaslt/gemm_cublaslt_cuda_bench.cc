@@ -2,7 +2,7 @@
 // one run.
 #include "kernels/gemm/cublaslt/gemm_cublaslt.h"
 #include "kernels/gemm/cublaslt/hardware_check.h"
-#include "kernels/gemm/gemm_tensors.h"
+#include "kernels/gemm/gemm.h"
 #include "tests/tensor/cuda_benchmark.h"
 
 namespace quantgate {
@@ -38,7 +38,7 @@ void BM_Gemm(benchmark::State& state, DType operand, ScaleMode a, ScaleMode b, b
     for (int i = 0; i < kCalls; ++i) {
       const absl::StatusOr<GemmResult> result = Library().Gemm(desc, nullptr);
       if (!result.ok()) return result.status();
-      if (i == 0) state.SetLabel(result->arithmetic + ", " + result->note);
+      if (i == 0) state.SetLabel(result->arithmetic.ToString() + ", " + result->note);
     }
     return absl::OkStatus();
   });

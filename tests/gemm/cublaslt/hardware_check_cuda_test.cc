@@ -11,8 +11,8 @@
 #include <string>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/gemm/gemm.h"
 #include "kernels/gemm/gemm_cuda.h"
-#include "kernels/gemm/gemm_tensors.h"
 
 namespace quantgate {
 namespace {

@@ -10,10 +10,10 @@
 namespace quantgate {
 
 struct ExactVector {
-  std::string text;   ///< The line it came from.
-  GemmDesc desc;      ///< 1 x 1 x k.
-  uint32_t d = 0;     ///< Expected code.
-  uint32_t amax = 0;  ///< Expected f32 bits; FP8 outputs only.
+  std::string text;   ///< The line of the file.
+  GemmDesc desc;      ///< A GEMM of 1 x 1 x k.
+  uint32_t d = 0;     ///< The expected code.
+  uint32_t amax = 0;  ///< The expected f32 bits; FP8 outputs only.
 };
 
 /// The code of an element of any floating type.

@@ -228,7 +228,7 @@ TEST(ParallelVariants, ReportsSayWhenRanksDisagreeOnWhatAllHave) {
   const auto engine = MakeCpuEngine({.threads = 2});
   RankEngines engines(*engine);
   auto step = RunOnRanks(request.step, *engine, request.variants[1],
-                         *engines.For(*request.variants[1].parallel), nullptr, nullptr);
+                         *engines.EnginesFor(*request.variants[1].parallel), nullptr, nullptr);
   ASSERT_TRUE(step.ok()) << step.status();
   ExactValues exact(*engine, request.step, nullptr);
   OutputReporter whole(*engine, request.step, exact, nullptr);

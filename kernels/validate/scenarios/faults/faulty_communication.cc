@@ -318,7 +318,7 @@ class FaultyOverlap final : public Overlap {
   absl::StatusOr<ScatteredGemm> BulkReduceScatter(const BulkReduceScatterCall& call) override {
     QG_ASSIGN_OR_RETURN(ScatteredGemm result, overlap_->BulkReduceScatter(call));
     if (!faults_.Has(kFaultGradientInBuffer)) return result;
-    const auto buffer = buffers_.Of(call.name.buffer, call.name.mode);
+    const auto buffer = buffers_.BufferFor(call.name.buffer, call.name.mode);
     QG_ASSIGN_OR_RETURN(const std::vector<Tensor> slots,
                         buffer->Fill(call.name.owner, {{result.y.dtype(), result.y.shape()}}));
     QG_RETURN_IF_ERROR(engine().Copy(result.y, slots[0], 0));

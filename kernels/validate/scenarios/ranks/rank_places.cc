@@ -34,8 +34,8 @@ absl::Status RankPlaces::Open(CollectiveBackend backend) {
                      .rule = std::string(status.message())});
   }
   QG_ASSIGN_OR_RETURN(const int count, CountCudaDevices());
-  QG_ASSIGN_OR_RETURN(
-      gpus_, engines_.For({.tensor_parallel = std::min(count, kWorldSizeMax), .backend = backend}));
+  QG_ASSIGN_OR_RETURN(gpus_, engines_.EnginesFor({.tensor_parallel = std::min(count, kWorldSizeMax),
+                                                  .backend = backend}));
   return absl::OkStatus();
 }
 

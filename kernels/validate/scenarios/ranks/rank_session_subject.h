@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kernels/base/status_macros.h"
-#include "kernels/comm/rank_setting.h"
+#include "kernels/comm/group/world.h"
 #include "kernels/training/training_session.h"
 #include "kernels/validate/scenarios/faults/faulty_communication.h"
 #include "kernels/validate/scenarios/oracles/network_by_hand.h"

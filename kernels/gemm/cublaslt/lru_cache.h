@@ -1,4 +1,5 @@
-// A map of bounded size that forgets what was used longest ago. Not thread-safe.
+// LruCache: a map of bounded size that drops the entry that was used least recently. Not
+// thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -10,12 +11,12 @@
 namespace quantgate {
 
 template <typename Value>
-class RecentCache {
+class LruCache {
  public:
   /// Holds at most `entries_max` >= 1 values.
-  explicit RecentCache(size_t entries_max) : entries_max_(entries_max) {}
+  explicit LruCache(size_t entries_max) : entries_max_(entries_max) {}
 
-  /// Null where there is none. Valid until the next Insert.
+  /// The value of a key; null where there is none. Valid until the next Insert.
   const Value* Find(const std::string& key) {
     const auto found = places_.find(key);
     if (found == places_.end()) return nullptr;
@@ -37,7 +38,7 @@ class RecentCache {
   size_t size() const { return places_.size(); }
 
  private:
-  using Entries = std::list<std::pair<std::string, Value>>;  // Most recently used first.
+  using Entries = std::list<std::pair<std::string, Value>>;  // The most recently used first.
   const size_t entries_max_;
   Entries entries_;
   std::unordered_map<std::string, typename Entries::iterator> places_;

@@ -1,4 +1,4 @@
-#include "kernels/gemm/cublaslt/recent_cache.h"
+#include "kernels/gemm/cublaslt/lru_cache.h"
 
 #include <gtest/gtest.h>
 
@@ -7,8 +7,8 @@
 namespace quantgate {
 namespace {
 
-TEST(RecentCacheTest, ForgetsWhatWasUsedLongestAgo) {
-  RecentCache<int> cache(3);
+TEST(LruCacheTest, DropsTheLeastRecentlyUsed) {
+  LruCache<int> cache(3);
   cache.Insert("one", 1);
   cache.Insert("two", 2);
   cache.Insert("three", 3);
@@ -22,8 +22,8 @@ TEST(RecentCacheTest, ForgetsWhatWasUsedLongestAgo) {
   }
 }
 
-TEST(RecentCacheTest, StaysBounded) {
-  RecentCache<int> cache(16);
+TEST(LruCacheTest, StaysBounded) {
+  LruCache<int> cache(16);
   for (int i = 0; i < 1000; ++i) {
     cache.Insert(std::to_string(i), i);
     EXPECT_LE(cache.size(), 16u);

@@ -1,4 +1,4 @@
-#include "kernels/comm/group/wait_analysis.h"
+#include "kernels/comm/group/rendezvous.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
