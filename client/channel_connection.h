@@ -2,7 +2,7 @@
 //
 // Every unary call of the API is idempotent (mutating ones carry a request id), so all of them are
 // repeated with backoff when the server is UNAVAILABLE or names a time to try again. Streams are
-// not: uploads, downloads and runs resume by their own means (upload.h, download.h, execute.h).
+// not: uploads, downloads and runs resume by their own means (blob_transfer.h, execute.h).
 #pragma once
 
 #include <memory>

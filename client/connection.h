@@ -28,7 +28,7 @@ struct ConnectionOptions {
   absl::Duration backoff = absl::Milliseconds(100);
 };
 
-struct SharedBytes;  // client/upload.h
+struct SharedBytes;  // client/blob_transfer.h
 struct Upload;
 using UploadProgress = std::function<void(int64_t done, int64_t size)>;
 using DownloadProgress = std::function<void(int64_t done, int64_t size)>;
@@ -125,7 +125,8 @@ class Connection {
     return Unary<v1::ListScenariosResponse>("Scenarios/List", v1::ListScenariosRequest());
   }
 
-  /// client/upload.h, client/download.h, client/execute.h and client/scenarios.h say what these do.
+  /// Documented with the functions of the same names in client/blob_transfer.h and
+  /// client/execute.h.
   virtual absl::StatusOr<Upload> UploadBlob(const SharedBytes& bytes, const v1::Digest& digest,
                                             const UploadProgress& progress) = 0;
   virtual absl::StatusOr<std::shared_ptr<Buffer>> DownloadBlob(

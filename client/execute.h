@@ -1,4 +1,4 @@
-// Runs: Execute, and WaitRun when the stream breaks, until the run has ended.
+// Runs of layers and of scenarios, from the request to the report.
 #pragma once
 
 #include <string>
@@ -38,5 +38,11 @@ class RunFollower {
 /// The status of a failed run is that of its RunFinished event.
 absl::StatusOr<v1::RunReport> ExecuteRun(Connection& connection, const v1::RunSpec& spec,
                                          const RunObserverFunction& observer = {});
+
+/// Runs scenarios and waits for the end. A broken stream is an error: the server keeps nothing of
+/// such a run, so it has to be started again.
+absl::StatusOr<v1::ScenarioRunFinished> RunScenarios(Connection& connection,
+                                                     const v1::RunScenariosRequest& request,
+                                                     const ScenarioObserverFunction& observer);
 
 }  // namespace quantgate

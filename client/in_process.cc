@@ -12,7 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "client/upload.h"
+#include "client/blob_transfer.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/files/file_bytes.h"
 #include "server/runs/memory_store.h"

@@ -8,9 +8,9 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "client/blob_transfer.h"
 #include "client/connection.h"
 #include "client/tensor_name.h"
-#include "client/upload.h"
 
 namespace quantgate {
 

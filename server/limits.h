@@ -9,8 +9,8 @@
 
 namespace quantgate {
 
-/// Of one message. Protobuf 3.21 grows larger strings by doubling and glibc maps them anew each
-/// time, which halves the transfer rate; gRPC clients have the same default.
+/// Of one message. Protobuf 3.21 grows larger strings by doubling and glibc maps them anew
+/// each time, which halves the transfer rate; gRPC clients have the same default.
 inline constexpr int kMessageBytesMax = 4 << 20;
 /// What a client should send at a time: the smallest size on the plateau of the transfer rate (256
 /// KiB to 4 MiB), so that a slow client holds little memory.
@@ -40,8 +40,8 @@ inline constexpr absl::Duration kUploadIdleMax = absl::Minutes(2);
 /// One of so many descriptors may be an upload whose file stays open between two messages; it takes
 /// two. Half of what ConnectionsMax leaves for calls is enough to be quick for those who send.
 inline constexpr int64_t kDescriptorsPerOpenUpload = 16;
-/// Interrupted uploads that are remembered, and for how long their bytes are kept: by SteadyNow,
-/// and at a start by what the files' times say of the time before it, if that is more.
+/// Interrupted uploads that are remembered, and how long their bytes are kept: by SteadyNow, and by
+/// the times of the files for the time before the server's start.
 inline constexpr int kPartialUploadsMax = 4096;
 inline constexpr absl::Duration kPartialUploadAgeMax = absl::Hours(24);
 /// What the disk should have left for runs under way to be recorded: their events (8 MiB of each
@@ -67,8 +67,8 @@ inline constexpr absl::Duration kKeepaliveTimeout = absl::Seconds(20);
 inline constexpr int64_t kSendBytesMax = 256 << 20;
 inline constexpr int64_t kSendConnectionBytesMax = 16 << 20;
 inline constexpr int64_t kSendPieceBytesLeast = 64 << 10;
-/// And the largest that pieces grow to: the least on the plateau of the transfer rate. A client is
-/// not seen to take any of a piece before it has taken all of it.
+/// And the largest that pieces grow to: the least on the plateau of the transfer rate. A client
+/// is not seen to take any of a piece before it has taken all of it.
 inline constexpr int64_t kSendPieceBytesMost = 256 << 10;
 /// What a connection may hold of the part that is kept for those that hold little: two of the
 /// largest pieces, one that is sent and one that is read meanwhile.
@@ -131,5 +131,16 @@ inline constexpr int64_t kRunEventBytesKept = int64_t{1} << 30;
 inline constexpr size_t kLiveEventBytesMax = size_t{8} << 20;
 /// Sessions that have ended and are still told apart from unknown ones.
 inline constexpr size_t kEndedSessionsKept = 4096;
+
+// Bounds on the training sessions that a server holds.
+
+struct SessionLimits {
+  int sessions_max = 1024;
+  int64_t bytes_max = int64_t{16} << 30;  ///< Of all sessions together.
+  absl::Duration lease_default = absl::Minutes(15);
+  absl::Duration lease_max = absl::Hours(24);
+  /// A session that was not used for so long gives way to others, the least recently used first.
+  absl::Duration idle_min = absl::Minutes(1);
+};
 
 }  // namespace quantgate

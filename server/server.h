@@ -14,7 +14,6 @@
 #include "kernels/engine/engine.h"
 #include "server/disk_watch.h"
 #include "server/limits.h"
-#include "server/session_limits.h"
 
 namespace grpc {
 class Channel;

@@ -3,8 +3,11 @@
 #pragma once
 
 #include <atomic>
+#include <memory>
+#include <utility>
 
-#include "server/device/device_watch.h"
+#include "server/device/device.h"
+#include "server/device/device_queue.h"
 #include "server/executor.h"
 #include "server/metrics/metrics.h"
 #include "server/net/send_budget.h"
@@ -31,5 +34,24 @@ struct ServiceContext : CallContext {
   std::atomic<int64_t>& upload_bytes_in_flight;
   SendBudget& send_budget;
 };
+
+// ServedDevice: a device with the work that waits for it.
+
+struct ServedDevice : Device {
+  ServedDevice(std::unique_ptr<Engine> made, const ServerOptions& options)
+      : Device(std::move(made), options.resident_bytes_max),
+        run_queue(DeviceQueue::Options{"runs", options.queue_workers, options.queue_capacity}),
+        call_queue(DeviceQueue::Options{"calls", 1, kUnaryQueueCapacity}) {}
+
+  int waiting_and_running() const override {
+    return run_queue.depth() + run_queue.running() + call_queue.depth() + call_queue.running();
+  }
+
+  DeviceQueue run_queue;
+  DeviceQueue call_queue;  ///< Unary calls, which do not wait behind runs.
+};
+
+/// A server's devices are all served.
+inline ServedDevice& Served(Device& device) { return static_cast<ServedDevice&>(device); }
 
 }  // namespace quantgate

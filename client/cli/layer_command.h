@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "client/cli/options/invocation.h"
 #include "client/cli/options/layer_options.h"
-#include "client/cli/report_output.h"
+#include "client/cli/output.h"
 #include "client/tensor_source.h"
 #include "kernels/tensor/tensor.h"
 #include "server/report/report_document.h"

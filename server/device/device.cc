@@ -10,6 +10,7 @@
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/engine/cuda_module.h"
+#include "server/errors.h"
 
 namespace quantgate {
 namespace {
@@ -41,6 +42,11 @@ absl::StatusOr<std::vector<int>> OrdinalsOf(const std::string& name) {
     return BadName(name, "devices are cpu, cuda and cuda:N");
   }
   return std::vector<int>{ordinal};
+}
+
+/// Limits of the service (disk, quota, queue) say which one it was; an engine's failures do not.
+bool IsOutOfMemory(const absl::Status& status) {
+  return absl::IsResourceExhausted(status) && error::DetailOf(status).reason.empty();
 }
 
 }  // namespace
@@ -104,6 +110,19 @@ absl::StatusOr<std::vector<std::unique_ptr<Engine>>> MakeEngines(std::span<const
   }
   if (engines.empty()) return BadName("", "a server needs one");
   return engines;
+}
+
+absl::Status DeviceWatch::Checked(const Device& device, absl::Status status) {
+  const absl::Status health = device.engine->Health();
+  if (health.ok()) {
+    const bool has_own_memory = device.engine->Memory().bytes_total != 0;
+    if (has_own_memory && IsOutOfMemory(status)) on_out_of_memory_(device);
+    return status;
+  }
+  const absl::Status lost =
+      absl::DataLossError(absl::StrCat("device ", device.id, " was lost: ", health.message()));
+  std::call_once(told_, [&] { on_lost_(device, lost); });
+  return lost;
 }
 
 }  // namespace quantgate

@@ -28,12 +28,12 @@ class SendBudget : public std::enable_shared_from_this<SendBudget> {
   /// Bounds, each with a part that is kept back so that those who take what they are sent get on
   /// beside others who do not.
   struct Limits {
-    /// Of all connections. The last quarter is for connections that hold no more than `share`, and
-    /// the second half of it for those that hold nothing: each of them gets on, with a piece at
-    /// least, when others have filled the rest.
+    /// Of all connections. The last quarter is for connections that hold no more than
+    /// `share`, and the second half of it for those that hold nothing: each of them gets on, with a
+    /// piece at least, when others have filled the rest.
     int64_t bytes = kSendBytesMax;
-    /// Of one connection. The second half is for pieces of at most `piece`, so that its streams get
-    /// on beside others of it that hold large ones.
+    /// Of one connection. The second half is for pieces of at most `piece`, so that its
+    /// streams get on beside others of it that hold large ones.
     int64_t connection_bytes = kSendConnectionBytesMax;
     int64_t piece = kSendPieceBytesLeast;
     int64_t share = kSendConnectionBytesShare;

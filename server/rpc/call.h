@@ -3,7 +3,9 @@
 // way.
 #pragma once
 
+#include <grpcpp/impl/codegen/proto_utils.h>
 #include <grpcpp/server_context.h>
+#include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/status.h>
 
 #include <atomic>
@@ -15,8 +17,11 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "kernels/base/cancellation.h"
+#include "kernels/base/refusal.h"
 #include "server/rpc/rpc_methods.h"
 #include "server/rpc/send_watch.h"
 #include "server/service_context.h"
@@ -89,7 +94,24 @@ class CallRegistry {
  private:
   mutable std::mutex mutex_;
   absl::flat_hash_map<const grpc::ServerContextBase*, Call*> calls_ ABSL_GUARDED_BY(mutex_);
-  absl::flat_hash_set<Call*> unread_ ABSL_GUARDED_BY(mutex_);  ///< Of those, ended as such.
+  absl::flat_hash_set<Call*> unread_
+      ABSL_GUARDED_BY(mutex_);  ///< Of those, ended as such.
 };
+
+/// Code, text (cut to kStatusMessageBytesMax) and a serialized v1.ErrorDetail. Called by Call::End
+/// only.
+grpc::Status StatusToGrpc(const absl::Status& status);
+
+// Messages of methods that take bytes.
+
+/// INVALID_ARGUMENT for bytes that are no such message.
+template <typename Request>
+absl::StatusOr<Request> Parsed(const grpc::ByteBuffer& bytes) {
+  Request request;
+  grpc::ByteBuffer read = bytes;  // Which is used up.
+  if (grpc::SerializationTraits<Request>::Deserialize(&read, &request).ok()) return request;
+  return Refuse("message", "malformed",
+                absl::StrCat("must be a ", Request::descriptor()->full_name()));
+}
 
 }  // namespace quantgate

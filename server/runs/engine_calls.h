@@ -3,8 +3,10 @@
 #pragma once
 
 #include "absl/status/statusor.h"
+#include "kernels/validate/gemm_plan.h"
 #include "quantgate/v1/engine_service.pb.h"
 #include "server/runs/call_context.h"
+#include "server/wire/tensor_reference.h"
 
 namespace quantgate {
 
@@ -22,5 +24,14 @@ namespace quantgate {
                                            v1::Name##Response& response);
 QG_ENGINE_CALLS(QG_DECLARE_CALL)
 #undef QG_DECLARE_CALL
+
+/// A GEMM as a request describes it: its plan, and references to the tensors that it takes.
+struct GemmWork {
+  SlotReferences references;
+  GemmPlan plan;
+};
+
+/// Does every check of a GEMM request that needs no tensor's bytes. PrepareExplain uses it too.
+absl::StatusOr<GemmWork> CheckGemmRequest(CallContext& context, const v1::GemmRequest& request);
 
 }  // namespace quantgate

@@ -10,9 +10,9 @@
 #include "kernels/validate/explain/explain_codes.h"
 #include "kernels/validate/explain/explain_gemm.h"
 #include "server/runs/engine_calls.h"
-#include "server/runs/gemm_call.h"
 #include "server/wire/convert_tensor.h"
 #include "server/wire/quantized_parts.h"
+#include "server/wire/request_fields.h"
 
 namespace quantgate {
 namespace {

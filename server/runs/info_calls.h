@@ -5,8 +5,8 @@
 
 #include "absl/status/statusor.h"
 #include "quantgate/v1/info_service.pb.h"
+#include "server/limits.h"
 #include "server/runs/call_context.h"
-#include "server/session_limits.h"
 
 namespace quantgate {
 

@@ -26,7 +26,7 @@ void LiveRuns::Begin(const std::string& run_id,
 }
 
 void LiveRuns::Published(const std::string& run_id, int64_t sequence,
-                         std::shared_ptr<const std::string> event, Position position) noexcept {
+                       std::shared_ptr<const std::string> event, Position position) noexcept {
   absl::flat_hash_map<int64_t, Wake> woken;
   {
     const std::lock_guard lock(mutex_);

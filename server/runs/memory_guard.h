@@ -12,7 +12,7 @@ namespace quantgate {
 /// `body()`, an absl::Status or StatusOr. RESOURCE_EXHAUSTED where it asks for memory or a thread
 /// that the system does not give: the standard library says so by throwing. What outlives the call,
 /// such as the maps of a store, is changed by functions that are noexcept: half of a change would
-/// stay, and Abseil's maps do not survive it. The process ends then (server/last_words.h).
+/// stay, and Abseil's maps do not survive it. The process ends then (server/process_memory.h).
 template <typename Body>
 auto GuardMemory(Body&& body) -> decltype(body()) {
   try {

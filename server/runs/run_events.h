@@ -46,19 +46,19 @@ class RunEvents : public std::enable_shared_from_this<RunEvents> {
   /// thread, for which this waits.
   void WhenTold(absl::FunctionRef<void(const absl::Status& kept)> body);
 
-  /// Within WhenTold: the number of the last event.
+  /// Within WhenTold: the number that the run's last event gets.
   int64_t next_sequence() const { return last_sequence_ + 1; }
-  /// Within WhenTold: stores what is not stored yet, with the last event and the state that the run
-  /// ends with. When it cannot, that is given up but for the last event, so that another one can be
-  /// tried: events that say so take the places of those that were told and are not stored.
+  /// Within WhenTold: stores the events that are not stored yet, the last event and the state
+  /// that the run ends with. When that fails, those events are given up, and a further call stores,
+  /// in their places, events that say so, before its own last event.
   absl::Status StoreEnd(std::shared_ptr<const std::string> event, RunState state,
                         const absl::Status& status);
-  /// Within WhenTold, once: the event that StoreEnd has stored. Nobody is told of an end that a
-  /// crash of this process could take back. Null for a run that the database does not have: streams
-  /// see it end without its last event.
+  /// Within WhenTold, once: publishes the last event, which StoreEnd has stored: nobody hears
+  /// of an end that a crash of this process could take back. Null for a run that the database does
+  /// not have: its streams end without a last event.
   void TellEnd(std::shared_ptr<const std::string> event);
-  /// In its place when StoreEnd could not, as `why` says: that is tried again, for as long as this
-  /// process lives.
+  /// In place of TellEnd where StoreEnd failed with `why`: storing the end is tried again for as
+  /// long as this process lives.
   void OweEnd(std::shared_ptr<const std::string> event, RunState state, const absl::Status& status,
               const absl::Status& why);
   /// What storing took, all events together.

@@ -68,7 +68,7 @@ class RunExecution {
   const Plan outline_;
   const std::shared_ptr<Cancellation> cancellation_;
   const TellEvent tell_;
-  absl::Status stopped_;                             // Why Stop was called.
+  absl::Status stopped_;  // Why Stop was called.
   std::optional<OutputWriter> writer_;               // Of the variant that is coming.
   std::vector<v1::OutputReport> outputs_;            // Those of its report, or their names.
   std::optional<v1::VariantFinished> last_variant_;  // That the end has with it.

@@ -5,7 +5,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/steady_time.h"
 #include "server/runs/memory_guard.h"
-#include "server/runs/run_request.h"
+#include "server/wire/layer_run.h"
 
 namespace quantgate {
 

@@ -13,15 +13,14 @@
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "proto/variant_join.h"
-#include "server/device/served_device.h"
 #include "server/limits.h"
 #include "server/runs/memory_guard.h"
 #include "server/runs/run_job.h"
-#include "server/runs/run_request.h"
-#include "server/wire/content_digest.h"
+#include "server/service_context.h"
 #include "server/wire/convert_layer.h"
 #include "server/wire/convert_tensor.h"
-#include "server/wire/page.h"
+#include "server/wire/layer_run.h"
+#include "server/wire/request_fields.h"
 
 namespace quantgate {
 namespace {

@@ -10,8 +10,7 @@
 #include "server/wire/convert_layer.h"
 #include "server/wire/convert_recipe.h"
 #include "server/wire/convert_tensor.h"
-#include "server/wire/page.h"
-#include "server/wire/parsed_name.h"
+#include "server/wire/request_fields.h"
 
 namespace quantgate {
 namespace {

@@ -23,7 +23,7 @@
 #include "kernels/base/steady_time.h"
 #include "kernels/training/training_session.h"
 #include "server/device/device.h"
-#include "server/session_limits.h"
+#include "server/limits.h"
 
 namespace quantgate {
 

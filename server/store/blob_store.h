@@ -28,6 +28,7 @@
 #include "server/digest.h"
 #include "server/store/blob_reader.h"
 #include "server/store/blob_upload.h"
+#include "server/store/disk.h"
 #include "server/tensor_source.h"
 
 namespace quantgate {
@@ -151,5 +152,17 @@ class BlobStore : public Blobs {
   int64_t next_temporary_ ABSL_GUARDED_BY(mutex_) = 0;
   std::atomic<int64_t> open_uploads_{0};  ///< Of those whose file stays open.
 };
+
+// The names of blobs' files: "<sha256>.<size>".
+
+struct BlobName {
+  Sha256 sha256;
+  std::optional<int64_t> size;  ///< Absent in version 0.1.0.
+};
+/// Without its folders. INVALID_ARGUMENT for any other name.
+absl::StatusOr<BlobName> ParseBlobName(const std::string& file_name);
+/// Of all its bytes.
+absl::StatusOr<Sha256> HashOfFile(const std::string& path);
+absl::StatusOr<Sha256> HashOfFile(const File& file);
 
 }  // namespace quantgate

@@ -13,13 +13,6 @@
 
 namespace quantgate {
 
-/// A client's text for an error message: quoted, escaped, cut to 64 bytes.
-std::string Printable(const std::string& text);
-/// A request or upload id: 1 to kTokenLengthMax of [A-Za-z0-9_-].
-absl::Status CheckToken(const std::string& token, const std::string& field);
-/// At most kNameLengthMax bytes, no control characters.
-absl::Status CheckName(const std::string& name, const std::string& field);
-
 absl::StatusOr<Digest> DigestFromProto(const v1::Digest& proto, const std::string& field);
 v1::Digest DigestToProto(const Digest& digest);
 

@@ -1,6 +1,8 @@
 // LayerRun: a run as a request asks for it, in domain terms, before its tensors are loaded.
 #pragma once
 
+#include "server/wire/layer_run.h"
+
 #include <map>
 #include <string>
 #include <vector>
@@ -29,5 +31,12 @@ struct LayerRun {
 /// The plan of a run whose tensors are outlines: every check of Plan::Create, before anything is
 /// loaded. The types of all references must be known. Errors name fields below "spec".
 absl::StatusOr<Plan> OutlineLayerRun(const LayerRun& run);
+
+/// `spec`, of which `run` was made, with digests in place of bytes that came with it, and the types
+/// of all stored tensors. The types of all references must be known.
+v1::RunSpec KeptRequest(const v1::RunSpec& spec, const LayerRun& run);
+
+/// What run_id's report tells to repeat it: `quantgate run --spec run:ID`.
+std::string RepeatCommand(const std::string& run_id);
 
 }  // namespace quantgate

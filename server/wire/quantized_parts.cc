@@ -4,6 +4,7 @@
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "server/wire/convert_tensor.h"
+#include "server/wire/request_fields.h"
 
 namespace quantgate {
 namespace {

@@ -26,7 +26,7 @@
 #include "quantgate/v1/engine_service.grpc.pb.h"
 #include "quantgate/v1/info_service.grpc.pb.h"
 #include "quantgate/v1/sessions_service.grpc.pb.h"
-#include "server/last_words.h"
+#include "server/process_memory.h"
 #include "server/server.h"
 #include "tests/client/process.h"
 #include "tests/server/test_server.h"

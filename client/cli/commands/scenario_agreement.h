@@ -1,11 +1,12 @@
-// Whether runs of scenarios on several machines, engines or placements of ranks have seen the same:
-// their digests side by side.
+// `quantgate scenario agree`: whether runs of scenarios on several machines, engines or placements
+// of ranks computed the same results, by their digests.
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/cli/options/invocation.h"
 
 namespace quantgate {
 
@@ -44,5 +45,8 @@ struct ScenarioAgreement {
 std::vector<ScenarioAgreement> AgreementOf(const std::vector<RecordedRun>& runs);
 /// Whether some scenario is equal, and every one is or was left out.
 bool IsAgreement(const std::vector<ScenarioAgreement>& scenarios);
+
+/// Adds `agree` to the group of scenario commands; `examples` follow its help.
+void AddScenarioAgreeCommand(CLI::App& group, Command& chosen, const char* examples);
 
 }  // namespace quantgate

@@ -1,4 +1,4 @@
-#include "client/cli/commands/session_run.h"
+#include "client/cli/commands/session.h"
 
 #include <CLI/CLI.hpp>
 #include <set>
@@ -11,7 +11,6 @@
 #include "client/cli/layer_command.h"
 #include "client/cli/options/layer_arguments.h"
 #include "client/cli/output.h"
-#include "client/cli/report_output.h"
 #include "kernels/base/status_macros.h"
 #include "server/report/render_html.h"
 #include "server/report/trace_report.h"

@@ -92,4 +92,7 @@ using Command = std::function<absl::StatusOr<int>(Invocation&)>;
 /// zero.
 absl::StatusOr<absl::Duration> ParseTimeout(const std::string& text);
 
+/// An argument quoted, where it has to be, for pasting into a shell.
+std::string ShellQuoted(const std::string& argument);
+
 }  // namespace quantgate

@@ -77,10 +77,9 @@ absl::StatusOr<std::vector<v1::Variant>> VariantsOf(
 absl::StatusOr<std::vector<v1::Variant>> WithParallelTwins(const LayerOptions& options,
                                                            std::vector<v1::Variant> variants);
 
-/// The index that `text` means: a number, or RECIPE[/OVERRIDE[/ARITHMETIC]] as given on the command
-/// line, which must fit one variant only; one on several ranks has a fourth part, which must be
-/// given
-/// ("mxfp8/none/auto/tp2 sp"). INVALID_ARGUMENT listing the variants.
+/// The index that `text` means: a number, or RECIPE[/OVERRIDE[/ARITHMETIC]] as given
+/// on the command line, which must fit one variant only. A variant on several ranks has a fourth
+/// part, which must be given ("mxfp8/none/auto/tp2 sp"). INVALID_ARGUMENT listing the variants.
 absl::StatusOr<int> FindVariant(const std::string& text, const std::vector<v1::Variant>& variants);
 
 /// Whether `all` is among the recipes, so that VariantsOf needs their list.

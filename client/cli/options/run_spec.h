@@ -15,7 +15,7 @@ bool NamesRun(const std::string& spec);
 /// The report of that run. FAILED_PRECONDITION where it has no request, NOT_FOUND where the server
 /// no longer has a tensor of it.
 absl::StatusOr<v1::RunReport> FetchRun(Connection& connection, const std::string& spec);
-/// DATA_LOSS where an input that both took from one place has other contents now.
+/// DATA_LOSS where an input with one name, source and digest in both runs has two fingerprints.
 absl::Status CheckSameInputs(const v1::RunReport& first, const v1::RunReport& again);
 
 /// What is wrong with the options themselves on top of `base`, before a server is asked or a tensor

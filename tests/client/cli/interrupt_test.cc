@@ -9,10 +9,10 @@
 #include <fstream>
 #include <thread>
 
+#include "client/blob_transfer.h"
 #include "client/cli/commands/bench_engine.h"
 #include "client/cli/exit_code.h"
 #include "client/tensor_name.h"
-#include "client/upload.h"
 
 namespace quantgate {
 namespace {

@@ -1,7 +1,8 @@
-// Uploads: digest first, so that bytes the server has are never sent; 1 MiB chunks, with CRC32C
-// unless the server is on the same machine; a broken stream resumes where the server says it
-// stopped, and so does the next client that uploads the same bytes. Chunks go from the caller's
-// memory to the socket without a copy.
+// Blobs between a client and a server. An upload asks for the digest first, so that bytes the
+// server has are never sent, and sends 1 MiB chunks from the caller's memory without a copy, with
+// CRC32C unless the server is on the same machine. A broken upload resumes where the server says it
+// stopped, also for the next client with the same bytes. A download resumes too and is checked
+// against its digest.
 #pragma once
 
 #include <functional>
@@ -53,5 +54,14 @@ class ChannelConnection;
 /// Sends without asking first, for measuring.
 absl::StatusOr<Upload> WriteBlob(ChannelConnection& connection, const SharedBytes& bytes,
                                  const v1::Digest& digest, const UploadProgress& progress = {});
+
+/// The blob's bytes. DATA_LOSS when they do not have this digest; NOT_FOUND from the server.
+absl::StatusOr<std::shared_ptr<Buffer>> DownloadBlob(Connection& connection,
+                                                     const v1::Digest& digest,
+                                                     const DownloadProgress& progress = {});
+
+/// The tensor that a call returned, from its inline bytes or its blob.
+absl::StatusOr<Tensor> FetchTensor(Connection& connection, const v1::NamedTensor& tensor,
+                                   const DownloadProgress& progress = {});
 
 }  // namespace quantgate
