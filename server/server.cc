@@ -24,7 +24,7 @@
 #include "server/device/hardware_checks.h"
 #include "server/disk_watch.h"
 #include "server/limits.h"
-#include "server/metrics/process_statistics.h"
+#include "server/metrics/process_series.h"
 #include "server/net/http_endpoint.h"
 #include "server/net/listen_address.h"
 #include "server/net/listener.h"
