@@ -21,6 +21,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "server/store/disk.h"
 #include "server/store/log_mark.h"
 #include "server/store/side_files.h"
@@ -159,5 +161,32 @@ class Transaction {
   Database& database_;
   bool open_ = false;
 };
+
+/// A page of the rows of `table`, newest first: at most `page_size` records with ids below
+/// `before_id` (0: from the newest on). `read` makes a record of a row with `columns`; `Page` has
+/// `records` and `next_before_id`.
+template <typename Page, typename Read>
+absl::StatusOr<Page> ReadRecordPage(Database& database, std::string_view table,
+                                    std::string_view columns, int64_t before_id, int page_size,
+                                    Read read) ABSL_EXCLUSIVE_LOCKS_REQUIRED(database.mutex()) {
+  using Record = typename decltype(Page::records)::value_type;
+  QG_ASSIGN_OR_RETURN(Statement rows, database.Prepare(absl::StrCat("SELECT ", std::string(columns),
+                                                                    " FROM ", std::string(table),
+                                                                    " WHERE ?1 = 0 OR id < ?1 "
+                                                                    "ORDER BY id DESC LIMIT ?2")));
+  rows.Bind(before_id).Bind(int64_t{page_size} + 1);
+  Page page;
+  while (true) {
+    QG_ASSIGN_OR_RETURN(const bool found, rows.Step());
+    if (!found) return page;
+    if (static_cast<int>(page.records.size()) == page_size) {
+      page.next_before_id = page.records.back().id;
+      return page;
+    }
+    absl::StatusOr<Record> record = read(rows);
+    if (!record.ok()) return record.status();
+    page.records.push_back(*std::move(record));
+  }
+}
 
 }  // namespace quantgate
