@@ -51,7 +51,7 @@ class ChannelConnection : public Connection {
 
  private:
   absl::Status Call(const std::string& method, const google::protobuf::MessageLite& request,
-                    google::protobuf::MessageLite& response) override;
+                    const std::shared_ptr<google::protobuf::MessageLite>& response) override;
 
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<LiveCalls> live_calls_;

@@ -144,14 +144,15 @@ class Connection {
       : address_(std::move(address)), options_(options) {}
 
  private:
-  /// `method`: "Engine/Quantize", of package quantgate.v1.
+  /// `method`: "Engine/Quantize", of package quantgate.v1. Fills `response`, which nobody reads
+  /// after a failure: the call may go on writing to it then.
   virtual absl::Status Call(const std::string& method, const google::protobuf::MessageLite& request,
-                            google::protobuf::MessageLite& response) = 0;
+                            const std::shared_ptr<google::protobuf::MessageLite>& response) = 0;
   template <typename Response, typename Request>
   absl::StatusOr<Response> Unary(const char* method, const Request& request) {
-    Response response;
+    const auto response = std::make_shared<Response>();
     if (absl::Status status = Call(method, request, response); !status.ok()) return status;
-    return response;
+    return std::move(*response);
   }
 
   const std::string address_;

@@ -245,30 +245,29 @@ LocalConnection::~LocalConnection() = default;
 void LocalConnection::Cancel() { workplace_->cancellation->Cancel(); }
 
 absl::Status LocalConnection::Call(const std::string& method, const MessageLite& request,
-                                   MessageLite& response) {
+                                   const std::shared_ptr<MessageLite>& response) {
   const auto found = Methods().find(method);
   if (found == Methods().end()) {
     return absl::UnimplementedError(absl::StrCat(method, " needs a server"));
   }
   const std::lock_guard lock(workplace_->calls);
   QG_RETURN_IF_ERROR(workplace_->Admit());
-  // A thread that is stuck may go on with them one day.
-  const std::shared_ptr<MessageLite> asked(request.New()), answer(response.New());
+  // A thread that is stuck may go on with the request when the caller's is gone.
+  const std::shared_ptr<MessageLite> asked(request.New());
   asked->CheckTypeAndMergeFrom(request);
   absl::StatusOr<DeviceWork> prepared =
-      GuardMemory([&] { return found->second(*workplace_->context, *asked, *answer); });
+      GuardMemory([&] { return found->second(*workplace_->context, *asked, *response); });
   if (!prepared.ok()) return AsClient(prepared.status());
   if (prepared->run) {
     const auto work = std::make_shared<DeviceWork>(*std::move(prepared));
     Device& device = work->device != nullptr ? *work->device : LeastLoaded(workplace_->devices);
     const absl::Status ran =
-        workplace_->Run([workplace = workplace_.get(), work, &device, asked, answer] {
+        workplace_->Run([workplace = workplace_.get(), work, &device, asked, response] {
           const absl::Status status = std::move(work->run)(device, *workplace->cancellation);
           return workplace->watch.Checked(device, status);
         });
     if (!ran.ok()) return AsClient(ran);
   }
-  response.CheckTypeAndMergeFrom(*answer);
   return absl::OkStatus();
 }
 

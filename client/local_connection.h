@@ -52,7 +52,7 @@ class LocalConnection : public Connection {
   struct Workplace;
   explicit LocalConnection(std::shared_ptr<Workplace> workplace, const ConnectionOptions& options);
   absl::Status Call(const std::string& method, const google::protobuf::MessageLite& request,
-                    google::protobuf::MessageLite& response) override;
+                    const std::shared_ptr<google::protobuf::MessageLite>& response) override;
 
   const std::shared_ptr<Workplace> workplace_;  ///< A thread that is stuck keeps it too.
 };
