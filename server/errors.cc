@@ -103,7 +103,7 @@ absl::Status SessionEnded(const std::string& session_id, std::string_view how) {
   return RefusePrecondition("session_id", session_id, rule);
 }
 
-absl::Status SessionElsewhere(int64_t expected_step, int64_t step) {
+absl::Status SessionStepConflict(int64_t expected_step, int64_t step) {
   return Refused(
       absl::StatusCode::kAborted, "expected_step", absl::StrCat(expected_step),
       absl::StrCat("the session is at step ", step, ": another client's step came first"));

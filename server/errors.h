@@ -37,7 +37,7 @@ absl::Status SessionNotFound(const std::string& session_id);
 /// FAILED_PRECONDITION of a session that was `how`: closed, evicted or expired.
 absl::Status SessionEnded(const std::string& session_id, std::string_view how);
 /// ABORTED: another client's step came first.
-absl::Status SessionElsewhere(int64_t expected_step, int64_t step);
+absl::Status SessionStepConflict(int64_t expected_step, int64_t step);
 /// ABORTED: the session of this request is being opened.
 absl::Status SessionBusy(const std::string& request_id);
 

@@ -38,8 +38,8 @@ struct ServiceContext : CallContext {
 // ServedDevice: a device with the work that waits for it.
 
 struct ServedDevice : Device {
-  ServedDevice(std::unique_ptr<Engine> made, const ServerOptions& options)
-      : Device(std::move(made), options.resident_bytes_max),
+  ServedDevice(std::unique_ptr<Engine> engine_in, const ServerOptions& options)
+      : Device(std::move(engine_in), options.resident_bytes_max),
         run_queue(DeviceQueue::Options{"runs", options.queue_workers, options.queue_capacity}),
         call_queue(DeviceQueue::Options{"calls", 1, kUnaryQueueCapacity}) {}
 

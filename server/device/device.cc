@@ -51,8 +51,8 @@ bool IsOutOfMemory(const absl::Status& status) {
 
 }  // namespace
 
-Device::Device(std::unique_ptr<Engine> made, int64_t resident_bytes_max)
-    : engine(std::move(made)),
+Device::Device(std::unique_ptr<Engine> engine_in, int64_t resident_bytes_max)
+    : engine(std::move(engine_in)),
       id(engine->Describe().id),
       // The host says its own without a driver.
       description([this] { return engine->Describe(); }, engine->Memory().bytes_total == 0),

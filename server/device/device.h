@@ -22,7 +22,7 @@ namespace quantgate {
 struct Device {
   /// `resident_bytes_max`: of tensors that stay in the memory of a device that has its own; 0: half
   /// of it.
-  Device(std::unique_ptr<Engine> made, int64_t resident_bytes_max);
+  Device(std::unique_ptr<Engine> engine_in, int64_t resident_bytes_max);
   virtual ~Device() = default;
 
   /// What waits for it, and what it is at.

@@ -31,7 +31,7 @@ class LiveRuns {
   enum class Position { kBeforeOthers, kLast };
   /// Event `sequence` may be told: wakes everybody who waits. Of those before it, what is not
   /// stored yet is less than event_bytes_max, and so in memory.
-  void Published(const std::string& run_id, int64_t sequence,
+  void Publish(const std::string& run_id, int64_t sequence,
                std::shared_ptr<const std::string> event,
                Position position = Position::kBeforeOthers) noexcept;
   /// The latest events of a run that is live, for who follows it: there behind its end too, the

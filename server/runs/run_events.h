@@ -44,20 +44,20 @@ class RunEvents : public std::enable_shared_from_this<RunEvents> {
 
   /// Calls `body` when all events are told, with why one could not be kept; here or on the storing
   /// thread, for which this waits.
-  void WhenTold(absl::FunctionRef<void(const absl::Status& kept)> body);
+  void WhenPublished(absl::FunctionRef<void(const absl::Status& kept)> body);
 
-  /// Within WhenTold: the number that the run's last event gets.
+  /// Within WhenPublished: the number that the run's last event gets.
   int64_t next_sequence() const { return last_sequence_ + 1; }
-  /// Within WhenTold: stores the events that are not stored yet, the last event and the state
+  /// Within WhenPublished: stores the events that are not stored yet, the last event and the state
   /// that the run ends with. When that fails, those events are given up, and a further call stores,
   /// in their places, events that say so, before its own last event.
   absl::Status StoreEnd(std::shared_ptr<const std::string> event, RunState state,
                         const absl::Status& status);
-  /// Within WhenTold, once: publishes the last event, which StoreEnd has stored: nobody hears
+  /// Within WhenPublished, once: publishes the last event, which StoreEnd has stored: nobody hears
   /// of an end that a crash of this process could take back. Null for a run that the database does
   /// not have: its streams end without a last event.
-  void TellEnd(std::shared_ptr<const std::string> event);
-  /// In place of TellEnd where StoreEnd failed with `why`: storing the end is tried again for as
+  void PublishEnd(std::shared_ptr<const std::string> event);
+  /// In place of PublishEnd where StoreEnd failed with `why`: storing the end is tried again for as
   /// long as this process lives.
   void OweEnd(std::shared_ptr<const std::string> event, RunState state, const absl::Status& status,
               const absl::Status& why);

@@ -35,7 +35,7 @@ class RunExecution {
   /// of, `reproduce` and time.
   absl::StatusOr<v1::RunReport> Execute(const RankSetting& ranks);
   /// Why `tell` ended the run: that is its outcome then, and not what Execute returns.
-  const absl::Status& stopped() const { return stopped_; }
+  const absl::Status& stop_status() const { return stopped_; }
   /// The last variant, where the event of the run's end has it with it.
   std::optional<v1::VariantFinished> TakeLastVariant() {
     return std::exchange(last_variant_, std::nullopt);

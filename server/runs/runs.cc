@@ -111,7 +111,7 @@ absl::StatusOr<std::string> Runs::Enqueue(const v1::ExecuteRequest& request, Lay
   live_.Begin(run_id, cancellation);
   std::shared_ptr<RunJob> job;
   const absl::Status accepted = GuardMemory([&] {
-    live_.Published(run_id, 1, accepted_event);
+    live_.Publish(run_id, 1, accepted_event);
     job = std::make_shared<RunJob>(context_, device, live_, run_id, std::move(run),
                                    std::move(outline), cancellation);
     return queue

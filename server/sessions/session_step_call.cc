@@ -211,7 +211,7 @@ absl::Status StepCall::Run(const Cancellation& cancellation) {
   if (was_done) return absl::OkStatus();
   const int64_t step = training().step_count();
   if (request_.expected_step() != step) {
-    return error::SessionElsewhere(request_.expected_step(), step);
+    return error::SessionStepConflict(request_.expected_step(), step);
   }
   const absl::Status status = Do(cancellation);
   context_.statistics.SessionStepped(SessionStepName(step_.kind), status);
