@@ -24,7 +24,7 @@ class ChannelConnection : public Connection {
   /// connecting happens with the first call.
   static absl::StatusOr<std::unique_ptr<ChannelConnection>> Dial(const std::string& address,
                                                                  const ConnectionOptions& options);
-  /// Over a channel that somebody made.
+  /// Over an existing channel; `address` is its name in messages.
   ChannelConnection(std::shared_ptr<grpc::Channel> channel, std::string address,
                     const ConnectionOptions& options);
   ~ChannelConnection() override;
@@ -39,7 +39,7 @@ class ChannelConnection : public Connection {
       const v1::RunScenariosRequest& request, const ScenarioObserverFunction& observer) override;
   void Cancel() override;
 
-  /// Goes out even after Cancel() or the deadline, for a moment of its own.
+  /// Is sent even after Cancel() or the deadline, and waits kFarewellTimeout at most.
   absl::StatusOr<v1::Run> CancelRun(const v1::CancelRunRequest& request);
 
   // For the streams of this library.

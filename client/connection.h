@@ -40,7 +40,7 @@ class Connection {
  public:
   virtual ~Connection() = default;
 
-  /// What messages call it.
+  /// The name of the server in messages: its address, or "in process".
   const std::string& address() const { return address_; }
   const ConnectionOptions& options() const { return options_; }
 
@@ -159,7 +159,7 @@ class Connection {
   const ConnectionOptions options_;
 };
 
-/// How long a client that gives up takes to tell the server.
+/// How long a client that gives up waits while it tells the server.
 inline constexpr absl::Duration kFarewellTimeout = absl::Seconds(5);
 
 /// A token that is new with every call: 32 hex digits from the system's random source.

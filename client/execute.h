@@ -10,7 +10,7 @@
 
 namespace quantgate {
 
-/// What is known of a run by its events, from one stream of them to the next.
+/// The state of a run as its events tell it, over several streams of them.
 class RunFollower {
  public:
   explicit RunFollower(std::string request_id = "") : request_id_(std::move(request_id)) {}
@@ -19,9 +19,9 @@ class RunFollower {
   const std::string& run_id() const { return run_id_; }  ///< Empty before the first event.
   int64_t last_sequence() const { return last_sequence_; }
   bool has_finished() const { return has_finished_; }
-  /// Events that were taken before are left out.
+  /// Takes an event and passes it to `observer`; ignores one that was taken before.
   void Take(const v1::RunEvent& event, const RunObserverFunction& observer);
-  /// Of a run that has finished: its report, or why it failed. Once.
+  /// The report of a finished run, or why the run failed. Called once.
   absl::StatusOr<v1::RunReport> Report();
 
  private:

@@ -26,7 +26,7 @@ struct ServiceContext : CallContext {
   BlobStore& blob_store;
   RunStore& run_store;
   Executor& executor;   ///< Conversion, checks, the database.
-  Executor& storing;    ///< One thread: what runs tell and store, in order.
+  Executor& storing;    ///< One thread, which publishes and stores the events of runs in order.
   Executor& transfers;  ///< Hashing and disk of uploads and downloads.
   Metrics& metrics;
   CallRegistry& calls;
@@ -35,8 +35,7 @@ struct ServiceContext : CallContext {
   SendBudget& send_budget;
 };
 
-// ServedDevice: a device with the work that waits for it.
-
+/// A device of a server, with the queues of the jobs that wait for it.
 struct ServedDevice : Device {
   ServedDevice(std::unique_ptr<Engine> engine_in, const ServerOptions& options)
       : Device(std::move(engine_in), options.resident_bytes_max),
@@ -51,7 +50,7 @@ struct ServedDevice : Device {
   DeviceQueue call_queue;  ///< Unary calls, which do not wait behind runs.
 };
 
-/// A server's devices are all served.
+/// A device of a server as what it is: all of them are ServedDevices.
 inline ServedDevice& Served(Device& device) { return static_cast<ServedDevice&>(device); }
 
 }  // namespace quantgate

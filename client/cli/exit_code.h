@@ -8,8 +8,8 @@ namespace quantgate {
 enum ExitCode : int {
   kExitOk = 0,
   kExitCriterionFailed = 1,  ///< A stated criterion failed: bits differ, a bound is exceeded.
-  kExitUsage = 2,            ///< The request is wrong, or names what is not there.
-  kExitService = 4,          ///< The service is away or failed.
+  kExitUsage = 2,            ///< The request is wrong, or names something that does not exist.
+  kExitService = 4,          ///< The service is unavailable or failed.
   kExitPermission = 6,
   kExitExhausted = 7,    ///< A limit, a quota, the disk, memory.
   kExitDeadline = 124,   ///< As timeout(1).

@@ -1,5 +1,5 @@
-// Device: one engine and the tensors that live with it. A server has one for every device that it
-// serves (served_device.h), a command one; work goes to the one with the least of it.
+// Device: one engine and the tensors that are kept in its memory. A server has one for every device
+// that it serves (ServedDevice), a command has one; work goes to the device with the least work.
 #pragma once
 
 #include <cstdint>
@@ -20,12 +20,12 @@
 namespace quantgate {
 
 struct Device {
-  /// `resident_bytes_max`: of tensors that stay in the memory of a device that has its own; 0: half
-  /// of it.
+  /// `resident_bytes_max`: bound on the bytes of tensors that stay in the memory of a device with
+  /// its own; 0: half of that memory.
   Device(std::unique_ptr<Engine> engine_in, int64_t resident_bytes_max);
   virtual ~Device() = default;
 
-  /// What waits for it, and what it is at.
+  /// The number of jobs that wait for the device or run on it.
   virtual int waiting_and_running() const { return 0; }
 
   const std::unique_ptr<Engine> engine;
@@ -51,8 +51,7 @@ absl::StatusOr<Device*> LeastLoadedWith(const Devices& devices,
 absl::StatusOr<std::vector<std::unique_ptr<Engine>>> MakeEngines(std::span<const std::string> names,
                                                                  const CpuEngineOptions& cpu);
 
-// DeviceWatch: after every job, whether its device can still be trusted. Thread-safe.
-
+/// Checks after every job whether its device can still be trusted. Thread-safe.
 class DeviceWatch {
  public:
   /// `on_lost` is called once, with the first loss; `on_out_of_memory` for every job that failed
@@ -61,8 +60,8 @@ class DeviceWatch {
               std::function<void(const Device&)> on_out_of_memory)
       : on_lost_(std::move(on_lost)), on_out_of_memory_(std::move(on_out_of_memory)) {}
 
-  /// `status` of a job that ran on `device`, or DATA_LOSS where the device was lost meanwhile: what
-  /// the job computed cannot be vouched for then, whatever it says itself.
+  /// Returns `status`, that of a job which ran on `device`, or DATA_LOSS where the device was lost
+  /// meanwhile: then the job's results cannot be trusted, whatever its status says.
   absl::Status Checked(const Device& device, absl::Status status);
 
  private:

@@ -1,5 +1,5 @@
-// Calls whose message is malformed. gRPC parses most of them before any code of a method runs, and
-// would end them as UNIMPLEMENTED without a word.
+// Calls that are refused before any code of a method runs: their request is malformed, or the
+// server does not have their method. gRPC alone would end both as UNIMPLEMENTED without a text.
 #pragma once
 
 #include <grpcpp/generic/async_generic_service.h>
@@ -15,13 +15,12 @@ namespace quantgate {
 using InterceptorFactories =
     std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>>;
 
-/// For the builder of a server: INVALID_ARGUMENT that names the message instead, and counted as
-/// other calls are. `metrics` must outlive the server.
+/// For the builder of a server: ends calls with a malformed request with INVALID_ARGUMENT that
+/// names the message, and counts them as other calls. `metrics` must outlive the server.
 InterceptorFactories MakeMalformedCallAnswers(Metrics& metrics);
 
-// Calls of methods that this server does not have: refused by name, and counted together.
-
-/// For the builder of a server, which both it and `metrics` must outlive.
+/// For the builder of a server: ends calls of unknown methods with UNIMPLEMENTED that names the
+/// method, and counts them together. It and `metrics` must outlive the server.
 std::unique_ptr<grpc::CallbackGenericService> MakeUnknownMethods(Metrics& metrics);
 
 }  // namespace quantgate

@@ -1,5 +1,5 @@
-// The unary operations of the engine: each checks its request and gives the work for the device.
-// Requests and responses are gRPC's and outlive the work.
+// The unary operations of the engine. Each checks its request and returns the work for the device.
+// The caller keeps request and response until the work has ended.
 #pragma once
 
 #include "absl/status/statusor.h"
@@ -10,7 +10,7 @@
 
 namespace quantgate {
 
-// The list; a server answers each, and so does a command in its own process.
+// The list of them; a server answers each, and so does a command in its own process.
 #define QG_ENGINE_CALLS(CALL) \
   CALL(Quantize)              \
   CALL(Dequantize)            \

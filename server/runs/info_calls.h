@@ -1,4 +1,4 @@
-// What Info says: of this build and its devices, and of recipes and arithmetics.
+// The calls of the service Info: what this build and its devices can do, recipes and arithmetics.
 #pragma once
 
 #include <cstdint>

@@ -25,7 +25,7 @@ absl::StatusOr<Recipe> RecipeFromProto(const v1::Recipe& proto, const std::strin
 
 v1::RecipeDescription RecipeDescriptionToProto(const RecipeDescription& description);
 v1::ArithmeticDescription ArithmeticDescriptionToProto(const ArithmeticDescription& description);
-/// This build on these devices.
+/// This build and these devices.
 v1::Environment EnvironmentToProto(std::span<const DeviceDescription> devices);
 
 /// The recipes of earlier requests, since most requests name the same few. Thread-safe.

@@ -16,12 +16,12 @@
 namespace quantgate {
 
 struct LayerRun {
-  LayerRunRequest request;  ///< Its tensors are named and absent.
-  /// What they will be, by the names of VisitTensors.
+  LayerRunRequest request;  ///< Without its tensors.
+  /// References to the tensors of `request`, by the names of VisitTensors.
   std::map<std::string, TensorReference> tensors;
   bool keep_outputs = false;
   bool stream_outputs = false;
-  v1::RunSpec kept;  ///< As KeptRequest gives it.
+  v1::RunSpec kept;  ///< The result of KeptRequest.
 
   std::vector<TensorReference*> references();
   /// "linear x 8 variants".
@@ -32,11 +32,12 @@ struct LayerRun {
 /// loaded. The types of all references must be known. Errors name fields below "spec".
 absl::StatusOr<Plan> OutlineLayerRun(const LayerRun& run);
 
-/// `spec`, of which `run` was made, with digests in place of bytes that came with it, and the types
-/// of all stored tensors. The types of all references must be known.
+/// The request as the run's report keeps it: `spec`, of which `run` was made, with digests in place
+/// of bytes that came with it, and with the types of all stored tensors. The types of all
+/// references must be known.
 v1::RunSpec KeptRequest(const v1::RunSpec& spec, const LayerRun& run);
 
-/// What run_id's report tells to repeat it: `quantgate run --spec run:ID`.
+/// The command that repeats the run: `quantgate run --spec run:ID`.
 std::string RepeatCommand(const std::string& run_id);
 
 }  // namespace quantgate
