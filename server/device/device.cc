@@ -108,7 +108,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Engine>>> MakeEngines(std::span<const
       engines.push_back(std::move(engine));
     }
   }
-  if (engines.empty()) return BadName("", "a server needs one");
+  if (engines.empty()) return BadName("", "name at least one device");
   return engines;
 }
 

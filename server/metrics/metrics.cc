@@ -273,7 +273,7 @@ struct Metrics::Families {
          "other"}}}};
   CounterGrid calls_unread{
       CounterFamily(registry, "quantgate_calls_unread_total",
-                    "Calls ended since their clients did not take what was sent."),
+                    "Calls ended because their clients did not take what was sent."),
       {}};
   GaugeGrid inflight_bytes{
       GaugeFamily(registry, "quantgate_inflight_bytes", "Bytes held in memory."),
@@ -311,7 +311,7 @@ struct Metrics::Families {
       {{"where", {"read", "lookup", "startup"}}}};
   CounterGrid store_corruption{
       CounterFamily(registry, "quantgate_store_corruption_total",
-                    "Reads of runs and tensors refused because what is stored is damaged."),
+                    "Reads of runs and tensors refused because stored bytes are damaged."),
       {{"what", {"database", "event"}}}};
   AccuracySeries accuracy{registry};
   ProcessSeries process{registry};
@@ -339,14 +339,15 @@ Metrics::Families::Families(std::span<const RpcMethod> methods, const BuildLabel
       messages_sent(CounterFamily(registry, "grpc_server_msg_sent_total", "Messages sent."),
                     SeriesStart::kWithServer, methods.size(), LabelsOf(methods)),
       cuda_devices(CudaDevicesOf(build.devices)) {
-  GaugeFamily(registry, "quantgate_build_info", "1; what was built.")
+  GaugeFamily(registry, "quantgate_build_info", "1; its labels say what was built.")
       .Add({{"version", build.version},
             {"git_sha", build.revision},
             {"cuda", VersionOf(build.devices, &DeviceDescription::cuda)},
             {"cublaslt", VersionOf(build.devices, &DeviceDescription::cublaslt)},
             {"nccl", VersionOf(build.devices, &DeviceDescription::nccl)}})
       .Set(1);
-  auto& device_info = GaugeFamily(registry, "quantgate_device_info", "1; where it computes.");
+  auto& device_info = GaugeFamily(registry, "quantgate_device_info",
+                                  "1; its labels describe a device that computes.");
   for (const DeviceDescription& device : build.devices) {
     device_info
         .Add({{"device", device.id},

@@ -150,7 +150,7 @@ absl::StatusOr<GemmExplainWork> CheckGemmSubject(CallContext& context,
   for (const auto& [field, value] : {std::pair("gemm.arithmetic", &request.gemm().arithmetic()),
                                      {"gemm.out_dtype", &request.gemm().out_dtype()}}) {
     if (!value->empty()) {
-      return Refuse(field, Printable(*value), "must be empty: it is looked for");
+      return Refuse(field, Printable(*value), "must be empty: Explain finds it");
     }
   }
   QG_ASSIGN_OR_RETURN(TensorReference d,

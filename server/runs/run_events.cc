@@ -157,7 +157,7 @@ absl::StatusOr<RunStore::Event> RunEvents::LostEvent(int64_t sequence) {
   v1::RunEvent event;
   event.set_run_id(run_id_);
   event.set_sequence(sequence);
-  event.mutable_progress()->set_what("what was told here could not be stored");
+  event.mutable_progress()->set_what("the event with this number could not be stored");
   return store_.Prepare(run_id_, std::make_shared<const std::string>(event.SerializeAsString()));
 }
 

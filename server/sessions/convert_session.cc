@@ -48,7 +48,7 @@ absl::StatusOr<Microbatch> MicrobatchFromName(const std::string& name) {
   if (name.empty() || name == "unset") return Microbatch::kUnset;
   if (name == "first") return Microbatch::kFirst;
   if (name == "later") return Microbatch::kLater;
-  return Refuse("forward.is_first", Printable(name), "unset (also empty), first or later");
+  return Refuse("forward.is_first", Printable(name), "must be unset (or empty), first or later");
 }
 
 std::string MicrobatchName(const std::string& given) { return given.empty() ? "0" : given; }

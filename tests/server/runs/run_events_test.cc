@@ -18,7 +18,7 @@ namespace quantgate {
 namespace {
 
 constexpr char kRun[] = "run-1";
-constexpr char kLost[] = "what was told here could not be stored";
+constexpr char kLost[] = "the event with this number could not be stored";
 
 class RunEventsTest : public testing::Test {
  protected:
