@@ -66,7 +66,7 @@ namespace {
 
 using google::protobuf::MessageLite;
 
-/// What the generated stubs do, of a method by its name.
+/// Calls a method by its name, as the generated stubs do.
 absl::Status CallOnce(grpc::Channel& channel, const std::string& method,
                       grpc::ClientContext& context, const MessageLite& request,
                       MessageLite& response) {

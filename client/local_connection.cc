@@ -44,7 +44,7 @@ namespace {
 
 using google::protobuf::MessageLite;
 
-/// As a client has the errors of a server.
+/// An error as a client receives it from a server.
 absl::Status AsClient(const absl::Status& status) {
   if (status.ok()) return status;
   absl::Status result(status.code(),
@@ -174,7 +174,8 @@ struct LocalConnection::Workplace : std::enable_shared_from_this<LocalConnection
         watch([](const Device&, const absl::Status&) {}, [](const Device&) {}),
         cancellation(std::make_shared<Cancellation>(deadline)) {}
 
-  /// On a thread of its own. Why a rank is stuck in it, where one is: then this workplace is done.
+  /// Runs `body` on a thread of its own and returns its status; or, where a rank is stuck in it,
+  /// why: then this workplace takes no more calls.
   absl::Status Run(std::function<absl::Status()> body) {
     const auto outcome = std::make_shared<Outcome>();
     ranks.on_stuck = [this, outcome](const absl::Status& why) {
@@ -192,7 +193,7 @@ struct LocalConnection::Workplace : std::enable_shared_from_this<LocalConnection
     }
     return status;
   }
-  /// What every call begins with.
+  /// OK where a call may begin.
   absl::Status Admit() const {
     if (is_stuck) return absl::FailedPreconditionError("a rank is stuck in an earlier call");
     return cancellation->Check();

@@ -1,4 +1,5 @@
-// VariantJoin: puts the reports of a run's variants together from its events, for both ends of a stream.
+// VariantJoin: puts the reports of a run's variants together from its events, for both ends of a
+// stream.
 #pragma once
 
 #include <map>

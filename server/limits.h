@@ -12,8 +12,8 @@ namespace quantgate {
 /// Bytes of one message. Protobuf 3.21 grows larger strings by doubling and glibc maps them anew
 /// each time, which halves the transfer rate; gRPC clients have the same default.
 inline constexpr int kMessageBytesMax = 4 << 20;
-/// What a client should send at a time: the smallest size on the plateau of the transfer rate (256
-/// KiB to 4 MiB), so that a slow client holds little memory.
+/// Bytes that a client should send at a time: the smallest size on the plateau of the transfer rate
+/// (256 KiB to 4 MiB), so that a slow client holds little memory.
 inline constexpr int64_t kChunkBytes = 1 << 20;
 /// Bytes of one tensor inside a request, or of all tensors inside a response: three of them fit a
 /// message.
@@ -32,7 +32,7 @@ inline constexpr int kPageSizeMax = 1000;
 /// Chunks that one upload may have between receiving and disk: enough that receiving, hashing and
 /// writing seldom wait for each other while other work delays one of them.
 inline constexpr int kUploadChunksInFlight = 16;
-/// What one write of an upload takes of them: from 2 MiB on a device's rate no longer grows.
+/// Bytes of them that one write takes: from 2 MiB on a device's rate no longer grows.
 inline constexpr int64_t kUploadWriteBytes = 4 << 20;
 /// Bytes that uploads may hold in memory before streams are read one message at a time.
 inline constexpr int64_t kUploadBytesInFlight = 256 << 20;

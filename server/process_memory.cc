@@ -20,17 +20,17 @@
 namespace quantgate {
 namespace {
 
-/// A server that has just started takes most of it.
+/// The smallest bound that a server starts under; it takes most of that at its start.
 constexpr uint64_t kAddressSpaceLeast = uint64_t{320} << 20;
-/// Of a thread under a bound; the default is 8 MiB. The deepest stacks are those of parsers, whose
-/// depth is bounded.
+/// Size of a thread's stack under a bound; the default is 8 MiB. The deepest stacks are those of
+/// parsers, whose depth is bounded.
 constexpr size_t kStackBytes = 2 << 20;
-/// Of threads to come, under a bound, beside those of gRPC's executor, twice as many as CPUs: more
-/// of gRPC's timers and event engine, and the one that waits for a second signal.
+/// Stacks kept under a bound for threads to come, beside those of gRPC's executor (two for each
+/// CPU): threads of gRPC's timers and event engine, and the one that waits for a second signal.
 constexpr int kStacksKept = 6;
 /// The C library keeps no more of threads that have ended than 40 MiB.
 constexpr int kStacksKeptMax = 19;
-/// Of the allocator under a bound: each takes 64 MiB of addresses.
+/// Arenas of the allocator under a bound; each takes 64 MiB of addresses.
 constexpr int kArenas = 2;
 /// A failure with this much left has another reason: an arena is the largest piece that anybody
 /// asks for without looking.

@@ -34,9 +34,9 @@ struct ServerOptions {
   /// Starts without the runs and tensors of a database that is gone or empty, though blobs or
   /// events of it are there. Refused where a database is.
   bool begins_anew = false;
-  /// What computes: "cpu", "cuda" (every CUDA device), "cuda:N".
+  /// The devices that compute: "cpu", "cuda" (every CUDA device), "cuda:N".
   std::vector<std::string> devices = {"cpu"};
-  CpuEngineOptions engine;  ///< Of device "cpu".
+  CpuEngineOptions engine;  ///< Options of device "cpu".
   /// Bytes of uploaded and generated tensors that stay in a CUDA device's memory; 0: half of it.
   int64_t resident_bytes_max = 0;
   /// Whether CUDA devices are checked against their models before the server is ready: a few
@@ -46,7 +46,7 @@ struct ServerOptions {
       on_hardware_checked;
   /// Makes the engines in place of those that `devices` names; for tests.
   std::function<absl::StatusOr<std::vector<std::unique_ptr<Engine>>>()> make_engines;
-  absl::Duration rank_deadline = absl::Seconds(60);  ///< Of each wait of a rank for others.
+  absl::Duration rank_deadline = absl::Seconds(60);  ///< For each wait of a rank for other ranks.
   /// As WorldOptions::make_transport: for tests of what a server does when ranks fail.
   TransportFactory make_transport;
   EngineWrapper wrap_engine;  ///< As WorldOptions::wrap_engine: likewise.

@@ -13,7 +13,7 @@ const Buckets kErrorBuckets = {1e-12, 1e-10, 1e-9, 1e-8, 1e-7, 1e-6,
 // ULP distances by powers of four; the last finite one is the distance of two 16-bit codes.
 const Buckets kUlpBuckets = {0, 1, 2, 4, 16, 64, 256, 1024, 4096, 16384, 65536};
 
-/// By what the tensor is, of whichever weight or expert.
+/// The kinds of output tensors, whatever their weight or expert.
 LabelAxis TensorAxis() {
   return {"tensor", {"y", "dx", "dw", "main_grad", "db", "dgamma", "dbeta", "norm_out", "other"}};
 }

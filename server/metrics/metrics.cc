@@ -168,7 +168,7 @@ struct Metrics::Families {
 
   const std::vector<std::string> operations;  ///< The op of each method's calls.
   prometheus::Registry registry;
-  // By method; handled by method and code.
+  // Numbered by method; rpc_handled by method and code.
   NumberedSeries<prometheus::Counter> rpc_started, rpc_handled;
   NumberedSeries<prometheus::Histogram> rpc_seconds;
   NumberedSeries<prometheus::Counter> messages_received, messages_sent;

@@ -26,7 +26,7 @@ struct RpcMethod {
   std::string_view method;
 };
 
-/// What quantgate_build_info and quantgate_device_info say.
+/// The labels of quantgate_build_info and quantgate_device_info.
 struct BuildLabels {
   std::string version;
   std::string revision;

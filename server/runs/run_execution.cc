@@ -27,10 +27,11 @@ std::string SourceText(const TensorReference& reference) {
   }
 }
 
-/// What a variant's report may take of a message beside its outputs' bytes.
+/// Bytes that a variant's report may take of a message, beside its outputs' bytes.
 constexpr size_t kReportBytesMax = kMessageBytesMax - kInlineBytesMax - (256 << 10);
 
-/// Of the last variant, to be told with the run's end: two messages take longer to travel than one.
+/// A last variant of at most so many bytes is carried by the event of the run's end: two messages
+/// take longer to travel than one.
 constexpr size_t kLastVariantBytesMax = 64 << 10;
 
 /// A layer of many experts has more outputs than heat maps fit into a message: those of the last

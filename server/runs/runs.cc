@@ -31,12 +31,12 @@ void SetTimestamp(absl::Time time, google::protobuf::Timestamp* proto) {
   proto->set_nanos(static_cast<int>(micros % 1'000'000) * 1000);
 }
 
-/// What tells two requests with one id apart.
+/// Tells two requests with one id apart.
 Sha256 SpecContentOf(const v1::ExecuteRequest& request) {
   return request.request_id().empty() ? Sha256() : ContentDigest(request.spec());
 }
 
-/// Of a run that was running when its record was read.
+/// Sets the state of a run that was running when its record was read.
 void SetStateOfRunning(const std::map<std::string, absl::Status>& running, RunRecord& record) {
   const auto found = running.find(record.run_id);
   if (IsFinal(record.state) || found == running.end()) return;

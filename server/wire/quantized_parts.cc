@@ -26,7 +26,7 @@ absl::StatusOr<QuantizerFormat> FormatFromName(const std::string& name, const st
   return Refuse(field, Printable(name), "must be one of " + QuantizerFormatNames());
 }
 
-/// What was asked or described of one direction: as a quantizer of it has it.
+/// The quantizer that a direction's description stands for.
 absl::StatusOr<QuantizerSpec> SpecFromProto(const v1::QuantizedDirection& proto,
                                             const std::string& field) {
   QuantizerSpec spec;

@@ -103,7 +103,7 @@ struct Latencies {
   double p99 = 0;
 };
 
-/// Of an empty FindMissing: the same client code against either server.
+/// Latencies of an empty FindMissing, by the same client code for either server.
 absl::StatusOr<Latencies> UnaryLatencies(ChannelConnection& connection, double seconds) {
   std::vector<double> times;
   double spent = 0;

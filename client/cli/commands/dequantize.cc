@@ -40,7 +40,7 @@ struct DequantizeOptions {
   std::string out_dtype = "f32";
 };
 
-/// What the file and the command line say of the codes; the command line is heard first.
+/// The description of the codes by the file's metadata, overridden by --format-hint.
 absl::StatusOr<v1::QuantizedDescription> DescribeQuantized(const TensorFile& file,
                                                            const DequantizeOptions& options) {
   QG_ASSIGN_OR_RETURN(v1::QuantizedDescription description, DescriptionOf(file.metadata));

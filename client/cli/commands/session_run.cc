@@ -45,7 +45,7 @@ variants have the reference's bits: then a difference exits 1. A step that a var
 
 struct SessionRunOptions {
   std::string spec;
-  LayerOptions variants;  ///< Of these, recipes, overrides, arithmetics and the reference.
+  LayerOptions variants;  ///< Only recipes, overrides, arithmetics and the reference are used.
   int lease_seconds = 0;
   std::string require;  ///< bitwise; empty: inform only.
   ReportOptions report;

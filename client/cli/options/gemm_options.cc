@@ -9,8 +9,8 @@
 namespace quantgate {
 namespace {
 
-/// What the file of an operand's scales says of them. A GEMM takes logical ones, and of nvfp4 under
-/// the tensor scale that alpha has, or that amax and the bound of the block scales make.
+/// Applies what the metadata of an operand's scale file say. A GEMM takes scales in logical layout;
+/// for nvfp4 the tensor scale is in alpha, or follows from amax and the bound of the block scales.
 absl::Status HeedMetadata(const std::string& option, const OperandOptions& options, bool has_alpha,
                           v1::GemmOperandSpec& operand) {
   const std::string field = option + "-scale-inv";

@@ -18,9 +18,8 @@ std::string DirectionField(Usage usage) {
 }
 
 absl::Status Doubt(Usage usage, const std::string& what) {
-  return RefuseAbsent(
-      DirectionField(usage),
-      absl::StrCat(what, "; say format, element, block_dim and e4m3_max"));
+  return RefuseAbsent(DirectionField(usage),
+                      absl::StrCat(what, "; say format, element, block_dim and e4m3_max"));
 }
 
 /// The one format with such scales and elements; none where several have them, or no one.
