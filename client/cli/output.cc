@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/blob_transfer.h"
-#include "client/cli/exit_code.h"
+#include "client/cli/exit.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/files/file_bytes.h"
 #include "server/report/render_html.h"

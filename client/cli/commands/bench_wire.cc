@@ -20,7 +20,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/blob_transfer.h"
-#include "client/cli/interrupt.h"
+#include "client/cli/exit.h"
 #include "client/status.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/fingerprint.h"

@@ -13,7 +13,7 @@
 #include "client/cli/commands/scenario_agreement.h"
 #include "client/cli/commands/scenario_junit.h"
 #include "client/cli/commands/subcommand.h"
-#include "client/cli/exit_code.h"
+#include "client/cli/exit.h"
 #include "client/cli/output.h"
 #include "client/execute.h"
 #include "kernels/base/status_macros.h"

@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/cli/commands/subcommand.h"
-#include "client/cli/exit_code.h"
+#include "client/cli/exit.h"
 #include "client/cli/options/json_file.h"
 #include "kernels/base/status_macros.h"
 #include "server/report/number_text.h"

@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/channel_connection.h"
-#include "client/cli/interrupt.h"
+#include "client/cli/exit.h"
 #include "kernels/base/status_macros.h"
 #include "server/report/report_json.h"
 

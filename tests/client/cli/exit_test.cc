@@ -1,4 +1,4 @@
-#include "client/cli/interrupt.h"
+#include "client/cli/exit.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -11,7 +11,6 @@
 
 #include "client/blob_transfer.h"
 #include "client/cli/commands/bench_engine.h"
-#include "client/cli/exit_code.h"
 #include "client/tensor_name.h"
 
 namespace quantgate {
