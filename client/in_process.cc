@@ -89,7 +89,7 @@ std::string DataDirOf(const std::string& store_directory) {
 namespace {
 
 /// Tensors in memory: those that are uploaded and made, beside those that the local store has.
-class StoreInMemory : public LocalStore {
+class StoreInMemory : public ConnectionStore {
  public:
   explicit StoreInMemory(MemoryStore::Elsewhere kept) : store_(std::move(kept)) {}
   Blobs& blobs() override { return store_; }
@@ -117,7 +117,7 @@ absl::StatusOr<MemoryStore::Found> FindKept(const std::string& data_dir, const D
 }
 
 /// The local store, opened as a server opens its data directory.
-class KeptStore : public LocalStore {
+class KeptStore : public ConnectionStore {
  public:
   static absl::StatusOr<std::unique_ptr<KeptStore>> Open(StoreLock lock) {
     const std::string path = DataDirOf(lock.directory());

@@ -166,7 +166,7 @@ struct Outcome {
 }  // namespace
 
 struct LocalConnection::Workplace : std::enable_shared_from_this<LocalConnection::Workplace> {
-  Workplace(std::unique_ptr<LocalStore> store_in, std::string hardware_checks_path,
+  Workplace(std::unique_ptr<ConnectionStore> store_in, std::string hardware_checks_path,
             absl::Time deadline)
       : store(std::move(store_in)),
         loader(store->blobs(), store->tensors()),
@@ -199,7 +199,7 @@ struct LocalConnection::Workplace : std::enable_shared_from_this<LocalConnection
     return cancellation->Check();
   }
 
-  const std::unique_ptr<LocalStore> store;
+  const std::unique_ptr<ConnectionStore> store;
   TensorLoader loader;
   HardwareChecks hardware_checks;
   DeviceWatch watch;
@@ -215,7 +215,7 @@ struct LocalConnection::Workplace : std::enable_shared_from_this<LocalConnection
 };
 
 absl::StatusOr<std::unique_ptr<LocalConnection>> LocalConnection::Open(
-    std::unique_ptr<LocalStore> store, const LocalOptions& local,
+    std::unique_ptr<ConnectionStore> store, const LocalOptions& local,
     const ConnectionOptions& options) {
   auto workplace = std::make_shared<Workplace>(std::move(store), local.hardware_checks_path,
                                                SteadyFromWall(options.deadline));
@@ -313,7 +313,7 @@ absl::StatusOr<PreparedRun> PrepareRun(CallContext& context, const v1::RunSpec& 
   QG_ASSIGN_OR_RETURN(LayerRun run, LayerRunFromProto(spec, context.tensor_bytes_max));
   run.stream_outputs = true;
   QG_RETURN_IF_ERROR(context.loader.Resolve(run.references()));
-  run.kept = KeptRequest(spec, run);
+  run.kept_request = KeptRequest(spec, run);
   QG_ASSIGN_OR_RETURN(Plan outline, OutlineLayerRun(run));
   QG_ASSIGN_OR_RETURN(Device * device, DeviceForRun(run, context.devices));
   return PreparedRun{std::move(run), std::move(outline), device};

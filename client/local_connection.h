@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/connection.h"
-#include "server/tensor_source.h"
+#include "server/store_interfaces.h"
 
 namespace quantgate {
 
@@ -22,8 +22,8 @@ struct LocalOptions {
 };
 
 /// Where a local connection has its tensors.
-struct LocalStore {
-  virtual ~LocalStore() = default;
+struct ConnectionStore {
+  virtual ~ConnectionStore() = default;
   virtual Blobs& blobs() = 0;
   virtual Tensors& tensors() = 0;
   /// Keeps the bytes under their digest. Returns whether they were there already.
@@ -33,9 +33,9 @@ struct LocalStore {
 class LocalConnection : public Connection {
  public:
   /// Errors as MakeEngines (server/device/device.h).
-  static absl::StatusOr<std::unique_ptr<LocalConnection>> Open(std::unique_ptr<LocalStore> store,
-                                                               const LocalOptions& local,
-                                                               const ConnectionOptions& options);
+  static absl::StatusOr<std::unique_ptr<LocalConnection>> Open(
+      std::unique_ptr<ConnectionStore> store, const LocalOptions& local,
+      const ConnectionOptions& options);
   ~LocalConnection() override;
 
   absl::StatusOr<Upload> UploadBlob(const SharedBytes& bytes, const v1::Digest& digest,

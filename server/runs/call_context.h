@@ -12,7 +12,7 @@
 #include "server/device/device.h"
 #include "server/runs/run_statistics.h"
 #include "server/runs/tensor_loader.h"
-#include "server/tensor_source.h"
+#include "server/store_interfaces.h"
 
 namespace quantgate {
 

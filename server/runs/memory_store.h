@@ -14,7 +14,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "server/tensor_source.h"
+#include "server/store_interfaces.h"
 
 namespace quantgate {
 

@@ -10,7 +10,7 @@
 #include "kernels/tensor/tensor.h"
 #include "quantgate/v1/tensor.pb.h"
 #include "server/limits.h"
-#include "server/tensor_source.h"
+#include "server/store_interfaces.h"
 
 namespace quantgate {
 

@@ -153,7 +153,7 @@ absl::StatusOr<v1::RunReport> RunExecution::ExecutePlan(const Plan& plan,
   QG_ASSIGN_OR_RETURN(
       result_, RunPlan(plan, *device_.engine, cancellation_.get(),
                        RunObserver{on_progress, on_variant, on_output, on_measured}, &ranks));
-  *report.mutable_request() = run_.kept;
+  *report.mutable_request() = run_.kept_request;
   const std::optional<int>& reference = run_.request.reference;
   if (reference.has_value()) report.set_reference(*reference);
   QG_RETURN_IF_ERROR(DescribeInputs(report));

@@ -92,7 +92,7 @@ absl::StatusOr<std::string> Runs::Start(const v1::ExecuteRequest& request, absl:
   QG_RETURN_IF_ERROR(run.status());
   run->stream_outputs = request.stream_outputs();
   QG_RETURN_IF_ERROR(context_.loader.Resolve(run->references()));
-  run->kept = KeptRequest(request.spec(), *run);
+  run->kept_request = KeptRequest(request.spec(), *run);
   QG_ASSIGN_OR_RETURN(Plan outline, OutlineLayerRun(*run));
   QG_ASSIGN_OR_RETURN(Device * device, DeviceForRun(*run, context_.devices));
   return Enqueue(request, *std::move(run), std::move(outline), deadline, *device);

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/device/device.h"
-#include "server/tensor_source.h"
+#include "server/store_interfaces.h"
 #include "server/wire/tensor_reference.h"
 
 namespace quantgate {

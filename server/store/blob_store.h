@@ -29,7 +29,7 @@
 #include "server/store/blob_reader.h"
 #include "server/store/blob_upload.h"
 #include "server/store/disk.h"
-#include "server/tensor_source.h"
+#include "server/store_interfaces.h"
 
 namespace quantgate {
 

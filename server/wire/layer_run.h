@@ -21,7 +21,7 @@ struct LayerRun {
   std::map<std::string, TensorReference> tensors;
   bool keep_outputs = false;
   bool stream_outputs = false;
-  v1::RunSpec kept;  ///< The result of KeptRequest.
+  v1::RunSpec kept_request;  ///< The result of KeptRequest.
 
   std::vector<TensorReference*> references();
   /// "linear x 8 variants".

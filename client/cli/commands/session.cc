@@ -1,5 +1,5 @@
 // quantgate session: training sessions that a server holds.
-#include "client/cli/commands/session.h"
+#include "client/cli/commands/session_commands.h"
 
 #include <CLI/CLI.hpp>
 #include <map>

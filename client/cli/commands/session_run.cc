@@ -1,4 +1,4 @@
-#include "client/cli/commands/session.h"
+#include "client/cli/commands/session_commands.h"
 
 #include <CLI/CLI.hpp>
 #include <set>
