@@ -147,8 +147,9 @@ class Subject {
           socket_ = "unix:" + options.data_dir + ".socket";
           options.listen.push_back(socket_);
           options.make_engines =
-              [this, made = options]() -> absl::StatusOr<std::vector<std::unique_ptr<Engine>>> {
-            auto engines = MakeEngines(made);
+              [this, device,
+               cpu = options.engine]() -> absl::StatusOr<std::vector<std::unique_ptr<Engine>>> {
+            auto engines = MakeEngines({&device, 1}, cpu);
             if (!engines.ok()) return engines.status();
             auto watched = std::make_unique<WatchedEngine>(std::move(engines->front()));
             engine_ = watched.get();
