@@ -3,6 +3,7 @@
 #include <grpcpp/channel.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/impl/codegen/client_unary_call.h>
+#include <grpcpp/impl/codegen/proto_utils.h>
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/support/channel_arguments.h>
 
@@ -65,7 +66,7 @@ namespace {
 
 using google::protobuf::MessageLite;
 
-/// What the generated stubs do, of a method by its name.
+/// Calls a method by its name, as the generated stubs do.
 absl::Status CallOnce(grpc::Channel& channel, const std::string& method,
                       grpc::ClientContext& context, const MessageLite& request,
                       MessageLite& response) {
@@ -78,11 +79,11 @@ absl::Status CallOnce(grpc::Channel& channel, const std::string& method,
 }  // namespace
 
 absl::Status ChannelConnection::Call(const std::string& method, const MessageLite& request,
-                                     MessageLite& response) {
+                                     const std::shared_ptr<MessageLite>& response) {
   for (int attempt = 1;; ++attempt) {
-    response.Clear();
+    response->Clear();
     LiveCall call(*live_calls_);
-    absl::Status status = CallOnce(*channel_, method, *call.context(), request, response);
+    absl::Status status = CallOnce(*channel_, method, *call.context(), request, *response);
     if (status.ok() || !IsWorthRetrying(status) || !PauseBeforeRetry(attempt, status)) {
       return status;
     }

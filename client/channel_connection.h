@@ -2,7 +2,7 @@
 //
 // Every unary call of the API is idempotent (mutating ones carry a request id), so all of them are
 // repeated with backoff when the server is UNAVAILABLE or names a time to try again. Streams are
-// not: uploads, downloads and runs resume by their own means (upload.h, download.h, execute.h).
+// not: uploads, downloads and runs resume by their own means (blob_transfer.h, execute.h).
 #pragma once
 
 #include <memory>
@@ -24,7 +24,7 @@ class ChannelConnection : public Connection {
   /// connecting happens with the first call.
   static absl::StatusOr<std::unique_ptr<ChannelConnection>> Dial(const std::string& address,
                                                                  const ConnectionOptions& options);
-  /// Over a channel that somebody made.
+  /// Over an existing channel; `address` is its name in messages.
   ChannelConnection(std::shared_ptr<grpc::Channel> channel, std::string address,
                     const ConnectionOptions& options);
   ~ChannelConnection() override;
@@ -39,7 +39,7 @@ class ChannelConnection : public Connection {
       const v1::RunScenariosRequest& request, const ScenarioObserverFunction& observer) override;
   void Cancel() override;
 
-  /// Goes out even after Cancel() or the deadline, for a moment of its own.
+  /// Is sent even after Cancel() or the deadline, and waits kFarewellTimeout at most.
   absl::StatusOr<v1::Run> CancelRun(const v1::CancelRunRequest& request);
 
   // For the streams of this library.
@@ -51,7 +51,7 @@ class ChannelConnection : public Connection {
 
  private:
   absl::Status Call(const std::string& method, const google::protobuf::MessageLite& request,
-                    google::protobuf::MessageLite& response) override;
+                    const std::shared_ptr<google::protobuf::MessageLite>& response) override;
 
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<LiveCalls> live_calls_;

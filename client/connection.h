@@ -28,7 +28,7 @@ struct ConnectionOptions {
   absl::Duration backoff = absl::Milliseconds(100);
 };
 
-struct SharedBytes;  // client/upload.h
+struct SharedBytes;  // client/blob_transfer.h
 struct Upload;
 using UploadProgress = std::function<void(int64_t done, int64_t size)>;
 using DownloadProgress = std::function<void(int64_t done, int64_t size)>;
@@ -40,7 +40,7 @@ class Connection {
  public:
   virtual ~Connection() = default;
 
-  /// What messages call it.
+  /// The name of the server in messages: its address, or "in process".
   const std::string& address() const { return address_; }
   const ConnectionOptions& options() const { return options_; }
 
@@ -125,7 +125,8 @@ class Connection {
     return Unary<v1::ListScenariosResponse>("Scenarios/List", v1::ListScenariosRequest());
   }
 
-  /// client/upload.h, client/download.h, client/execute.h and client/scenarios.h say what these do.
+  /// Documented with the functions of the same names in client/blob_transfer.h and
+  /// client/execute.h.
   virtual absl::StatusOr<Upload> UploadBlob(const SharedBytes& bytes, const v1::Digest& digest,
                                             const UploadProgress& progress) = 0;
   virtual absl::StatusOr<std::shared_ptr<Buffer>> DownloadBlob(
@@ -143,21 +144,22 @@ class Connection {
       : address_(std::move(address)), options_(options) {}
 
  private:
-  /// `method`: "Engine/Quantize", of package quantgate.v1.
+  /// `method`: "Engine/Quantize", of package quantgate.v1. Fills `response`, which nobody reads
+  /// after a failure: the call may go on writing to it then.
   virtual absl::Status Call(const std::string& method, const google::protobuf::MessageLite& request,
-                            google::protobuf::MessageLite& response) = 0;
+                            const std::shared_ptr<google::protobuf::MessageLite>& response) = 0;
   template <typename Response, typename Request>
   absl::StatusOr<Response> Unary(const char* method, const Request& request) {
-    Response response;
+    const auto response = std::make_shared<Response>();
     if (absl::Status status = Call(method, request, response); !status.ok()) return status;
-    return response;
+    return std::move(*response);
   }
 
   const std::string address_;
   const ConnectionOptions options_;
 };
 
-/// How long a client that gives up takes to tell the server.
+/// How long a client that gives up waits while it tells the server.
 inline constexpr absl::Duration kFarewellTimeout = absl::Seconds(5);
 
 /// A token that is new with every call: 32 hex digits from the system's random source.

@@ -14,6 +14,7 @@
 #include "client/status.h"
 #include "kernels/base/status_macros.h"
 #include "quantgate/v1/engine_service.grpc.pb.h"
+#include "quantgate/v1/scenarios_service.grpc.pb.h"
 
 namespace quantgate {
 namespace {
@@ -117,6 +118,33 @@ absl::StatusOr<v1::RunReport> ChannelConnection::ExecuteRun(const v1::RunSpec& s
       return status;
     }
   }
+}
+
+absl::StatusOr<v1::ScenarioRunFinished> RunScenarios(Connection& connection,
+                                                     const v1::RunScenariosRequest& request,
+                                                     const ScenarioObserverFunction& observer) {
+  return connection.RunScenarios(request, observer);
+}
+
+absl::StatusOr<v1::ScenarioRunFinished> ChannelConnection::RunScenarios(
+    const v1::RunScenariosRequest& request, const ScenarioObserverFunction& observer) {
+  const std::unique_ptr<v1::Scenarios::Stub> stub = v1::Scenarios::NewStub(channel());
+  LiveCall call(live_calls());
+  const auto reader = stub->Run(call.context(), request);
+  v1::ScenarioEvent event;
+  v1::ScenarioRunFinished finished;
+  bool has_finished = false;
+  while (reader->Read(&event)) {
+    if (event.has_finished()) {
+      has_finished = true;
+      finished = event.finished();
+    }
+    observer(event);
+  }
+  const absl::Status status = FromGrpcStatus(reader->Finish());
+  if (!status.ok()) return status;
+  if (!has_finished) return absl::DataLossError("the scenarios ended without their last event");
+  return finished;
 }
 
 }  // namespace quantgate

@@ -1,4 +1,4 @@
-// Runs: Execute, and WaitRun when the stream breaks, until the run has ended.
+// Runs of layers and of scenarios, from the request to the report.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace quantgate {
 
-/// What is known of a run by its events, from one stream of them to the next.
+/// The state of a run as its events tell it, over several streams of them.
 class RunFollower {
  public:
   explicit RunFollower(std::string request_id = "") : request_id_(std::move(request_id)) {}
@@ -19,9 +19,9 @@ class RunFollower {
   const std::string& run_id() const { return run_id_; }  ///< Empty before the first event.
   int64_t last_sequence() const { return last_sequence_; }
   bool has_finished() const { return has_finished_; }
-  /// Events that were taken before are left out.
+  /// Takes an event and passes it to `observer`; ignores one that was taken before.
   void Take(const v1::RunEvent& event, const RunObserverFunction& observer);
-  /// Of a run that has finished: its report, or why it failed. Once.
+  /// The report of a finished run, or why the run failed. Called once.
   absl::StatusOr<v1::RunReport> Report();
 
  private:
@@ -38,5 +38,11 @@ class RunFollower {
 /// The status of a failed run is that of its RunFinished event.
 absl::StatusOr<v1::RunReport> ExecuteRun(Connection& connection, const v1::RunSpec& spec,
                                          const RunObserverFunction& observer = {});
+
+/// Runs scenarios and waits for the end. A broken stream is an error: the server keeps nothing of
+/// such a run, so it has to be started again.
+absl::StatusOr<v1::ScenarioRunFinished> RunScenarios(Connection& connection,
+                                                     const v1::RunScenariosRequest& request,
+                                                     const ScenarioObserverFunction& observer);
 
 }  // namespace quantgate

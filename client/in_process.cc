@@ -12,7 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "client/upload.h"
+#include "client/blob_transfer.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/files/file_bytes.h"
 #include "server/runs/memory_store.h"
@@ -88,14 +88,14 @@ std::string DataDirOf(const std::string& store_directory) {
 
 namespace {
 
-/// What is uploaded and made, in memory, beside what the kept store has.
-class StoreInMemory : public LocalStore {
+/// Tensors in memory: those that are uploaded and made, beside those that the local store has.
+class StoreInMemory : public ConnectionStore {
  public:
   explicit StoreInMemory(MemoryStore::Elsewhere kept) : store_(std::move(kept)) {}
   Blobs& blobs() override { return store_; }
   Tensors& tensors() override { return store_; }
   absl::StatusOr<bool> Add(const SharedBytes& bytes, const Digest& digest) override {
-    // Nothing writes to a blob. The kept store is not asked: these bytes are at hand.
+    // Nothing writes to a blob. The local store is not asked, since these bytes are at hand.
     auto* const data = const_cast<std::byte*>(bytes.bytes.data());
     store_.Add(digest, Buffer::Wrap(data, bytes.bytes.size(), bytes.owner));
     return false;
@@ -105,7 +105,7 @@ class StoreInMemory : public LocalStore {
   MemoryStore store_;
 };
 
-/// A blob of the kept store, and what is registered of it.
+/// A blob of the local store, with its registrations.
 absl::StatusOr<MemoryStore::Found> FindKept(const std::string& data_dir, const Digest& digest) {
   QG_ASSIGN_OR_RETURN(const StoredAtRest stored, FindAtRest(data_dir, digest));
   MemoryStore::Found found;
@@ -116,8 +116,8 @@ absl::StatusOr<MemoryStore::Found> FindKept(const std::string& data_dir, const D
   return found;
 }
 
-/// The kept store, as a server has its data directory.
-class KeptStore : public LocalStore {
+/// The local store, opened as a server opens its data directory.
+class KeptStore : public ConnectionStore {
  public:
   static absl::StatusOr<std::unique_ptr<KeptStore>> Open(StoreLock lock) {
     const std::string path = DataDirOf(lock.directory());

@@ -1,7 +1,7 @@
-// Commands without a server, and the store that they keep. Most keep nothing: their tensors are in
-// memory, they wait for nobody and find in the kept store what a request names by its digest. What
-// keeps tensors has the kept store, a local directory that survives the process; one process at a
-// time uses it, later ones wait for their turn.
+// Connections of commands that compute in their own process. Most commands keep their tensors in
+// memory only, wait for nobody, and look up in the local store what a request names by its digest.
+// Commands that keep tensors use the local store, a directory that outlives the process; one
+// process at a time writes there, and later ones wait for their turn.
 #pragma once
 
 #include <functional>
@@ -18,12 +18,12 @@ namespace quantgate {
 struct InProcessOptions {
   /// Empty: DefaultStoreDirectory().
   std::string store_directory;
-  /// False: in memory.
+  /// Whether tensors go to the local store; false: they stay in memory.
   bool keeps = true;
-  LocalOptions local;  ///< But for where the hardware check is remembered: in the kept store.
+  LocalOptions local;  ///< Except hardware_checks_path, which is in the local store.
   /// Called once, before waiting for another process that uses the store.
   std::function<void(const std::string& directory)> on_wait;
-  /// Asked while that waits: whether it is to end, with CANCELLED.
+  /// Called during that wait: true ends it with CANCELLED.
   std::function<bool()> is_cancelled;
 };
 
@@ -31,17 +31,17 @@ struct InProcessOptions {
 /// is set.
 absl::StatusOr<std::string> DefaultStoreDirectory();
 
-/// The lock of the kept store.
+/// The lock of the local store.
 class StoreLock {
  public:
   /// FAILED_PRECONDITION naming the directory when it cannot be written; DEADLINE_EXCEEDED when
-  /// another process kept it until `deadline`, CANCELLED when options.is_cancelled came first.
+  /// another process had the lock until `deadline`, CANCELLED when options.is_cancelled came first.
   static absl::StatusOr<StoreLock> Take(const InProcessOptions& options, absl::Time deadline);
   StoreLock(StoreLock&& other) noexcept;
   StoreLock& operator=(StoreLock&&) = delete;
   ~StoreLock();
 
-  /// Of options.store_directory or the default one.
+  /// options.store_directory, or the default one.
   const std::string& directory() const { return directory_; }
 
  private:
@@ -51,7 +51,7 @@ class StoreLock {
   int descriptor_;
 };
 
-/// Where below the kept store's directory its data is, as a server's.
+/// The data directory of the local store, laid out as a server's.
 std::string DataDirOf(const std::string& store_directory);
 
 /// Errors as LocalConnection::Open, and as StoreLock::Take and a server's start

@@ -17,7 +17,7 @@ class LiveCalls {
 
   absl::Time deadline() const { return deadline_; }
   bool cancelled() const;
-  /// Cancels every call under way and every later one that does not insist.
+  /// Cancels every call under way and every later one.
   void CancelAll();
   /// Sleeps, or returns early (false) once cancelled or past the deadline.
   bool Pause(absl::Duration duration);

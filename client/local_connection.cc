@@ -11,15 +11,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "client/download.h"
+#include "client/blob_transfer.h"
 #include "client/execute.h"
 #include "client/status.h"
-#include "client/upload.h"
 #include "kernels/base/execution.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/steady_time.h"
 #include "kernels/comm/nccl/communicator_cache.h"
-#include "server/device/device_watch.h"
+#include "server/device/device.h"
 #include "server/device/hardware_checks.h"
 #include "server/errors.h"
 #include "server/limits.h"
@@ -28,7 +27,6 @@
 #include "server/runs/info_calls.h"
 #include "server/runs/memory_guard.h"
 #include "server/runs/run_execution.h"
-#include "server/runs/run_request.h"
 #include "server/runs/scenario_run.h"
 #include "server/runs/tensor_calls.h"
 #include "server/server.h"
@@ -46,7 +44,7 @@ namespace {
 
 using google::protobuf::MessageLite;
 
-/// As a client has the errors of a server.
+/// An error as a client receives it from a server.
 absl::Status AsClient(const absl::Status& status) {
   if (status.ok()) return status;
   absl::Status result(status.code(),
@@ -168,7 +166,7 @@ struct Outcome {
 }  // namespace
 
 struct LocalConnection::Workplace : std::enable_shared_from_this<LocalConnection::Workplace> {
-  Workplace(std::unique_ptr<LocalStore> store_in, std::string hardware_checks_path,
+  Workplace(std::unique_ptr<ConnectionStore> store_in, std::string hardware_checks_path,
             absl::Time deadline)
       : store(std::move(store_in)),
         loader(store->blobs(), store->tensors()),
@@ -176,7 +174,8 @@ struct LocalConnection::Workplace : std::enable_shared_from_this<LocalConnection
         watch([](const Device&, const absl::Status&) {}, [](const Device&) {}),
         cancellation(std::make_shared<Cancellation>(deadline)) {}
 
-  /// On a thread of its own. Why a rank is stuck in it, where one is: then this workplace is done.
+  /// Runs `body` on a thread of its own and returns its status; or, where a rank is stuck in it,
+  /// why: then this workplace takes no more calls.
   absl::Status Run(std::function<absl::Status()> body) {
     const auto outcome = std::make_shared<Outcome>();
     ranks.on_stuck = [this, outcome](const absl::Status& why) {
@@ -194,13 +193,13 @@ struct LocalConnection::Workplace : std::enable_shared_from_this<LocalConnection
     }
     return status;
   }
-  /// What every call begins with.
+  /// OK where a call may begin.
   absl::Status Admit() const {
     if (is_stuck) return absl::FailedPreconditionError("a rank is stuck in an earlier call");
     return cancellation->Check();
   }
 
-  const std::unique_ptr<LocalStore> store;
+  const std::unique_ptr<ConnectionStore> store;
   TensorLoader loader;
   HardwareChecks hardware_checks;
   DeviceWatch watch;
@@ -216,7 +215,7 @@ struct LocalConnection::Workplace : std::enable_shared_from_this<LocalConnection
 };
 
 absl::StatusOr<std::unique_ptr<LocalConnection>> LocalConnection::Open(
-    std::unique_ptr<LocalStore> store, const LocalOptions& local,
+    std::unique_ptr<ConnectionStore> store, const LocalOptions& local,
     const ConnectionOptions& options) {
   auto workplace = std::make_shared<Workplace>(std::move(store), local.hardware_checks_path,
                                                SteadyFromWall(options.deadline));
@@ -247,30 +246,29 @@ LocalConnection::~LocalConnection() = default;
 void LocalConnection::Cancel() { workplace_->cancellation->Cancel(); }
 
 absl::Status LocalConnection::Call(const std::string& method, const MessageLite& request,
-                                   MessageLite& response) {
+                                   const std::shared_ptr<MessageLite>& response) {
   const auto found = Methods().find(method);
   if (found == Methods().end()) {
     return absl::UnimplementedError(absl::StrCat(method, " needs a server"));
   }
   const std::lock_guard lock(workplace_->calls);
   QG_RETURN_IF_ERROR(workplace_->Admit());
-  // A thread that is stuck may go on with them one day.
-  const std::shared_ptr<MessageLite> asked(request.New()), answer(response.New());
+  // A thread that is stuck may go on with the request when the caller's is gone.
+  const std::shared_ptr<MessageLite> asked(request.New());
   asked->CheckTypeAndMergeFrom(request);
   absl::StatusOr<DeviceWork> prepared =
-      GuardMemory([&] { return found->second(*workplace_->context, *asked, *answer); });
+      GuardMemory([&] { return found->second(*workplace_->context, *asked, *response); });
   if (!prepared.ok()) return AsClient(prepared.status());
   if (prepared->run) {
     const auto work = std::make_shared<DeviceWork>(*std::move(prepared));
     Device& device = work->device != nullptr ? *work->device : LeastLoaded(workplace_->devices);
     const absl::Status ran =
-        workplace_->Run([workplace = workplace_.get(), work, &device, asked, answer] {
+        workplace_->Run([workplace = workplace_.get(), work, &device, asked, response] {
           const absl::Status status = std::move(work->run)(device, *workplace->cancellation);
           return workplace->watch.Checked(device, status);
         });
     if (!ran.ok()) return AsClient(ran);
   }
-  response.CheckTypeAndMergeFrom(*answer);
   return absl::OkStatus();
 }
 
@@ -315,7 +313,7 @@ absl::StatusOr<PreparedRun> PrepareRun(CallContext& context, const v1::RunSpec& 
   QG_ASSIGN_OR_RETURN(LayerRun run, LayerRunFromProto(spec, context.tensor_bytes_max));
   run.stream_outputs = true;
   QG_RETURN_IF_ERROR(context.loader.Resolve(run.references()));
-  run.kept = KeptRequest(spec, run);
+  run.kept_request = KeptRequest(spec, run);
   QG_ASSIGN_OR_RETURN(Plan outline, OutlineLayerRun(run));
   QG_ASSIGN_OR_RETURN(Device * device, DeviceForRun(run, context.devices));
   return PreparedRun{std::move(run), std::move(outline), device};

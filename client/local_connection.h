@@ -1,6 +1,6 @@
 // LocalConnection: QuantGate's API computed by the caller's process, without server, sockets or
-// database. Calls run one after another, on a thread of their own: a rank that is stuck keeps that,
-// and not the caller.
+// database. Calls run one after another, each on its own thread, so that a stuck rank keeps that
+// thread and not the caller.
 #pragma once
 
 #include <memory>
@@ -8,12 +8,12 @@
 
 #include "absl/status/statusor.h"
 #include "client/connection.h"
-#include "server/tensor_source.h"
+#include "server/store_interfaces.h"
 
 namespace quantgate {
 
 struct LocalOptions {
-  /// "cpu", "cuda" (the first CUDA device among several is the least loaded one) or "cuda:N".
+  /// "cpu", "cuda" (of several devices the first takes the work) or "cuda:N".
   std::string device = "cpu";
   /// Worker threads of the CPU engine; 0: one per CPU.
   int threads = 0;
@@ -22,20 +22,20 @@ struct LocalOptions {
 };
 
 /// Where a local connection has its tensors.
-struct LocalStore {
-  virtual ~LocalStore() = default;
+struct ConnectionStore {
+  virtual ~ConnectionStore() = default;
   virtual Blobs& blobs() = 0;
   virtual Tensors& tensors() = 0;
-  /// Keeps the bytes under their digest. Whether they were there already.
+  /// Keeps the bytes under their digest. Returns whether they were there already.
   virtual absl::StatusOr<bool> Add(const SharedBytes& bytes, const Digest& digest) = 0;
 };
 
 class LocalConnection : public Connection {
  public:
   /// Errors as MakeEngines (server/device/device.h).
-  static absl::StatusOr<std::unique_ptr<LocalConnection>> Open(std::unique_ptr<LocalStore> store,
-                                                               const LocalOptions& local,
-                                                               const ConnectionOptions& options);
+  static absl::StatusOr<std::unique_ptr<LocalConnection>> Open(
+      std::unique_ptr<ConnectionStore> store, const LocalOptions& local,
+      const ConnectionOptions& options);
   ~LocalConnection() override;
 
   absl::StatusOr<Upload> UploadBlob(const SharedBytes& bytes, const v1::Digest& digest,
@@ -52,9 +52,9 @@ class LocalConnection : public Connection {
   struct Workplace;
   explicit LocalConnection(std::shared_ptr<Workplace> workplace, const ConnectionOptions& options);
   absl::Status Call(const std::string& method, const google::protobuf::MessageLite& request,
-                    google::protobuf::MessageLite& response) override;
+                    const std::shared_ptr<google::protobuf::MessageLite>& response) override;
 
-  const std::shared_ptr<Workplace> workplace_;  ///< A thread that is stuck keeps it too.
+  const std::shared_ptr<Workplace> workplace_;  ///< Shared with a thread that is stuck.
 };
 
 }  // namespace quantgate

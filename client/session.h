@@ -23,7 +23,8 @@ class ClientSession {
                                               const std::string& session_id);
 
   const std::string& id() const { return session_.session_id(); }
-  /// As the server last described it; its step as of the last step of this client.
+  /// The session as the server last described it, with its step number after this client's last
+  /// step.
   const v1::Session& session() const { return session_; }
 
   /// One step; the session id, the expected step and the request id are filled in. ABORTED where

@@ -1,6 +1,5 @@
-// Errors of a server as a person reads them. The v1.ErrorDetail that travels in a gRPC status rides
-// on the absl::Status as a payload, so that callers can act on it and the command line can print
-// it.
+// Errors of a server. The v1.ErrorDetail of a gRPC status becomes a payload of the absl::Status, so
+// that callers can act on it and the command line can print it.
 #pragma once
 
 #include <optional>
@@ -21,13 +20,14 @@ absl::Status FromGrpcStatus(const grpc::Status& status);
 
 /// The detail that FromGrpcStatus attached.
 std::optional<v1::ErrorDetail> ErrorDetailOf(const absl::Status& status);
-/// In place of one that it has.
+/// Sets or replaces the detail of a status.
 void SetErrorDetail(const v1::ErrorDetail& detail, absl::Status& status);
 
-/// When the server asked to be called again; absent: it did not.
+/// After how long the server asked to be called again; absent: it did not.
 std::optional<absl::Duration> RetryAfterOf(const absl::Status& status);
 
-/// The very same idempotent call may succeed later: the server is away, or says when to come back.
+/// Whether the same idempotent call may succeed later: the server is unavailable, or said when to
+/// retry.
 bool IsWorthRetrying(const absl::Status& status);
 
 /// "INVALID_ARGUMENT: message", and below it whatever of field, value, rule and advice the message

@@ -37,14 +37,14 @@ absl::StatusOr<TensorName> ParseTensorName(std::string_view field, const std::st
 /// "4096x1024" -> {4096, 1024}; "scalar" -> {}. INVALID_ARGUMENT for anything but decimal dims.
 absl::StatusOr<Shape> ParseShape(std::string_view field, const std::string& text);
 
-/// The same bytes as another dtype: equal sizes keep the shape; otherwise the last dim grows or
-/// shrinks. INVALID_ARGUMENT when it does not come out whole.
+/// The shape of the same bytes as another dtype: equal element sizes keep it, otherwise the last
+/// dim grows or shrinks. INVALID_ARGUMENT when the last dim would not be a whole number.
 absl::StatusOr<Shape> ReinterpretedShape(const Shape& shape, DType from, DType to);
 
 /// Reads the tensor of a file (kinds kSafetensors and kNpy) and reinterprets it if asked.
 absl::StatusOr<Tensor> LoadTensor(const TensorName& name);
 
-/// `status` with `field` before its message: what lies deeper knows no option.
+/// `status` with `field`, the option or argument it is about, before its message.
 absl::Status OfField(std::string_view field, const absl::Status& status);
 
 /// ReadSafetensors, whose errors name `field` too.

@@ -1,5 +1,5 @@
-// From a tensor's name to what a request carries: uploads what lies in files, passes on seeds and
-// digests.
+// TensorSources: turns tensors' names into what a request carries. Uploads tensors of files; passes
+// on generator specs and digests.
 #pragma once
 
 #include <functional>
@@ -8,9 +8,9 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "client/blob_transfer.h"
 #include "client/connection.h"
 #include "client/tensor_name.h"
-#include "client/upload.h"
 
 namespace quantgate {
 
@@ -24,8 +24,8 @@ inline constexpr int64_t kInlineTensorBytesMax = 256 << 10;
 
 class TensorSources {
  public:
-  /// `progress` is told of uploads: what, bytes done, bytes in all; and of each tensor that the
-  /// server makes, of 0 bytes.
+  /// Called during uploads with what is uploaded, the bytes done and the bytes in all, and with 0
+  /// bytes for each tensor that the server generates.
   using Progress = std::function<void(const std::string& what, int64_t done, int64_t size)>;
 
   TensorSources(Connection& connection, Placement placement, Progress progress)
@@ -35,7 +35,7 @@ class TensorSources {
   absl::StatusOr<v1::TensorSource> Resolve(std::string_view field, const std::string& text);
   /// The same for a tensor in memory.
   absl::StatusOr<v1::TensorSource> Place(const std::string& what, const Tensor& tensor);
-  /// Always stored, and the record of it.
+  /// Stores and registers a tensor in memory; returns its record.
   absl::StatusOr<v1::TensorRecord> Store(const std::string& what, const Tensor& tensor);
 
   /// Files that were read, so that no output overwrites them.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The option for CMake that builds a fresh folder with the least work. A folder that is there keeps its ways: its next
-# build is cheaper than a fresh one.
+# Prints the CMake option that builds a fresh folder with the least work. An existing folder keeps its option, since its
+# next build is cheaper than a fresh one.
 # usage: deploy/one_shot.sh BUILD_DIR
 set -euo pipefail
 if [ $# -ne 1 ]; then echo "usage: $0 BUILD_DIR" >&2; exit 2; fi

@@ -18,7 +18,7 @@ cmake --build --preset release
 ctest --test-dir build/release --output-on-failure --parallel "$(nproc)" \
   --label-exclude "^($(IFS='|'; echo "${left_out[*]}"))\$"
 
-# run_labelled LABEL DEVICES: the tests that need so many, or how many of them are left out.
+# run_labelled LABEL DEVICES: runs the tests with LABEL where there are DEVICES devices, else says how many are left out.
 run_labelled() {
   local tests devices
   tests=$(ctest --test-dir build/release --show-only --label-regex "^$1\$" | sed -n 's/^Total Tests: //p')

@@ -1,4 +1,5 @@
-// The reports of a run's variants from its events: both ends of a stream put them together alike.
+// VariantJoin: puts the reports of a run's variants together from its events, for both ends of a
+// stream.
 #pragma once
 
 #include <map>
@@ -10,14 +11,13 @@ namespace quantgate {
 
 class VariantJoin {
  public:
-  /// A run's events, each once, in their order.
+  /// Takes the events of a run, each once and in their order.
   void Take(v1::RunEvent event);
-  /// Those that are whole, by their index.
+  /// The complete reports, by the index of their variants.
   std::map<int, v1::VariantReport>& variants() { return variants_; }
 
  private:
-  /// What it says of an output that was told completes that one (engine_service.proto,
-  /// OutputFinished).
+  /// Merges outputs that came before into the variant (engine_service.proto, OutputFinished).
   void Join(v1::VariantFinished finished);
 
   std::map<int, std::vector<v1::OutputReport>> told_;  ///< By variant.

@@ -1,5 +1,5 @@
-// DiskWatch: whether the file system of the data directory has room left. Uploads are refused by
-// what they want; this tells probes that a server can hardly record anything. Thread-safe.
+// DiskWatch: whether the file system of the data directory has room left to record runs, for
+// readiness probes and metrics. (Uploads are checked by their own sizes.) Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -9,25 +9,26 @@
 
 namespace quantgate {
 
-/// What an unprivileged writer may still take.
+/// Bytes and files that an unprivileged writer may still add.
 struct DiskRoom {
   int64_t bytes = 0;
   int64_t files = 0;
 };
 using DiskRoomReader = std::function<DiskRoom(const std::string& path)>;
 
-/// By statvfs. All there is where the file system cannot be asked or does not count files.
+/// By statvfs. INT64_MAX where the file system cannot be asked, and for files that it does not
+/// count.
 DiskRoom ReadDiskRoom(const std::string& path);
 
 class DiskWatch {
  public:
-  /// `log` may be empty. Looks once.
+  /// `log` may be empty. Calls Look once.
   DiskWatch(std::string path, int64_t reserve_bytes, DiskRoomReader read,
             std::function<void(const std::string&)> log);
 
-  /// Asks the file system, which may take its time. By one thread at a time.
+  /// Asks the file system, which may be slow. Called by one thread at a time.
   void Look();
-  /// As of the last look; empty: there is room.
+  /// Why there is no room, as of the last Look; empty: there is.
   std::string why_full() const;
   int64_t free_bytes() const { return bytes_; }
 

@@ -103,7 +103,7 @@ absl::Status SessionEnded(const std::string& session_id, std::string_view how) {
   return RefusePrecondition("session_id", session_id, rule);
 }
 
-absl::Status SessionElsewhere(int64_t expected_step, int64_t step) {
+absl::Status SessionStepConflict(int64_t expected_step, int64_t step) {
   return Refused(
       absl::StatusCode::kAborted, "expected_step", absl::StrCat(expected_step),
       absl::StrCat("the session is at step ", step, ": another client's step came first"));
@@ -111,7 +111,7 @@ absl::Status SessionElsewhere(int64_t expected_step, int64_t step) {
 
 absl::Status SessionBusy(const std::string& request_id) {
   return With(Refused(absl::StatusCode::kAborted, "request_id", absl::StrCat("'", request_id, "'"),
-                      "its session is being opened now"),
+                      "the session of this request is being opened"),
               kRetryAfter, absl::StrCat(absl::ToInt64Milliseconds(quantgate::kRetryAfter)));
 }
 
@@ -180,8 +180,9 @@ absl::Status DiskFull(const std::string& operation) {
 }
 
 absl::Status EndNotStored(const std::string& run_id, const absl::Status& why) {
-  absl::Status status(why.code(), absl::StrCat(run_id, " has ended, but its end cannot be stored: ",
-                                               why.message(), "; it is told once it is stored"));
+  absl::Status status(
+      why.code(), absl::StrCat(run_id, " has ended, but its end cannot be stored: ", why.message(),
+                               "; it will be reported once it is stored"));
   if (!absl::IsResourceExhausted(why)) return status;
   return With(With(std::move(status), kReason, Payload(why, kReason)), kRetryAfter,
               absl::StrCat(absl::ToInt64Milliseconds(quantgate::kRetryAfter)));
@@ -210,9 +211,10 @@ absl::Status Draining() {
 }
 
 absl::Status NoRoomToSend() {
-  return With(Exhausted("bytes_budget",
-                        "there is no room for the answer: too much waits to be read by clients"),
-              kRetryAfter, absl::StrCat(absl::ToInt64Milliseconds(quantgate::kRetryAfter)));
+  return With(
+      Exhausted("bytes_budget",
+                "there is no room for the answer: clients have not read what they were sent"),
+      kRetryAfter, absl::StrCat(absl::ToInt64Milliseconds(quantgate::kRetryAfter)));
 }
 
 absl::Status Internal(const std::string& what) { return absl::InternalError(what); }

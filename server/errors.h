@@ -28,20 +28,20 @@ struct Detail {
 };
 Detail DetailOf(const absl::Status& status);
 
-/// FAILED_PRECONDITION with the blobs to upload first.
+/// FAILED_PRECONDITION listing the blobs that have to be uploaded first.
 absl::Status BlobsMissing(const std::string& field, std::vector<Digest> missing);
 absl::Status BlobNotFound(const Digest& digest);
 absl::Status UploadNotFound(const std::string& upload_id);
 absl::Status RunNotFound(const std::string& run_id);
 absl::Status SessionNotFound(const std::string& session_id);
-/// FAILED_PRECONDITION of a session that was `how`: closed, evicted or expired.
+/// FAILED_PRECONDITION of a session that has ended; `how`: "closed", "evicted" or "expired".
 absl::Status SessionEnded(const std::string& session_id, std::string_view how);
 /// ABORTED: another client's step came first.
-absl::Status SessionElsewhere(int64_t expected_step, int64_t step);
+absl::Status SessionStepConflict(int64_t expected_step, int64_t step);
 /// ABORTED: the session of this request is being opened.
 absl::Status SessionBusy(const std::string& request_id);
 
-/// OUT_OF_RANGE of an upload, with what the server has.
+/// OUT_OF_RANGE of an upload, with the size that the server has committed.
 absl::Status OffsetMismatch(int64_t offset, int64_t committed_size);
 absl::Status RangeBeyondBlob(const std::string& field, int64_t value, int64_t size);
 absl::Status SequenceBeyondEnd(int64_t sequence, int64_t last_sequence);
@@ -57,10 +57,10 @@ absl::Status RequestIdReused(const std::string& request_id);
 /// RESOURCE_EXHAUSTED, each with its reason.
 absl::Status QueueFull(const std::string& queue, int capacity);
 absl::Status DiskFull(const std::string& operation);
-/// Of a run that has ended: `why`, with the time to ask again.
+/// Of a run that has ended and whose end is not stored: `why`, with the time to ask again.
 absl::Status EndNotStored(const std::string& run_id, const absl::Status& why);
 absl::Status QuotaExceeded(int64_t wanted, int64_t used, int64_t limit);
-/// `what` that sessions hold together.
+/// `what` (bytes, sessions) that all sessions hold together.
 absl::Status SessionsFull(const std::string& what, int64_t wanted, int64_t limit);
 absl::Status LimitExceeded(const std::string& field, int64_t value, int64_t limit);
 

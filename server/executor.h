@@ -1,6 +1,6 @@
-// Executor: a fixed number of threads that run short tasks in order of arrival, but for those of
-// owners with several. Disk, hashing and conversion run here, so that gRPC's threads only move
-// bytes. Thread-safe.
+// Executor: a fixed number of threads that run short tasks, those of different owners in order of
+// arrival and those of one owner in turn with them. Disk, hashing and conversion run here, so that
+// gRPC's threads only move bytes. Thread-safe.
 #pragma once
 
 #include <condition_variable>
@@ -25,14 +25,14 @@ class Executor {
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  /// Of the tasks of one owner, a connection for example, one waits in the order of arrival, and
-  /// the next joins behind all others when that one starts: so thousands of one hold up nobody
-  /// else. Null: nobody else's.
+  /// Queues a task. Of the tasks of one owner, for example a connection, only one is in the line;
+  /// the next joins the end of the line when that one starts, so that an owner with thousands of
+  /// tasks holds up nobody else. A task with a null owner has an owner to itself.
   void Run(Task task, const void* owner = nullptr);
-  /// As Run, but behind: one thread in four at most takes such tasks, and of those that are taken
-  /// no more than every other one where others wait too.
+  /// As Run, with lower priority: at most one thread in four runs such tasks, and while others wait
+  /// too, at most every other task taken is such a one.
   void RunBehind(Task task, const void* owner);
-  /// When no other task waits.
+  /// Runs a task when no other one waits.
   void RunWhenIdle(Task task);
   int threads() const { return static_cast<int>(threads_.size()); }
 
@@ -41,7 +41,7 @@ class Executor {
     Task task;
     const void* owner = nullptr;
   };
-  /// Tasks that wait, of each owner one at a time.
+  /// A line of tasks, with one of each owner at a time.
   class Line {
    public:
     void Add(Task task, const void* owner);
@@ -50,13 +50,13 @@ class Executor {
 
    private:
     std::deque<Waiting> tasks_;
-    /// Of each owner with a task there, the further ones.
+    /// The further tasks of each owner that has one in tasks_.
     absl::flat_hash_map<const void*, std::deque<Task>> further_;
   };
 
   void Work();
-  /// The next task, once there is one; none when the executor ends. `is_behind` of the thread's
-  /// last task, and then of this one.
+  /// Waits for the next task; an empty one when the executor ends. `is_behind` says whether the
+  /// thread's last task came by RunBehind, and is set to whether this one did.
   Task Next(bool& is_behind) ABSL_LOCKS_EXCLUDED(mutex_);
   bool MayTakeBehind() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -67,7 +67,7 @@ class Executor {
   const int running_behind_max_;
   int running_behind_ ABSL_GUARDED_BY(mutex_) = 0;
   bool was_behind_last_ ABSL_GUARDED_BY(mutex_) = false;
-  std::deque<Task> idle_tasks_ ABSL_GUARDED_BY(mutex_);  ///< Of RunWhenIdle.
+  std::deque<Task> idle_tasks_ ABSL_GUARDED_BY(mutex_);  ///< Tasks of RunWhenIdle.
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;
 };

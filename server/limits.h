@@ -9,13 +9,14 @@
 
 namespace quantgate {
 
-/// Of one message. Protobuf 3.21 grows larger strings by doubling and glibc maps them anew each
-/// time, which halves the transfer rate; gRPC clients have the same default.
+/// Bytes of one message. Protobuf 3.21 grows larger strings by doubling and glibc maps them anew
+/// each time, which halves the transfer rate; gRPC clients have the same default.
 inline constexpr int kMessageBytesMax = 4 << 20;
-/// What a client should send at a time: the smallest size on the plateau of the transfer rate (256
-/// KiB to 4 MiB), so that a slow client holds little memory.
+/// Bytes that a client should send at a time: the smallest size on the plateau of the transfer rate
+/// (256 KiB to 4 MiB), so that a slow client holds little memory.
 inline constexpr int64_t kChunkBytes = 1 << 20;
-/// Of one tensor inside a request or of all tensors inside a response: three of them fit a message.
+/// Bytes of one tensor inside a request, or of all tensors inside a response: three of them fit a
+/// message.
 inline constexpr int64_t kInlineBytesMax = 1 << 20;
 /// Digests in one FindMissing: 4096 x 40 bytes is far below a message and answers in milliseconds.
 inline constexpr int kFindMissingMax = 4096;
@@ -31,17 +32,17 @@ inline constexpr int kPageSizeMax = 1000;
 /// Chunks that one upload may have between receiving and disk: enough that receiving, hashing and
 /// writing seldom wait for each other while other work delays one of them.
 inline constexpr int kUploadChunksInFlight = 16;
-/// What one write of an upload takes of them: from 2 MiB on a device's rate no longer grows.
+/// Bytes of them that one write takes: from 2 MiB on a device's rate no longer grows.
 inline constexpr int64_t kUploadWriteBytes = 4 << 20;
 /// Bytes that uploads may hold in memory before streams are read one message at a time.
 inline constexpr int64_t kUploadBytesInFlight = 256 << 20;
 /// An upload stream without a message for this long is ended; the upload can be resumed.
 inline constexpr absl::Duration kUploadIdleMax = absl::Minutes(2);
-/// One of so many descriptors may be an upload whose file stays open between two messages; it takes
-/// two. Half of what ConnectionsMax leaves for calls is enough to be quick for those who send.
+/// One upload for so many descriptors may keep its file open between two messages, which takes two
+/// descriptors: in all half of what ConnectionsMax leaves for calls.
 inline constexpr int64_t kDescriptorsPerOpenUpload = 16;
-/// Interrupted uploads that are remembered, and for how long their bytes are kept: by SteadyNow,
-/// and at a start by what the files' times say of the time before it, if that is more.
+/// Interrupted uploads that are remembered, and how long their bytes are kept: by SteadyNow, and by
+/// the times of the files for the time before the server's start.
 inline constexpr int kPartialUploadsMax = 4096;
 inline constexpr absl::Duration kPartialUploadAgeMax = absl::Hours(24);
 /// What the disk should have left for runs under way to be recorded: their events (8 MiB of each
@@ -52,7 +53,8 @@ inline constexpr int64_t kDiskReserveBytes = 64 << 20;
 inline constexpr int64_t kWritebackBytes = 8 << 20;
 
 /// Connections at most, where descriptors allow them (ConnectionsMax): each costs gRPC some 20 KiB
-/// before it asks for anything. And at least: a server for fewer does not start.
+/// before its first call. A server that has descriptors for fewer than kConnectionsLeast does not
+/// start.
 inline constexpr int64_t kConnectionsMax = 4096;
 inline constexpr int64_t kConnectionsLeast = 4;
 /// A connection without calls is closed after this long, so that those who hold one for later do
@@ -61,33 +63,33 @@ inline constexpr absl::Duration kConnectionIdleMax = absl::Minutes(2);
 /// How long a peer may leave what was sent to it unacknowledged.
 inline constexpr absl::Duration kKeepaliveTimeout = absl::Seconds(20);
 
-/// Bytes made for clients that have not taken them (SendBudget), in all and for one connection, and
-/// the piece that a stream begins with: a client that reads nothing costs one, three thousand of
-/// them less than the bound.
+/// Bytes prepared for clients that have not taken them (SendBudget), in all and for one connection,
+/// and the size of the piece that a stream begins with. A client that reads nothing costs one such
+/// piece, and three thousand of those clients less than the bound.
 inline constexpr int64_t kSendBytesMax = 256 << 20;
 inline constexpr int64_t kSendConnectionBytesMax = 16 << 20;
 inline constexpr int64_t kSendPieceBytesLeast = 64 << 10;
-/// And the largest that pieces grow to: the least on the plateau of the transfer rate. A client is
-/// not seen to take any of a piece before it has taken all of it.
+/// The size that pieces grow to at most: the smallest on the plateau of the transfer rate. A client
+/// is not seen to take any of a piece before it has taken all of it.
 inline constexpr int64_t kSendPieceBytesMost = 256 << 10;
 /// What a connection may hold of the part that is kept for those that hold little: two of the
 /// largest pieces, one that is sent and one that is read meanwhile.
 inline constexpr int64_t kSendConnectionBytesShare = 2 * kSendPieceBytesMost;
 /// A call is ended when its client has not taken a message in this time and what the message takes
 /// at kSendRateLeast. So a stream without a reader, which may have waited for room first, ends
-/// within little more than two minutes, and whoever takes that many bytes a second of a stream,
-/// with pauses no longer than this, is never cut off.
+/// within little more than two minutes, and a client that takes kSendRateLeast bytes a second of a
+/// stream, with pauses no longer than this, is never cut off.
 inline constexpr absl::Duration kSendIdleMax = absl::Seconds(45);
 /// The same while other connections wait for the room.
 inline constexpr absl::Duration kSendIdleWhenShort = absl::Seconds(10);
 inline constexpr int64_t kSendRateLeast = 16 << 10;
-/// What the system holds of a connection that it has not sent yet. With the megabytes that it would
-/// hold by itself, a client that takes them slowly would be seen to take nothing for minutes.
+/// Bytes of a connection that the kernel may hold unsent. By default it holds megabytes, and a
+/// client that takes them slowly would seem to take nothing for minutes.
 inline constexpr int kUnsentBytesMax = 128 << 10;
 /// A piece that takes longer is followed by a smaller one.
 inline constexpr absl::Duration kSendPieceTime = absl::Seconds(1);
-/// Events of runs that have ended, which those who followed them have still to be sent: others of
-/// them are read from the disk again.
+/// Bytes of events that stay in memory after the ends of their runs, for clients that have yet to
+/// be sent them. Other events of ended runs are read from the disk again.
 inline constexpr size_t kEndedEventBytesMax = size_t{64} << 20;
 
 /// Memory of messages that gRPC has received, beyond which it ends streams with RESOURCE_EXHAUSTED.
@@ -95,7 +97,7 @@ inline constexpr size_t kEndedEventBytesMax = size_t{64} << 20;
 inline constexpr int64_t kGrpcBufferBytesMax = int64_t{3} << 29;
 /// Streams of one connection. 16 connections carry 1000 uploads with it.
 inline constexpr int kStreamsPerConnectionMax = 128;
-/// Of gRPC's threads that serve reflection, the one service that has a thread for each stream.
+/// gRPC's threads for reflection, the one service that takes a thread for each stream.
 inline constexpr int kReflectionThreadsMax = 4;
 /// Metadata of one call; QuantGate reads none beyond gRPC's own.
 inline constexpr int kMetadataBytesMax = 16 << 10;
@@ -105,9 +107,9 @@ inline constexpr int kStatusMessageBytesMax = 2048;
 /// How long a client that was refused for a full queue should wait.
 inline constexpr absl::Duration kRetryAfter = absl::Seconds(1);
 
-/// HTTP connections open at once, before another of which the oldest goes that has not asked:
-/// probes and scrapers are a handful, and their requests come with them. Descriptors for the first
-/// of them are kept where others take all there are.
+/// HTTP connections open at once. One more closes the oldest that has sent no request: probes and
+/// scrapers are a handful and send theirs at once. Descriptors for kHttpConnectionsKept of them are
+/// set aside.
 inline constexpr int kHttpConnectionsMax = 64;
 inline constexpr int kHttpConnectionsKept = 8;
 /// A connection has this long for its request: more than a probe waits, and a slow one is gone
@@ -116,20 +118,31 @@ inline constexpr absl::Duration kHttpRequestTimeMax = absl::Seconds(5);
 /// A connection answers one request and is ended this long after it was accepted. Prometheus waits
 /// 10 s for a scrape by default, other probes less.
 inline constexpr absl::Duration kHttpConnectionAgeMax = absl::Seconds(10);
-/// Of a request's line and headers together, and of the answer's headers.
+/// Bytes of a request's line and headers together, and of an answer's headers.
 inline constexpr size_t kHttpConnectionBytes = 8 << 10;
 
-/// How old what a report says of a device's clocks may be when the report is made.
+/// The greatest age of the device clocks that a report states.
 inline constexpr absl::Duration kDescriptionAgeMax = absl::Seconds(1);
 
-/// Tensors, scales and outputs of the unary Engine calls waiting for the device, besides the runs.
+/// Unary calls that may wait for a device, in a queue beside that of the runs.
 inline constexpr int kUnaryQueueCapacity = 256;
-/// Finished runs that are kept, the oldest going first, and the bytes of their events.
+/// Finished runs that are kept, and the bytes of their events. The oldest go first.
 inline constexpr int kRunsKept = 1000;
 inline constexpr int64_t kRunEventBytesKept = int64_t{1} << 30;
-/// Latest events of a run under way that are in memory too, for those who follow it.
+/// Bytes of the latest events of a run under way that are in memory too, for those who follow it.
 inline constexpr size_t kLiveEventBytesMax = size_t{8} << 20;
-/// Sessions that have ended and are still told apart from unknown ones.
+/// Ended sessions that are remembered, so that a late call learns how its session ended.
 inline constexpr size_t kEndedSessionsKept = 4096;
+
+/// Bounds on the training sessions that a server holds.
+struct SessionLimits {
+  int sessions_max = 1024;
+  int64_t bytes_max = int64_t{16} << 30;  ///< Bytes of all sessions together.
+  absl::Duration lease_default = absl::Minutes(15);
+  absl::Duration lease_max = absl::Hours(24);
+  /// A session that was not used for so long may be evicted for another one, the least recently
+  /// used first.
+  absl::Duration idle_min = absl::Minutes(1);
+};
 
 }  // namespace quantgate

@@ -15,9 +15,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/standard_descriptors.h"
-#include "server/allocator.h"
 #include "server/device/build_description.h"
-#include "server/last_words.h"
+#include "server/process_memory.h"
 #include "server/server.h"
 #include "server/store/fsck.h"
 

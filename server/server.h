@@ -15,7 +15,6 @@
 #include "server/disk_watch.h"
 #include "server/limits.h"
 #include "server/net/http_endpoint.h"
-#include "server/session_limits.h"
 
 namespace grpc {
 class Channel;
@@ -39,19 +38,19 @@ struct ServerOptions {
   /// Starts without the runs and tensors of a database that is gone or empty, though blobs or
   /// events of it are there. Refused where a database is.
   bool begins_anew = false;
-  /// What computes: "cpu", "cuda" (every CUDA device), "cuda:N".
+  /// The devices that compute: "cpu", "cuda" (every CUDA device), "cuda:N".
   std::vector<std::string> devices = {"cpu"};
-  CpuEngineOptions engine;  ///< Of device "cpu".
-  /// Of uploaded and generated tensors that stay in a CUDA device's memory; 0: half of it.
+  CpuEngineOptions engine;  ///< Options of device "cpu".
+  /// Bytes of uploaded and generated tensors that stay in a CUDA device's memory; 0: half of it.
   int64_t resident_bytes_max = 0;
-  /// Whether CUDA devices are checked against their models before READY, a few seconds unless a
-  /// result is remembered; what came out goes to on_hardware_checked as lines of text.
+  /// Whether CUDA devices are checked against their models before the server is ready: a few
+  /// seconds, unless a result is remembered. on_hardware_checked gets the result as lines of text.
   bool checks_hardware = false;
   std::function<void(const std::string& key, const std::vector<std::string>& lines)>
       on_hardware_checked;
-  /// In place of the engines that `devices` names: for tests of what a server does with an engine.
+  /// Makes the engines in place of those that `devices` names; for tests.
   std::function<absl::StatusOr<std::vector<std::unique_ptr<Engine>>>()> make_engines;
-  absl::Duration rank_deadline = absl::Seconds(60);  ///< Of each wait of a rank for others.
+  absl::Duration rank_deadline = absl::Seconds(60);  ///< For each wait of a rank for other ranks.
   /// As WorldOptions::make_transport: for tests of what a server does when ranks fail.
   TransportFactory make_transport;
   EngineWrapper wrap_engine;  ///< As WorldOptions::wrap_engine: likewise.
@@ -63,27 +62,30 @@ struct ServerOptions {
   std::function<void(const std::string& line)> log;
   int queue_capacity = 64;  ///< Runs waiting; one more is RESOURCE_EXHAUSTED.
   int queue_workers = 1;    ///< Runs at a time.
-  /// Of the latest events of a run under way, which its streams have without the database.
+  /// Bytes of a live run's latest events that stay in memory, where its streams need no database.
   size_t live_event_bytes_max = kLiveEventBytesMax;
-  int64_t blob_bytes_max = int64_t{64} << 30;    ///< Of one blob.
-  int64_t store_bytes_max = int64_t{256} << 30;  ///< Of all blobs.
-  int64_t tensor_bytes_max = int64_t{8} << 30;   ///< Of one tensor that a request makes or names.
-  /// Of messages received and not yet taken, over all connections.
+  int64_t blob_bytes_max = int64_t{64} << 30;    ///< Bytes of one blob.
+  int64_t store_bytes_max = int64_t{256} << 30;  ///< Bytes of all blobs.
+  int64_t tensor_bytes_max = int64_t{8}
+                             << 30;  ///< Bytes of a tensor that a request makes or names.
+  /// Bytes of messages received and not yet taken, over all connections.
   int64_t grpc_buffer_bytes_max = kGrpcBufferBytesMax;
-  /// Bytes made for clients that have not taken them: of all connections, and of one.
+  /// Bytes prepared for clients that have not taken them: of all connections, and of one.
   int64_t send_bytes_max = kSendBytesMax;
   int64_t send_connection_bytes_max = kSendConnectionBytesMax;
-  /// How long a client may leave what it is sent, also while other connections wait for the room.
+  /// How long a client may take nothing of what it is sent, and how long while other connections
+  /// wait for room.
   absl::Duration send_idle_max = kSendIdleMax;
   absl::Duration send_idle_when_short = kSendIdleWhenShort;
   /// How long a connection may have no call.
   absl::Duration connection_idle_max = kConnectionIdleMax;
-  /// By which clients are idle, and how often it is looked who is. Others: for tests.
+  /// The clock that tells who is idle, and how often idle clients are looked for. Others: for
+  /// tests.
   std::chrono::steady_clock::time_point (*now)() = &std::chrono::steady_clock::now;
   std::chrono::milliseconds maintenance_period{1000};
   /// While the file system of `data_dir` has less left, the server is not ready.
   int64_t disk_reserve_bytes = kDiskReserveBytes;
-  DiskRoomReader read_disk_room = &ReadDiskRoom;  ///< Another: for tests.
+  DiskRoomReader read_disk_room = &ReadDiskRoom;  ///< Another one: for tests.
   SessionLimits sessions;
   bool fsync = true;  ///< False: for tests.
 };
@@ -98,14 +100,14 @@ class Server {
 
   /// A channel without sockets, for a client in this process.
   virtual std::shared_ptr<grpc::Channel> InProcessChannel() = 0;
-  /// Ports as bound, in the order of `listen` (0 for Unix sockets).
+  /// The ports that are bound, in the order of `listen` (0 for Unix sockets).
   virtual std::vector<int> ports() const = 0;
   virtual int metrics_port() const = 0;
-  /// Health goes NOT_SERVING, new work gets UNAVAILABLE, runs under way have `grace` to finish and
-  /// are then cancelled. False where a rank is stuck at the end of `grace`: the destructor would
-  /// wait for it.
+  /// Sets health to NOT_SERVING, refuses new work with UNAVAILABLE, gives runs under way `grace` to
+  /// finish and then cancels them. False where a rank is stuck at the end of `grace`: the
+  /// destructor would wait for it.
   virtual bool Shutdown(absl::Duration grace) = 0;
-  /// Cancels what a Shutdown in another thread still waits for.
+  /// Cancels the runs that a Shutdown in another thread still waits for.
   virtual void Hurry() = 0;
 };
 

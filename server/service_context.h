@@ -3,8 +3,11 @@
 #pragma once
 
 #include <atomic>
+#include <memory>
+#include <utility>
 
-#include "server/device/device_watch.h"
+#include "server/device/device.h"
+#include "server/device/device_queue.h"
 #include "server/executor.h"
 #include "server/metrics/metrics.h"
 #include "server/net/send_budget.h"
@@ -23,7 +26,7 @@ struct ServiceContext : CallContext {
   BlobStore& blob_store;
   RunStore& run_store;
   Executor& executor;   ///< Conversion, checks, the database.
-  Executor& storing;    ///< One thread: what runs tell and store, in order.
+  Executor& storing;    ///< One thread, which publishes and stores the events of runs in order.
   Executor& transfers;  ///< Hashing and disk of uploads and downloads.
   Metrics& metrics;
   CallRegistry& calls;
@@ -31,5 +34,23 @@ struct ServiceContext : CallContext {
   std::atomic<int64_t>& upload_bytes_in_flight;
   SendBudget& send_budget;
 };
+
+/// A device of a server, with the queues of the jobs that wait for it.
+struct ServedDevice : Device {
+  ServedDevice(std::unique_ptr<Engine> engine_in, const ServerOptions& options)
+      : Device(std::move(engine_in), options.resident_bytes_max),
+        run_queue(DeviceQueue::Options{"runs", options.queue_workers, options.queue_capacity}),
+        call_queue(DeviceQueue::Options{"calls", 1, kUnaryQueueCapacity}) {}
+
+  int waiting_and_running() const override {
+    return run_queue.depth() + run_queue.running() + call_queue.depth() + call_queue.running();
+  }
+
+  DeviceQueue run_queue;
+  DeviceQueue call_queue;  ///< Unary calls, which do not wait behind runs.
+};
+
+/// A device of a server as what it is: all of them are ServedDevices.
+inline ServedDevice& Served(Device& device) { return static_cast<ServedDevice&>(device); }
 
 }  // namespace quantgate

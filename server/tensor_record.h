@@ -1,4 +1,4 @@
-// What is registered of a tensor: what its bytes mean, and under which name they were put.
+// What is registered of a tensor: its bytes' digest and type, and its name.
 #pragma once
 
 #include <cstdint>

@@ -7,7 +7,7 @@
 
 #include <cerrno>
 
-#include "server/last_words.h"
+#include "server/process_memory.h"
 
 extern "C" __attribute__((visibility("default"))) int pthread_create(
     pthread_t* thread, const pthread_attr_t* attributes, void* (*body)(void*),

@@ -1,4 +1,4 @@
-// What `quantgate gemm --every-algorithm` found.
+// The results of `quantgate gemm --every-algorithm` as text.
 #pragma once
 
 #include <ostream>

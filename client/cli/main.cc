@@ -6,8 +6,7 @@
 #include <vector>
 
 #include "client/cli/commands/commands.h"
-#include "client/cli/exit_code.h"
-#include "client/cli/interrupt.h"
+#include "client/cli/exit.h"
 #include "client/cli/options/option_names.h"
 #include "client/cli/options/suggestion.h"
 #include "client/status.h"

@@ -76,7 +76,7 @@ void ProgressBar::Tick(absl::Time now) {
   const std::lock_guard lock(mutex_);
   const absl::Duration silence = now - heard_;
   if (!is_waiting_ || silence < kSilenceMax) return;
-  // What is done is not what is waited for.
+  // Work that is done is not what the command waits for.
   const bool is_done = total_ > 0 && done_ >= total_;
   const std::string line =
       absl::StrCat(is_done ? "computing" : what_, ", ", absl::ToInt64Seconds(silence), " s");

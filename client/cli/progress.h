@@ -1,6 +1,6 @@
-// A progress bar on stderr, drawn only where stderr is a terminal and no faster than an eye
-// follows. While nothing is heard of what is under way it counts the seconds, so that no command is
-// silent for long. Thread-safe.
+// A progress bar on stderr, drawn only where stderr is a terminal and no faster than an eye can
+// follow. Without updates it counts the seconds, so that no command is silent for long.
+// Thread-safe.
 #pragma once
 
 #include <condition_variable>
@@ -21,11 +21,11 @@ class ProgressBar {
   ProgressBar(std::ostream& out, bool is_shown);
   ~ProgressBar();
 
-  /// `total` 0: how much there is to do is not known.
+  /// `total` 0: the amount of work is not known.
   void Update(const std::string& what, int64_t done, int64_t total);
-  /// Wipes the line, before other text goes to the terminal; it stays so until the next Update.
+  /// Wipes the line until the next Update, so that other text can go to the terminal.
   void Clear();
-  /// At `now`: counts the seconds once there have been some without an Update.
+  /// Draws the seconds without an Update at `now`, once there are some.
   void Tick(absl::Time now);
 
  private:
@@ -36,7 +36,7 @@ class ProgressBar {
   const bool is_shown_;
   std::mutex mutex_;
   bool is_drawn_ ABSL_GUARDED_BY(mutex_) = false;
-  bool is_waiting_ ABSL_GUARDED_BY(mutex_) = true;  ///< Something is under way.
+  bool is_waiting_ ABSL_GUARDED_BY(mutex_) = true;  ///< Work is under way.
   std::string what_ ABSL_GUARDED_BY(mutex_) = "computing";
   int64_t done_ ABSL_GUARDED_BY(mutex_) = 0, total_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Time heard_ ABSL_GUARDED_BY(mutex_);

@@ -1,5 +1,5 @@
-// DescriptionReader: what an engine says of its device, read beside the work. A GPU's driver takes
-// milliseconds to say its clocks, longer than a small run.
+// DescriptionReader: reads an engine's description of its device in the background. A GPU's driver
+// takes milliseconds to report clocks, longer than a small run takes.
 #pragma once
 
 #include <condition_variable>
@@ -15,11 +15,11 @@
 
 namespace quantgate {
 
-/// Thread-safe. Reads only when asked to, on a thread of its own unless that is quick.
+/// Thread-safe. Reads only when asked to, on its own thread unless reading is quick.
 class DescriptionReader {
  public:
-  /// `read`: Engine::Describe of an engine that outlives this object. `is_quick`: it takes no more
-  /// time than to wake a thread. `now`: for tests.
+  /// `read`: Engine::Describe of an engine that outlives this object. `is_quick`:
+  /// reading takes no longer than waking a thread. `now`: for tests.
   DescriptionReader(std::function<DeviceDescription()> read, bool is_quick,
                     std::function<absl::Time()> now = &SteadyNow);
   ~DescriptionReader();
@@ -40,7 +40,7 @@ class DescriptionReader {
   std::mutex mutex_;
   std::condition_variable is_asked_, has_read_;
   std::optional<DeviceDescription> latest_ ABSL_GUARDED_BY(mutex_);
-  absl::Time read_at_ ABSL_GUARDED_BY(mutex_);  ///< Of latest_: when its reading began.
+  absl::Time read_at_ ABSL_GUARDED_BY(mutex_);  ///< When the reading of latest_ began.
   bool asked_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;  ///< None where reading is quick.

@@ -10,6 +10,7 @@
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/engine/cuda_module.h"
+#include "server/errors.h"
 
 namespace quantgate {
 namespace {
@@ -43,10 +44,15 @@ absl::StatusOr<std::vector<int>> OrdinalsOf(const std::string& name) {
   return std::vector<int>{ordinal};
 }
 
+/// Limits of the service (disk, quota, queue) say which one it was; an engine's failures do not.
+bool IsOutOfMemory(const absl::Status& status) {
+  return absl::IsResourceExhausted(status) && error::DetailOf(status).reason.empty();
+}
+
 }  // namespace
 
-Device::Device(std::unique_ptr<Engine> made, int64_t resident_bytes_max)
-    : engine(std::move(made)),
+Device::Device(std::unique_ptr<Engine> engine_in, int64_t resident_bytes_max)
+    : engine(std::move(engine_in)),
       id(engine->Describe().id),
       // The host says its own without a driver.
       description([this] { return engine->Describe(); }, engine->Memory().bytes_total == 0),
@@ -102,8 +108,21 @@ absl::StatusOr<std::vector<std::unique_ptr<Engine>>> MakeEngines(std::span<const
       engines.push_back(std::move(engine));
     }
   }
-  if (engines.empty()) return BadName("", "a server needs one");
+  if (engines.empty()) return BadName("", "name at least one device");
   return engines;
+}
+
+absl::Status DeviceWatch::Checked(const Device& device, absl::Status status) {
+  const absl::Status health = device.engine->Health();
+  if (health.ok()) {
+    const bool has_own_memory = device.engine->Memory().bytes_total != 0;
+    if (has_own_memory && IsOutOfMemory(status)) on_out_of_memory_(device);
+    return status;
+  }
+  const absl::Status lost =
+      absl::DataLossError(absl::StrCat("device ", device.id, " was lost: ", health.message()));
+  std::call_once(told_, [&] { on_lost_(device, lost); });
+  return lost;
 }
 
 }  // namespace quantgate

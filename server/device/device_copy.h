@@ -1,6 +1,7 @@
-// DeviceCopy: the bytes of an upload on their way into a device's memory, beside their way to the
-// disk, so that a tensor is there when its upload ends. An optimisation: where the device has no
-// room, there is none, and the first use of the blob brings it. Used by one thread at a time.
+// DeviceCopy: copies the bytes of an upload into a device's memory while they are written to disk,
+// so that a tensor is on the device when its upload ends. An optimisation only: where the device
+// has no room there is no copy, and the first use of the blob loads it. Used by one thread at a
+// time.
 #pragma once
 
 #include <memory>
@@ -13,16 +14,17 @@ namespace quantgate {
 
 class DeviceCopy {
  public:
-  /// Null where the server has not exactly one device with memory of its own (any of several might
-  /// be asked for the blob), or where that has no room for it.
+  /// Null unless exactly one of the devices has memory of its own (any of several might be asked
+  /// for the blob) and has room for the blob.
   static std::unique_ptr<DeviceCopy> Start(const Devices& devices, const Digest& digest);
   ~DeviceCopy();
   DeviceCopy(const DeviceCopy&) = delete;
   DeviceCopy& operator=(const DeviceCopy&) = delete;
 
-  /// The next bytes. A failure ends the copy and not the upload.
+  /// Copies the next bytes. A failure ends the copy, not the upload.
   void Append(std::span<const std::span<const std::byte>> pieces);
-  /// The digest of what was appended is right: the copy becomes resident, if it is whole.
+  /// Makes the copy resident if it is complete. Call it once the digest of the appended bytes is
+  /// verified.
   void Keep();
 
  private:

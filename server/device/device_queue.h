@@ -1,5 +1,6 @@
-// DeviceQueue: work waiting for the engine. Bounded, in order of arrival, aware of deadlines,
-// cancellable while it waits; what runs is cancelled through its Cancellation. Thread-safe.
+// DeviceQueue: jobs that wait for a device, bounded in number and in order of arrival. A job that
+// waits leaves the queue at its deadline or when it is cancelled; one that runs is cancelled
+// through its Cancellation. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -39,20 +40,20 @@ class DeviceQueue {
   DeviceQueue(const DeviceQueue&) = delete;
   DeviceQueue& operator=(const DeviceQueue&) = delete;
 
-  /// Jobs ahead of this one, running ones included. RESOURCE_EXHAUSTED when full, UNAVAILABLE when
-  /// draining; then the job is not called.
+  /// Returns the number of jobs ahead of this one, running ones included. RESOURCE_EXHAUSTED when
+  /// the queue is full, UNAVAILABLE when it drains; then the job is not called.
   absl::StatusOr<int> Submit(std::shared_ptr<Cancellation> cancellation, Job job);
-  /// That a job is about to be submitted: an idle worker looks out for it, awake, for a moment. To
-  /// wake it later takes longer.
+  /// Announces that a job is about to be submitted: an idle worker stays awake for a moment to wait
+  /// for it, since waking the worker later takes longer.
   void Expect();
-  /// Whether no worker has begun to look out yet.
+  /// True from Expect until a worker has woken up for it.
   bool is_expecting() const;
   /// Cancels, and drops the job from the queue at once if it still waits.
   void Cancel(const std::shared_ptr<Cancellation>& cancellation);
 
   /// Refuses new jobs from now on.
   void Drain();
-  /// True when nothing waits or runs before `deadline`.
+  /// Waits until nothing waits or runs any more; false when `deadline` comes first.
   bool WaitIdle(absl::Time deadline);
   /// Cancels what runs and drops what waits.
   void CancelAll();
@@ -71,7 +72,7 @@ class DeviceQueue {
   };
 
   void Work();
-  /// Until a job waits, or for a moment.
+  /// Stays awake until a job waits, for a moment at most.
   void LookOut() const;
   void Reap();
   bool IsIdle() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {

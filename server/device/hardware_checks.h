@@ -20,12 +20,12 @@ namespace quantgate {
 struct HardwareCheckResult {
   std::string key;  ///< HardwareCheckKey::ToString.
   bool has_drift = false;
-  int64_t runs = 0;     ///< GEMMs compared with their model,
-  int64_t outputs = 0;  ///< and their outputs.
+  int64_t runs = 0;     ///< GEMMs compared with their model.
+  int64_t outputs = 0;  ///< Output elements of those GEMMs.
   int64_t drifted_runs = 0;
   double seconds = 0;
   std::vector<std::string> lines;  ///< HardwareCheckLines.
-  bool is_remembered = false;      ///< Of an earlier check with the same key.
+  bool is_remembered = false;      ///< The result of an earlier check with the same key.
 };
 
 class HardwareChecks {
@@ -33,8 +33,8 @@ class HardwareChecks {
   /// `path`: a JSON file, made by the first check. A damaged one counts as none.
   explicit HardwareChecks(std::string path) : path_(std::move(path)) {}
 
-  /// The result for this device as it is now; `again` checks even where one is remembered. Errors
-  /// as Engine::CheckHardware; a result that cannot be written down is still given.
+  /// The result for this device as it is now; `again` checks even where a result is remembered.
+  /// Errors as Engine::CheckHardware. A result that cannot be saved is returned all the same.
   absl::StatusOr<HardwareCheckResult> Check(Device& device, HardwareCheckSize size, bool again,
                                             const Cancellation* cancellation);
 

@@ -15,7 +15,8 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/ascii.h"
 #include "server/limits.h"
-#include "server/metrics/process_statistics.h"
+#include "server/metrics/accuracy_series.h"
+#include "server/metrics/process_series.h"
 #include "server/metrics/rank_series.h"
 #include "server/metrics/series_families.h"
 
@@ -25,12 +26,6 @@ namespace {
 // Sub-millisecond unary calls up to campaigns of minutes.
 const Buckets kSecondsBuckets = {0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
                                  1,      2.5,   5,      10,    30,   60,    120,  300, 600};
-// Relative errors and cosine distances: from fp32 noise to no resemblance, by decades.
-const Buckets kErrorBuckets = {1e-12, 1e-10, 1e-9, 1e-8, 1e-7, 1e-6,
-                               1e-5,  1e-4,  1e-3, 1e-2, 0.1,  1};
-// ULP distances by powers of four; the last finite one is the distance of two 16-bit codes.
-const Buckets kUlpBuckets = {0, 1, 2, 4, 16, 64, 256, 1024, 4096, 16384, 65536};
-
 // The 17 codes under the names that other gRPC servers export.
 const std::vector<std::string>& CodeNames() {
   static const std::vector<std::string> names = {
@@ -53,22 +48,6 @@ std::string_view NameOf(const std::string_view (&names)[count], Enum value) {
 template <size_t count>
 LabelAxis Axis(const char* name, const std::string_view (&values)[count]) {
   return {name, std::vector<std::string>(std::begin(values), std::end(values))};
-}
-
-LabelAxis RecipeAxis(const char* name, const std::vector<std::string>& others) {
-  LabelAxis axis{name, {}};
-  for (const RecipeDescription& recipe : AllRecipes()) axis.values.push_back(recipe.name);
-  axis.values.insert(axis.values.end(), others.begin(), others.end());
-  return axis;
-}
-
-LabelAxis ModeAxis() {
-  LabelAxis axis{"mode", {}};
-  for (const auto mode : {BackwardOverride::kNone, BackwardOverride::kHighPrecision,
-                          BackwardOverride::kDequantized}) {
-    axis.values.emplace_back(BackwardOverrideName(mode));
-  }
-  return axis;
 }
 
 LabelAxis OutcomeAxis() {
@@ -130,26 +109,27 @@ std::string OperationOf(const RpcMethod& method) {
   return name;
 }
 
-LabelAxis MethodAxis(std::span<const RpcMethod> methods) {
+std::vector<std::string> OperationsOf(std::span<const RpcMethod> methods) {
+  std::vector<std::string> operations;
+  for (const RpcMethod& method : methods) operations.push_back(OperationOf(method));
+  return operations;
+}
+
+/// Methods of one op have one series.
+LabelAxis MethodAxis(const std::vector<std::string>& operations) {
   LabelAxis axis{"op", {}};
-  for (const RpcMethod& method : methods) {
-    const std::string operation = OperationOf(method);
+  for (const std::string& operation : operations) {
     if (absl::c_linear_search(axis.values, operation)) continue;
     axis.values.push_back(operation);
   }
   return axis;
 }
 
-LabelAxis OperationAxis(std::span<const RpcMethod> methods) {
+LabelAxis OperationAxis(const std::vector<std::string>& operations) {
   LabelAxis axis = LayerAxis();
-  const LabelAxis calls = MethodAxis(methods);
+  const LabelAxis calls = MethodAxis(operations);
   axis.values.insert(axis.values.end(), calls.values.begin(), calls.values.end());
   return axis;
-}
-
-/// By what the tensor is, of whichever weight or expert.
-LabelAxis TensorAxis() {
-  return {"tensor", {"y", "dx", "dw", "main_grad", "db", "dgamma", "dbeta", "norm_out", "other"}};
 }
 
 std::function<prometheus::Labels(size_t)> LabelsOf(std::span<const RpcMethod> methods) {
@@ -186,9 +166,9 @@ struct Metrics::Families {
   void Refresh();
   void RefreshDevice(const DeviceGauges& device);
 
-  const std::span<const RpcMethod> methods;
+  const std::vector<std::string> operations;  ///< The op of each method's calls.
   prometheus::Registry registry;
-  // By method; handled by method and code.
+  // Numbered by method; rpc_handled by method and code.
   NumberedSeries<prometheus::Counter> rpc_started, rpc_handled;
   NumberedSeries<prometheus::Histogram> rpc_seconds;
   NumberedSeries<prometheus::Counter> messages_received, messages_sent;
@@ -207,7 +187,7 @@ struct Metrics::Families {
   CounterGrid call_total{
       CounterFamily(registry, "quantgate_run_total", "Variants of runs by how they ended."),
       SeriesStart::kFirstEvent,
-      {MethodAxis(methods), {"recipe", {"none"}}, {"mode", {"none"}}, OutcomeAxis()}};
+      {MethodAxis(operations), {"recipe", {"none"}}, {"mode", {"none"}}, OutcomeAxis()}};
   HistogramGrid run_stage_seconds{
       HistogramFamily(registry, "quantgate_run_stage_seconds", "Time of each stage of a run."),
       SeriesStart::kFirstEvent,
@@ -216,7 +196,7 @@ struct Metrics::Families {
   HistogramGrid run_duration_seconds{
       HistogramFamily(registry, "quantgate_run_duration_seconds", "Time of a run, queue excluded."),
       SeriesStart::kFirstEvent,
-      {OperationAxis(methods), RecipeAxis("recipe", {"several", "none"})},
+      {OperationAxis(operations), RecipeAxis("recipe", {"several", "none"})},
       kSecondsBuckets};
   GaugeGrid queue_depth{GaugeFamily(registry, "quantgate_queue_depth", "Jobs waiting."),
                         {{"queue", {"runs", "calls"}}}};
@@ -293,7 +273,7 @@ struct Metrics::Families {
          "other"}}}};
   CounterGrid calls_unread{
       CounterFamily(registry, "quantgate_calls_unread_total",
-                    "Calls ended since their clients did not take what was sent."),
+                    "Calls ended because their clients did not take what was sent."),
       {}};
   GaugeGrid inflight_bytes{
       GaugeFamily(registry, "quantgate_inflight_bytes", "Bytes held in memory."),
@@ -331,61 +311,17 @@ struct Metrics::Families {
       {{"where", {"read", "lookup", "startup"}}}};
   CounterGrid store_corruption{
       CounterFamily(registry, "quantgate_store_corruption_total",
-                    "Reads of runs and tensors refused because what is stored is damaged."),
+                    "Reads of runs and tensors refused because stored bytes are damaged."),
       {{"what", {"database", "event"}}}};
-  CounterGrid parity_checks{CounterFamily(registry, "quantgate_parity_checks_total",
-                                          "Output tensors compared bit by bit."),
-                            SeriesStart::kFirstEvent,
-                            {RecipeAxis("recipe_a", {"other"}),
-                             RecipeAxis("recipe_b", {"exact"}),
-                             ModeAxis(),
-                             {"result", {"equal", "differs"}}}};
-  CounterGrid mismatched{CounterFamily(registry, "quantgate_mismatched_elements_total",
-                                       "Elements of outputs that differ from exact."),
-                         SeriesStart::kFirstEvent,
-                         {RecipeAxis("recipe", {"other"}), ModeAxis(), TensorAxis()}};
-  HistogramGrid rel_rmse{HistogramFamily(registry, "quantgate_error_rel_rmse",
-                                         "Relative Frobenius error, unquantized."),
-                         SeriesStart::kFirstEvent,
-                         {RecipeAxis("recipe", {"other"}), ModeAxis(), TensorAxis()},
-                         kErrorBuckets};
-  HistogramGrid max_ulp{
-      HistogramFamily(registry, "quantgate_error_max_ulp", "Largest ULP distance from exact."),
-      SeriesStart::kFirstEvent,
-      {RecipeAxis("recipe", {"other"}), ModeAxis(), TensorAxis()},
-      kUlpBuckets};
-  HistogramGrid cosine_distance{HistogramFamily(registry, "quantgate_error_cosine_distance",
-                                                "1 - cosine, against unquantized."),
-                                SeriesStart::kFirstEvent,
-                                {RecipeAxis("recipe", {"other"}), ModeAxis(), TensorAxis()},
-                                kErrorBuckets};
-  CounterGrid quantizer_elements{
-      CounterFamily(registry, "quantgate_quantizer_elements_total",
-                    "Elements quantized, by class."),
-      SeriesStart::kFirstEvent,
-      {RecipeAxis("recipe", {"other"}),
-       {"class", {"normal", "zero", "subnormal", "flushed", "saturated", "inf", "nan"}}}};
-
-  prometheus::Counter& cpu_seconds{
-      CounterFamily(registry, "process_cpu_seconds_total", "User and system time.").Add({})};
-  prometheus::Gauge& resident_bytes{
-      GaugeFamily(registry, "process_resident_memory_bytes", "Resident memory.").Add({})};
-  prometheus::Gauge& virtual_bytes{
-      GaugeFamily(registry, "process_virtual_memory_bytes", "Virtual memory.").Add({})};
-  prometheus::Gauge& start_time{
-      GaugeFamily(registry, "process_start_time_seconds", "Start, in Unix time.").Add({})};
-  prometheus::Gauge& open_descriptors{
-      GaugeFamily(registry, "process_open_fds", "Open file descriptors.").Add({})};
-  prometheus::Gauge& max_descriptors{
-      GaugeFamily(registry, "process_max_fds", "File descriptors allowed.").Add({})};
-  prometheus::Gauge& threads{GaugeFamily(registry, "quantgate_threads", "Threads.").Add({})};
+  AccuracySeries accuracy{registry};
+  ProcessSeries process{registry};
 
   std::mutex mutex;
   std::function<GaugeReadings()> source ABSL_GUARDED_BY(mutex);
 };
 
 Metrics::Families::Families(std::span<const RpcMethod> methods, const BuildLabels& build)
-    : methods(methods),
+    : operations(OperationsOf(methods)),
       rpc_started(CounterFamily(registry, "grpc_server_started_total", "RPCs started."),
                   SeriesStart::kWithServer, methods.size(), LabelsOf(methods)),
       rpc_handled(CounterFamily(registry, "grpc_server_handled_total", "RPCs ended, by code."),
@@ -403,14 +339,15 @@ Metrics::Families::Families(std::span<const RpcMethod> methods, const BuildLabel
       messages_sent(CounterFamily(registry, "grpc_server_msg_sent_total", "Messages sent."),
                     SeriesStart::kWithServer, methods.size(), LabelsOf(methods)),
       cuda_devices(CudaDevicesOf(build.devices)) {
-  GaugeFamily(registry, "quantgate_build_info", "1; what was built.")
+  GaugeFamily(registry, "quantgate_build_info", "1; its labels say what was built.")
       .Add({{"version", build.version},
             {"git_sha", build.revision},
             {"cuda", VersionOf(build.devices, &DeviceDescription::cuda)},
             {"cublaslt", VersionOf(build.devices, &DeviceDescription::cublaslt)},
             {"nccl", VersionOf(build.devices, &DeviceDescription::nccl)}})
       .Set(1);
-  auto& device_info = GaugeFamily(registry, "quantgate_device_info", "1; where it computes.");
+  auto& device_info = GaugeFamily(registry, "quantgate_device_info",
+                                  "1; its labels describe a device that computes.");
   for (const DeviceDescription& device : build.devices) {
     device_info
         .Add({{"device", device.id},
@@ -440,14 +377,7 @@ void Metrics::Families::RefreshDevice(const DeviceGauges& device) {
 
 void Metrics::Families::Refresh() {
   const std::lock_guard lock(mutex);
-  const ProcessStatistics process = ReadProcessStatistics();
-  cpu_seconds.Increment(std::max(0.0, process.cpu_seconds - cpu_seconds.Value()));
-  resident_bytes.Set(static_cast<double>(process.resident_bytes));
-  virtual_bytes.Set(static_cast<double>(process.virtual_bytes));
-  start_time.Set(process.start_time_seconds);
-  open_descriptors.Set(static_cast<double>(process.open_descriptors));
-  max_descriptors.Set(static_cast<double>(process.max_descriptors));
-  threads.Set(static_cast<double>(process.threads));
+  process.Refresh();
   ranks.Refresh();
   if (!source) return;
   const GaugeReadings readings = source();
@@ -526,12 +456,12 @@ void Metrics::RunTook(LayerKind layer, std::string_view recipe, absl::Duration d
 }
 
 void Metrics::CallEnded(int method, const absl::Status& status) {
-  const std::string operation = OperationOf(families_->methods[static_cast<size_t>(method)]);
+  const std::string& operation = families_->operations[static_cast<size_t>(method)];
   families_->call_total(operation, "none", "none", OutcomeOf(status)).Increment();
 }
 
 void Metrics::CallTook(int method, std::string_view recipe, absl::Duration duration) {
-  const std::string operation = OperationOf(families_->methods[static_cast<size_t>(method)]);
+  const std::string& operation = families_->operations[static_cast<size_t>(method)];
   families_->run_duration_seconds(operation, recipe.empty() ? "none" : recipe)
       .Observe(absl::ToDoubleSeconds(duration));
 }
@@ -541,16 +471,7 @@ void Metrics::StageTook(Stage stage, absl::Duration duration) {
 }
 
 void Metrics::Quantized(std::string_view recipe, const QuantizationCounts& counts) {
-  const std::pair<std::string_view, int64_t> classes[] = {{"normal", counts.normal},
-                                                          {"zero", counts.zero},
-                                                          {"subnormal", counts.subnormal},
-                                                          {"flushed", counts.flushed_to_zero},
-                                                          {"saturated", counts.saturated},
-                                                          {"inf", counts.infinite},
-                                                          {"nan", counts.nan}};
-  for (const auto& [name, count] : classes) {
-    families_->quantizer_elements(recipe, name).Increment(static_cast<double>(count));
-  }
+  families_->accuracy.Quantized(recipe, counts);
 }
 
 void Metrics::StagesTook(std::span<const StageTime> stages) {
@@ -561,34 +482,13 @@ void Metrics::StagesTook(std::span<const StageTime> stages) {
 
 void Metrics::VariantMeasured(const VariantReport& report, std::string_view reference_recipe) {
   const std::string_view recipe = report.recipe_name;
-  const std::string_view mode = report.backward_override;
   for (const QuantizationRecord& record : report.quantizations) Quantized(recipe, record.counts);
   for (const VariantReport::RankReport& rank : report.ranks) {
     StagesTook(rank.stages);
     for (const QuantizationRecord& record : rank.quantizations) Quantized(recipe, record.counts);
     for (const StageTimeline& stage : rank.timelines) Overlapped(stage.timeline);
   }
-  for (const OutputReport& output : report.outputs) {
-    if (output.is_intermediate) continue;
-    const std::string_view tensor = OutputWord(output.tensor);
-    const ParityReport& parity = output.against_exact.parity;
-    families_->parity_checks(recipe, "exact", mode, parity.equal ? "equal" : "differs").Increment();
-    families_->mismatched(recipe, mode, tensor)
-        .Increment(static_cast<double>(parity.mismatch_count));
-    families_->max_ulp(recipe, mode, tensor)
-        .Observe(Bounded(static_cast<double>(parity.worst_ulp), kUlpBuckets));
-    const ErrorReport& error = output.against_unquantized;
-    families_->rel_rmse(recipe, mode, tensor)
-        .Observe(Bounded(error.relative_frobenius, kErrorBuckets));
-    families_->cosine_distance(recipe, mode, tensor)
-        .Observe(Bounded(1.0 - error.cosine, kErrorBuckets));
-  }
-  for (const TensorComparison& comparison : report.against_reference) {
-    families_
-        ->parity_checks(recipe, reference_recipe, mode,
-                        comparison.parity.equal ? "equal" : "differs")
-        .Increment();
-  }
+  families_->accuracy.Measured(report, reference_recipe);
 }
 
 void Metrics::Overlapped(const OverlapTimeline& timeline) { families_->ranks.Overlapped(timeline); }

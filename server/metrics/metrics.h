@@ -26,7 +26,7 @@ struct RpcMethod {
   std::string_view method;
 };
 
-/// What quantgate_build_info and quantgate_device_info say.
+/// The labels of quantgate_build_info and quantgate_device_info.
 struct BuildLabels {
   std::string version;
   std::string revision;
@@ -41,7 +41,7 @@ struct DeviceGauges {
   int64_t total_bytes = 0;
   int64_t resident_bytes = 0;  ///< By tensors that stay between calls.
   int64_t resident_bytes_max = 0;
-  int64_t spilled_bytes = 0;  ///< Of those, in host memory now.
+  int64_t spilled_bytes = 0;  ///< Of resident tensors, in host memory for now.
   int64_t spilled_bytes_total = 0;
   int64_t dropped_bytes_total = 0;
   int64_t hits = 0;
@@ -52,7 +52,7 @@ struct DeviceGauges {
 struct GaugeReadings {
   bool ready = false;
   bool draining = false;
-  /// Of all devices together, and of the oldest job among them.
+  /// A queue, over all devices together; the age is that of the oldest job that waits.
   struct Queue {
     std::string name;
     int64_t depth = 0;
@@ -95,7 +95,7 @@ enum class CudaError { kSticky, kOutOfMemory };
 
 class Metrics : public RunStatistics {
  public:
-  /// `methods` are named by their index below, and live as long as this does.
+  /// `methods` must outlive this object; the functions below name a method by its index in them.
   Metrics(std::span<const RpcMethod> methods, const BuildLabels& build);
   ~Metrics() override;
 
@@ -109,13 +109,14 @@ class Metrics : public RunStatistics {
   /// Calls that were ended since their clients did not take what was sent.
   void CallsUnread(int64_t calls);
 
-  /// A variant of a run: `recipe` is a base name, of RunTook "several" for more than one, and
-  /// `mode` a backward override.
+  /// How a variant of a run ended, and how long a run took. `recipe` is the base name of the
+  /// variant's recipe, for RunTook "several" where variants have several; `mode` is the variant's
+  /// backward override.
   void RunEnded(LayerKind layer, std::string_view recipe, std::string_view mode,
                 const absl::Status& status);
   void RunTook(LayerKind layer, std::string_view recipe, absl::Duration duration);
-  /// A unary call that computes on a device; its op is the method's name, "session" for all of
-  /// Sessions. `recipe` is empty for calls without.
+  /// How a unary call that computes on a device ended, and how long it took. Its op label is the
+  /// method's name, or "session" for all methods of Sessions. `recipe` is empty for a call without.
   void CallEnded(int method, const absl::Status& status);
   void CallTook(int method, std::string_view recipe, absl::Duration duration);
   void StageTook(Stage stage, absl::Duration duration) override;
@@ -123,7 +124,7 @@ class Metrics : public RunStatistics {
   void StagesTook(std::span<const StageTime> stages) override;
   void Quantized(std::string_view recipe, const QuantizationCounts& counts) override;
   void Overlapped(const OverlapTimeline& timeline) override;
-  /// What ranks' collective calls are counted by.
+  /// The counters for the collective calls of ranks.
   CommStatistics& communication();
 
   void SessionStepped(std::string_view step, const absl::Status& status) override;
@@ -142,7 +143,7 @@ class Metrics : public RunStatistics {
   void ScenarioRan(std::string_view outcome) override;
   void FaultRan(std::string_view outcome) override;
 
-  /// Called for each scrape.
+  /// `source` is called for each scrape.
   void SetGaugeSource(std::function<GaugeReadings()> source);
   /// The exposition text.
   std::string Text();

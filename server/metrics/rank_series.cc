@@ -51,9 +51,9 @@ RankSeries::RankSeries(prometheus::Registry& registry)
           CounterFamily(registry, "quantgate_parallel_runs_total",
                         "Times that ranks were started: variants of runs and steps of sessions."),
           {BackendAxis()}),
-      parallel_failures_(
-          CounterFamily(registry, "quantgate_parallel_failures_total", "Of those, failed, by why."),
-          {BackendAxis(), CommFailureAxis()}),
+      parallel_failures_(CounterFamily(registry, "quantgate_parallel_failures_total",
+                                       "Starts of ranks that failed, by cause."),
+                         {BackendAxis(), CommFailureAxis()}),
       stuck_ranks_(CounterFamily(registry, "quantgate_stuck_ranks_total",
                                  "Ranks that did not return from their engine after their run "
                                  "had failed: the server is not ready then."),
@@ -75,12 +75,13 @@ RankSeries::RankSeries(prometheus::Registry& registry)
       overlap_seconds_(
           CounterFamily(
               registry, "quantgate_overlap_seconds_total",
-              "Of stages of ranks that communicate beside their GEMMs: time in which a GEMM "
-              "ran, a copy or sum ran, one of these and no GEMM ran, nothing ran."),
+              "Time of stages of ranks that communicate beside their GEMMs, by what ran: a "
+              "GEMM, a copy or sum, one of these without a GEMM, nothing."),
           {{"part", {"compute", "communication", "exposed", "idle"}}}),
       overlap_efficiency_(
-          HistogramFamily(registry, "quantgate_overlap_efficiency",
-                          "Time of such a stage by the larger of compute and communication."),
+          HistogramFamily(
+              registry, "quantgate_overlap_efficiency",
+              "Time of such a stage divided by the larger of its compute and communication times."),
           {}, kEfficiencyBuckets) {}
 
 void RankSeries::Overlapped(const OverlapTimeline& timeline) {

@@ -12,7 +12,7 @@ class RankSeries {
  public:
   explicit RankSeries(prometheus::Registry& registry);
 
-  /// What ranks' collective calls are counted by.
+  /// The counters for the collective calls of ranks.
   CommStatistics& communication() { return communication_; }
   void Overlapped(const OverlapTimeline& timeline);
   /// Before each scrape.

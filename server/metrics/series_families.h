@@ -1,4 +1,4 @@
-// Families of series as the metrics of this server declare them.
+// How the metrics of this server declare families of series, and the labels that several have.
 #pragma once
 
 #include <prometheus/counter.h>
@@ -10,7 +10,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <string>
+#include <vector>
 
+#include "kernels/quantize/recipe/recipe.h"
 #include "server/metrics/series_grid.h"
 
 namespace quantgate {
@@ -35,18 +38,37 @@ inline prometheus::Family<prometheus::Histogram>& HistogramFamily(prometheus::Re
 
 using Buckets = prometheus::Histogram::BucketBoundaries;
 
-// What is not finite counts beyond the last bucket, without spoiling the sum.
+/// `value` as a histogram counts it: values beyond twice the last bucket, and those that are not
+/// finite, count as that, so that none of them spoils the sum.
 inline double Bounded(double value, const Buckets& buckets) {
   const double beyond = 2 * buckets.back();
   return std::isfinite(value) ? std::min(value, beyond) : beyond;
 }
 
-/// For a counter that somebody else counts.
+/// Sets a counter to a total that is counted elsewhere. A smaller value leaves it as it is.
 inline void RaiseTo(prometheus::Counter& counter, double value) {
   counter.Increment(std::max(0.0, value - counter.Value()));
 }
 inline void RaiseTo(prometheus::Counter& counter, int64_t value) {
   RaiseTo(counter, static_cast<double>(value));
+}
+
+/// The label `name` over the base names of all recipes and `others`, of which the last stands for
+/// names that are not known.
+inline LabelAxis RecipeAxis(const char* name, const std::vector<std::string>& others) {
+  LabelAxis axis{name, {}};
+  for (const RecipeDescription& recipe : AllRecipes()) axis.values.push_back(recipe.name);
+  axis.values.insert(axis.values.end(), others.begin(), others.end());
+  return axis;
+}
+/// The label "mode": the backward overrides.
+inline LabelAxis ModeAxis() {
+  LabelAxis axis{"mode", {}};
+  for (const auto mode : {BackwardOverride::kNone, BackwardOverride::kHighPrecision,
+                          BackwardOverride::kDequantized}) {
+    axis.values.emplace_back(BackwardOverrideName(mode));
+  }
+  return axis;
 }
 
 }  // namespace quantgate

@@ -28,7 +28,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "kernels/base/status_macros.h"
-#include "server/net/host_address.h"
+#include "server/net/listen_address.h"
 
 namespace quantgate {
 namespace {

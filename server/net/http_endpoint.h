@@ -19,7 +19,7 @@ class HttpEndpoint {
   struct Sources {
     /// The exposition text. May take its time; never called by two threads at once.
     std::function<std::string()> metrics;
-    /// Why no work is taken; empty: it is. Must answer at once.
+    /// Why the server takes no work; empty: it does. Must answer at once.
     std::function<std::string()> why_not_ready;
   };
   struct Bounds {

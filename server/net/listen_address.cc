@@ -1,5 +1,6 @@
 #include "server/net/listen_address.h"
 
+#include <netdb.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -12,7 +13,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "server/net/host_address.h"
 
 namespace quantgate {
 namespace {
@@ -32,12 +32,25 @@ bool HasListener(const std::string& path) {
   return connected == 0;
 }
 
-bool HasPort(const std::string& address) {
-  const size_t colon = address.rfind(':');
+bool IsLoopback(const in_addr& address) { return ntohl(address.s_addr) >> 24 == 127; }
+
+bool IsLoopback(const in6_addr& address) {
+  if (!IN6_IS_ADDR_V4MAPPED(&address)) return IN6_IS_ADDR_LOOPBACK(&address);
+  in_addr v4;
+  std::memcpy(&v4, &address.s6_addr[12], sizeof(v4));
+  return IsLoopback(v4);
+}
+
+/// The halves around the last colon; the brackets of an IPv6 address go.
+bool SplitHostPort(const std::string& text, std::string& host, std::string& port) {
+  const size_t colon = text.rfind(':');
   if (colon == std::string::npos || colon == 0) return false;
-  const std::string port = address.substr(colon + 1);
+  host = text.substr(0, colon);
+  port = text.substr(colon + 1);
+  if (host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
   int number = 0;
-  return port.find_first_not_of("0123456789") == std::string::npos &&
+  return !host.empty() && !port.empty() &&
+         port.find_first_not_of("0123456789") == std::string::npos &&
          absl::SimpleAtoi(port, &number) && number <= 65535;
 }
 
@@ -49,7 +62,8 @@ absl::Status CheckListenAddress(const std::string& address) {
     return absl::UnavailableError(
         absl::StrCat("cannot listen on ", address, ": another process does"));
   }
-  if (HasPort(address)) return absl::OkStatus();
+  std::string host, port;
+  if (SplitHostPort(address, host, port)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "\"", address, "\" is no address; write host:port, the port from 0 to 65535, or unix:/path"));
 }
@@ -66,6 +80,44 @@ absl::Status CheckReach(const std::string& address, bool insecure) {
                    " can be reached from other machines, and there is neither encryption nor "
                    "authentication; listen on 127.0.0.1 (gRPC also on unix:/path), or pass "
                    "--insecure"));
+}
+
+int HostAddress::port() const {
+  return ntohs(storage.ss_family == AF_INET6
+                   ? reinterpret_cast<const sockaddr_in6&>(storage).sin6_port
+                   : reinterpret_cast<const sockaddr_in&>(storage).sin_port);
+}
+
+bool HostAddress::is_loopback() const {
+  return storage.ss_family == AF_INET6
+             ? IsLoopback(reinterpret_cast<const sockaddr_in6&>(storage).sin6_addr)
+             : IsLoopback(reinterpret_cast<const sockaddr_in&>(storage).sin_addr);
+}
+
+absl::StatusOr<std::vector<HostAddress>> ResolveHostPort(const std::string& text) {
+  std::string host, port;
+  if (!SplitHostPort(text, host, port)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", text, "\" is no address; write host:port, the port from 0 to 65535"));
+  }
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  const int failure = ::getaddrinfo(host.c_str(), port.c_str(), &hints, &found);
+  if (failure != 0) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot listen on ", text, ": host \"", host, "\": ", gai_strerror(failure)));
+  }
+  std::vector<HostAddress> addresses;
+  for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
+    HostAddress& address = addresses.emplace_back();
+    std::memcpy(&address.storage, one->ai_addr, one->ai_addrlen);
+    address.size = one->ai_addrlen;
+  }
+  ::freeaddrinfo(found);
+  return addresses;
 }
 
 }  // namespace quantgate

@@ -28,12 +28,12 @@ struct ListenerUsage {
   // Since the start.
   int64_t accepted = 0;
   int64_t refused = 0;   ///< Closed at once, being beyond connections_max.
-  int64_t failures = 0;  ///< Attempts to accept for which the system had nothing left.
+  int64_t failures = 0;  ///< Attempts to accept for which descriptors or memory were lacking.
 };
 
 class Listener {
  public:
-  /// Binds every address (CheckListenAddress), with as many connections waiting as the kernel lets.
+  /// Binds every address (CheckListenAddress), with the longest backlog that the kernel allows.
   /// A name stands for all its addresses, "[::]" for IPv4 too; the socket file of an earlier
   /// process is replaced. UNAVAILABLE naming the address that cannot be bound.
   static absl::StatusOr<std::unique_ptr<Listener>> Open(const std::vector<std::string>& addresses);
@@ -75,7 +75,7 @@ class Listener {
   absl::StatusOr<int> BindHost(const std::string& address);
   absl::Status BindUnix(const std::string& address);
   void Accept();
-  /// Of the connections that wait at a socket; false when there was nothing to accept with.
+  /// Accepts the connections that wait at a socket; false when descriptors or memory were lacking.
   bool AcceptAll(int socket);
   void Take(int descriptor);
   bool HasRoom() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -94,18 +94,18 @@ class Listener {
   std::string failure_;  ///< Why the last accept failed; empty when it did not.
   bool was_logged_accepting_ = true;
   std::chrono::steady_clock::time_point logged_at_{};
-  int64_t logged_refused_ = 0;  ///< Of those refused, what a line has told.
+  int64_t logged_refused_ = 0;  ///< Refused connections that log lines have told of.
 
   std::mutex mutex_;
   std::vector<Connection> connections_ ABSL_GUARDED_BY(mutex_);
   std::chrono::steady_clock::time_point dropped_at_ ABSL_GUARDED_BY(mutex_){};
-  ListenerUsage usage_ ABSL_GUARDED_BY(mutex_);  ///< But for `connections`.
+  ListenerUsage usage_ ABSL_GUARDED_BY(mutex_);  ///< All but `connections`.
 };
 
-/// How many connections leave descriptors enough for everything else: of the limit, those that are
-/// open already (files, the database, devices, HTTP's and gRPC's own) and a quarter, at least 16,
-/// for what calls open are left out; never more than kConnectionsMax. FAILED_PRECONDITION where
-/// fewer than kConnectionsLeast remain.
+/// How many connections leave enough descriptors for everything else: the limit less those that are
+/// open already (files, the database, devices, HTTP's and gRPC's own) and less a quarter, at least
+/// 16, for what calls open; never more than kConnectionsMax. FAILED_PRECONDITION where fewer than
+/// kConnectionsLeast remain.
 absl::StatusOr<int64_t> ConnectionsMax(int64_t descriptor_limit, int64_t descriptors_open);
 
 }  // namespace quantgate

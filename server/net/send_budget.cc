@@ -154,7 +154,7 @@ std::vector<SendBudget::Answered> SendBudget::Serve() {
     const Waiter& waiter = connection->waiters.front();
     const int64_t bytes = Fitting(*connection, waiter);
     if (bytes == 0) {
-      // Who waits for its own connection's bytes holds up no other.
+      // A waiter that its own connection's bytes keep waiting holds up no other connection.
       if (FitsConnection(*connection, waiter.least)) {
         short_for_ = std::min(short_for_, KindOf(*connection, waiter.least));
       }
@@ -162,7 +162,7 @@ std::vector<SendBudget::Answered> SendBudget::Serve() {
     } else {
       answered.push_back({std::move(connection->waiters.front().answer), Taken(connection, bytes)});
       connection->waiters.pop_front();
-      // Behind all others; whoever could not be served before keeps the place.
+      // The served connection goes to the end; those that could not be served keep their places.
       at = round_.erase(at);
       if (!connection->waiters.empty()) {
         round_.push_back(connection);

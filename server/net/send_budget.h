@@ -1,7 +1,7 @@
-// SendBudget: room for bytes on their way to clients: those that streams have made, or gRPC holds,
-// and no client has taken. A stream asks for room before it reads what it sends, and gives it back
-// when gRPC lets go of the bytes, so that clients that do not read cost a bounded memory. Whoever
-// waits is served in turn, connection by connection. Thread-safe.
+// SendBudget: a bound on the memory of bytes on their way to clients: those that streams have made,
+// or gRPC holds, and no client has taken. A stream asks for room before it reads what it sends, and
+// gives the room back when gRPC lets go of the bytes, so that clients that do not read cost bounded
+// memory. Streams that wait for room are served in turn, connection by connection. Thread-safe.
 #pragma once
 
 #include <chrono>
@@ -25,15 +25,15 @@ class SendBudget : public std::enable_shared_from_this<SendBudget> {
   using Clock = std::chrono::steady_clock;
   using Now = Clock::time_point (*)();
 
-  /// Bounds, each with a part that is kept back so that those who take what they are sent get on
-  /// beside others who do not.
+  /// Bounds, each with a part held back so that clients that take what they are sent get on beside
+  /// others that do not.
   struct Limits {
-    /// Of all connections. The last quarter is for connections that hold no more than `share`, and
-    /// the second half of it for those that hold nothing: each of them gets on, with a piece at
-    /// least, when others have filled the rest.
+    /// Bytes of all connections. The last quarter is for connections that hold no more than
+    /// `share`, and the second half of it for those that hold nothing: each of them gets on, with a
+    /// piece at least, when others have filled the rest.
     int64_t bytes = kSendBytesMax;
-    /// Of one connection. The second half is for pieces of at most `piece`, so that its streams get
-    /// on beside others of it that hold large ones.
+    /// Bytes of one connection. The second half is for pieces of at most `piece`, so that its
+    /// streams get on beside others of it that hold large ones.
     int64_t connection_bytes = kSendConnectionBytesMax;
     int64_t piece = kSendPieceBytesLeast;
     int64_t share = kSendConnectionBytesShare;
@@ -68,34 +68,33 @@ class SendBudget : public std::enable_shared_from_this<SendBudget> {
     int64_t bytes_ = 0;
   };
 
-  /// The one of that name; every call of an empty name has its own.
+  /// The connection of that name. Every call with an empty name gives a new one.
   std::shared_ptr<Connection> ConnectionOf(const std::string& name);
 
-  /// Of a stream whose client has taken nothing yet: whether the connection has no other such one.
+  /// Adds a stream whose client has taken nothing yet; true where the connection has no other one.
   bool AddUntaken(const std::shared_ptr<Connection>& connection);
   void RemoveUntaken(const std::shared_ptr<Connection>& connection);
 
-  /// Nothing where there is no room, or others wait for it.
+  /// Takes room for `bytes`; none where there is no room, or others wait for it.
   Room TryTake(const std::shared_ptr<Connection>& connection, int64_t bytes);
-  /// Whether there is room or not: for what is in memory already.
+  /// Takes room even beyond the bounds, for bytes that are in memory already.
   Room Take(const std::shared_ptr<Connection>& connection, int64_t bytes);
 
-  /// Is called once, unless StopWaiting was in time: with the most that was asked for where there
-  /// is room for it, else the least, or with none when there was none for too long. By whoever
-  /// gives room back, so that it must not block, nor ask for room.
+  /// Called once, unless StopWaiting was in time: with room for `most` bytes where there is as
+  /// much, else for `least`, or with none by Expire. It runs on the thread that gives room back, so
+  /// it must neither block nor ask for room.
   using Answer = absl::AnyInvocable<void(Room) &&>;
-  /// A token for StopWaiting.
+  /// Waits for room; returns a token for StopWaiting.
   int64_t Wait(const std::shared_ptr<Connection>& connection, int64_t least, int64_t most,
                Answer answer);
   /// True when the answer will not come.
   bool StopWaiting(const std::shared_ptr<Connection>& connection, int64_t token);
-  /// Answers those who have waited since before that moment with no room. To be called now and
-  /// then.
+  /// Answers all who have waited since before `since` with no room. To be called periodically.
   void Expire(Clock::time_point since);
 
   int64_t bytes() const;
   int64_t bytes_max() const { return limits_.bytes; }
-  /// Whether somebody waits for what other connections hold.
+  /// Whether somebody waits for room that other connections hold.
   bool is_short() const;
 
  private:
@@ -119,7 +118,7 @@ class SendBudget : public std::enable_shared_from_this<SendBudget> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   /// Whether somebody waits for what others hold who goes before that kind.
   bool IsShortFor(Kind kind) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  /// What `waiter` gets: 0 where there is no room for it.
+  /// The bytes that `waiter` gets; 0 where there is no room for it.
   int64_t Fitting(const Connection& connection, const Waiter& waiter) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Room Taken(const std::shared_ptr<Connection>& connection, int64_t bytes)

@@ -8,6 +8,7 @@
 #include "server/rpc/unary_call.h"
 #include "server/rpc/upload_stream.h"
 #include "server/wire/convert_tensor.h"
+#include "server/wire/request_fields.h"
 
 namespace quantgate {
 namespace {

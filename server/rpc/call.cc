@@ -5,7 +5,7 @@
 #include "kernels/base/steady_time.h"
 #include "server/errors.h"
 #include "server/limits.h"
-#include "server/rpc/convert_error.h"
+#include "server/wire/error_detail.h"
 
 namespace quantgate {
 namespace {
@@ -126,6 +126,13 @@ int CallRegistry::CancelIdle(SendBudget::Clock::time_point now, absl::Duration s
     call->TryCancel();
   }
   return unread;
+}
+
+grpc::Status StatusToGrpc(const absl::Status& status) {
+  if (status.ok()) return grpc::Status::OK;
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()),
+                      CutText(std::string(status.message()), kStatusMessageBytesMax),
+                      ErrorDetailToProto(error::DetailOf(status)).SerializeAsString());
 }
 
 }  // namespace quantgate

@@ -1,9 +1,11 @@
 // Call: what every RPC has in common, whatever its shape: admission, deadline and cancellation,
-// metrics, and the one exit from absl::Status to grpc::Status. CallRegistry knows the calls under
-// way.
+// metrics, and the conversion from absl::Status to grpc::Status at the end. CallRegistry knows the
+// calls under way.
 #pragma once
 
+#include <grpcpp/impl/codegen/proto_utils.h>
 #include <grpcpp/server_context.h>
+#include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/status.h>
 
 #include <atomic>
@@ -15,8 +17,11 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "kernels/base/execution.h"
+#include "kernels/base/refusal.h"
 #include "server/rpc/rpc_methods.h"
 #include "server/rpc/send_watch.h"
 #include "server/service_context.h"
@@ -41,15 +46,17 @@ class Call {
   grpc::Status End(const absl::Status& status);
 
   void MessageReceived();
-  /// Of each message of a stream: given to gRPC, which MakeSendWatch tells, and taken by the
-  /// client. CallRegistry::CancelIdle may end a call for which that takes too long, or End.
+  /// A message of the response was given to gRPC, which MakeSendWatch tells, and was taken by the
+  /// client. CallRegistry::CancelIdle may end a call that is too long between the two, or between
+  /// End and the end of the call.
   void MessageBegun(int64_t bytes) { progress_.Begin(bytes); }
   void MessageSent();
 
   ServiceContext& context() const { return context_; }
   const std::shared_ptr<Cancellation>& cancellation() const { return cancellation_; }
   PeerTransport transport() const;
-  /// What tells connections apart, as far as gRPC says: empty for a Unix socket, and in process.
+  /// The name of the connection, as far as gRPC tells connections apart: empty for a Unix socket
+  /// and in process.
   std::string connection() const;
 
   /// A streaming call now waits for its client; CallRegistry::CancelIdle may end it if that takes
@@ -77,19 +84,35 @@ class CallRegistry {
   void Add(Call* call);
   void Remove(Call* call);
   int size() const;
-  /// Of the call with this context, if there is one.
+  /// Call::MessageBegun of the call with this context, if there is one.
   void MessageBegun(const grpc::ServerContextBase* context, int64_t bytes) const;
   /// Ends every call under way, as if its client had cancelled it.
   void CancelAll();
   /// Ends the calls whose clients have sent nothing for `send_max` while they were waited for, or
-  /// taken nothing for `take_max`; how many of the latter.
+  /// have taken nothing for `take_max`. Returns the number of the latter that were not ended
+  /// before.
   int CancelIdle(SendBudget::Clock::time_point now, absl::Duration send_max,
                  absl::Duration take_max);
 
  private:
   mutable std::mutex mutex_;
   absl::flat_hash_map<const grpc::ServerContextBase*, Call*> calls_ ABSL_GUARDED_BY(mutex_);
-  absl::flat_hash_set<Call*> unread_ ABSL_GUARDED_BY(mutex_);  ///< Of those, ended as such.
+  absl::flat_hash_set<Call*> unread_
+      ABSL_GUARDED_BY(mutex_);  ///< Calls ended since nothing was taken.
 };
+
+/// Code, text (cut to kStatusMessageBytesMax) and a serialized v1.ErrorDetail. For Call::End, and
+/// for calls that end before there is a Call (refused_calls.h).
+grpc::Status StatusToGrpc(const absl::Status& status);
+
+/// The request of a method that takes bytes. INVALID_ARGUMENT for bytes that are no such message.
+template <typename Request>
+absl::StatusOr<Request> Parsed(const grpc::ByteBuffer& bytes) {
+  Request request;
+  grpc::ByteBuffer read = bytes;  // Which is used up.
+  if (grpc::SerializationTraits<Request>::Deserialize(&read, &request).ok()) return request;
+  return Refuse("message", "malformed",
+                absl::StrCat("must be a ", Request::descriptor()->full_name()));
+}
 
 }  // namespace quantgate

@@ -12,7 +12,7 @@
 #include "kernels/base/status_macros.h"
 #include "quantgate/v1/blobs_service.pb.h"
 #include "server/errors.h"
-#include "server/rpc/parse_message.h"
+#include "server/rpc/call.h"
 #include "server/wire/convert_tensor.h"
 
 namespace quantgate {

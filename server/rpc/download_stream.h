@@ -34,15 +34,15 @@ class DownloadStream : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
     int64_t data_bytes = 0;
   };
 
-  /// What may be started at one moment; filled under the lock and done outside of it.
+  /// What may be started now; decided under the lock and started outside of it.
   struct Actions {
     bool read = false, write = false;
-    bool is_behind = false;  ///< What is read.
+    bool is_behind = false;  ///< Whether the read is by Executor::RunBehind.
     std::optional<absl::Status> end;
   };
 
-  /// What may go on now. Who is through says so and asks under one lock, and leaves everything but
-  /// Start() alone after it: whoever sees the last part through ends the stream.
+  /// What may be started now. A task or write that ends notes that and asks under one lock, and
+  /// touches nothing but Start() after it: the one that finds all others ended ends the stream.
   Actions DecideActions() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Start(const Actions& actions);
 

@@ -5,13 +5,13 @@
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "quantgate/v1/engine_service.grpc.pb.h"
-#include "server/device/served_device.h"
 #include "server/errors.h"
-#include "server/rpc/parse_message.h"
+#include "server/rpc/call.h"
 #include "server/rpc/run_stream.h"
 #include "server/rpc/services.h"
 #include "server/rpc/unary_call.h"
 #include "server/runs/engine_calls.h"
+#include "server/service_context.h"
 
 namespace quantgate {
 namespace {

@@ -1,4 +1,4 @@
-// Every RPC of the service, for metrics and admission: as the protos declare them.
+// The RPCs of the service, as the protos declare them, for metrics.
 #pragma once
 
 #include <span>
@@ -11,12 +11,12 @@ namespace quantgate {
 /// All methods of package quantgate.v1's services.
 std::span<const RpcMethod> AllRpcMethods();
 
-/// One of them.
+/// One RPC.
 class Rpc {
  public:
-  /// By "Engine.Quantize". A name that no proto has ends the process.
+  /// `name`: "Engine.Quantize". A name that no proto has ends the process.
   explicit Rpc(std::string_view name);
-  /// In AllRpcMethods.
+  /// Its index in AllRpcMethods.
   int index() const { return index_; }
 
  private:

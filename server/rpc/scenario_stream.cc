@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "kernels/base/status_macros.h"
-#include "server/device/served_device.h"
+#include "server/service_context.h"
 
 namespace quantgate {
 

@@ -1,6 +1,6 @@
-// Whether clients take the messages that they are sent. gRPC 1.51 tells of a message only when it
-// has passed on the whole of it, and holds all of its bytes until then: so a message has a time
-// that grows with its size, in which whoever takes kSendRateLeast takes it.
+// Whether clients take the messages that they are sent. gRPC 1.51 reports a message only once the
+// whole of it is passed on, and holds all of its bytes until then. So the time that a message may
+// take grows with its size, at kSendRateLeast.
 #pragma once
 
 #include <grpcpp/support/server_interceptor.h>
@@ -24,10 +24,10 @@ class SendProgress {
 
   /// gRPC is given a message of so many bytes.
   void Begin(int64_t bytes);
-  /// It has passed it on.
+  /// gRPC has passed the message on.
   void End() { since_.store(0, std::memory_order_relaxed); }
 
-  /// Whether the client has taken it neither in `patience` nor at kSendRateLeast.
+  /// Whether the message has taken longer than `patience` and its time at kSendRateLeast together.
   bool IsIdle(Clock::time_point now, absl::Duration patience) const;
 
  private:

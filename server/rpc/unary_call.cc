@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "kernels/base/steady_time.h"
-#include "server/device/served_device.h"
 #include "server/runs/memory_guard.h"
+#include "server/service_context.h"
 
 namespace quantgate {
 namespace {

@@ -13,6 +13,7 @@
 #include "server/errors.h"
 #include "server/limits.h"
 #include "server/wire/convert_tensor.h"
+#include "server/wire/request_fields.h"
 
 namespace quantgate {
 namespace {

@@ -38,13 +38,13 @@ class UploadStream : public grpc::ServerReadReactor<grpc::ByteBuffer> {
     int64_t message_bytes = 0;
   };
 
-  /// What may be started at one moment; filled under the lock and done outside of it.
+  /// What may be started now; decided under the lock and started outside of it.
   struct Actions {
     bool read = false, hash = false, write = false, commit = false, end = false;
   };
 
-  /// What may go on now. A task that is through says so and asks under one lock, and leaves
-  /// everything but Start() alone after it: whoever sees the last task through ends the stream.
+  /// What may be started now. A task that ends notes that and asks under one lock, and touches
+  /// nothing but Start() after it: the one that finds all tasks ended ends the stream.
   Actions DecideActions() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Start(const Actions& actions);
   void Read();
@@ -54,7 +54,7 @@ class UploadStream : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   void HashQueued();
   void WriteQueued();
   void Commit();
-  /// False once the task is through.
+  /// Returns whether the task goes on with another message.
   bool HashOne(bool may_go_on);
 
   std::vector<Hashed> NextToWrite();

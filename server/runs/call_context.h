@@ -1,5 +1,5 @@
-// CallContext: what calls, runs and sessions work with, whoever serves them: a server over gRPC, or
-// a command in its own process.
+// CallContext: the objects that calls, runs and sessions work with, in a server and in a command
+// that computes in its own process.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 #include "server/device/device.h"
 #include "server/runs/run_statistics.h"
 #include "server/runs/tensor_loader.h"
-#include "server/tensor_source.h"
+#include "server/store_interfaces.h"
 
 namespace quantgate {
 
@@ -21,8 +21,8 @@ class SessionStore;
 
 /// The objects outlive the calls.
 struct CallContext {
-  int64_t tensor_bytes_max;  ///< Of one tensor that a request makes or names.
-  CpuEngineOptions host;     ///< What the host computes itself is computed so.
+  int64_t tensor_bytes_max;  ///< Bytes of a tensor that a request makes or names.
+  CpuEngineOptions host;     ///< How the host computes what no device does.
   Devices& devices;
   Blobs& blobs;
   Tensors& tensors;
@@ -33,11 +33,11 @@ struct CallContext {
   RunStatistics& statistics;
 };
 
-/// What a call asks of the engine, once it is known to be valid.
+/// The work of a valid request, for a device.
 struct DeviceWork {
-  std::string recipe;  ///< Base name for metrics; empty for operations without.
+  std::string recipe;  ///< Base name, for metrics; empty for operations without a recipe.
   absl::AnyInvocable<absl::Status(Device&, const Cancellation&) &&> run;
-  Device* device = nullptr;  ///< Where it must run; null: anywhere.
+  Device* device = nullptr;  ///< The device that it must run on; null: any.
 };
 
 }  // namespace quantgate

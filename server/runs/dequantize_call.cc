@@ -13,6 +13,7 @@
 #include "server/runs/output_writer.h"
 #include "server/wire/convert_tensor.h"
 #include "server/wire/quantized_parts.h"
+#include "server/wire/request_fields.h"
 
 namespace quantgate {
 namespace {

@@ -10,9 +10,9 @@
 #include "kernels/validate/explain/explain_codes.h"
 #include "kernels/validate/explain/explain_gemm.h"
 #include "server/runs/engine_calls.h"
-#include "server/runs/gemm_call.h"
 #include "server/wire/convert_tensor.h"
 #include "server/wire/quantized_parts.h"
+#include "server/wire/request_fields.h"
 
 namespace quantgate {
 namespace {
@@ -150,7 +150,7 @@ absl::StatusOr<GemmExplainWork> CheckGemmSubject(CallContext& context,
   for (const auto& [field, value] : {std::pair("gemm.arithmetic", &request.gemm().arithmetic()),
                                      {"gemm.out_dtype", &request.gemm().out_dtype()}}) {
     if (!value->empty()) {
-      return Refuse(field, Printable(*value), "must be empty: it is looked for");
+      return Refuse(field, Printable(*value), "must be empty: Explain finds it");
     }
   }
   QG_ASSIGN_OR_RETURN(TensorReference d,

@@ -12,6 +12,7 @@
 #include "server/limits.h"
 #include "server/wire/convert_recipe.h"
 #include "server/wire/convert_tensor.h"
+#include "server/wire/request_fields.h"
 
 namespace quantgate {
 namespace {

@@ -1,12 +1,12 @@
-// What Info says: of this build and its devices, and of recipes and arithmetics.
+// The calls of the service Info: what this build and its devices can do, recipes and arithmetics.
 #pragma once
 
 #include <cstdint>
 
 #include "absl/status/statusor.h"
 #include "quantgate/v1/info_service.pb.h"
+#include "server/limits.h"
 #include "server/runs/call_context.h"
-#include "server/session_limits.h"
 
 namespace quantgate {
 

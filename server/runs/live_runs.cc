@@ -25,8 +25,8 @@ void LiveRuns::Begin(const std::string& run_id,
   runs_[run_id] = std::move(live);
 }
 
-void LiveRuns::Published(const std::string& run_id, int64_t sequence,
-                         std::shared_ptr<const std::string> event, Position position) noexcept {
+void LiveRuns::Publish(const std::string& run_id, int64_t sequence,
+                       std::shared_ptr<const std::string> event, Position position) noexcept {
   absl::flat_hash_map<int64_t, Wake> woken;
   {
     const std::lock_guard lock(mutex_);

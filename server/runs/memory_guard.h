@@ -1,4 +1,4 @@
-// Where memory or a thread is lacking, a call fails and not the server.
+// GuardMemory: a call that is refused memory or a thread fails, and the server goes on.
 #pragma once
 
 #include <new>
@@ -9,10 +9,11 @@
 
 namespace quantgate {
 
-/// `body()`, an absl::Status or StatusOr. RESOURCE_EXHAUSTED where it asks for memory or a thread
-/// that the system does not give: the standard library says so by throwing. What outlives the call,
-/// such as the maps of a store, is changed by functions that are noexcept: half of a change would
-/// stay, and Abseil's maps do not survive it. The process ends then (server/last_words.h).
+/// Returns `body()`, an absl::Status or StatusOr, or RESOURCE_EXHAUSTED where the system refuses
+/// `body` memory or a thread, which the standard library reports by throwing. Objects that outlive
+/// the call, such as the maps of a store, are changed by noexcept functions only: a throw would
+/// leave half of a change, which Abseil's maps do not survive. Such a throw ends the process
+/// (server/process_memory.h).
 template <typename Body>
 auto GuardMemory(Body&& body) -> decltype(body()) {
   try {

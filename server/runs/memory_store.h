@@ -1,5 +1,5 @@
-// MemoryStore: blobs and registrations that live as long as this object, and what is found
-// elsewhere when it is asked for.
+// MemoryStore: blobs and tensors' registrations that live as long as this object, and those that
+// are found elsewhere when they are asked for.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "server/tensor_source.h"
+#include "server/store_interfaces.h"
 
 namespace quantgate {
 
@@ -24,12 +24,12 @@ class MemoryStore : public Blobs, public Tensors {
     std::shared_ptr<Buffer> buffer;
     std::vector<std::pair<TensorType, std::string>> registrations;  ///< With names, oldest first.
   };
-  /// Looks for a blob elsewhere; NOT_FOUND where there is none. What it gives is verified here.
+  /// Looks for a blob elsewhere; NOT_FOUND where there is none. MemoryStore verifies the bytes.
   using Elsewhere = std::function<absl::StatusOr<Found>(const Digest& digest)>;
 
   explicit MemoryStore(Elsewhere elsewhere = {}) : elsewhere_(std::move(elsewhere)) {}
 
-  /// Keeps the buffer, whose digest the caller has computed; its bytes stay as they are.
+  /// Keeps the buffer, whose digest the caller has computed and whose bytes must not change.
   void Add(const Digest& digest, std::shared_ptr<Buffer> buffer);
 
   bool Contains(const Digest& digest) override;

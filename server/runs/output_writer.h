@@ -1,5 +1,5 @@
-// OutputWriter: tensors that a call returns, inline while they are few bytes together, otherwise as
-// blobs or by their fingerprints alone.
+// OutputWriter: writes the tensors that a call returns into its message: inline while they are few
+// bytes together, otherwise as blobs or by their fingerprints alone.
 #pragma once
 
 #include <string>
@@ -10,29 +10,29 @@
 #include "kernels/tensor/tensor.h"
 #include "quantgate/v1/tensor.pb.h"
 #include "server/limits.h"
-#include "server/tensor_source.h"
+#include "server/store_interfaces.h"
 
 namespace quantgate {
 
-/// What becomes of tensors that a message does not carry.
+/// Which tensors become blobs.
 enum class KeepOutputs {
-  kAll,    ///< Every tensor becomes a blob, the small ones too.
-  kLarge,  ///< They become blobs.
-  kNone,   ///< Their bytes stay where they are: the fingerprint is all that is told of them.
+  kAll,    ///< Every tensor, also the small ones.
+  kLarge,  ///< Those that the message does not carry.
+  kNone,   ///< None: of a tensor that the message does not carry it has the fingerprint alone.
 };
 
-/// One for each message that is sent. Not thread-safe.
+/// One for each message. Not thread-safe.
 class OutputWriter {
  public:
   OutputWriter(Blobs& blobs, Engine& engine, KeepOutputs keep)
       : blobs_(blobs), engine_(engine), keep_(keep) {}
 
-  /// The tensor is in the engine's memory or the host's. RESOURCE_EXHAUSTED for the disk or quota.
-  /// A tensor without value leaves `proto` as it is. `read` gives the tensor's bytes sooner than
-  /// the engine's ToHost; empty where that is all there is.
+  /// Writes a tensor in the engine's or the host's memory. RESOURCE_EXHAUSTED for the disk or
+  /// quota. A tensor without value leaves `proto` as it is. `read`, where not empty, gives the
+  /// tensor's bytes sooner than the engine's ToHost.
   absl::Status Write(const std::string& name, const Tensor& tensor, const Fingerprint& fingerprint,
                      v1::NamedTensor* proto, const Engine::HostRead& read = nullptr);
-  /// All but its bytes.
+  /// Writes all but the bytes.
   static void Describe(const std::string& name, const Tensor& tensor,
                        const Fingerprint& fingerprint, v1::NamedTensor* proto);
 

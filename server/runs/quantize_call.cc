@@ -11,6 +11,7 @@
 #include "server/wire/convert_report.h"
 #include "server/wire/convert_tensor.h"
 #include "server/wire/quantized_parts.h"
+#include "server/wire/request_fields.h"
 
 namespace quantgate {
 namespace {

@@ -1,6 +1,6 @@
 // ResidentTensors: tensors that stay in an engine's memory between calls, under a budget. The least
-// recently used goes first: to host memory if nothing else has its bytes, else it is dropped.
-// Thread-safe; a tensor on its way holds up only those who ask for the same one.
+// recently used one is evicted first: to host memory if nothing else has its bytes, else it is
+// dropped. Thread-safe; loading a tensor holds up only those who ask for the same one.
 #pragma once
 
 #include <condition_variable>

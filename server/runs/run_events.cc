@@ -78,7 +78,7 @@ void RunEvents::Take(const Bytes& event, int64_t sequence) {
     const std::lock_guard lock(store_mutex_);
     // What is not stored is among the latest live ones.
     if (unstored_bytes_ + size > kLiveEventBytesMax) StoreAll();
-    live_.Published(run_id_, sequence, event);
+    live_.Publish(run_id_, sequence, event);
     const absl::Time start = SteadyNow();
     absl::StatusOr<RunStore::Event> prepared = store_.Prepare(run_id_, event);
     storing_time_ += SteadyNow() - start;
@@ -122,7 +122,7 @@ void RunEvents::StoreAll() {
   KeepFailure(stored);
 }
 
-void RunEvents::WhenTold(absl::FunctionRef<void(const absl::Status& kept)> body) {
+void RunEvents::WhenPublished(absl::FunctionRef<void(const absl::Status& kept)> body) {
   bool are_told;
   {
     const std::lock_guard lock(mutex_);
@@ -157,25 +157,25 @@ absl::StatusOr<RunStore::Event> RunEvents::LostEvent(int64_t sequence) {
   v1::RunEvent event;
   event.set_run_id(run_id_);
   event.set_sequence(sequence);
-  event.mutable_progress()->set_what("what was told here could not be stored");
+  event.mutable_progress()->set_what("the event with this number could not be stored");
   return store_.Prepare(run_id_, std::make_shared<const std::string>(event.SerializeAsString()));
 }
 
-void RunEvents::TellEnd(Bytes event) {
+void RunEvents::PublishEnd(Bytes event) {
   if (event != nullptr) {
-    live_.Published(run_id_, next_sequence(), std::move(event), LiveRuns::Position::kLast);
+    live_.Publish(run_id_, next_sequence(), std::move(event), LiveRuns::Position::kLast);
   }
   live_.End(run_id_);
 }
 
 void RunEvents::OweEnd(Bytes event, RunState state, const absl::Status& status,
                        const absl::Status& why) {
-  if (!AwaitCreated().ok() || absl::IsNotFound(why)) return TellEnd(nullptr);
+  if (!AwaitCreated().ok() || absl::IsNotFound(why)) return PublishEnd(nullptr);
   live_.Owe(run_id_, error::EndNotStored(run_id_, why),
             [self = shared_from_this(), event = std::move(event), state, status] {
               const absl::Status stored = self->StoreEnd(event, state, status);
               const bool is_gone = absl::IsNotFound(stored);
-              if (stored.ok() || is_gone) self->TellEnd(is_gone ? nullptr : event);
+              if (stored.ok() || is_gone) self->PublishEnd(is_gone ? nullptr : event);
               return stored;
             });
 }

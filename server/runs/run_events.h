@@ -1,6 +1,6 @@
 // RunEvents: the events of one run in their order. The device's thread makes them; an executor with
-// one thread tells them to those who follow the run, and stores them a moment later, several at a
-// time, so that no device waits for a disk. The caller is one thread at a time, but for Created.
+// one thread publishes them to those who follow the run and stores them a moment later, several at
+// a time, so that no device waits for a disk. Called by one thread at a time, except Created.
 #pragma once
 
 #include <condition_variable>
@@ -26,42 +26,42 @@ namespace quantgate {
 
 class RunEvents : public std::enable_shared_from_this<RunEvents> {
  public:
-  /// Of a run whose first event is among the live ones. It is cancelled when an event cannot be
-  /// kept: there is no use in going on then.
+  /// For a run whose first event is published. The run is cancelled when an event cannot be stored:
+  /// to go on would be useless.
   RunEvents(RunStore& store, Executor& storing, LiveRuns& live, std::string run_id,
             std::shared_ptr<Cancellation> cancellation);
 
-  /// That the run and its first event are stored, or why not: then nothing else of it is. By
-  /// another thread, once.
+  /// Says that the run and its first event are stored, or why they are not; then nothing else of
+  /// the run is stored. Called once, by another thread.
   void Created(absl::Status status);
-  /// What Created was told, once it was.
+  /// Waits for Created and returns the status that it was given.
   absl::Status AwaitCreated();
 
-  /// Gives the event the next sequence number. A crash of this process may take the events of the
-  /// last moment, and fails the run anyway. Waits while kLiveEventBytesMax are on their way. Why an
-  /// earlier event could not be kept, where that is known.
+  /// Gives the event the next sequence number and hands it to the storing thread; waits while
+  /// kLiveEventBytesMax are on their way there. Fails where an earlier event could not be stored. A
+  /// crash of this process may lose the latest events, but fails the run anyway.
   absl::Status Publish(v1::RunEvent& event);
 
-  /// Calls `body` when all events are told, with why one could not be kept; here or on the storing
-  /// thread, for which this waits.
-  void WhenTold(absl::FunctionRef<void(const absl::Status& kept)> body);
+  /// Calls `body` once all events are published, with the reason where one could not be stored; on
+  /// this thread or on the storing one, for which this waits.
+  void WhenPublished(absl::FunctionRef<void(const absl::Status& kept)> body);
 
-  /// Within WhenTold: the number of the last event.
+  /// Within WhenPublished: the number that the run's last event gets.
   int64_t next_sequence() const { return last_sequence_ + 1; }
-  /// Within WhenTold: stores what is not stored yet, with the last event and the state that the run
-  /// ends with. When it cannot, that is given up but for the last event, so that another one can be
-  /// tried: events that say so take the places of those that were told and are not stored.
+  /// Within WhenPublished: stores the events that are not stored yet, the last event and the state
+  /// that the run ends with. When that fails, those events are given up, and a further call stores,
+  /// in their places, events that say so, before its own last event.
   absl::Status StoreEnd(std::shared_ptr<const std::string> event, RunState state,
                         const absl::Status& status);
-  /// Within WhenTold, once: the event that StoreEnd has stored. Nobody is told of an end that a
-  /// crash of this process could take back. Null for a run that the database does not have: streams
-  /// see it end without its last event.
-  void TellEnd(std::shared_ptr<const std::string> event);
-  /// In its place when StoreEnd could not, as `why` says: that is tried again, for as long as this
-  /// process lives.
+  /// Within WhenPublished, once: publishes the last event, which StoreEnd has stored: nobody hears
+  /// of an end that a crash of this process could take back. Null for a run that the database does
+  /// not have: its streams end without a last event.
+  void PublishEnd(std::shared_ptr<const std::string> event);
+  /// In place of PublishEnd where StoreEnd failed with `why`: storing the end is tried again for as
+  /// long as this process lives.
   void OweEnd(std::shared_ptr<const std::string> event, RunState state, const absl::Status& status,
               const absl::Status& why);
-  /// What storing took, all events together.
+  /// The time that storing took, over all events.
   absl::Duration storing_time() const;
 
  private:
@@ -72,7 +72,7 @@ class RunEvents : public std::enable_shared_from_this<RunEvents> {
   void StoreAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(store_mutex_);
   void KeepFailure(const absl::Status& status);
   absl::Status Failure() const;
-  /// In the place of one that is not stored.
+  /// An event that stands for one that could not be stored.
   absl::StatusOr<RunStore::Event> LostEvent(int64_t sequence);
 
   RunStore& store_;
@@ -84,7 +84,7 @@ class RunEvents : public std::enable_shared_from_this<RunEvents> {
 
   mutable std::mutex store_mutex_;  ///< Before mutex_.
   int64_t stored_last_ ABSL_GUARDED_BY(store_mutex_) = 1;
-  /// Those that follow.
+  /// Events after stored_last_, which are not stored yet.
   std::vector<RunStore::Event> unstored_ ABSL_GUARDED_BY(store_mutex_);
   size_t unstored_bytes_ ABSL_GUARDED_BY(store_mutex_) = 0;
   bool stores_later_ ABSL_GUARDED_BY(store_mutex_) = false;  ///< A task of StoreLater is to come.
@@ -93,9 +93,9 @@ class RunEvents : public std::enable_shared_from_this<RunEvents> {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::optional<absl::Status> created_ ABSL_GUARDED_BY(mutex_);
-  size_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;  ///< Events that are not taken yet.
+  size_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;  ///< Events handed over and not taken yet.
   size_t waiting_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::Status failure_ ABSL_GUARDED_BY(mutex_);  ///< The first.
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);  ///< The first failure to store an event.
 };
 
 }  // namespace quantgate

@@ -27,10 +27,11 @@ std::string SourceText(const TensorReference& reference) {
   }
 }
 
-/// What a variant's report may take of a message beside its outputs' bytes.
+/// Bytes that a variant's report may take of a message, beside its outputs' bytes.
 constexpr size_t kReportBytesMax = kMessageBytesMax - kInlineBytesMax - (256 << 10);
 
-/// Of the last variant, to be told with the run's end: two messages take longer to travel than one.
+/// A last variant of at most so many bytes is carried by the event of the run's end: two messages
+/// take longer to travel than one.
 constexpr size_t kLastVariantBytesMax = 64 << 10;
 
 /// A layer of many experts has more outputs than heat maps fit into a message: those of the last
@@ -152,7 +153,7 @@ absl::StatusOr<v1::RunReport> RunExecution::ExecutePlan(const Plan& plan,
   QG_ASSIGN_OR_RETURN(
       result_, RunPlan(plan, *device_.engine, cancellation_.get(),
                        RunObserver{on_progress, on_variant, on_output, on_measured}, &ranks));
-  *report.mutable_request() = run_.kept;
+  *report.mutable_request() = run_.kept_request;
   const std::optional<int>& reference = run_.request.reference;
   if (reference.has_value()) report.set_reference(*reference);
   QG_RETURN_IF_ERROR(DescribeInputs(report));

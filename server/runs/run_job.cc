@@ -5,7 +5,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/steady_time.h"
 #include "server/runs/memory_guard.h"
-#include "server/runs/run_request.h"
+#include "server/wire/layer_run.h"
 
 namespace quantgate {
 
@@ -33,7 +33,7 @@ void RunJob::Run(absl::Status admission) {
     if (executed.ok()) report = *std::move(executed);
   }
   if (is_given_up_) return;
-  if (!execution_.stopped().ok()) status = execution_.stopped();
+  if (!execution_.stop_status().ok()) status = execution_.stop_status();
   status = context_.watch.Checked(device_, std::move(status));
   report.set_seconds(absl::ToDoubleSeconds(SteadyNow() - start));
   Conclude(status, std::move(report), start);
@@ -56,7 +56,7 @@ void RunJob::GiveUp(const absl::Status& status, absl::Time start) {
 }
 
 void RunJob::Conclude(const absl::Status& status, v1::RunReport report, absl::Time start) {
-  events_->WhenTold(
+  events_->WhenPublished(
       [&](const absl::Status& kept) { End(kept.ok() ? status : kept, std::move(report), start); });
 }
 
@@ -80,7 +80,7 @@ void RunJob::End(absl::Status status, v1::RunReport report, absl::Time start) {
     stored = events_->StoreEnd(event, state, status);
   }
   CountEnd(status, start);
-  if (stored.ok()) return events_->TellEnd(event);
+  if (stored.ok()) return events_->PublishEnd(event);
   events_->OweEnd(event, state, status, stored);
 }
 

@@ -1,5 +1,5 @@
-// RunJob: one run on its way through a server's queue: its execution, and the storing and telling
-// of its events. Used by one thread at a time, but for Stored.
+// RunJob: one run in a server's queue: its execution, and the storing and publishing of its events.
+// Used by one thread at a time, except Stored.
 #pragma once
 
 #include <cstdint>
@@ -18,25 +18,24 @@ namespace quantgate {
 
 class RunJob {
  public:
-  /// Of a run whose first event is among the live ones; `outline`: of OutlineLayerRun.
+  /// For a run whose first event is published. `outline`: the result of OutlineLayerRun for `run`.
   RunJob(ServiceContext& context, Device& device, LiveRuns& live, std::string run_id, LayerRun run,
          Plan outline, std::shared_ptr<Cancellation> cancellation);
 
-  /// Runs to its end, whatever that is; `admission` is what the queue says.
+  /// Runs to the end; `admission` is the queue's.
   void Run(absl::Status admission);
-  /// That the run and its first event are stored, or why not: then nothing else of it is. By
-  /// another thread, once.
+  /// As RunEvents::Created.
   void Stored(absl::Status status);
 
  private:
   absl::StatusOr<v1::RunReport> Execute();
-  /// The run's end, of which `report` tells when `status` is OK.
+  /// Ends the run once all its events are published. `report` is used where `status` is OK.
   void Conclude(const absl::Status& status, v1::RunReport report, absl::Time start);
-  /// The same when all its events are told.
+  /// Conclude, where all events are published.
   void End(absl::Status status, v1::RunReport report, absl::Time start);
   void CountEnd(const absl::Status& status, absl::Time start);
-  /// A rank does not return from its engine, so that RunPlan does not either: those who follow the
-  /// run are answered from within it, and the worker goes on waiting.
+  /// Ends the run for those who follow it although a rank does not return from its engine. RunPlan
+  /// does not return then either, so this is called from within it, and the worker goes on waiting.
   void GiveUp(const absl::Status& status, absl::Time start);
 
   ServiceContext& context_;
@@ -47,7 +46,7 @@ class RunJob {
   const absl::Time enqueued_;
   const std::shared_ptr<RunEvents> events_;
   RunExecution execution_;
-  RankSetting ranks_;  ///< The server's, but for whom a stuck rank is told to.
+  RankSetting ranks_;  ///< The server's, except that on_stuck is GiveUp.
   bool is_given_up_ = false;
 };
 

@@ -1,5 +1,5 @@
-// RunStatistics: what calls, runs and sessions tell of their work to whoever counts it: a server's
-// metrics, or nobody.
+// RunStatistics: where calls, runs and sessions report their work to be counted: a server's
+// metrics, or, in a command, nobody.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,14 @@ namespace quantgate {
 
 enum class Stage { kQueue, kFetch, kQuantize, kGemm, kOperation, kCommunicate, kCompare, kStore };
 
-/// Counts nothing. Implementations are thread-safe.
+/// Counts nothing itself. Implementations are thread-safe.
 class RunStatistics {
  public:
   virtual ~RunStatistics() = default;
   virtual void StageTook(Stage, absl::Duration) {}
-  /// Parity, errors and quantizer classes of one variant, and those and the stages of its ranks.
-  /// `reference_recipe` is the base name of the recipe that it was compared with; empty without
-  /// one.
+  /// Parity, errors and quantizer classes of one variant; of its ranks quantizer classes, stages
+  /// and overlap. `reference_recipe` is the base name of the recipe that the variant was compared
+  /// with; empty without one.
   virtual void VariantMeasured(const VariantReport& /*report*/,
                                std::string_view /*reference_recipe*/) {}
   virtual void StagesTook(std::span<const StageTime>) {}
@@ -31,7 +31,7 @@ class RunStatistics {
   virtual void Overlapped(const OverlapTimeline&) {}
   /// `step` as sessions call it: "train", "backward", ...
   virtual void SessionStepped(std::string_view /*step*/, const absl::Status&) {}
-  /// Of the last self-check: algorithms whose bits differed from their model, and those compared.
+  /// Algorithms that a self-check compared with their models, and those whose bits differed.
   virtual void HardwareChecked(std::string_view /*device*/, int64_t /*compared*/,
                                int64_t /*drifted*/) {}
   /// Names of ScenarioOutcome and FaultOutcome.

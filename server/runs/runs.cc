@@ -13,15 +13,14 @@
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "proto/variant_join.h"
-#include "server/device/served_device.h"
 #include "server/limits.h"
 #include "server/runs/memory_guard.h"
 #include "server/runs/run_job.h"
-#include "server/runs/run_request.h"
-#include "server/wire/content_digest.h"
+#include "server/service_context.h"
 #include "server/wire/convert_layer.h"
 #include "server/wire/convert_tensor.h"
-#include "server/wire/page.h"
+#include "server/wire/layer_run.h"
+#include "server/wire/request_fields.h"
 
 namespace quantgate {
 namespace {
@@ -32,12 +31,12 @@ void SetTimestamp(absl::Time time, google::protobuf::Timestamp* proto) {
   proto->set_nanos(static_cast<int>(micros % 1'000'000) * 1000);
 }
 
-/// What tells two requests with one id apart.
+/// Tells two requests with one id apart.
 Sha256 SpecContentOf(const v1::ExecuteRequest& request) {
   return request.request_id().empty() ? Sha256() : ContentDigest(request.spec());
 }
 
-/// Of a run that was running when its record was read.
+/// Sets the state of a run that was running when its record was read.
 void SetStateOfRunning(const std::map<std::string, absl::Status>& running, RunRecord& record) {
   const auto found = running.find(record.run_id);
   if (IsFinal(record.state) || found == running.end()) return;
@@ -93,7 +92,7 @@ absl::StatusOr<std::string> Runs::Start(const v1::ExecuteRequest& request, absl:
   QG_RETURN_IF_ERROR(run.status());
   run->stream_outputs = request.stream_outputs();
   QG_RETURN_IF_ERROR(context_.loader.Resolve(run->references()));
-  run->kept = KeptRequest(request.spec(), *run);
+  run->kept_request = KeptRequest(request.spec(), *run);
   QG_ASSIGN_OR_RETURN(Plan outline, OutlineLayerRun(*run));
   QG_ASSIGN_OR_RETURN(Device * device, DeviceForRun(*run, context_.devices));
   return Enqueue(request, *std::move(run), std::move(outline), deadline, *device);
@@ -112,7 +111,7 @@ absl::StatusOr<std::string> Runs::Enqueue(const v1::ExecuteRequest& request, Lay
   live_.Begin(run_id, cancellation);
   std::shared_ptr<RunJob> job;
   const absl::Status accepted = GuardMemory([&] {
-    live_.Published(run_id, 1, accepted_event);
+    live_.Publish(run_id, 1, accepted_event);
     job = std::make_shared<RunJob>(context_, device, live_, run_id, std::move(run),
                                    std::move(outline), cancellation);
     return queue

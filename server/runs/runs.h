@@ -23,12 +23,13 @@ class Runs {
   /// Ends the runs that an earlier process left behind as FAILED. Before any other call.
   absl::Status EndInterrupted();
 
-  /// Checks everything that can be known, then queues and stores the run; its id. The id of a run
-  /// that the same request id started is given again. `deadline` holds for queue and run.
+  /// Does every check that needs no tensor's bytes, then queues and stores the run. Returns the
+  /// run's id, the same one again for the same request id. `deadline` holds for waiting and
+  /// running.
   absl::StatusOr<std::string> Start(const v1::ExecuteRequest& request, absl::Time deadline);
-  /// Takes effect between operations; on a finished run none. NOT_FOUND.
+  /// Takes effect between operations, and has none on a finished run. NOT_FOUND.
   absl::Status Cancel(const std::string& run_id);
-  /// False, and nothing done, for a run that is not live. Does not touch the disk.
+  /// The same for a live run; false for another one. Does not touch the disk.
   bool CancelLive(const std::string& run_id);
 
   absl::StatusOr<v1::Run> Get(const std::string& run_id);

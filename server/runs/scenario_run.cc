@@ -9,7 +9,7 @@
 #include "server/wire/convert_recipe.h"
 #include "server/wire/convert_scenario.h"
 #include "server/wire/convert_tensor.h"
-#include "server/wire/parsed_name.h"
+#include "server/wire/request_fields.h"
 
 namespace quantgate {
 namespace {

@@ -20,14 +20,14 @@ class ScenarioRun {
   static absl::StatusOr<std::unique_ptr<ScenarioRun>> Create(
       CallContext& context, const v1::RunScenariosRequest& request);
   Device& device() const { return device_; }
-  /// Tells of every scenario and fault as it ends; the last event is returned.
+  /// Passes an event to `tell` for every scenario and fault that ends, and returns the last event.
   absl::StatusOr<v1::ScenarioEvent> Run(const Cancellation* cancellation,
                                         const std::function<void(v1::ScenarioEvent)>& tell);
 
  private:
   ScenarioRun(CallContext& context, const v1::RunScenariosRequest& request, Device& device,
               std::unique_ptr<RankPlaces> places);
-  /// That device, and the GPUs of ranks.
+  /// device() and the GPUs of ranks.
   std::vector<DeviceDescription> Devices() const;
 
   RunStatistics& statistics_;

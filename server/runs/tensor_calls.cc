@@ -7,7 +7,7 @@
 #include "server/errors.h"
 #include "server/runs/tensor_statistics.h"
 #include "server/wire/convert_tensor.h"
-#include "server/wire/page.h"
+#include "server/wire/request_fields.h"
 
 namespace quantgate {
 namespace {

@@ -1,4 +1,4 @@
-// The unary calls of Tensors. Requests and responses outlive the work.
+// The calls of the service Tensors. The caller keeps request and response until the work has ended.
 #pragma once
 
 #include "absl/status/statusor.h"

@@ -1,5 +1,5 @@
-// TensorLoader: from references to tensors. What can be refused is refused before anything large is
-// read or made. Thread-safe.
+// TensorLoader: makes tensors of the references in requests. Every check that can refuse a
+// reference comes before anything large is read or made. Thread-safe.
 #pragma once
 
 #include <span>
@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/device/device.h"
-#include "server/tensor_source.h"
+#include "server/store_interfaces.h"
 #include "server/wire/tensor_reference.h"
 
 namespace quantgate {
@@ -24,8 +24,8 @@ class TensorLoader {
   absl::Status Resolve(std::span<TensorReference* const> references);
   absl::Status Resolve(SlotReferences& references);
 
-  /// The tensor in the memory of the device's engine, where stored and generated ones stay for
-  /// later calls; no value for an absent reference.
+  /// The tensor in the memory of the device's engine; no value for an absent reference. Stored and
+  /// generated tensors stay there for later calls.
   absl::StatusOr<Tensor> Load(const TensorReference& reference, Device& device,
                               const Cancellation* cancellation);
   /// The same in host memory.

@@ -10,8 +10,7 @@
 #include "server/wire/convert_layer.h"
 #include "server/wire/convert_recipe.h"
 #include "server/wire/convert_tensor.h"
-#include "server/wire/page.h"
-#include "server/wire/parsed_name.h"
+#include "server/wire/request_fields.h"
 
 namespace quantgate {
 namespace {
@@ -49,7 +48,7 @@ absl::StatusOr<Microbatch> MicrobatchFromName(const std::string& name) {
   if (name.empty() || name == "unset") return Microbatch::kUnset;
   if (name == "first") return Microbatch::kFirst;
   if (name == "later") return Microbatch::kLater;
-  return Refuse("forward.is_first", Printable(name), "unset (also empty), first or later");
+  return Refuse("forward.is_first", Printable(name), "must be unset (or empty), first or later");
 }
 
 std::string MicrobatchName(const std::string& given) { return given.empty() ? "0" : given; }

@@ -15,18 +15,18 @@ namespace quantgate {
 
 absl::StatusOr<SessionSpec> SessionSpecFromProto(const v1::SessionSpec& proto,
                                                  const std::string& field);
-/// 0: the default. INVALID_ARGUMENT beyond the limit.
+/// 0: the default lease. INVALID_ARGUMENT beyond the limit.
 absl::StatusOr<absl::Duration> LeaseFromProto(int32_t seconds, const SessionLimits& limits);
-/// All but the spec and the tensors.
+/// All fields but the spec and the tensors.
 v1::Session SessionRecordToProto(const SessionRecord& record, absl::Time now);
-/// A page of the listing, which ends early where a message does: sessions with many microbatches
-/// have long records. `page_size`: how many were asked for.
+/// A page of the listing with at most `page_size` sessions; fewer where a message has no room for
+/// more: sessions with many microbatches have long records.
 v1::ListSessionsResponse SessionPageToProto(const std::vector<SessionRecord>& records,
                                             int page_size, absl::Time now);
-/// `spec` as given, with the recipe of now.
+/// `spec` as given, with `recipe`, the session's present one.
 v1::SessionSpec SessionSpecToProto(v1::SessionSpec spec, const Recipe& recipe);
 
-/// One step, before its tensor is loaded.
+/// One step as a request describes it, before its tensor is loaded.
 struct SessionStep {
   enum class Kind {
     kTrain,
@@ -44,11 +44,11 @@ struct SessionStep {
   std::string microbatch;
   OptimizerStep optimizer;
   std::optional<Recipe> recipe;
-  bool keeps_override = false;  ///< Of a change of recipe: the session's mode stays.
+  bool keeps_override = false;  ///< A change of recipe leaves the session's backward override.
 };
 /// "train", "evaluate", ...: for metrics and listings.
 std::string_view SessionStepName(SessionStep::Kind kind);
-/// The field of v1.SessionStepRequest that a step of the kind is: "forward", "backward", ...
+/// The field of v1.SessionStepRequest that holds a step of this kind: "forward", "backward", ...
 std::string_view SessionStepField(SessionStep::Kind kind);
 
 absl::StatusOr<SessionStep> SessionStepFromProto(const v1::SessionStepRequest& proto,

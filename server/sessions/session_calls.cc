@@ -15,10 +15,9 @@
 #include "server/runs/output_writer.h"
 #include "server/sessions/convert_session.h"
 #include "server/sessions/session_store.h"
-#include "server/wire/content_digest.h"
 #include "server/wire/convert_layer.h"
 #include "server/wire/convert_tensor.h"
-#include "server/wire/page.h"
+#include "server/wire/request_fields.h"
 
 namespace quantgate {
 namespace {

@@ -1,4 +1,4 @@
-// What the calls of Sessions ask of a device, once they are known to be valid.
+// The calls of the service Sessions. Each checks its request and returns the work for the device.
 #pragma once
 
 #include "absl/status/statusor.h"
@@ -8,7 +8,7 @@
 namespace quantgate {
 
 /// RESOURCE_EXHAUSTED for a response that is larger than a message may be: gRPC would drop it, and
-/// the client would not learn what became of the session.
+/// the client would not learn how its call ended.
 absl::Status CheckMessageSize(const google::protobuf::MessageLite& response);
 
 absl::StatusOr<DeviceWork> PrepareOpenSession(CallContext& context,

@@ -11,9 +11,9 @@
 #include "server/runs/output_writer.h"
 #include "server/sessions/convert_session.h"
 #include "server/sessions/session_calls.h"
-#include "server/wire/content_digest.h"
 #include "server/wire/convert_report.h"
 #include "server/wire/convert_tensor.h"
+#include "server/wire/request_fields.h"
 
 namespace quantgate {
 namespace {
@@ -211,7 +211,7 @@ absl::Status StepCall::Run(const Cancellation& cancellation) {
   if (was_done) return absl::OkStatus();
   const int64_t step = training().step_count();
   if (request_.expected_step() != step) {
-    return error::SessionElsewhere(request_.expected_step(), step);
+    return error::SessionStepConflict(request_.expected_step(), step);
   }
   const absl::Status status = Do(cancellation);
   context_.statistics.SessionStepped(SessionStepName(step_.kind), status);

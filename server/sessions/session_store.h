@@ -1,6 +1,6 @@
-// SessionStore: the training sessions that this server holds, by id: how many, for how long, how
-// large. A session that nobody uses any more gives way; what ended is remembered for a while, so
-// that a late call learns why. Thread-safe.
+// SessionStore: the training sessions that this server holds, by id, with bounds on their number,
+// bytes and leases. An idle session is evicted where another one needs its place. Sessions that
+// have ended are remembered for a while, so that a late call learns why. Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -23,17 +23,17 @@
 #include "kernels/base/steady_time.h"
 #include "kernels/training/training_session.h"
 #include "server/device/device.h"
-#include "server/session_limits.h"
+#include "server/limits.h"
 
 namespace quantgate {
 
 enum class SessionPhase { kOpen, kClosed, kEvicted, kExpired };
 std::string_view SessionPhaseName(SessionPhase phase);  ///< "open", "closed", ...
 
-/// What is known of a session without waiting for its step.
+/// What the store knows of a session without waiting for a step of it.
 struct SessionRecord {
   std::string id;
-  int64_t number = 0;  ///< In order of opening.
+  int64_t number = 0;  ///< Ascending in the order of opening.
   SessionPhase phase = SessionPhase::kOpen;
   std::string device;
   std::optional<Recipe> recipe;  ///< As last changed.
@@ -41,10 +41,10 @@ struct SessionRecord {
   int64_t bytes = 0;
   std::vector<std::string> microbatches;
   absl::Duration lease;
-  absl::Time lease_end;  ///< As SteadyNow.
+  absl::Time lease_end;  ///< By SteadyNow.
 };
 
-/// A session while a call uses it. Steps hold `mutex`.
+/// A session with what calls need of it. Steps hold `mutex`.
 struct HeldSession {
   HeldSession(Device& device_in, std::unique_ptr<Session> training_in, std::string spec_in)
       : device(device_in), training(std::move(training_in)), spec(std::move(spec_in)) {}
@@ -52,8 +52,8 @@ struct HeldSession {
   Device& device;
   std::mutex mutex;
   const std::unique_ptr<Session> training;
-  const std::string spec;  ///< As it came over the wire.
-  /// The last step that succeeded, for a client that asks for it again.
+  const std::string spec;  ///< The serialized spec, as it came over the wire.
+  /// The last step that succeeded, for a client that repeats its request.
   std::string last_request_id ABSL_GUARDED_BY(mutex);
   Sha256 last_content ABSL_GUARDED_BY(mutex);
   std::string last_response ABSL_GUARDED_BY(mutex);
@@ -61,7 +61,7 @@ struct HeldSession {
 
 class SessionStore;
 
-/// Keeps a session from giving way; its lease is renewed when this ends.
+/// A call's use of a session: keeps it from being evicted, and renews its lease at the end.
 class SessionUse {
  public:
   SessionUse(SessionStore& store, std::string id, std::shared_ptr<HeldSession> held)
@@ -83,7 +83,8 @@ class SessionUse {
   std::shared_ptr<HeldSession> held_;
 };
 
-/// A place for a session that is being opened, given back unless the session takes it.
+/// A place reserved for a session that is being opened; given back unless SessionStore::Open takes
+/// it.
 class SessionPlace {
  public:
   SessionPlace(SessionStore& store, std::string request_id, Sha256 content)
@@ -112,7 +113,7 @@ struct SessionUsage {
   int64_t expired = 0;
 };
 
-/// What changes it is noexcept, as memory_guard.h says.
+/// Functions that change it are noexcept, for the reason in memory_guard.h.
 class SessionStore {
  public:
   explicit SessionStore(SessionLimits limits, std::function<absl::Time()> now = SteadyNow)
@@ -121,38 +122,40 @@ class SessionStore {
   SessionStore& operator=(const SessionStore&) = delete;
 
   const SessionLimits& limits() const { return limits_; }
-  /// By the clock of its leases.
+  /// The time by the clock of the leases.
   absl::Time Now() const { return now_(); }
 
-  /// The session that the same request id opened, with the same content; ALREADY_EXISTS with
-  /// another one.
+  /// The id of the session that this request opened before; ALREADY_EXISTS where a request with
+  /// this id had another content.
   absl::StatusOr<std::optional<std::string>> FindRequest(const std::string& request_id,
                                                          const Sha256& content);
-  /// RESOURCE_EXHAUSTED where there is no place and no session gives way; ABORTED while the same
-  /// request is being opened.
+  /// Reserves a place. RESOURCE_EXHAUSTED where there is none and no session can be evicted;
+  /// ABORTED while the same request is being opened.
   absl::StatusOr<SessionPlace> Reserve(const std::string& request_id,
                                        const Sha256& content) noexcept;
-  /// RESOURCE_EXHAUSTED where the session's bytes have no place.
+  /// Puts a session into its place. RESOURCE_EXHAUSTED where there is no room for its bytes.
   absl::StatusOr<SessionRecord> Open(SessionPlace place, Device& device, absl::Duration lease,
                                      std::unique_ptr<Session> training, std::string spec) noexcept;
 
-  /// FAILED_PRECONDITION with the reason for a session that ended, NOT_FOUND for an unknown one.
+  /// FAILED_PRECONDITION with the reason for a session that has ended, NOT_FOUND for an unknown
+  /// one.
   absl::StatusOr<SessionUse> Use(const std::string& id) noexcept;
-  /// Before a step: how many bytes the session may hold after it.
+  /// Before a step: tells the session how many bytes it may hold after the step.
   void LimitBytes(const SessionUse& use) noexcept;
-  /// After a step: counts what the session holds now, with its spec and the response that is kept.
-  /// RESOURCE_EXHAUSTED, and nothing is counted, where it holds more than before, no session gives
-  /// way, and that has no place.
+  /// After a step: counts the bytes that the session holds now, with its spec and the response that
+  /// is kept. RESOURCE_EXHAUSTED, and nothing is counted, where these are more than before and
+  /// neither fit nor another session can be evicted.
   absl::Status StepEnded(const SessionUse& use, int64_t response_bytes) noexcept;
-  /// The least recently used session that gives way now ends; false where there is none.
+  /// Evicts the least recently used session that may be evicted; false where there is none.
   bool Evict() noexcept;
-  /// What is known, of ended ones too. NOT_FOUND.
+  /// The record of an open or ended session. NOT_FOUND.
   absl::StatusOr<SessionRecord> Find(const std::string& id) const;
-  /// Ended ones stay as they are.
+  /// Ends a session; one that has ended stays as it is. NOT_FOUND.
   absl::StatusOr<SessionRecord> Close(const std::string& id) noexcept;
   void ExpireLeases() noexcept;
 
-  /// Open ones, newest first, with numbers below `before`; 0: from the newest.
+  /// At most `count` open sessions, newest first, with numbers below `before`; 0: from the newest
+  /// on.
   std::vector<SessionRecord> List(int64_t before, int count) const;
   SessionUsage usage() const;
 
@@ -183,7 +186,7 @@ class SessionStore {
   std::deque<std::string> ended_ ABSL_GUARDED_BY(mutex_);        ///< Oldest first.
   absl::flat_hash_map<std::string, std::string> requests_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_set<std::string> opening_ ABSL_GUARDED_BY(mutex_);
-  int places_ ABSL_GUARDED_BY(mutex_) = 0;  ///< Reserved.
+  int places_ ABSL_GUARDED_BY(mutex_) = 0;  ///< Places that are reserved.
   int64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0;
   SessionUsage usage_ ABSL_GUARDED_BY(mutex_);
 };

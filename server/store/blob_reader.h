@@ -16,13 +16,14 @@ class BlobStore;
 
 class BlobReader {
  public:
-  /// Fills `out` as far as the range goes and says how much; 0 at its end. DATA_LOSS for a damaged
-  /// blob, at the latest in place of the last piece, so that a damaged range is never delivered
-  /// whole; also where another file has taken the blob's place meanwhile.
+  /// Fills `out` as far as the range goes and returns the bytes filled; 0 at the end. DATA_LOSS for
+  /// a damaged blob, at the latest in place of the last piece, so that a damaged range is never
+  /// delivered whole; also where another file has taken the blob's place meanwhile.
   absl::StatusOr<size_t> Next(std::span<std::byte> out);
-  /// Closes the file until Next() is called again: a descriptor less while nobody reads.
+  /// Closes the file until Next() is called again, so that no descriptor is held while nobody
+  /// reads.
   void Rest() { file_ = File(); }
-  /// Bytes that Next() has yet to give.
+  /// Bytes that Next() has yet to return.
   int64_t remaining() const { return end_ - offset_; }
 
  private:
@@ -40,7 +41,7 @@ class BlobReader {
   int64_t offset_;
   int64_t end_;
   FileIdentity identity_;  ///< Of the file that is read.
-  Sha256 expected_;        ///< Of the range: the blob's own, or as the whole was verified.
+  Sha256 expected_;  ///< Hash of the range: the blob's, or computed when the whole was verified.
   std::unique_ptr<Sha256Stream> hash_;
 };
 

@@ -16,7 +16,6 @@
 #include "kernels/base/status_macros.h"
 #include "server/errors.h"
 #include "server/limits.h"
-#include "server/store/blob_name.h"
 
 namespace quantgate {
 namespace {

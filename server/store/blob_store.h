@@ -28,7 +28,8 @@
 #include "server/digest.h"
 #include "server/store/blob_reader.h"
 #include "server/store/blob_upload.h"
-#include "server/tensor_source.h"
+#include "server/store/disk.h"
+#include "server/store_interfaces.h"
 
 namespace quantgate {
 
@@ -39,12 +40,12 @@ struct BlobStoreOptions {
   int64_t blob_bytes_max = 0;
   int64_t store_bytes_max = 0;
   bool fsync = true;
-  /// Uploads whose file stays open between two writes, the first to come; others open it anew.
+  /// Uploads whose files stay open between two writes: the first to come. Others open theirs anew.
   int64_t open_uploads_max = std::numeric_limits<int64_t>::max();
-  /// Called for every blob found damaged, with where: "read", "lookup" (of one that may be there)
+  /// Called for every blob found damaged. `where`: "read", "lookup" (of a blob that may be there)
   /// or "startup".
   std::function<void(std::string_view where)> on_corruption = [](std::string_view) {};
-  std::function<absl::Time()> now = &SteadyNow;  ///< For tests: of the ages of partial uploads.
+  std::function<absl::Time()> now = &SteadyNow;  ///< The clock of partial uploads' ages; for tests.
 };
 
 struct BlobStoreUsage {
@@ -64,13 +65,13 @@ class BlobStore : public Blobs {
   /// Lists what is stored and sets aside what is cut short; drops partial uploads that are too old.
   static absl::StatusOr<std::unique_ptr<BlobStore>> Open(BlobStoreOptions options);
 
-  /// Looks at the file's size.
+  /// Checks the file's size too.
   bool Contains(const Digest& digest) override;
   absl::StatusOr<Digest> Put(std::span<const std::byte> bytes) override;
-  /// A damaged blob is set aside.
+  /// Sets a damaged blob aside.
   absl::StatusOr<std::shared_ptr<Buffer>> Load(const Digest& digest) override;
-  /// `limit` 0: to the end. NOT_FOUND, OUT_OF_RANGE; a part of a blob is verified as a whole first,
-  /// which `cancellation` ends.
+  /// `limit` 0: to the end. NOT_FOUND, OUT_OF_RANGE. To read a part, the whole blob is verified
+  /// first, which `cancellation` can end.
   absl::StatusOr<BlobReader> Read(const Digest& digest, int64_t offset, int64_t limit,
                                   const Cancellation* cancellation = nullptr);
 
@@ -96,7 +97,7 @@ class BlobStore : public Blobs {
   };
   struct Blob {
     int64_t size = 0;
-    /// Version 0.1.0 did not: then `size` is what the file had when it was listed.
+    /// False for a blob of version 0.1.0: `size` is then what the file had when it was listed.
     bool is_size_recorded = true;
   };
   /// An upload that has begun and not been committed.
@@ -151,5 +152,17 @@ class BlobStore : public Blobs {
   int64_t next_temporary_ ABSL_GUARDED_BY(mutex_) = 0;
   std::atomic<int64_t> open_uploads_{0};  ///< Of those whose file stays open.
 };
+
+// The names of blobs' files: "<sha256>.<size>".
+
+struct BlobName {
+  Sha256 sha256;
+  std::optional<int64_t> size;  ///< Absent in version 0.1.0.
+};
+/// Of a file's name without its folders. INVALID_ARGUMENT for any other name.
+absl::StatusOr<BlobName> ParseBlobName(const std::string& file_name);
+/// SHA-256 of all bytes of a file.
+absl::StatusOr<Sha256> HashOfFile(const std::string& path);
+absl::StatusOr<Sha256> HashOfFile(const File& file);
 
 }  // namespace quantgate

@@ -30,7 +30,6 @@ BlobUpload::BlobUpload(BlobStore* store, std::string key, Digest digest, File fi
     : store_(store),
       key_(std::move(key)),
       digest_(digest),
-      start_offset_(offset),
       identity_(identity),
       stays_open_(store->open_uploads_.fetch_add(1) < store->options_.open_uploads_max),
       hash_(std::move(hash)),

@@ -29,9 +29,6 @@ class BlobUpload {
   BlobUpload& operator=(const BlobUpload&) = delete;
 
   const Digest& digest() const { return digest_; }
-  /// Bytes received before this stream: 0 unless resumed.
-  int64_t start_offset() const { return start_offset_; }
-  int64_t written() const { return written_; }
   /// True once the blob exists, whoever stored it.
   bool IsPresent() const;
 
@@ -57,7 +54,6 @@ class BlobUpload {
   BlobStore* const store_;
   const std::string key_;
   const Digest digest_;
-  const int64_t start_offset_;
   const FileIdentity identity_;  // Of the file.
   const bool stays_open_;
   File file_;

@@ -29,11 +29,11 @@ int OpenChecked(const std::string& path, sqlite3** connection);
 /// The same for a database that is there, without writing to it.
 int OpenCheckedToRead(const std::string& path, sqlite3** connection);
 
-/// What this thread has last found damaged; "" before that. Taken: it is told once.
+/// Takes the description of the damage that this thread has found last; "" where there is none.
 std::string TakeDamage();
 
 enum class DatabaseKind { kAbsent, kEmpty, kUnchecked, kChecked, kDamaged };
-/// By the head of its file: kUnchecked is one of version 0.1.0.
+/// The kind by the head of the file. kUnchecked: a database of version 0.1.0.
 absl::StatusOr<DatabaseKind> KindOfDatabase(const std::string& path);
 
 /// Pages of a file at rest whose checksums do not fit, by their numbers from 1 on.

@@ -21,6 +21,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "server/store/disk.h"
 #include "server/store/log_mark.h"
 #include "server/store/side_files.h"
@@ -77,17 +79,17 @@ class Database {
 
   std::mutex& mutex() ABSL_LOCK_RETURNED(mutex_) { return mutex_; }
 
-  /// Translating the text takes longer than most of what is asked, so it is done once.
+  /// Statements are kept by their text, since preparing one takes longer than most queries.
   absl::StatusOr<Statement> Prepare(std::string_view sql) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   /// Prepare and Run.
   absl::Status Run(std::string_view sql) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   /// Any number of statements, which are not kept.
   absl::Status Execute(const std::string& sql) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  /// By the last statement that inserted, updated or deleted.
+  /// Rows changed by the last statement that inserted, updated or deleted.
   int64_t rows_changed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int64_t last_row_id() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  /// DATA_LOSS for `what`, which is counted.
+  /// DATA_LOSS with `text`; counts damage of `what` ("database" or "event").
   absl::Status Corrupted(std::string_view what, const std::string& text) const;
 
   /// Large values, whose places rows name. They are no part of a transaction: what one names is
@@ -97,7 +99,7 @@ class Database {
   /// Waits until the disk has every transaction that was committed before the call, with what it
   /// names in side files; one wait serves all who wait. Without the mutex: others go on meanwhile.
   absl::Status Flush() ABSL_LOCKS_EXCLUDED(mutex_);
-  /// That in a moment, by the database's own thread; returns at once.
+  /// Lets the database's own thread Flush in a moment; returns at once.
   void FlushSoon();
 
  private:
@@ -106,9 +108,9 @@ class Database {
   Database(sqlite3* connection, OnCorruption on_corruption)
       : connection_(connection), on_corruption_(std::move(on_corruption)) {}
   absl::Status CheckSchema() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  /// What Flush and the keeper work with.
+  /// Opens what Flush and the keeper work with.
   absl::Status OpenLog(const std::string& path, LogMark mark) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  /// A failure as status; damage is counted.
+  /// A failure of SQLite as status; counts damage.
   absl::Status Failed(int code, const std::string& what) const;
   void Keep(sqlite3_stmt* statement) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   /// SQLite's word that a transaction is in the log, which has so many pages now.
@@ -121,7 +123,7 @@ class Database {
   std::unique_ptr<SideFiles> side_files_;
   sqlite3* const connection_;
   const OnCorruption on_corruption_;
-  std::atomic<int64_t> committed_{0};  ///< Transactions.
+  std::atomic<int64_t> committed_{0};  ///< Transactions committed.
   std::atomic<int> log_pages_{0};
   int log_descriptor_ = -1;  ///< Of log_.
   std::mutex log_end_mutex_;
@@ -131,9 +133,10 @@ class Database {
   File log_ ABSL_GUARDED_BY(flush_mutex_);
   int64_t flushed_ ABSL_GUARDED_BY(flush_mutex_) = 0;  ///< Of committed_.
   LogMark log_mark_ ABSL_GUARDED_BY(flush_mutex_);
-  /// The log that is being moved or was: it may be begun anew at any moment.
+  /// The generation of the log that is being or was moved: it may be begun anew at any moment.
   uint64_t moved_generation_ ABSL_GUARDED_BY(flush_mutex_) = 0;
-  /// The kernel tells of a page that it could not write once only.
+  /// The first failure to flush, kept since the kernel reports a page that it could not write only
+  /// once.
   absl::Status flush_failure_ ABSL_GUARDED_BY(flush_mutex_);
 
   sqlite3* log_keeper_connection_ = nullptr;  ///< The keeper's own.
@@ -143,7 +146,7 @@ class Database {
   bool stopping_ ABSL_GUARDED_BY(keeper_mutex_) = false;
   std::thread keeper_;
 
-  /// Prepared and not in use, by text.
+  /// Prepared statements that are not in use, by text.
   std::map<std::string, std::vector<sqlite3_stmt*>, std::less<>> idle_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -159,5 +162,32 @@ class Transaction {
   Database& database_;
   bool open_ = false;
 };
+
+/// A page of the rows of `table`, newest first: at most `page_size` records with ids below
+/// `before_id` (0: from the newest on). `read` makes a record of a row with `columns`; `Page` has
+/// `records` and `next_before_id`.
+template <typename Page, typename Read>
+absl::StatusOr<Page> ReadRecordPage(Database& database, std::string_view table,
+                                    std::string_view columns, int64_t before_id, int page_size,
+                                    Read read) ABSL_EXCLUSIVE_LOCKS_REQUIRED(database.mutex()) {
+  using Record = typename decltype(Page::records)::value_type;
+  QG_ASSIGN_OR_RETURN(Statement rows, database.Prepare(absl::StrCat("SELECT ", std::string(columns),
+                                                                    " FROM ", std::string(table),
+                                                                    " WHERE ?1 = 0 OR id < ?1 "
+                                                                    "ORDER BY id DESC LIMIT ?2")));
+  rows.Bind(before_id).Bind(int64_t{page_size} + 1);
+  Page page;
+  while (true) {
+    QG_ASSIGN_OR_RETURN(const bool found, rows.Step());
+    if (!found) return page;
+    if (static_cast<int>(page.records.size()) == page_size) {
+      page.next_before_id = page.records.back().id;
+      return page;
+    }
+    absl::StatusOr<Record> record = read(rows);
+    if (!record.ok()) return record.status();
+    page.records.push_back(*std::move(record));
+  }
+}
 
 }  // namespace quantgate

@@ -15,7 +15,7 @@
 #include "absl/strings/str_split.h"
 #include "kernels/base/status_macros.h"
 #include "server/errors.h"
-#include "server/store/blob_name.h"
+#include "server/store/blob_store.h"
 #include "server/store/checked_files.h"
 #include "server/store/data_dir.h"
 #include "server/store/database.h"

@@ -33,11 +33,11 @@ struct DirectoryUsage {
   int64_t bytes = 0;
   int64_t files = 0;
 };
-/// Of all files below `path`; nothing where there is no such directory.
+/// Usage of all files below `path`; zeros where there is no such directory.
 DirectoryUsage UsageOf(const std::string& path);
 
 struct Cleared {
-  int64_t bytes = 0;  ///< By which the directory has shrunk.
+  int64_t bytes = 0;  ///< Bytes by which the directory has shrunk.
   int64_t tensors = 0;
 };
 
@@ -45,7 +45,7 @@ struct Cleared {
 /// the directory, and where the database is gone that knows its tensors; NOT_FOUND naming the first
 /// that is not stored, and then nothing is removed.
 absl::StatusOr<Cleared> RemoveTensors(const std::string& data_dir, std::span<const Digest> digests);
-/// Of every registered tensor.
+/// RemoveTensors of every registered tensor.
 absl::StatusOr<Cleared> RemoveAllTensors(const std::string& data_dir);
 /// Removes what no registered tensor refers to: blobs, partial uploads, blobs set aside, and runs
 /// that have ended, which no command shows. Sessions live no longer than their server, so none

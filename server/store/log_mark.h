@@ -19,16 +19,17 @@ class LogMark {
   LogMark() = default;
   /// DATA_LOSS for a mark that is gone or damaged: what the log had cannot be told.
   static absl::StatusOr<LogMark> Open(const std::string& path);
-  /// One that asks for nothing, on the disk before the database that it belongs to.
+  /// Makes a mark that promises nothing, and has it on the disk before the database that it belongs
+  /// to.
   static absl::StatusOr<LogMark> Begin(const std::string& path);
 
-  /// DATA_LOSS where the log lacks pages that it had.
+  /// DATA_LOSS where the log lacks pages that the mark promises.
   absl::Status Check(const std::string& log_path) const;
 
-  /// Not waiting for the disk: an older mark asks for less.
+  /// Sets the mark without waiting for the disk: an older mark promises less, which is safe.
   absl::Status Set(LogEnd end);
-  /// Nothing is asked of the log from now on, whatever happens to the machine. Before it is begun
-  /// anew: pages of the one before are lost then, and the head may be the older one.
+  /// Makes the mark promise nothing, also after a crash of the machine. Called before the log is
+  /// begun anew: pages of the log before are lost then, and the head may be the older one.
   absl::Status Lift();
   absl::Status Sync() { return file_.Sync(); }
 

@@ -13,10 +13,10 @@ namespace quantgate {
 /// damage shows: the file stays as it is.
 absl::Status UpgradeDatabase(const std::string& path);
 
-/// Writes a damaged database anew with every row that its pages still have, whole or not with its
-/// neighbours; the damaged file goes to `aside`. Where the first page is lost it is made before:
-/// every database of this version has the same there. What it was goes to `aside` with "-page-1"
-/// behind it.
+/// Writes a damaged database anew with every row that its undamaged pages have, even where pages
+/// around them are lost; the damaged file goes to `aside`. A lost first page is made anew first,
+/// since every database of this version has the same one; the file with the lost page goes to
+/// `aside` with "-page-1" behind it.
 absl::Status SalvageDatabase(const std::string& path, const std::string& aside,
                              bool is_first_page_lost);
 

@@ -339,21 +339,7 @@ absl::StatusOr<RunPage> RunStore::List(int64_t before_id, int page_size) {
 
 absl::StatusOr<RunPage> RunStore::ReadPage(int64_t before_id, int page_size) {
   const std::lock_guard lock(database_.mutex());
-  QG_ASSIGN_OR_RETURN(Statement rows,
-                      database_.Prepare(absl::StrCat("SELECT ", kRunColumns,
-                                                     " FROM runs WHERE ?1 = 0 OR id < ?1 "
-                                                     "ORDER BY id DESC LIMIT ?2")));
-  rows.Bind(before_id).Bind(int64_t{page_size} + 1);
-  RunPage page;
-  while (true) {
-    QG_ASSIGN_OR_RETURN(const bool found, rows.Step());
-    if (!found) return page;
-    if (static_cast<int>(page.records.size()) == page_size) {
-      page.next_before_id = page.records.back().id;
-      return page;
-    }
-    page.records.push_back(ReadRun(rows));
-  }
+  return ReadRecordPage<RunPage>(database_, "runs", kRunColumns, before_id, page_size, ReadRun);
 }
 
 absl::StatusOr<std::vector<RunRecord>> RunStore::ListUnfinished() {

@@ -35,7 +35,7 @@ struct RunRecord {
   absl::Time created;
   std::optional<absl::Time> finished;
   int64_t last_sequence = 0;
-  absl::Status status;  ///< Of a failed or cancelled run.
+  absl::Status status;  ///< Why a run failed or was cancelled.
   std::string summary;
   /// It and its events were stored without checksums, by version 0.1.0: what they are held to is
   /// what they were when a later version first read them.
@@ -56,12 +56,12 @@ class RunStore {
                     int64_t event_bytes_kept = kRunEventBytesKept)
       : database_(database), runs_kept_(runs_kept), event_bytes_kept_(event_bytes_kept) {}
 
-  /// False: no run has this request id, which is known without asking the database.
+  /// False: no run has this request id, which needs no query of the database.
   absl::StatusOr<bool> MayHaveRequest(const std::string& request_id);
   /// The run that a request started. ALREADY_EXISTS when its content was another.
   absl::StatusOr<std::optional<RunRecord>> FindRequest(const std::string& request_id,
                                                        const Sha256& content);
-  /// Of a run that is to be created.
+  /// An id for a run that is to be created.
   static std::string NewRunId();
   /// A new queued run with its first event. Drops the oldest finished runs beyond what is kept.
   absl::StatusOr<RunRecord> Create(const std::string& run_id, const std::string& request_id,
@@ -93,17 +93,17 @@ class RunStore {
     std::string bytes;
     bool is_unverified = false;  ///< As RunRecord's.
   };
-  /// As it was stored, which its checksum says. Absent when the run has no such event yet.
+  /// The event as it was stored, by its checksum. Absent when the run has no such event yet.
   /// NOT_FOUND for an unknown run, DATA_LOSS for an event that is gone or other than it was.
   absl::StatusOr<std::optional<StoredEvent>> ReadEvent(const std::string& run_id, int64_t sequence);
   /// Newest first, ids below `before_id` (0: from the newest).
   absl::StatusOr<RunPage> List(int64_t before_id, int page_size);
   /// Runs that an earlier process left queued or running.
   absl::StatusOr<std::vector<RunRecord>> ListUnfinished();
-  /// With its events, though not their side file.
+  /// Removes a run and its events, but not their side file.
   absl::Status Remove(const std::string& run_id);
-  /// Moves the side files of runs that the database does not have, and says how many: a crash may
-  /// have left them, or somebody put an older database back.
+  /// Moves the side files of runs that the database does not have to `directory`, and returns their
+  /// number. A crash may have left them, or somebody has put an older database back.
   absl::StatusOr<int> SetStrayFilesAside(const std::string& directory);
 
  private:
@@ -113,10 +113,10 @@ class RunStore {
                             std::span<const Event> events)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(database_.mutex());
   absl::Status ReadRequestIds() ABSL_EXCLUSIVE_LOCKS_REQUIRED(database_.mutex());
-  /// Waits for the disk where one of them has ended.
+  /// Waits for the disk where one of the runs has ended.
   absl::Status AwaitDisk(std::span<const RunRecord> records);
   absl::StatusOr<RunPage> ReadPage(int64_t before_id, int page_size);
-  /// The run ids of those that go with this transaction.
+  /// Drops runs beyond what is kept and returns their ids.
   absl::StatusOr<std::vector<std::string>> DropOldest()
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(database_.mutex());
   absl::Status CountAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(database_.mutex());
@@ -124,14 +124,13 @@ class RunStore {
   Database& database_;
   const int runs_kept_;
   const int64_t event_bytes_kept_;
-  /// At least what is there; counted by the first who needs it.
+  /// At least what the database has; counted when first needed.
   struct Totals {
     int64_t runs = 0;
     int64_t event_bytes = 0;
   };
   std::optional<Totals> totals_ ABSL_GUARDED_BY(database_.mutex());
-  /// Hashes of all request ids of runs, and of some that runs had which are gone; read by the first
-  /// who needs them.
+  /// Hashes of the request ids of all runs, and of some runs that are gone; read when first needed.
   std::optional<absl::flat_hash_set<size_t>> request_ids_ ABSL_GUARDED_BY(database_.mutex());
 };
 

@@ -1,4 +1,4 @@
-// The tables of the database, and what SQLite's failures are as status.
+// The tables of the database, their checksums, and SQLite's failures as status.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,16 @@ struct sqlite3;
 
 namespace quantgate {
 
-/// That of version 0.1.0 is 2.
+/// The schema of this version; that of version 0.1.0 is 2.
 inline constexpr int64_t kSchemaVersion = 3;
 extern const char kSchema[];
 
 absl::Status UnknownSchema(int64_t found);
-/// By the code of a call that failed.
+/// The status of a call of SQLite that failed with `code`.
 absl::Status FromSqlite(sqlite3* connection, int code, const std::string& what);
 
-/// Of an event, over its bytes and then where it belongs: an event that is another run's, or has
-/// another number, does not fit.
+/// The CRC of an event's bytes, and the CRC that is stored with the event, which covers its run and
+/// its number too: an event of another run, or with another number, does not fit.
 uint32_t ContentCrc(std::string_view bytes);
 uint32_t EventCrc(uint32_t content_crc, std::string_view run_id, int64_t sequence);
 

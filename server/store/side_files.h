@@ -1,5 +1,5 @@
-// SideFiles: bytes that a database would write as dozens of pages, in files beside it. A file grows
-// at its end alone. Thread-safe.
+// SideFiles: large values in files beside a database, which would write them as dozens of pages. A
+// file grows at its end only. Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ class SideFiles {
   void Remove(const std::string& name);
   /// Moves a file that nobody adds to into another directory of the same file system.
   absl::Status SetAside(const std::string& name, const std::string& directory) const;
-  /// Waits until the disk has what was added before the call.
+  /// Waits until the disk has the bytes that were added before the call.
   absl::Status Sync();
   std::vector<std::string> Names() const;
 
@@ -50,14 +50,14 @@ class SideFiles {
   std::string PathOf(const std::string& name) const;
 
   const std::string directory_;
-  const File open_directory_;  ///< There may be no descriptor left when it is to be synced.
+  const File open_directory_;  ///< Open, since there may be no descriptor left to sync it.
   std::mutex sync_mutex_;      ///< Before mutex_.
   mutable std::mutex mutex_;
   struct Growing {
     File file;
     int64_t size = 0;
   };
-  /// Those with bytes that the disk may lack.
+  /// Files with bytes that the disk may lack.
   absl::flat_hash_map<std::string, Growing> unsynced_ ABSL_GUARDED_BY(mutex_);
 };
 

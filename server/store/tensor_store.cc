@@ -133,22 +133,8 @@ absl::StatusOr<std::vector<TensorRecord>> TensorStore::Find(const Digest& digest
 
 absl::StatusOr<TensorPage> TensorStore::List(int64_t before_id, int page_size) {
   const std::lock_guard lock(database_.mutex());
-  QG_ASSIGN_OR_RETURN(Statement rows,
-                      database_.Prepare(absl::StrCat("SELECT ", kTensorColumns,
-                                                     " FROM tensors WHERE ?1 = 0 OR id < ?1 "
-                                                     "ORDER BY id DESC LIMIT ?2")));
-  rows.Bind(before_id).Bind(int64_t{page_size} + 1);
-  TensorPage page;
-  while (true) {
-    QG_ASSIGN_OR_RETURN(const bool found, rows.Step());
-    if (!found) return page;
-    if (static_cast<int>(page.records.size()) == page_size) {
-      page.next_before_id = page.records.back().id;
-      return page;
-    }
-    QG_ASSIGN_OR_RETURN(TensorRecord record, ReadTensor(rows));
-    page.records.push_back(std::move(record));
-  }
+  return ReadRecordPage<TensorPage>(database_, "tensors", kTensorColumns, before_id, page_size,
+                                    ReadTensor);
 }
 
 }  // namespace quantgate

@@ -19,7 +19,7 @@
 #include "kernels/base/status_macros.h"
 #include "server/wire/convert_recipe.h"
 #include "server/wire/convert_tensor.h"
-#include "server/wire/parsed_name.h"
+#include "server/wire/request_fields.h"
 
 namespace quantgate {
 namespace {

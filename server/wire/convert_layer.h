@@ -11,13 +11,13 @@
 
 namespace quantgate {
 
-/// Roles and groups by their names.
+/// Amax groups from a map of roles to groups, both by name.
 absl::StatusOr<AmaxGroups> AmaxGroupsFromProto(
     const google::protobuf::Map<std::string, std::string>& proto, const std::string& field);
 absl::StatusOr<ParallelSpec> ParallelFromProto(const v1::Parallel& proto, const std::string& field);
 absl::StatusOr<Variant> VariantFromProto(const v1::Variant& proto, const std::string& field);
 absl::StatusOr<LayerSpec> LayerFromProto(const v1::Layer& proto, const std::string& field);
-/// Every source is present; their names are 1 to 80 letters, digits, '.', '-' and '_'.
+/// Requires every source to be present, and names of 1 to 80 letters, digits, '.', '-' and '_'.
 absl::StatusOr<std::map<std::string, TensorReference>> NamedTensorsFromProto(
     const google::protobuf::Map<std::string, v1::TensorSource>& proto, const std::string& field,
     int64_t tensor_bytes_max);

@@ -1,5 +1,6 @@
 #include "server/wire/convert_recipe.h"
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
@@ -9,27 +10,26 @@
 #include "kernels/base/refusal.h"
 #include "server/device/build_description.h"
 #include "server/wire/convert_tensor.h"
-#include "server/wire/recipes_made.h"
 
 namespace quantgate {
 namespace {
 
-RecipesMade& Made() {
-  static RecipesMade* const made = new RecipesMade;
-  return *made;
+RecipeCache& Cache() {
+  static RecipeCache* const cache = new RecipeCache;
+  return *cache;
 }
 
 }  // namespace
 
 absl::StatusOr<Recipe> RecipeFromProto(const v1::Recipe& proto, const std::string& field) {
-  if (std::optional<Recipe> made = Made().Find(proto)) return *std::move(made);
+  if (std::optional<Recipe> cached = Cache().Find(proto)) return *std::move(cached);
   const Recipe::Knobs knobs(proto.knobs().begin(), proto.knobs().end());
   auto recipe = Recipe::Create(proto.name(), knobs);
   if (proto.name().empty()) {
     return RefuseAbsent(field + ".name", RefusalOf(recipe.status())->rule);
   }
   if (!recipe.ok()) return WithinField(field, recipe.status());
-  Made().Add(proto, *recipe);
+  Cache().Add(proto, *recipe);
   return recipe;
 }
 
@@ -81,6 +81,25 @@ v1::Environment EnvironmentToProto(std::span<const DeviceDescription> devices) {
     device_proto.set_stage_clock(device.cuda.empty() ? "steady clock" : "CUDA events");
   }
   return proto;
+}
+
+std::optional<Recipe> RecipeCache::Find(const v1::Recipe& proto) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = recipes_.find(KeyOf(proto));
+  return it == recipes_.end() ? std::nullopt : std::optional(it->second);
+}
+
+void RecipeCache::Add(const v1::Recipe& proto, const Recipe& recipe) noexcept {
+  if (proto.ByteSizeLong() > kRecipeBytesMax) return;
+  const std::lock_guard lock(mutex_);
+  if (recipes_.size() == kRecipesMax) recipes_.clear();
+  recipes_.emplace(KeyOf(proto), recipe);
+}
+
+RecipeCache::Key RecipeCache::KeyOf(const v1::Recipe& proto) {
+  Key key = {proto.name(), {proto.knobs().begin(), proto.knobs().end()}};
+  std::sort(key.second.begin(), key.second.end());
+  return key;
 }
 
 }  // namespace quantgate

@@ -54,7 +54,7 @@ v1::HeatMap HeatMapToProto(const HeatMap& map) {
   return proto;
 }
 
-/// Of nothing that was measured, where no element is finite on both sides, it is no number.
+/// NaN where no element is finite on both sides, since nothing was measured then.
 double SqnrDb(const ErrorReport& report) {
   const bool has_numbers =
       report.element_count == 0 || report.non_finite_count < report.element_count;

@@ -15,12 +15,12 @@ v1::SavedOperand SavedOperandToProto(const SavedOperand& saved);
 v1::GemmLine GemmLineToProto(const VariantReport::GemmLine& line);
 v1::QuantizationRecord QuantizationRecordToProto(const QuantizationRecord& record);
 v1::RankReport RankReportToProto(const VariantReport::RankReport& report);
-/// Without its tensor and its bounds.
+/// All but the tensor and the bounds.
 v1::OutputReport OutputReportToProto(const OutputReport& report);
 void AddBounds(const OutputReport& report, v1::OutputReport& proto);
-/// Without outputs, state, and what RunObserver::on_measured does not have.
+/// All but outputs, state, and the fields that AddEnd adds.
 v1::VariantReport VariantReportToProto(const VariantReport& report);
-/// Error budgets and stages.
+/// Adds error budgets and stages, which are known once the variant has ended.
 void AddEnd(const VariantReport& report, v1::VariantReport& proto);
 v1::PairSummary PairSummaryToProto(const PairSummary& pair);
 v1::Verdict VerdictToProto(const Verdict& verdict);

@@ -13,11 +13,10 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/visit_format.h"
 #include "server/limits.h"
+#include "server/wire/request_fields.h"
 
 namespace quantgate {
 namespace {
-
-constexpr size_t kPrintableBytesMax = 64;
 
 absl::StatusOr<int64_t> CheckedByteCount(const TensorType& type, const std::string& field) {
   QG_ASSIGN_OR_RETURN(const int64_t count, CheckedElementCount(type.shape, type.dtype, field));
@@ -69,32 +68,6 @@ absl::StatusOr<TensorReference> StoredFromProto(const v1::StoredTensor& proto,
 }
 
 }  // namespace
-
-std::string Printable(const std::string& text) {
-  const std::string cut = text.substr(0, kPrintableBytesMax);
-  return absl::StrCat("\"", absl::CHexEscape(cut), text.size() > cut.size() ? "...\"" : "\"");
-}
-
-absl::Status CheckToken(const std::string& token, const std::string& field) {
-  const bool is_good = !token.empty() && token.size() <= kTokenLengthMax &&
-                       std::all_of(token.begin(), token.end(), [](unsigned char c) {
-                         return (std::isalnum(c) != 0 && c < 128) || c == '_' || c == '-';
-                       });
-  if (is_good) return absl::OkStatus();
-  return Refuse(
-      field, Printable(token),
-      absl::StrCat("an id is 1 to ", kTokenLengthMax, " of letters, digits, '-' and '_'"));
-}
-
-absl::Status CheckName(const std::string& name, const std::string& field) {
-  const bool is_good =
-      name.size() <= kNameLengthMax &&
-      std::none_of(name.begin(), name.end(), [](unsigned char c) { return c < 0x20 || c == 0x7F; });
-  if (is_good) return absl::OkStatus();
-  return Refuse(
-      field, Printable(name),
-      absl::StrCat("a name has at most ", kNameLengthMax, " bytes and no control characters"));
-}
 
 absl::StatusOr<Digest> DigestFromProto(const v1::Digest& proto, const std::string& field) {
   Digest digest;

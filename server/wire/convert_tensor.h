@@ -13,20 +13,13 @@
 
 namespace quantgate {
 
-/// A client's text for an error message: quoted, escaped, cut to 64 bytes.
-std::string Printable(const std::string& text);
-/// A request or upload id: 1 to kTokenLengthMax of [A-Za-z0-9_-].
-absl::Status CheckToken(const std::string& token, const std::string& field);
-/// At most kNameLengthMax bytes, no control characters.
-absl::Status CheckName(const std::string& name, const std::string& field);
-
 absl::StatusOr<Digest> DigestFromProto(const v1::Digest& proto, const std::string& field);
 v1::Digest DigestToProto(const Digest& digest);
 
-/// Its size in bytes is at most `tensor_bytes_max`.
+/// Refuses a type of more than `tensor_bytes_max` bytes.
 absl::StatusOr<TensorType> TensorTypeFromProto(const v1::TensorDescriptor& proto,
                                                const std::string& field, int64_t tensor_bytes_max);
-/// The same of what a call would compute: `field` is the name of that.
+/// Refuses a result, called `field`, of more than `tensor_bytes_max` bytes.
 absl::Status CheckResultBytes(const TensorType& type, const std::string& field,
                               int64_t tensor_bytes_max);
 v1::TensorDescriptor TensorTypeToProto(const TensorType& type);
@@ -43,7 +36,7 @@ absl::StatusOr<TensorReference> TensorReferenceFromProto(const v1::TensorSource&
 absl::Status AddReference(const std::string& slot, const v1::TensorSource& proto,
                           int64_t tensor_bytes_max, SlotReferences& references);
 absl::Status RequireTensor(const TensorReference& reference);
-/// The same of each of `slots`.
+/// RequireTensor of each of `slots`.
 absl::Status RequireTensors(const SlotReferences& references,
                             std::initializer_list<const char*> slots);
 

@@ -1,4 +1,4 @@
-// What an error says beside its code and text.
+// The details of an error on the wire, beside its code and text.
 #pragma once
 
 #include <cstddef>

@@ -4,6 +4,7 @@
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "server/wire/convert_tensor.h"
+#include "server/wire/request_fields.h"
 
 namespace quantgate {
 namespace {
@@ -25,7 +26,7 @@ absl::StatusOr<QuantizerFormat> FormatFromName(const std::string& name, const st
   return Refuse(field, Printable(name), "must be one of " + QuantizerFormatNames());
 }
 
-/// What was asked or described of one direction: as a quantizer of it has it.
+/// The quantizer that a direction's description stands for.
 absl::StatusOr<QuantizerSpec> SpecFromProto(const v1::QuantizedDirection& proto,
                                             const std::string& field) {
   QuantizerSpec spec;

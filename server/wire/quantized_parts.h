@@ -34,7 +34,7 @@ v1::QuantizedDescription QuantizedDescriptionToProto(const QuantizedTensor& quan
 /// "logical", "padded", "swizzled"; empty is logical.
 absl::StatusOr<ScaleLayout> ScaleLayoutFromName(const std::string& name, const std::string& field);
 
-/// What a request says of the direction that is read; of the other one nothing is looked at.
+/// The description of the direction that is read; the other one is ignored.
 absl::StatusOr<QuantizedDescription> QuantizedDescriptionFromProto(
     const v1::QuantizedDescription& proto, Usage usage);
 

@@ -36,7 +36,7 @@ Tensor OutlineOf(const SlotReferences& references, const std::string& slot);
 
 /// "gen:normal,seed=1,shape=256x512,dtype=bf16": what the command line takes.
 std::string GeneratorText(const GeneratorSpec& spec);
-/// What the command line takes in place of this tensor: a gen: or digest: reference. The type must
+/// The tensor's name on the command line: a gen: or digest: reference. The type must
 /// be known.
 std::string ReferenceText(const TensorReference& reference);
 

@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "absl/time/clock.h"
-#include "client/cli/exit_code.h"
+#include "client/cli/exit.h"
 #include "client/cli/progress.h"
 
 namespace quantgate {

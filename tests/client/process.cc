@@ -131,16 +131,6 @@ ProcessResult RunProcess(const std::vector<std::string>& arguments,
   return BackgroundProcess(arguments, environment).Wait();
 }
 
-TestDirectory::TestDirectory() {
-  std::string path = (std::filesystem::temp_directory_path() / "quantgate.XXXXXX").string();
-  if (mkdtemp(path.data()) != nullptr) path_ = path;
-}
-
-TestDirectory::~TestDirectory() {
-  std::error_code error;
-  if (!path_.empty()) std::filesystem::remove_all(path_, error);
-}
-
 std::string ReadFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::stringstream text;

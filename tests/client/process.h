@@ -48,18 +48,6 @@ class BackgroundProcess {
   int err_ = -1;
 };
 
-/// A directory that goes away with the object.
-class TestDirectory {
- public:
-  TestDirectory();
-  ~TestDirectory();
-  std::string Path(const std::string& name) const { return path_ + "/" + name; }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
 std::string ReadFile(const std::string& path);
 void WriteFile(const std::string& path, const std::string& text);
 

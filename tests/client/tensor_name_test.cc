@@ -6,6 +6,7 @@
 #include "absl/strings/escaping.h"
 #include "kernels/tensor/files/tensor_file.h"
 #include "tests/client/process.h"
+#include "tests/server/temporary_directory.h"
 
 namespace quantgate {
 namespace {
@@ -124,7 +125,7 @@ class TensorFileTest : public ::testing::Test {
     ASSERT_TRUE(WriteSafetensors(two_, {{"codes", codes}, {"scale", other}}, {}).ok());
     ASSERT_TRUE(WriteSafetensors(one_, {{"codes", codes}}, {}).ok());
   }
-  TestDirectory directory_;
+  TemporaryDirectory directory_;
   const std::string two_ = directory_.Path("two.safetensors");
   const std::string one_ = directory_.Path("one.safetensors");
 };

@@ -5,11 +5,10 @@
 #include <thread>
 
 #include "absl/time/clock.h"
+#include "client/blob_transfer.h"
 #include "client/channel_connection.h"
-#include "client/download.h"
 #include "client/execute.h"
 #include "client/status.h"
-#include "client/upload.h"
 #include "tests/client/fake_server.h"
 
 namespace quantgate {

@@ -26,9 +26,10 @@
 #include "quantgate/v1/engine_service.grpc.pb.h"
 #include "quantgate/v1/info_service.grpc.pb.h"
 #include "quantgate/v1/sessions_service.grpc.pb.h"
-#include "server/last_words.h"
+#include "server/process_memory.h"
 #include "server/server.h"
 #include "tests/client/process.h"
+#include "tests/server/temporary_directory.h"
 #include "tests/server/test_server.h"
 
 namespace {
@@ -108,7 +109,7 @@ class FailingServer {
   ProcessResult End() { return process_->Wait(); }
 
  private:
-  TestDirectory directory_;
+  TemporaryDirectory directory_;
   std::unique_ptr<BackgroundProcess> process_;
   std::shared_ptr<grpc::Channel> channel_;
   int orders_ = -1;
@@ -207,7 +208,9 @@ grpc::Status MoveBlob(const std::shared_ptr<grpc::Channel>& channel, int64_t num
   std::string read;
   for (v1::ReadResponse part; reader->Read(&part);) read += part.data();
   const grpc::Status end = reader->Finish();
-  if (end.ok()) EXPECT_EQ(read, bytes);
+  if (end.ok()) {
+    EXPECT_EQ(read, bytes);
+  }
   return end;
 }
 

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "server/last_words.h"
+#include "server/process_memory.h"
 
 namespace quantgate {
 namespace {

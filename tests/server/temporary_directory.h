@@ -1,4 +1,4 @@
-// A directory that goes with the object.
+// A directory of a test, removed with the object.
 #pragma once
 
 #include <stdlib.h>
@@ -23,6 +23,8 @@ class TemporaryDirectory {
   TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
 
   const std::string& path() const { return path_; }
+  /// The path of a file in it.
+  std::string Path(const std::string& name) const { return path_ + "/" + name; }
 
  private:
   std::string path_;

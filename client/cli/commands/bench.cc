@@ -12,7 +12,7 @@
 #include "client/cli/commands/bench_wire.h"
 #include "client/cli/commands/commands.h"
 #include "client/cli/commands/subcommand.h"
-#include "client/cli/interrupt.h"
+#include "client/cli/exit.h"
 #include "client/in_process.h"
 #include "kernels/base/status_macros.h"
 #include "server/report/number_text.h"

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "client/cli/interrupt.h"
+#include "client/cli/exit.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/engine/engine.h"
 

@@ -1,4 +1,4 @@
-// Rates of the CPU engine beside the machine's own ceilings, measured in the same run.
+// Rates of the CPU engine beside the machine's ceilings, measured in the same run.
 #pragma once
 
 #include <functional>
@@ -15,11 +15,11 @@ struct BenchLine {
   std::string what;
   double rate = 0;              ///< In `unit`; for latencies, seconds.
   std::string unit;             ///< "GB/s", "G multiply-adds/s", "s".
-  std::string ceiling;          ///< What `ratio` is against.
+  std::string ceiling;          ///< The line that `ratio` is relative to.
   std::optional<double> ratio;  ///< rate / ceiling, or latency / latency.
 };
 
-/// Told what is measured next; an error ends the benchmark.
+/// Called with what is measured next; an error ends the benchmark.
 using BenchProgress = std::function<absl::Status(const std::string& what)>;
 
 /// Best rate per second of `units` over repetitions of `work` that take `seconds` together (at

@@ -3,6 +3,12 @@
 #include <fcntl.h>
 #include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/generic/async_generic_service.h>
+#include <grpcpp/security/credentials.h>
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
 #include <grpcpp/support/sync_stream.h>
 #include <unistd.h>
 
@@ -13,10 +19,9 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
-#include "client/cli/commands/bare_server.h"
-#include "client/cli/interrupt.h"
+#include "client/blob_transfer.h"
+#include "client/cli/exit.h"
 #include "client/status.h"
-#include "client/upload.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/fingerprint.h"
 #include "kernels/tensor/tensor.h"
@@ -24,6 +29,68 @@
 
 namespace quantgate {
 namespace {
+
+/// Reads to the end, then answers one empty message. Owns itself until OnDone.
+class DiscardReactor : public grpc::ServerGenericBidiReactor {
+ public:
+  DiscardReactor() : empty_(&slice_, 1) { StartRead(&message_); }
+  void OnReadDone(bool ok) override {
+    if (ok) {
+      StartRead(&message_);
+    } else {
+      StartWriteAndFinish(&empty_, grpc::WriteOptions(), grpc::Status::OK);
+    }
+  }
+  void OnDone() override { delete this; }
+
+ private:
+  grpc::ByteBuffer message_;
+  grpc::Slice slice_;
+  grpc::ByteBuffer empty_;
+};
+
+class DiscardService : public grpc::CallbackGenericService {
+ public:
+  grpc::ServerGenericBidiReactor* CreateReactor(grpc::GenericCallbackServerContext*) override {
+    return new DiscardReactor;
+  }
+};
+
+/// A gRPC server that reads every request of every method and answers one empty message: the
+/// ceiling of what any service over gRPC can do.
+class BareServer {
+ public:
+  ~BareServer() {
+    if (server_ != nullptr) server_->Shutdown();
+  }
+  /// In process, or on a loopback port of the system's choice; UNAVAILABLE when none can be had.
+  absl::Status Start(bool in_process) {
+    is_in_process_ = in_process;
+    grpc::ServerBuilder builder;
+    if (!in_process) {
+      builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
+    }
+    builder.RegisterCallbackGenericService(&service_);
+    server_ = builder.BuildAndStart();
+    if (server_ == nullptr || (!in_process && port_ == 0)) {
+      return absl::UnavailableError("bench: no loopback port for the bare gRPC server");
+    }
+    return absl::OkStatus();
+  }
+  std::unique_ptr<ChannelConnection> Connect() {
+    const std::string address = absl::StrCat("127.0.0.1:", port_);
+    auto channel = is_in_process_
+                       ? server_->InProcessChannel(grpc::ChannelArguments())
+                       : grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
+    return std::make_unique<ChannelConnection>(std::move(channel), address, ConnectionOptions());
+  }
+
+ private:
+  DiscardService service_;
+  std::unique_ptr<grpc::Server> server_;
+  int port_ = 0;
+  bool is_in_process_ = false;
+};
 
 using Clock = std::chrono::steady_clock;
 
@@ -36,7 +103,7 @@ struct Latencies {
   double p99 = 0;
 };
 
-/// Of an empty FindMissing: the same client code against either server.
+/// Latencies of an empty FindMissing, by the same client code for either server.
 absl::StatusOr<Latencies> UnaryLatencies(ChannelConnection& connection, double seconds) {
   std::vector<double> times;
   double spent = 0;
@@ -123,9 +190,9 @@ absl::StatusOr<std::vector<BenchLine>> BenchWire(ChannelConnection& connection,
                                                  const WireBenchOptions& options,
                                                  const BenchProgress& progress) {
   std::vector<BenchLine> lines;
-  QG_ASSIGN_OR_RETURN(const std::unique_ptr<BareServer> bare_server,
-                      BareServer::Start(options.is_in_process));
-  const std::unique_ptr<ChannelConnection> bare = bare_server->Connect();
+  BareServer bare_server;
+  QG_RETURN_IF_ERROR(bare_server.Start(options.is_in_process));
+  const std::unique_ptr<ChannelConnection> bare = bare_server.Connect();
   QG_RETURN_IF_ERROR(progress("unary calls"));
   QG_RETURN_IF_ERROR(BenchUnary(connection, *bare, options.seconds, lines));
 

@@ -22,8 +22,8 @@ namespace quantgate {
   COMMAND(Bench)             \
   COMMAND(Completion)
 
-/// AddRunCommand and so on hang a subcommand under `app`, the root of the whole command tree; when
-/// the user picks it, `chosen` becomes what it does.
+/// AddRunCommand and so on add a subcommand to `app`, the root of the command tree. When the user
+/// picks it, `chosen` becomes the function that runs it.
 #define QG_DECLARE_COMMAND(Name) void Add##Name##Command(CLI::App& app, Command& chosen);
 QG_COMMANDS(QG_DECLARE_COMMAND)
 #undef QG_DECLARE_COMMAND

@@ -1,13 +1,19 @@
 // quantgate dequantize: the values that codes and scales stand for.
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "client/cli/commands/commands.h"
 #include "client/cli/commands/subcommand.h"
 #include "client/cli/layer_command.h"
 #include "client/cli/options/quantized_metadata.h"
 #include "client/cli/output.h"
+#include "client/status.h"
 #include "client/tensor_name.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/files/tensor_file.h"
@@ -34,7 +40,7 @@ struct DequantizeOptions {
   std::string out_dtype = "f32";
 };
 
-/// What the file and the command line say of the codes; the command line is heard first.
+/// The description of the codes by the file's metadata, overridden by --format-hint.
 absl::StatusOr<v1::QuantizedDescription> DescribeQuantized(const TensorFile& file,
                                                            const DequantizeOptions& options) {
   QG_ASSIGN_OR_RETURN(v1::QuantizedDescription description, DescriptionOf(file.metadata));
@@ -45,6 +51,26 @@ absl::StatusOr<v1::QuantizedDescription> DescribeQuantized(const TensorFile& fil
       options.usage.empty() ? file.Find("rowwise_data").ok() : options.usage == "rowwise";
   (reads_rowwise ? *description.mutable_rowwise() : *description.mutable_columnwise()) = hint;
   return description;
+}
+
+/// `status` of a request whose description comes from `hint`. Where it refuses the description, or
+/// codes and scales that do not fit it, it names the hint as it was typed.
+absl::Status NameHint(const absl::Status& status, const std::string& hint) {
+  const std::optional<v1::ErrorDetail> detail = ErrorDetailOf(status);
+  if (!detail.has_value()) return status;
+  const std::string named = absl::StrCat("--format-hint: \"", hint, "\"");
+  for (const char* direction : {"description.rowwise", "description.columnwise"}) {
+    absl::string_view part = detail->field();
+    if (!absl::ConsumePrefix(&part, direction)) continue;
+    // The option stands for the direction; only a part of it is still to be named.
+    if (!absl::ConsumePrefix(&part, "."))
+      return absl::Status(status.code(), absl::StrCat(named, ": ", detail->rule()));
+    return absl::Status(status.code(), absl::StrCat(named, ": ", part, " is ", detail->value(),
+                                                    ": ", detail->rule()));
+  }
+  const bool is_of_codes = absl::StartsWith(detail->field(), "tensors") ||
+                           absl::StartsWith(detail->field(), "description");
+  return is_of_codes ? OfField(named, status) : status;
 }
 
 absl::StatusOr<int> Dequantize(Invocation& invocation, const DequantizeOptions& options) {
@@ -70,8 +96,8 @@ absl::StatusOr<int> Dequantize(Invocation& invocation, const DequantizeOptions& 
                         sources.Place(absl::StrCat(options.file, ":", tensor.name), tensor.tensor));
   }
   absl::StatusOr<v1::DequantizeResponse> answer = connection->Dequantize(request);
-  if (absl::IsInvalidArgument(answer.status()) && !options.format_hint.empty()) {
-    return OfField(absl::StrCat("--format-hint: \"", options.format_hint, "\""), answer.status());
+  if (!answer.ok() && !options.format_hint.empty()) {
+    return NameHint(answer.status(), options.format_hint);
   }
   QG_ASSIGN_OR_RETURN(const v1::DequantizeResponse response, std::move(answer));
   if (!options.output.empty()) {

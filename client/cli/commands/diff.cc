@@ -10,7 +10,7 @@
 #include "client/cli/commands/subcommand.h"
 #include "client/cli/commands/tensor_comparison.h"
 #include "client/cli/layer_command.h"
-#include "client/cli/report_output.h"
+#include "client/cli/output.h"
 #include "client/tensor_name.h"
 #include "client/tensor_source.h"
 #include "kernels/base/status_macros.h"

@@ -17,7 +17,7 @@
 #include "absl/time/clock.h"
 #include "client/cli/commands/commands.h"
 #include "client/cli/commands/subcommand.h"
-#include "client/cli/exit_code.h"
+#include "client/cli/exit.h"
 #include "client/in_process.h"
 #include "client/status.h"
 #include "kernels/base/status_macros.h"

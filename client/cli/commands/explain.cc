@@ -6,7 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "client/cli/commands/commands.h"
 #include "client/cli/commands/subcommand.h"
-#include "client/cli/exit_code.h"
+#include "client/cli/exit.h"
 #include "client/cli/layer_command.h"
 #include "client/cli/options/gemm_options.h"
 #include "client/cli/options/quantized_metadata.h"

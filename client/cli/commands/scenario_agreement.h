@@ -1,15 +1,16 @@
-// Whether runs of scenarios on several machines, engines or placements of ranks have seen the same:
-// their digests side by side.
+// `quantgate scenario agree`: whether runs of scenarios on several machines, engines or placements
+// of ranks computed the same results, by their digests.
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/cli/options/invocation.h"
 
 namespace quantgate {
 
-/// v1.ScenarioResult.outcome of what counts as neither good nor bad.
+/// v1.ScenarioResult.outcome of a scenario that was left out, which counts as neither good nor bad.
 inline constexpr char kLeftOutOutcome[] = "left_out";
 
 /// A scenario as one run has recorded it.
@@ -22,8 +23,8 @@ struct RecordedRun {
   std::string name;  ///< The file's, without folder and extension.
   std::vector<RecordedScenario> scenarios;
 };
-/// What `quantgate scenario run --format json` has written. NOT_FOUND or INVALID_ARGUMENT naming
-/// the file.
+/// Reads a file that `quantgate scenario run --format json` has written. NOT_FOUND or
+/// INVALID_ARGUMENT naming the file.
 absl::StatusOr<RecordedRun> ReadRecordedRun(const std::string& path);
 
 enum class AgreementKind {
@@ -42,7 +43,10 @@ struct ScenarioAgreement {
 };
 /// Every scenario of any run, in the order in which they appear first.
 std::vector<ScenarioAgreement> AgreementOf(const std::vector<RecordedRun>& runs);
-/// Whether some scenario is equal, and every one is or was left out.
+/// Whether at least one scenario is equal, and all others are equal or left out.
 bool IsAgreement(const std::vector<ScenarioAgreement>& scenarios);
+
+/// Adds `agree` to the group of scenario commands; `examples` follow its help.
+void AddScenarioAgreeCommand(CLI::App& group, Command& chosen, const char* examples);
 
 }  // namespace quantgate

@@ -1,6 +1,7 @@
 // quantgate session: training sessions that a server holds.
-#include <CLI/CLI.hpp>
+#include "client/cli/commands/session_commands.h"
 
+#include <CLI/CLI.hpp>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -8,14 +9,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/blob_transfer.h"
 #include "client/cli/commands/commands.h"
-#include "client/cli/commands/session_run.h"
-#include "client/cli/commands/session_step.h"
 #include "client/cli/commands/subcommand.h"
 #include "client/cli/layer_command.h"
 #include "client/cli/options/json_file.h"
 #include "client/cli/output.h"
-#include "client/download.h"
 #include "client/session.h"
 #include "client/tensor_name.h"
 #include "kernels/base/status_macros.h"

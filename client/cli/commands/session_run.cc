@@ -1,4 +1,4 @@
-#include "client/cli/commands/session_run.h"
+#include "client/cli/commands/session_commands.h"
 
 #include <CLI/CLI.hpp>
 #include <set>
@@ -7,11 +7,10 @@
 #include "absl/strings/str_cat.h"
 #include "client/cli/commands/session_trace.h"
 #include "client/cli/commands/subcommand.h"
-#include "client/cli/exit_code.h"
+#include "client/cli/exit.h"
 #include "client/cli/layer_command.h"
 #include "client/cli/options/layer_arguments.h"
 #include "client/cli/output.h"
-#include "client/cli/report_output.h"
 #include "kernels/base/status_macros.h"
 #include "server/report/render_html.h"
 #include "server/report/trace_report.h"
@@ -46,7 +45,7 @@ variants have the reference's bits: then a difference exits 1. A step that a var
 
 struct SessionRunOptions {
   std::string spec;
-  LayerOptions variants;  ///< Of these, recipes, overrides, arithmetics and the reference.
+  LayerOptions variants;  ///< Only recipes, overrides, arithmetics and the reference are used.
   int lease_seconds = 0;
   std::string require;  ///< bitwise; empty: inform only.
   ReportOptions report;

@@ -1,7 +1,6 @@
-#include "client/cli/commands/session_step.h"
+#include "client/cli/commands/session_commands.h"
 
 #include <CLI/CLI.hpp>
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>

@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/blob_transfer.h"
 #include "client/cli/options/layer_options.h"
 #include "client/session.h"
-#include "client/upload.h"
 #include "kernels/base/status_macros.h"
 #include "server/report/number_text.h"
 

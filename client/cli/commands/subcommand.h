@@ -10,12 +10,12 @@ namespace quantgate {
 
 template <class Options>
 struct Subcommand {
-  CLI::App* command;  ///< Of the group.
+  CLI::App* command;  ///< The command in its group.
   Options* options;   ///< What its arguments are parsed into; lives as long as `command`.
 };
 
-/// Hangs `name` under `group`. When the user picks it, `chosen` becomes `function` with the options
-/// as parsed; `chosen` outlives `group`. `examples` follow its help.
+/// Adds the command `name` to `group`. When the user picks it, `chosen` becomes `function` with the
+/// parsed options; `chosen` outlives `group`. `examples` follow the command's help.
 template <class Options>
 Subcommand<Options> AddSubcommand(CLI::App& group, Command& chosen, const char* name,
                                   const char* summary, const char* examples,

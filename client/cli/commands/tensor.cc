@@ -8,11 +8,11 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "client/blob_transfer.h"
 #include "client/cli/commands/commands.h"
 #include "client/cli/commands/subcommand.h"
 #include "client/cli/layer_command.h"
 #include "client/cli/output.h"
-#include "client/download.h"
 #include "client/in_process.h"
 #include "client/tensor_name.h"
 #include "kernels/base/status_macros.h"
@@ -238,20 +238,20 @@ absl::StatusOr<int> GenerateTensor(Invocation& invocation, const TensorOptions& 
   return 0;
 }
 
-/// What rm and gc work on. Where nothing was kept there is no lock, and nobody to wait for.
-struct LocalStore {
+/// The local store, locked for rm and gc. Where nothing was ever kept there is no lock to take.
+struct LockedStore {
   std::string directory;
   std::optional<StoreLock> lock;
 };
 
-absl::StatusOr<LocalStore> LockLocalStore(Invocation& invocation, const char* command) {
+absl::StatusOr<LockedStore> LockLocalStore(Invocation& invocation, const char* command) {
   if (!invocation.options().server.empty()) {
     return absl::UnimplementedError(
         absl::StrCat("tensor ", command, ": --server ", invocation.options().server,
                      ": a server removes nothing yet; without --server (and QUANTGATE_SERVER) this "
                      "is of the local store"));
   }
-  LocalStore store;
+  LockedStore store;
   QG_ASSIGN_OR_RETURN(store.directory, DefaultStoreDirectory());
   if (!HasLocalStore(invocation, store.directory)) return store;
   QG_ASSIGN_OR_RETURN(StoreLock lock, invocation.LockStore());
@@ -298,7 +298,7 @@ absl::StatusOr<int> RemoveStored(Invocation& invocation, const TensorOptions& op
                         Sha256::FromHex(absl::BytesToHexString(proto.sha256())));
     digests.push_back({sha256, proto.size()});
   }
-  QG_ASSIGN_OR_RETURN(const LocalStore store, LockLocalStore(invocation, "rm"));
+  QG_ASSIGN_OR_RETURN(const LockedStore store, LockLocalStore(invocation, "rm"));
   const std::string data_dir = DataDirOf(store.directory);
   QG_ASSIGN_OR_RETURN(const Cleared cleared,
                       options.all ? RemoveAllTensors(data_dir) : RemoveTensors(data_dir, digests));
@@ -306,7 +306,7 @@ absl::StatusOr<int> RemoveStored(Invocation& invocation, const TensorOptions& op
 }
 
 absl::StatusOr<int> CollectStored(Invocation& invocation, const TensorOptions&) {
-  QG_ASSIGN_OR_RETURN(const LocalStore store, LockLocalStore(invocation, "gc"));
+  QG_ASSIGN_OR_RETURN(const LockedStore store, LockLocalStore(invocation, "gc"));
   QG_ASSIGN_OR_RETURN(const Cleared cleared, CollectGarbage(DataDirOf(store.directory)));
   return PrintCleared(invocation, "tensor_gc", cleared, store.directory);
 }

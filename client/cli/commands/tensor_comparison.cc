@@ -91,7 +91,7 @@ std::string ParityFinding(const SubjectComparison& comparison) {
                       ElementText(parity.first()));
 }
 
-/// What of one tensor is not as required: "63,363 in y", "y up to 17 ulp", "dw not in mine".
+/// Why a tensor does not pass: "63,363 in y", "y up to 17 ulp", "dw not in mine".
 std::string FoundOf(const SubjectComparison& comparison, std::optional<int64_t> ulp_max) {
   if (!comparison.difference.empty()) {
     return absl::StrCat(comparison.tensor, " ", comparison.difference);

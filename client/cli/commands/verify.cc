@@ -74,7 +74,7 @@ ComparisonSide EngineSide(const v1::VariantReport& variant, const v1::NamedTenso
   return side;
 }
 
-/// Of what the engine computed that which --only names, or all.
+/// The computed tensors that --only names, or all of them.
 absl::StatusOr<std::vector<v1::NamedTensor>> AskedFor(const std::vector<std::string>& only,
                                                       std::vector<v1::NamedTensor> computed) {
   if (only.empty()) return computed;
@@ -95,7 +95,8 @@ absl::StatusOr<std::vector<v1::NamedTensor>> AskedFor(const std::vector<std::str
   return asked;
 }
 
-/// What of the subject nothing is compared with, so that a misspelt name is seen.
+/// Tensors of the subject that nothing is compared with; they are listed so that a misspelt name
+/// shows.
 std::vector<std::string> UncomparedNames(const TensorFile& subject,
                                          const std::vector<v1::NamedTensor>& asked) {
   std::vector<std::string> names;
@@ -108,8 +109,9 @@ std::vector<std::string> UncomparedNames(const TensorFile& subject,
   return names;
 }
 
-/// One output of the engine's against the subject's of that name. An output that the subject lacks
-/// is a difference: a gate that passes over it would pass when nobody computes it any more.
+/// Compares an output of the engine with the subject's tensor of that name. An output that the
+/// subject lacks is a difference: a gate that ignored it would pass when nobody computes it any
+/// more.
 absl::StatusOr<SubjectComparison> CompareOutput(Connection& connection, TensorSources& sources,
                                                 const v1::VariantReport& variant,
                                                 const v1::NamedTensor& output,
@@ -134,11 +136,11 @@ absl::StatusOr<SubjectComparison> CompareOutput(Connection& connection, TensorSo
   return comparison;
 }
 
-/// Several ranks against one, the engine's own outputs both.
+/// Compares the engine's outputs on several ranks with those on one.
 absl::StatusOr<int> VerifyRanks(Invocation& invocation, const VerifyOptions& options) {
   LayerCommand run = options.run;
   run.layer.require = options.require;
-  // Of more, each would be held against exact in place of its twin on one rank.
+  // With more variants, each would be compared with exact in place of its twin on one rank.
   run.variants = 2;
   QG_ASSIGN_OR_RETURN(const ReportDocument document, ExecuteLayer(invocation, run, "verify"));
   return EmitReport(invocation, run.report, document);

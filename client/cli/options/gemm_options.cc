@@ -9,10 +9,10 @@
 namespace quantgate {
 namespace {
 
-/// What the file of an operand's scales says of them. A GEMM takes logical ones, and of nvfp4 under
-/// the tensor scale that alpha has, or that amax and the bound of the block scales make.
-absl::Status HeedMetadata(const std::string& option, const OperandOptions& options, bool has_alpha,
-                          v1::GemmOperandSpec& operand) {
+/// Applies what the metadata of an operand's scale file say. A GEMM takes scales in logical layout;
+/// for nvfp4 the tensor scale is in alpha, or follows from amax and the bound of the block scales.
+absl::Status ApplyScaleMetadata(const std::string& option, const OperandOptions& options,
+                                bool has_alpha, v1::GemmOperandSpec& operand) {
   const std::string field = option + "-scale-inv";
   QG_ASSIGN_OR_RETURN(const TensorName name, ParseTensorName(field, options.scale_inv));
   if (name.kind != TensorName::Kind::kSafetensors) return absl::OkStatus();
@@ -51,7 +51,7 @@ absl::Status SetOperand(const std::string& option, const OperandOptions& options
   operand.set_scaling(options.scaling);
   operand.set_e4m3_max(options.e4m3_max);
   if (options.scale_inv.empty()) return absl::OkStatus();
-  return HeedMetadata(option, options, has_alpha, operand);
+  return ApplyScaleMetadata(option, options, has_alpha, operand);
 }
 
 void AddOperand(CLI::App& command, const std::string& option, OperandOptions& options,

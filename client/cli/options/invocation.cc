@@ -1,5 +1,4 @@
 #include "client/cli/options/invocation.h"
-#include "client/channel_connection.h"
 
 #include <unistd.h>
 
@@ -12,8 +11,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "client/cli/interrupt.h"
-#include "client/cli/options/shell_text.h"
+#include "client/channel_connection.h"
+#include "client/cli/exit.h"
 #include "kernels/base/status_macros.h"
 #include "server/report/report_json.h"
 
@@ -150,6 +149,23 @@ absl::StatusOr<Connection*> Invocation::Connect(bool keeps) {
 absl::StatusOr<std::unique_ptr<ChannelConnection>> Invocation::Dial() const {
   QG_ASSIGN_OR_RETURN(const ConnectionOptions options, MakeConnectionOptions());
   return ChannelConnection::Dial(options_.server, options);
+}
+
+std::string ShellQuoted(const std::string& argument) {
+  constexpr char kPlain[] =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:=,@+%";
+  if (!argument.empty() && argument.find_first_not_of(kPlain) == std::string::npos) {
+    return argument;
+  }
+  std::string quoted = "'";
+  for (const char c : argument) {
+    if (c == '\'') {
+      quoted += "'\\''";
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + "'";
 }
 
 }  // namespace quantgate

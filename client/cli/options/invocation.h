@@ -1,5 +1,5 @@
-// One invocation of `quantgate`: the options that hold for every command, the connection, and where
-// text goes (data on stdout, talk and progress on stderr).
+// One invocation of `quantgate`: the options that every command has, the connection, and the output
+// (data on stdout; messages and progress on stderr).
 #pragma once
 
 #include <functional>
@@ -27,8 +27,8 @@ struct GlobalOptions {
   std::string device = "cpu";    ///< cpu | cuda.
   std::string format = "table";  ///< table | json | jsonl.
   std::string timeout;           ///< "30s", "5m", or seconds; empty: none.
-  int threads = 0;               ///< Of the in-process engine; 0: one per CPU.
-  bool quiet = false;            ///< No talk and no progress.
+  int threads = 0;               ///< Threads of the in-process engine; 0: one per CPU.
+  bool quiet = false;            ///< Neither messages nor progress.
 };
 
 class Invocation {
@@ -41,14 +41,15 @@ class Invocation {
   absl::Time start() const { return start_; }
   /// The command line, quoted for a shell.
   std::string CommandLine() const;
-  /// For what the command is asked for; no progress is drawn over it.
+  /// stdout, for the results of the command. Clears the progress bar first.
   std::ostream& out() {
     progress_.Clear();
     return out_;
   }
-  /// A document on stdout: schema_version, kind and what `body` has; of jsonl one line.
+  /// Writes a document to stdout: schema_version, kind and the members of `body`; for jsonl on one
+  /// line.
   void PrintJson(const std::string& kind, const nlohmann::ordered_json& body);
-  /// A line of talk on stderr.
+  /// Writes a message to stderr, unless --quiet.
   void Say(const std::string& text);
   ProgressBar& progress() { return progress_; }
   bool uses_colour() const { return uses_colour_; }
@@ -56,15 +57,15 @@ class Invocation {
   bool is_jsonl() const { return options_.format == "jsonl"; }
   bool is_table() const { return options_.format == "table"; }
 
-  /// The server of this invocation, connected on first use; without one this process, which keeps
-  /// nothing and waits for nobody, or has the local store where tensors are to be kept.
+  /// The server of this invocation, connected on first use; without --server, this process, which
+  /// keeps tensors in memory only (Connect) or in the local store (ConnectToKeep).
   absl::StatusOr<Connection*> Connect() { return Connect(/*keeps=*/false); }
   absl::StatusOr<Connection*> ConnectToKeep() { return Connect(/*keeps=*/true); }
   /// The server that --server names.
   absl::StatusOr<std::unique_ptr<ChannelConnection>> Dial() const;
-  /// The lock of the local store, for what is done there without a server.
+  /// Takes the lock of the local store, for commands that work on it directly.
   absl::StatusOr<StoreLock> LockStore();
-  /// For this process, unless another device than the CPU was asked for.
+  /// Computes on `device` in this process, unless --device named another one than the CPU.
   void PreferDevice(const std::string& device) {
     if (options_.device == "cpu") options_.device = device;
   }
@@ -89,11 +90,14 @@ class Invocation {
   std::unique_ptr<Connection> connection_;
 };
 
-/// What a command does once its options are parsed: an exit code, or an error.
+/// Runs a command whose options are parsed; returns an exit code or an error.
 using Command = std::function<absl::StatusOr<int>(Invocation&)>;
 
 /// "30s", "1m30s", "500ms", or a number of seconds. INVALID_ARGUMENT for anything else or below
 /// zero.
 absl::StatusOr<absl::Duration> ParseTimeout(const std::string& text);
+
+/// An argument quoted, where it has to be, for pasting into a shell.
+std::string ShellQuoted(const std::string& argument);
 
 }  // namespace quantgate

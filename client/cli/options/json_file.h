@@ -13,8 +13,8 @@ namespace quantgate {
 /// The object in a file that was given as `argument`: NOT_FOUND or INVALID_ARGUMENT naming both.
 absl::StatusOr<nlohmann::json> ReadJsonObject(const std::string& argument, const std::string& path);
 
-/// Reads JSON into `message`. INVALID_ARGUMENT says where in the JSON something is wrong, and of a
-/// field that is not there which ones are.
+/// Reads JSON into `message`. INVALID_ARGUMENT says where the JSON is wrong, and for an unknown
+/// field lists the known ones.
 absl::Status ParseJsonMessage(const std::string& text, google::protobuf::Message& message);
 
 }  // namespace quantgate

@@ -1,4 +1,4 @@
-// Values of the options that say what a layer computes, and the files that say all of a run.
+// Values of the options that describe a layer, and files that describe a whole run.
 //
 //   --norm rmsnorm,eps=1e-6,zero_centered
 //   --activation clamped_swiglu,limit=7,alpha=1.702,offset=1
@@ -8,7 +8,7 @@
 //   --operation half=scale,0.5       --operation q=quantize,forward=false,backward=true
 //   --overlap default                --overlap column_fprop=none,aggregate
 //
-// Which names there are is the server's to say; INVALID_ARGUMENT here is bad syntax, naming the
+// The server knows which names there are; here INVALID_ARGUMENT is for bad syntax and names the
 // option.
 #pragma once
 
@@ -29,7 +29,7 @@ absl::StatusOr<v1::Operation> ParseOperationArgument(const std::string& text);
 /// "default" and what differs from it, "column_fprop=none,aggregate,pieces=2"; "none" and nothing:
 /// absent.
 absl::StatusOr<std::optional<v1::Overlap>> ParseOverlapArgument(const std::string& text);
-/// Such a text of a message.
+/// A message in the syntax that ParseOverlapArgument reads.
 std::string OverlapArgument(const v1::Overlap& overlap);
 
 /// "128,0,64".
@@ -38,7 +38,7 @@ absl::StatusOr<std::vector<int64_t>> ParseSplitsArgument(const std::string& text
 /// "x,w,b,n", also spelled out; "none".
 absl::StatusOr<v1::RequiresGrad> ParseRequiresGradArgument(const std::string& text);
 
-/// --amax-group: ROLE=GROUP each, a role once; the server knows the names.
+/// Values of --amax-group, ROLE=GROUP each and each role once; the server knows the names.
 absl::Status ParseAmaxGroupArguments(const std::vector<std::string>& arguments,
                                      google::protobuf::Map<std::string, std::string>& groups);
 /// "input=none,grad_output=0,2/1,3", as Variant labels have it.

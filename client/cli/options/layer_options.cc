@@ -350,7 +350,7 @@ std::string VariantText(const v1::Variant& variant) {
 
 namespace {
 
-/// That no option says something of ranks which are not there.
+/// Refuses options about ranks without the option that gives the number of ranks.
 absl::Status CheckRankOptions(const LayerOptions& options, bool has_overlap) {
   constexpr char kRankCount[] = "--tp, the number of ranks";
   struct Option {

@@ -1,5 +1,4 @@
-// The options that run, compare and verify share: the layer, its tensors, and the variants to run
-// it under.
+// The options that run, compare and verify share: the layer, its tensors and its variants.
 #pragma once
 
 #include <optional>
@@ -14,14 +13,14 @@
 namespace quantgate {
 
 struct LayerOptions {
-  std::string spec;   ///< A RunSpec, or the file that holds it; the options below go before it.
+  std::string spec;   ///< A RunSpec, or the file that holds it; the options below override it.
   std::string layer;  ///< Empty: the spec's, or linear.
   std::string norm, activation, m_splits;
   std::vector<std::string> operations;
   bool return_norm_output = false;
   bool unfused = false;
   std::string input, grad_output;
-  std::vector<std::string> weights, biases;  ///< Several: of grouped_linear's experts.
+  std::vector<std::string> weights, biases;  ///< Several for the experts of a grouped_linear.
   std::string gamma, beta, fc1_weight, fc1_bias, fc2_weight, fc2_bias;
   std::vector<std::string> parameters;  ///< NAME=TENSOR each.
   std::vector<std::string> main_grads;  ///< TENSOR or NAME=TENSOR each.
@@ -35,7 +34,7 @@ struct LayerOptions {
   std::vector<std::string> arithmetics;
   std::string reference;    ///< LABEL or index; empty: none.
   std::string require;      ///< bitwise | bound; empty: inform only.
-  int tensor_parallel = 0;  ///< --tp: every variant on that many ranks too. 0: on one alone.
+  int tensor_parallel = 0;  ///< --tp: runs every variant on so many ranks too. 0: on one rank only.
   std::string parallel_mode;
   bool sequence_parallel = false;
   std::string reduction_profile, parallel_backend;
@@ -45,24 +44,24 @@ struct LayerOptions {
   bool fully_sharded = false;            ///< --fsdp: with --dp.
   bool keeps_gathered = false;           ///< --no-reshard: with --fsdp.
   bool distributed_optimizer = false;    ///< --distributed-optimizer: with --dp.
-  int expert_parallel = 0;  ///< --ep: of grouped_linear. 0: every rank has all experts.
+  int expert_parallel = 0;  ///< --ep: ranks that divide grouped_linear's experts. 0: all have all.
   bool wants_ranks() const { return tensor_parallel + data_parallel + expert_parallel != 0; }
 };
 
-/// One recipe, one override, one arithmetic.
+/// Adds options that take one recipe, one override and one arithmetic.
 void AddSingleVariantOptions(CLI::App& command, LayerOptions& options);
-/// Lists of each.
+/// Adds options that take lists of recipes, overrides and arithmetics.
 void AddVariantListOptions(CLI::App& command, LayerOptions& options);
-/// Ranks beside the one that every variant runs on: of a layer, and of a session, whose layers say
-/// themselves how they are divided.
+/// Adds the options for runs on several ranks: of a layer, and of a session, whose layers
+/// themselves say how they are divided.
 void AddParallelOptions(CLI::App& command, LayerOptions& options);
 void AddSessionParallelOptions(CLI::App& command, LayerOptions& options);
-/// --amax-group; `what` begins its help.
+/// Adds --amax-group; `what` begins its help.
 void AddAmaxGroupOption(CLI::App& command, std::vector<std::string>& groups,
                         const std::string& what);
-/// --seed N: decimal, from 0 to 2^64 - 1. CLI11 itself would wrap -1 around and read 010 as 8.
+/// Adds --seed N: decimal, from 0 to 2^64 - 1. CLI11 itself would wrap -1 around and read 010 as 8.
 void AddSeedOption(CLI::App& command, std::optional<uint64_t>& seed, const char* group = "Options");
-/// The layer and its tensors.
+/// Adds the options for the layer and its tensors.
 void AddLayerOptions(CLI::App& command, LayerOptions& options);
 
 /// Recipes x overrides x arithmetics, arithmetics fastest. The recipe `all` stands for those of
@@ -71,22 +70,21 @@ void AddLayerOptions(CLI::App& command, LayerOptions& options);
 absl::StatusOr<std::vector<v1::Variant>> VariantsOf(
     const LayerOptions& options, const v1::ListRecipesResponse* listed = nullptr);
 
-/// Puts behind every variant its twin on the ranks of --tp, --dp and --ep; without them the
-/// variants stay. INVALID_ARGUMENT for an option that says something of ranks without the one that
-/// numbers them, and for variants that are on several ranks themselves.
+/// Adds behind every variant its twin on the ranks of --tp, --dp and --ep; without these options
+/// the variants stay. INVALID_ARGUMENT for an option about ranks without the one that gives their
+/// number, and for variants that are on several ranks already.
 absl::StatusOr<std::vector<v1::Variant>> WithParallelTwins(const LayerOptions& options,
                                                            std::vector<v1::Variant> variants);
 
-/// The index that `text` means: a number, or RECIPE[/OVERRIDE[/ARITHMETIC]] as given on the command
-/// line, which must fit one variant only; one on several ranks has a fourth part, which must be
-/// given
-/// ("mxfp8/none/auto/tp2 sp"). INVALID_ARGUMENT listing the variants.
+/// The index of the variant that `text` names: a number, or RECIPE[/OVERRIDE[/ARITHMETIC]] as given
+/// on the command line, which must fit one variant only. A variant on several ranks has a fourth
+/// part, which must be given ("mxfp8/none/auto/tp2 sp"). INVALID_ARGUMENT listing the variants.
 absl::StatusOr<int> FindVariant(const std::string& text, const std::vector<v1::Variant>& variants);
 
 /// Whether `all` is among the recipes, so that VariantsOf needs their list.
 bool NamesAllRecipes(const LayerOptions& options);
 
-/// "fp8_current / none / sm90", "mxfp8 / none / auto / tp2 sp", from what was asked for.
+/// The variant as it was asked for: "fp8_current / none / sm90", "mxfp8 / none / auto / tp2 sp".
 std::string VariantText(const v1::Variant& variant);
 
 }  // namespace quantgate

@@ -12,13 +12,14 @@
 namespace quantgate {
 namespace {
 
-/// Of several that set one field the first that was typed is meant, or the first of all.
+/// Says which option sets a field. Where several set one field, the first that was typed is meant,
+/// or else the first of the table.
 struct FieldOption {
-  std::string_view commands;  ///< Between spaces.
+  std::string_view commands;  ///< Names, separated by spaces.
   /// '*' stands for a key: what comes before the byte behind it. A field of one word is looked for
   /// where a message begins, one with a '_' anywhere: sentences have no such words.
   std::string_view field;
-  std::string_view option;  ///< '*': that again.
+  std::string_view option;  ///< '*' stands for the same key.
   /// In place of `option` where that was not typed, and the field has its default.
   std::string_view untyped = {};
 };
@@ -372,7 +373,8 @@ absl::Status NameOptions(const absl::Status& status, const CLI::App& command) {
   absl::Status named(status.code(), renaming.Apply(message, /*begins_with_field=*/true));
   std::optional<v1::ErrorDetail> detail = ErrorDetailOf(status);
   if (!detail.has_value()) return named;
-  // What the message said in its own words it says in others now.
+  // A part of the detail that the message contained is dropped where the message now says it
+  // otherwise.
   const auto rename = [&](std::string& text, bool begins_with_field) {
     const bool is_said = absl::StrContains(message, text);
     text = renaming.Apply(text, begins_with_field);

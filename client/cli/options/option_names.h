@@ -1,5 +1,5 @@
-// Refusals of a server name fields of the request; people know the options that they typed. One
-// table says which option sets which field of which command.
+// Puts options in place of the request's fields in a server's refusals, since people know the
+// options that they typed. One table says which option sets which field of which command.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -9,7 +9,7 @@
 
 namespace quantgate {
 
-/// The subcommand that was chosen, the innermost.
+/// The innermost subcommand that was chosen.
 const CLI::App& ChosenCommand(const CLI::App& root);
 
 /// `status` of `command` (as parsed), whose message and detail name options in place of fields:

@@ -19,8 +19,8 @@ using FileMetadata = std::map<std::string, std::string>;
 
 FileMetadata MetadataOf(const v1::QuantizedDescription& description);
 
-/// What a file says of its codes; nothing where it says nothing. INVALID_ARGUMENT for an entry of
-/// ours that is malformed.
+/// The description that a file's metadata holds; empty where they hold none. INVALID_ARGUMENT for a
+/// malformed quantgate.* entry.
 absl::StatusOr<v1::QuantizedDescription> DescriptionOf(const FileMetadata& metadata);
 
 /// "mxfp8", "nvfp4:e4m3_max=256", "fp8_block:block_dim=2". INVALID_ARGUMENT naming `field`.

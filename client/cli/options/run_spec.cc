@@ -86,8 +86,8 @@ absl::StatusOr<std::vector<Parameter>> ParametersOf(const LayerOptions& options,
   return parameters;
 }
 
-/// That options which are given once for each expert are given so often. What --param or a spec
-/// says of experts is for the server to check.
+/// Checks that options for experts are given once for each expert. Experts of --param or of a spec
+/// are checked by the server.
 absl::Status CheckExperts(const LayerOptions& options, const v1::Layer& layer) {
   const auto experts = static_cast<size_t>(layer.m_splits_size());
   if (layer.kind() != kGroupedLinear || experts == 0 || !options.parameters.empty()) {
@@ -142,7 +142,7 @@ absl::Status SetDelayedState(const std::vector<std::string>& values, TensorSourc
     }
     QG_ASSIGN_OR_RETURN(const TensorFile file, ReadTensorFile("--delayed-state", value));
     for (const NamedTensor& tensor : file.tensors) {
-      // What else `run -o` wrote into the file are outputs of that run.
+      // The other tensors that `run -o` wrote into the file are outputs of that run.
       if (!absl::EndsWith(tensor.name, ".scale") && !absl::EndsWith(tensor.name, ".amax_history")) {
         continue;
       }

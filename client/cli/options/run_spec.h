@@ -1,4 +1,5 @@
-// The RunSpec that run, compare and verify send: what the options say, on top of what --spec names.
+// The RunSpec that run, compare and verify send: that of --spec, with the options in its place
+// where they are given.
 #pragma once
 
 #include "absl/status/status.h"
@@ -10,16 +11,15 @@
 
 namespace quantgate {
 
-/// Whether a --spec is of a run that the server keeps: "run:ID".
+/// Whether a --spec names a run that the server keeps: "run:ID".
 bool NamesRun(const std::string& spec);
 /// The report of that run. FAILED_PRECONDITION where it has no request, NOT_FOUND where the server
 /// no longer has a tensor of it.
 absl::StatusOr<v1::RunReport> FetchRun(Connection& connection, const std::string& spec);
-/// DATA_LOSS where an input that both took from one place has other contents now.
+/// DATA_LOSS where an input with one name, source and digest in both runs has two fingerprints.
 absl::Status CheckSameInputs(const v1::RunReport& first, const v1::RunReport& again);
 
-/// What is wrong with the options themselves on top of `base`, before a server is asked or a tensor
-/// is read.
+/// Checks the options, on top of `base`, as far as that needs neither a server nor a tensor.
 absl::Status CheckLayerOptions(const LayerOptions& options, v1::RunSpec base);
 
 /// Uploads what is needed and describes the run. A layer that the server does not have is
@@ -27,7 +27,7 @@ absl::Status CheckLayerOptions(const LayerOptions& options, v1::RunSpec base);
 absl::StatusOr<v1::RunSpec> BuildRunSpec(Connection& connection, const LayerOptions& options,
                                          v1::RunSpec base, TensorSources& sources);
 
-/// What the options alone say of the layer, on top of `layer`.
+/// Sets the fields of `layer` that options give.
 absl::Status SetLayer(const LayerOptions& options, v1::Layer& layer);
 
 }  // namespace quantgate

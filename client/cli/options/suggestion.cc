@@ -31,7 +31,8 @@ std::string Question(const std::string& word) {
   return word.empty() ? "" : absl::StrCat("did you mean ", word, "?");
 }
 
-/// What may follow `command`: its options and those of all that it is within, and subcommands.
+/// Adds the words that may follow `command`: its options and those of the commands around it, or
+/// its subcommands.
 void AddWords(const CLI::App& command, bool are_options, std::vector<std::string>& words) {
   if (!are_options) {
     for (const CLI::App* child : command.get_subcommands({})) words.push_back(child->get_name());
@@ -67,7 +68,7 @@ struct QuotedWord {
   size_t begin = 0, size = 0;
 };
 
-/// Of names and KEY=VALUE; what is quoted within quotes, as in JSON, is found too.
+/// The quoted words that are names or KEY=VALUE, also within other quotes, as in JSON.
 std::vector<QuotedWord> QuotedWords(std::string_view text) {
   std::vector<QuotedWord> words;
   for (size_t open = text.find('"'); open != text.npos; open = text.find('"', open + 1)) {

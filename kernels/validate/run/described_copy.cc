@@ -18,9 +18,8 @@ std::string DirectionField(Usage usage) {
 }
 
 absl::Status Doubt(Usage usage, const std::string& what) {
-  return RefuseAbsent(
-      DirectionField(usage),
-      absl::StrCat(what, "; say format, element, block_dim and e4m3_max (--format-hint)"));
+  return RefuseAbsent(DirectionField(usage),
+                      absl::StrCat(what, "; say format, element, block_dim and e4m3_max"));
 }
 
 /// The only format with such scales and elements; absent if there are several, or none.

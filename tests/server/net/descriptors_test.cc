@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "tests/client/process.h"
+#include "tests/server/temporary_directory.h"
 
 namespace quantgate {
 namespace {
@@ -106,7 +107,7 @@ class DescriptorsTest : public ::testing::Test {
     http_port = PortBehind(ready, "http://127.0.0.1:");
   }
 
-  const TestDirectory directory;
+  const TemporaryDirectory directory;
   const std::string limit = std::to_string(kDescriptors);
   BackgroundProcess server{{"/usr/bin/prlimit", "--nofile=" + limit + ":" + limit,
                             QUANTGATED_PROGRAM, "--listen", "127.0.0.1:0", "--metrics-listen",
@@ -197,7 +198,7 @@ TEST_F(DescriptorsTest, SlowHttpConnectionsKeepNobodyOut) {
 
 // What is left beside descriptors that are open already is too little to serve anybody with.
 TEST(DescriptorLimit, RefusesToStartWithTooFew) {
-  const TestDirectory directory;
+  const TemporaryDirectory directory;
   const ProcessResult result =
       RunProcess({"/usr/bin/prlimit", "--nofile=32:32", QUANTGATED_PROGRAM, "--listen",
                   "127.0.0.1:0", "--metrics-listen", "", "--data-dir", directory.Path("data")});

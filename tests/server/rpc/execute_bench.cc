@@ -25,8 +25,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "kernels/engine/forwarding_engine.h"
-#include "server/allocator.h"
 #include "server/device/device.h"
+#include "server/process_memory.h"
 #include "tests/server/device/device_activity.h"
 #include "tests/server/rpc/client_process.h"
 #include "tests/server/test_server.h"
@@ -147,8 +147,9 @@ class Subject {
           socket_ = "unix:" + options.data_dir + ".socket";
           options.listen.push_back(socket_);
           options.make_engines =
-              [this, made = options]() -> absl::StatusOr<std::vector<std::unique_ptr<Engine>>> {
-            auto engines = MakeEngines(made);
+              [this, device,
+               cpu = options.engine]() -> absl::StatusOr<std::vector<std::unique_ptr<Engine>>> {
+            auto engines = MakeEngines({&device, 1}, cpu);
             if (!engines.ok()) return engines.status();
             auto watched = std::make_unique<WatchedEngine>(std::move(engines->front()));
             engine_ = watched.get();

@@ -7,8 +7,8 @@
 #include <fstream>
 #include <thread>
 
+#include "client/blob_transfer.h"
 #include "client/channel_connection.h"
-#include "client/upload.h"
 #include "tests/server/test_server.h"
 
 namespace quantgate {

@@ -25,10 +25,10 @@ TEST(LiveRunsTest, WakesOnceForTheEventThatIsWaitedFor) {
   runs.Begin("a", nullptr);
   int wakes = 0;
   EXPECT_NE(runs.Wait("a", 1, [&](LiveRuns::Position) { ++wakes; }), 0);
-  runs.Published("b", 1, Event(""));
+  runs.Publish("b", 1, Event(""));
   EXPECT_EQ(wakes, 0);
-  runs.Published("a", 1, Event(""));
-  runs.Published("a", 2, Event(""));
+  runs.Publish("a", 1, Event(""));
+  runs.Publish("a", 2, Event(""));
   EXPECT_EQ(wakes, 1);
   EXPECT_EQ(runs.Wait("a", 2, [&](LiveRuns::Position) { ++wakes; }), 0);  // It is there.
   EXPECT_NE(runs.Wait("a", 3, [&](LiveRuns::Position) { ++wakes; }), 0);
@@ -45,11 +45,11 @@ TEST(LiveRunsTest, SaysWhatIsToComeAndWhichEventIsTheLast) {
   std::vector<LiveRuns::Position> positions;
   const auto wake = [&](LiveRuns::Position position) { positions.push_back(position); };
   runs.Wait("a", 1, wake);
-  runs.Published("a", 1, Event(""));
+  runs.Publish("a", 1, Event(""));
   EXPECT_FALSE(runs.IsToCome("a", 1));
   EXPECT_TRUE(runs.IsToCome("a", 2));
   runs.Wait("a", 2, wake);
-  runs.Published("a", 2, Event(""), LiveRuns::Position::kLast);
+  runs.Publish("a", 2, Event(""), LiveRuns::Position::kLast);
   EXPECT_EQ(positions, (std::vector{LiveRuns::Position::kBeforeOthers, LiveRuns::Position::kLast}));
   runs.End("a");
   EXPECT_FALSE(runs.IsToCome("a", 3));
@@ -62,7 +62,7 @@ TEST(LiveRunsTest, AWaitEndsByItsWakeOrByStopping) {
   const int64_t token = runs.Wait("a", 1, [&](LiveRuns::Position) { ++wakes; });
   EXPECT_TRUE(runs.StopWaiting("a", token));
   EXPECT_FALSE(runs.StopWaiting("a", token));
-  runs.Published("a", 1, Event(""));
+  runs.Publish("a", 1, Event(""));
   EXPECT_EQ(wakes, 0);
   const int64_t second = runs.Wait("a", 2, [&](LiveRuns::Position) { ++wakes; });
   runs.End("a");
@@ -93,20 +93,20 @@ TEST(LiveRunsTest, HasTheLatestEvents) {
     return event == nullptr ? "none" : event->substr(0, 10);
   };
   EXPECT_EQ(text(1), "none");
-  runs.Published("a", 1, Event("first"));
-  runs.Published("a", 2, Event("second"));
+  runs.Publish("a", 1, Event("first"));
+  runs.Publish("a", 2, Event("second"));
   EXPECT_EQ(text(0), "none");
   EXPECT_EQ(text(1), "first");
   EXPECT_EQ(text(2), "second");
   EXPECT_EQ(text(3), "none");
   const auto second = runs.EventOf(*held, 2);
   // One that fills the memory alone is kept until the next one.
-  runs.Published("a", 3, Event(std::string(kLiveEventBytesMax + 1, 'x')));
+  runs.Publish("a", 3, Event(std::string(kLiveEventBytesMax + 1, 'x')));
   EXPECT_EQ(text(2), "none");
   EXPECT_EQ(text(3), "xxxxxxxxxx");
-  runs.Published("a", 4, Event("fourth"));
+  runs.Publish("a", 4, Event("fourth"));
   EXPECT_EQ(text(3), "none");
-  runs.Published("a", 5, Event("fifth"), LiveRuns::Position::kLast);
+  runs.Publish("a", 5, Event("fifth"), LiveRuns::Position::kLast);
   runs.End("a");
   EXPECT_EQ(runs.Hold("a"), nullptr);
   // Who follows it still has them.
@@ -118,7 +118,7 @@ TEST(LiveRunsTest, HasTheLatestEvents) {
 TEST(LiveRunsTest, KeepsAsManyBytesOfEventsAsItIsTold) {
   LiveRuns runs(10);
   runs.Begin("a", nullptr);
-  for (const int64_t sequence : {1, 2, 3}) runs.Published("a", sequence, Event("12345"));
+  for (const int64_t sequence : {1, 2, 3}) runs.Publish("a", sequence, Event("12345"));
   EXPECT_EQ(runs.EventOf(*runs.Hold("a"), 1), nullptr);
   EXPECT_NE(runs.EventOf(*runs.Hold("a"), 2), nullptr);
   EXPECT_FALSE(runs.IsToCome("a", 1));
@@ -140,7 +140,7 @@ TEST(LiveRunsTest, EveryWaitEndsExactlyOnceUnderContention) {
       }
     });
   }
-  for (int64_t sequence = 1; sequence <= 300; ++sequence) runs.Published("a", sequence, Event(""));
+  for (int64_t sequence = 1; sequence <= 300; ++sequence) runs.Publish("a", sequence, Event(""));
   for (std::thread& thread : threads) thread.join();
   runs.End("a");
   EXPECT_EQ(ended, waits);

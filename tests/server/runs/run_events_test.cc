@@ -18,13 +18,13 @@ namespace quantgate {
 namespace {
 
 constexpr char kRun[] = "run-1";
-constexpr char kLost[] = "what was told here could not be stored";
+constexpr char kLost[] = "the event with this number could not be stored";
 
 class RunEventsTest : public testing::Test {
  protected:
   RunEventsTest() {
     live_.Begin(kRun, cancellation_);
-    live_.Published(kRun, 1, std::make_shared<const std::string>("accepted"));
+    live_.Publish(kRun, 1, std::make_shared<const std::string>("accepted"));
   }
   void Create() {
     events_->Created(store_.Create(kRun, "", Sha256(), "summary", "accepted").status());
@@ -66,13 +66,13 @@ TEST_F(RunEventsTest, ComeInOrderSmallAndLarge) {
   const std::string large(200'000, 'l');
   const auto what_of = [&](int i) { return i % 7 == 3 ? large : std::to_string(i); };
   for (int i = 2; i <= 200; ++i) ASSERT_TRUE(Publish(what_of(i)).ok());
-  events_->WhenTold([&](const absl::Status& kept) {
+  events_->WhenPublished([&](const absl::Status& kept) {
     EXPECT_TRUE(kept.ok()) << kept;
     EXPECT_EQ(events_->next_sequence(), 201);
     const auto last = Bytes("last");
     ASSERT_TRUE(events_->StoreEnd(last, RunState::kSucceeded, absl::OkStatus()).ok());
     EXPECT_TRUE(live_.IsLive(kRun));
-    events_->TellEnd(last);
+    events_->PublishEnd(last);
   });
   EXPECT_FALSE(live_.IsLive(kRun));
   for (int i = 2; i <= 200; ++i) EXPECT_EQ(Stored(i), what_of(i)) << i;
@@ -91,10 +91,10 @@ TEST_F(RunEventsTest, AreToldBeforeTheRunIsStored) {
   EXPECT_EQ(WhatOf(*live_.EventOf(*live, 2)), "early");
   EXPECT_TRUE(absl::IsNotFound(store_.Get(kRun).status()));
   Create();
-  events_->WhenTold([&](const absl::Status&) {
+  events_->WhenPublished([&](const absl::Status&) {
     const auto last = Bytes("last");
     EXPECT_TRUE(events_->StoreEnd(last, RunState::kSucceeded, absl::OkStatus()).ok());
-    events_->TellEnd(last);
+    events_->PublishEnd(last);
   });
   EXPECT_EQ(Stored(2), "early");
 }
@@ -118,12 +118,12 @@ TEST_F(RunEventsTest, ThatAreNotStoredGoWithTheEnd) {
   };
   storing_.Run(again);
   EXPECT_TRUE(Publish("late").ok());
-  events_->WhenTold([&](const absl::Status&) {
+  events_->WhenPublished([&](const absl::Status&) {
     EXPECT_EQ(Stored(2), "none");
     const auto last = Bytes("last");
     EXPECT_TRUE(events_->StoreEnd(last, RunState::kSucceeded, absl::OkStatus()).ok());
     EXPECT_EQ(Stored(2), "late");
-    events_->TellEnd(last);
+    events_->PublishEnd(last);
   });
   is_over = true;
   reached_.wait();
@@ -133,13 +133,13 @@ TEST_F(RunEventsTest, ThatCannotBeKeptCancelTheRun) {
   Create();
   std::filesystem::remove_all(database_path_ + "-files");
   ASSERT_TRUE(Publish(std::string(200'000, 'l')).ok());
-  events_->WhenTold([&](const absl::Status& kept) {
+  events_->WhenPublished([&](const absl::Status& kept) {
     EXPECT_FALSE(kept.ok());
     EXPECT_FALSE(cancellation_->Check().ok());
     EXPECT_FALSE(Publish("more").ok());
     const auto last = Bytes("why it failed");
     EXPECT_TRUE(events_->StoreEnd(last, RunState::kFailed, kept).ok());
-    events_->TellEnd(last);
+    events_->PublishEnd(last);
   });
   EXPECT_EQ(store_.Get(kRun).value().state, RunState::kFailed);
   EXPECT_EQ(Stored(2), kLost);
@@ -158,11 +158,11 @@ TEST_F(RunEventsTest, KeepTheirNumbersWhereALaterOneIsLost) {
   storing_.Run(again);
   EXPECT_TRUE(Publish("small").ok());
   EXPECT_TRUE(Publish(std::string(200'000, 'l')).ok());
-  events_->WhenTold([&](const absl::Status& kept) {
+  events_->WhenPublished([&](const absl::Status& kept) {
     EXPECT_FALSE(kept.ok());
     const auto last = Bytes("why it failed");
     EXPECT_TRUE(events_->StoreEnd(last, RunState::kFailed, kept).ok());
-    events_->TellEnd(last);
+    events_->PublishEnd(last);
   });
   is_over = true;
   reached_.wait();
@@ -179,7 +179,7 @@ TEST_F(RunEventsTest, AnEndThatCannotBeStoredIsOwed) {
   ASSERT_TRUE(Publish("early").ok());
   std::atomic<int> wakes = 0;
   if (live_.Wait(kRun, 3, [&](LiveRuns::Position) { ++wakes; }) == 0) ADD_FAILURE();
-  events_->WhenTold([&](const absl::Status&) {
+  events_->WhenPublished([&](const absl::Status&) {
     const auto last = Bytes("why it failed");
     const absl::Status full = events_->StoreEnd(last, RunState::kFailed, absl::OkStatus());
     EXPECT_TRUE(absl::IsResourceExhausted(full)) << full;
@@ -208,11 +208,11 @@ TEST_F(RunEventsTest, AnEndThatCannotBeStoredGivesWayToAnother) {
   const auto end = [&](std::string event, RunState state) {
     return events_->StoreEnd(Bytes(std::move(event)), state, absl::OkStatus());
   };
-  events_->WhenTold([&](const absl::Status&) {
+  events_->WhenPublished([&](const absl::Status&) {
     EXPECT_FALSE(end(std::string(200'000, 'l'), RunState::kSucceeded).ok());
     EXPECT_EQ(store_.Get(kRun).value().state, RunState::kQueued);
     EXPECT_TRUE(end("small", RunState::kFailed).ok());
-    events_->TellEnd(Bytes("small"));
+    events_->PublishEnd(Bytes("small"));
   });
   EXPECT_EQ(store_.Get(kRun).value().state, RunState::kFailed);
 }
@@ -222,9 +222,9 @@ TEST_F(RunEventsTest, OfARunThatIsNotStoredEndWithoutALastOne) {
   const auto live = live_.Hold(kRun);
   const absl::Status why = absl::ResourceExhaustedError("the disk is full");
   events_->Created(why);
-  events_->WhenTold([&](const absl::Status&) {
+  events_->WhenPublished([&](const absl::Status&) {
     EXPECT_EQ(events_->StoreEnd(Bytes("last"), RunState::kSucceeded, absl::OkStatus()), why);
-    events_->TellEnd(nullptr);
+    events_->PublishEnd(nullptr);
   });
   EXPECT_FALSE(live_.IsLive(kRun));
   EXPECT_EQ(live_.EventOf(*live, 3), nullptr);

@@ -4,8 +4,6 @@
 
 #include <string>
 
-#include "server/wire/recipes_made.h"
-
 namespace quantgate {
 namespace {
 
@@ -53,23 +51,23 @@ v1::Recipe Delayed(size_t history) {
   return Named("fp8_delayed", "amax_history_len", std::to_string(history));
 }
 
-TEST(RecipesMadeTest, OneTooManyDropsThoseBefore) {
-  RecipesMade made;
+TEST(RecipeCacheTest, OneTooManyDropsThoseBefore) {
+  RecipeCache cache;
   const Recipe recipe = *Recipe::Create("mxfp8", {});
-  for (size_t i = 0; i < 256; ++i) made.Add(Delayed(i), recipe);
-  for (size_t i = 0; i < 256; ++i) EXPECT_TRUE(made.Find(Delayed(i)).has_value()) << i;
-  made.Add(Delayed(256), recipe);
-  for (size_t i = 0; i < 256; ++i) EXPECT_FALSE(made.Find(Delayed(i)).has_value()) << i;
-  EXPECT_TRUE(made.Find(Delayed(256)).has_value());
+  for (size_t i = 0; i < 256; ++i) cache.Add(Delayed(i), recipe);
+  for (size_t i = 0; i < 256; ++i) EXPECT_TRUE(cache.Find(Delayed(i)).has_value()) << i;
+  cache.Add(Delayed(256), recipe);
+  for (size_t i = 0; i < 256; ++i) EXPECT_FALSE(cache.Find(Delayed(i)).has_value()) << i;
+  EXPECT_TRUE(cache.Find(Delayed(256)).has_value());
 }
 
-TEST(RecipesMadeTest, OneOfManyBytesIsNotKept) {
-  RecipesMade made;
+TEST(RecipeCacheTest, OneOfManyBytesIsNotKept) {
+  RecipeCache cache;
   const Recipe recipe = *Recipe::Create("mxfp8", {});
   for (const size_t bytes : {size_t{4000}, size_t{4096}}) {
     const v1::Recipe proto = Named("mxfp8", "knob", std::string(bytes, '1'));
-    made.Add(proto, recipe);
-    EXPECT_EQ(made.Find(proto).has_value(), bytes == 4000);
+    cache.Add(proto, recipe);
+    EXPECT_EQ(cache.Find(proto).has_value(), bytes == 4000);
   }
 }
 

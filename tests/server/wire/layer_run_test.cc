@@ -4,9 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/escaping.h"
-
 #include "server/errors.h"
-#include "server/runs/run_request.h"
 
 namespace quantgate {
 namespace {

@@ -11,6 +11,7 @@
 
 #include "kernels/tensor/files/tensor_file.h"
 #include "tests/client/process.h"
+#include "tests/server/temporary_directory.h"
 
 namespace quantgate {
 
@@ -38,7 +39,7 @@ class CommandTest : public ::testing::Test {
   static std::vector<std::string> LayerArguments();
 
  private:
-  TestDirectory directory_;
+  TemporaryDirectory directory_;
   std::unique_ptr<BackgroundProcess> server_;
   std::string address_;
 };

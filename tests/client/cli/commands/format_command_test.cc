@@ -161,6 +161,31 @@ TEST_F(FormatCommandTest, ABoundThatNothingSaysIsAskedFor) {
   EXPECT_THAT(Dequantize({stripped, "--format-hint", "mxfp8"}), HasSubstr("expected"));
 }
 
+// A refused hint was named twice, by the command and by the field that it sets; and a hint was
+// blamed for whatever else the server refused.
+TEST_F(FormatCommandTest, ErrorsNameTheHintOnceAndOnlyWhereItIsWrong) {
+  const auto count = [](const std::string& text) {
+    int found = 0;
+    for (size_t at = text.find("--format-hint"); at != std::string::npos;
+         at = text.find("--format-hint", at + 1)) {
+      ++found;
+    }
+    return found;
+  };
+  const std::string path = Path("q.safetensors");
+  Quantize(Sample("fc1.x"), "weight", "nvfp4:nvfp4_4over6=weights", path);
+  for (const std::string hint : {"nope", "nvfp4:element=nope", "nvfp4:block_dim=3", "mxfp8"}) {
+    const std::string error = Dequantize({path, "--format-hint", hint});
+    EXPECT_EQ(count(error), 1) << error;
+    EXPECT_THAT(error, HasSubstr("--format-hint: \"" + hint + "\": "));
+  }
+  const std::string undecided = Dequantize({Stripped(path)});
+  EXPECT_EQ(count(undecided), 1) << undecided;
+  const std::string other = Dequantize({path, "--format-hint", "nvfp4", "--out-dtype", "nope"});
+  EXPECT_THAT(other, HasSubstr("--out-dtype"));
+  EXPECT_EQ(count(other), 0) << other;
+}
+
 TEST_F(FormatCommandTest, GemmOfExportedFilesIsTheLayersForwardPass) {
   // Under 4over6 block scales end at 256, which the files say.
   for (const std::string recipe :

@@ -14,6 +14,7 @@
 #include "absl/synchronization/blocking_counter.h"
 #include "quantgate/v1/info_service.grpc.pb.h"
 #include "tests/client/process.h"
+#include "tests/server/temporary_directory.h"
 
 namespace quantgate {
 namespace {
@@ -39,7 +40,7 @@ class ManyClientsTest : public testing::Test {
     return grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(), arguments);
   }
 
-  TestDirectory directory_;
+  TemporaryDirectory directory_;
   BackgroundProcess server_{{QUANTGATED_PROGRAM, "--listen", "127.0.0.1:0", "--metrics-listen",
                              "127.0.0.1:0", "--data-dir", directory_.Path("data")}};
   std::string address_;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tests/client/process.h"
+#include "tests/server/temporary_directory.h"
 
 namespace quantgate {
 namespace {
@@ -26,7 +27,7 @@ class QuantgatedTest : public testing::Test {
     return arguments;
   }
 
-  TestDirectory directory_;
+  TemporaryDirectory directory_;
 };
 
 TEST_F(QuantgatedTest, IgnoresHangupsAndSaysSo) {

@@ -10,7 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
 #include "client/cli/commands/commands.h"
-#include "client/cli/exit_code.h"
+#include "client/cli/exit.h"
 #include "tests/client/cli/commands/command_fixture.h"
 #include "tests/server/faulty_device.h"
 #include "tests/server/test_server.h"

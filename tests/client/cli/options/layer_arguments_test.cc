@@ -10,6 +10,7 @@
 #include "client/cli/options/run_spec.h"
 #include "google/protobuf/text_format.h"
 #include "tests/client/process.h"
+#include "tests/server/temporary_directory.h"
 
 namespace quantgate {
 namespace {
@@ -114,7 +115,7 @@ TEST(LayerArgumentsTest, SpecsAreJsonOrText) {
   ExpectSame(ReadRunSpec(R"({"step": {"layer": {"kind": "chain",
                              "operations": [{"name": "a", "kind": "bias"}]}}})"),
              layer);
-  const TestDirectory directory;
+  const TemporaryDirectory directory;
   const std::string text = directory.Path("spec.textproto"), json = directory.Path("spec.json");
   WriteFile(text, layer);
   WriteFile(json, R"({"step": {"layer": {"kind": "rnn"}}, "seed": 7})");

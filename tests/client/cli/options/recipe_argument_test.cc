@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/client/process.h"
+#include "tests/server/temporary_directory.h"
 
 namespace quantgate {
 namespace {
@@ -32,7 +33,7 @@ TEST(RecipeArgumentTest, Text) {
 }
 
 TEST(RecipeArgumentTest, File) {
-  const TestDirectory directory;
+  const TemporaryDirectory directory;
   const auto parse = [&](const std::string& json) {
     WriteFile(directory.Path("r.json"), json);
     return ParseRecipeArgument("@" + directory.Path("r.json"));

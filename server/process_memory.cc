@@ -1,4 +1,4 @@
-#include "server/last_words.h"
+#include "server/process_memory.h"
 
 #include <fcntl.h>
 #include <malloc.h>
@@ -20,17 +20,17 @@
 namespace quantgate {
 namespace {
 
-/// A server that has just started takes most of it.
+/// The smallest bound that a server starts under; it takes most of that at its start.
 constexpr uint64_t kAddressSpaceLeast = uint64_t{320} << 20;
-/// Of a thread under a bound; the default is 8 MiB. The deepest stacks are those of parsers, whose
-/// depth is bounded.
+/// Size of a thread's stack under a bound; the default is 8 MiB. The deepest stacks are those of
+/// parsers, whose depth is bounded.
 constexpr size_t kStackBytes = 2 << 20;
-/// Of threads to come, under a bound, beside those of gRPC's executor, twice as many as CPUs: more
-/// of gRPC's timers and event engine, and the one that waits for a second signal.
+/// Stacks kept under a bound for threads to come, beside those of gRPC's executor (two for each
+/// CPU): threads of gRPC's timers and event engine, and the one that waits for a second signal.
 constexpr int kStacksKept = 6;
 /// The C library keeps no more of threads that have ended than 40 MiB.
 constexpr int kStacksKeptMax = 19;
-/// Of the allocator under a bound: each takes 64 MiB of addresses.
+/// Arenas of the allocator under a bound; each takes 64 MiB of addresses.
 constexpr int kArenas = 2;
 /// A failure with this much left has another reason: an arena is the largest piece that anybody
 /// asks for without looking.
@@ -158,6 +158,27 @@ void KeepThreadStacks() {
   std::vector<std::thread> threads;
   for (int i = 0; i < count; ++i) threads.emplace_back([&] { all_begun.arrive_and_wait(); });
   for (std::thread& thread : threads) thread.join();
+}
+
+void KeepLargeBuffers() {
+  ::mallopt(M_MMAP_THRESHOLD, 32 << 20);  // The largest that glibc takes.
+  ::mallopt(M_TRIM_THRESHOLD, 256 << 20);
+  ::mallopt(M_TOP_PAD, 16 << 20);
+  // Each keeps up to 64 MiB that no trimming gives back; glibc would have eight for each core.
+  ::mallopt(M_ARENA_MAX, static_cast<int>(std::max(2L, ::sysconf(_SC_NPROCESSORS_ONLN) / 2)));
+}
+
+// Looking through the heap takes milliseconds, and what is given back costs page faults when it is
+// needed again: not for little, nor between two requests.
+void HeapTrimmer::Observe(int64_t load) {
+  constexpr int64_t kWorthIt = 16 << 20;
+  constexpr int kQuietTimes = 3;
+  peak_ = std::max(peak_, load);
+  quiet_times_ = load > peak_ / 4 ? 0 : quiet_times_ + 1;
+  if (peak_ < kWorthIt || quiet_times_ < kQuietTimes) return;
+  ::malloc_trim(0);
+  peak_ = load;
+  quiet_times_ = 0;
 }
 
 }  // namespace quantgate

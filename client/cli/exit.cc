@@ -1,4 +1,4 @@
-#include "client/cli/interrupt.h"
+#include "client/cli/exit.h"
 
 #include <signal.h>
 #include <unistd.h>
@@ -6,10 +6,40 @@
 #include <atomic>
 #include <mutex>
 #include <thread>
-
-#include "client/cli/exit_code.h"
+#include <utility>
 
 namespace quantgate {
+
+ExitCode ExitCodeOf(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return kExitOk;
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kAlreadyExists:
+    case absl::StatusCode::kOutOfRange:
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kUnimplemented:
+      return kExitUsage;
+    case absl::StatusCode::kUnauthenticated:
+    case absl::StatusCode::kPermissionDenied:
+      return kExitPermission;
+    case absl::StatusCode::kResourceExhausted:
+      return kExitExhausted;
+    case absl::StatusCode::kDeadlineExceeded:
+      return kExitDeadline;
+    case absl::StatusCode::kCancelled:
+      return kExitCancelled;
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kInternal:
+    case absl::StatusCode::kDataLoss:
+    case absl::StatusCode::kAborted:
+    case absl::StatusCode::kUnknown:
+    default:
+      return kExitService;
+  }
+}
+
 namespace {
 
 std::atomic<bool> interrupted{false};

@@ -1,8 +1,9 @@
-#include "server/metrics/process_statistics.h"
+#include "server/metrics/process_series.h"
 
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -59,6 +60,32 @@ ProcessStatistics ReadProcessStatistics() {
     statistics.max_descriptors = static_cast<int64_t>(limit.rlim_cur);
   }
   return statistics;
+}
+
+ProcessSeries::ProcessSeries(prometheus::Registry& registry)
+    : cpu_seconds_(
+          CounterFamily(registry, "process_cpu_seconds_total", "User and system time.").Add({})),
+      resident_bytes_(
+          GaugeFamily(registry, "process_resident_memory_bytes", "Resident memory.").Add({})),
+      virtual_bytes_(
+          GaugeFamily(registry, "process_virtual_memory_bytes", "Virtual memory.").Add({})),
+      start_time_(
+          GaugeFamily(registry, "process_start_time_seconds", "Start, in Unix time.").Add({})),
+      open_descriptors_(
+          GaugeFamily(registry, "process_open_fds", "Open file descriptors.").Add({})),
+      max_descriptors_(
+          GaugeFamily(registry, "process_max_fds", "File descriptors allowed.").Add({})),
+      threads_(GaugeFamily(registry, "quantgate_threads", "Threads.").Add({})) {}
+
+void ProcessSeries::Refresh() {
+  const ProcessStatistics process = ReadProcessStatistics();
+  cpu_seconds_.Increment(std::max(0.0, process.cpu_seconds - cpu_seconds_.Value()));
+  resident_bytes_.Set(static_cast<double>(process.resident_bytes));
+  virtual_bytes_.Set(static_cast<double>(process.virtual_bytes));
+  start_time_.Set(process.start_time_seconds);
+  open_descriptors_.Set(static_cast<double>(process.open_descriptors));
+  max_descriptors_.Set(static_cast<double>(process.max_descriptors));
+  threads_.Set(static_cast<double>(process.threads));
 }
 
 }  // namespace quantgate

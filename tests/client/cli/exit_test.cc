@@ -1,4 +1,4 @@
-#include "client/cli/interrupt.h"
+#include "client/cli/exit.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -9,10 +9,9 @@
 #include <fstream>
 #include <thread>
 
+#include "client/blob_transfer.h"
 #include "client/cli/commands/bench_engine.h"
-#include "client/cli/exit_code.h"
 #include "client/tensor_name.h"
-#include "client/upload.h"
 
 namespace quantgate {
 namespace {

@@ -1,4 +1,4 @@
-#include "server/rpc/malformed_calls.h"
+#include "server/rpc/refused_calls.h"
 
 #include <google/protobuf/descriptor.h>
 
@@ -6,11 +6,13 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kernels/base/refusal.h"
-#include "server/rpc/convert_error.h"
+#include "server/rpc/call.h"
 #include "server/rpc/rpc_methods.h"
+#include "server/wire/request_fields.h"
 
 namespace quantgate {
 namespace {
@@ -79,12 +81,42 @@ class MalformedCallAnswers : public grpc::experimental::ServerInterceptorFactory
   absl::flat_hash_map<std::string, CalledMethod> methods_;  ///< By path; does not change.
 };
 
+/// Deletes itself.
+class UnknownMethodCall : public grpc::ServerGenericBidiReactor {
+ public:
+  explicit UnknownMethodCall(const std::string& path) {
+    Finish(StatusToGrpc(
+        absl::UnimplementedError(absl::StrCat("this server has no method ", Printable(path)))));
+  }
+
+ private:
+  void OnDone() noexcept override { delete this; }
+};
+
+class UnknownMethods : public grpc::CallbackGenericService {
+ public:
+  explicit UnknownMethods(Metrics& metrics) : metrics_(metrics) {}
+
+  grpc::ServerGenericBidiReactor* CreateReactor(
+      grpc::GenericCallbackServerContext* server_context) noexcept override {
+    metrics_.UnknownMethodCalled();
+    return new UnknownMethodCall(server_context->method());
+  }
+
+ private:
+  Metrics& metrics_;
+};
+
 }  // namespace
 
 InterceptorFactories MakeMalformedCallAnswers(Metrics& metrics) {
   InterceptorFactories factories;
   factories.push_back(std::make_unique<MalformedCallAnswers>(metrics));
   return factories;
+}
+
+std::unique_ptr<grpc::CallbackGenericService> MakeUnknownMethods(Metrics& metrics) {
+  return std::make_unique<UnknownMethods>(metrics);
 }
 
 }  // namespace quantgate

@@ -1,5 +1,5 @@
-// Where the engine's calls have bytes and registrations from: a server's stores, or the memory of a
-// command. Implementations are thread-safe.
+// Interfaces of the stores of bytes and of tensors' registrations: a server's stores on disk, or
+// the memory of a command. Implementations are thread-safe.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // A device that cannot be trusted any more takes the server out of service.
-#include "server/device/device_watch.h"
+#include "server/device/device.h"
 
 #include <gtest/gtest.h>
 
