@@ -1,4 +1,4 @@
-// How the command ends: its exit codes, documented and stable (docs/definitions.md section 10), and
+// How the command ends: its exit codes, documented and stable (docs/cli.md section 3), and
 // what signals do. The first Ctrl-C or SIGTERM ends it in order (the server is told), the second
 // one at once.
 #pragma once

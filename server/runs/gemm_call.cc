@@ -8,7 +8,7 @@
 
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/gemm/cublaslt/algorithm_model.h"
+#include "kernels/gemm/cublaslt/algorithm_inventory.h"
 #include "server/report/element_types.h"
 #include "server/runs/engine_calls.h"
 #include "server/runs/output_writer.h"
