@@ -81,8 +81,7 @@ std::vector<std::string> ProductionLines() {
 
 std::vector<std::string> LinesAroundCommunication() {
   return LinesOf({"kernels/validate/scenarios/faults/comm_faults.h",
-                  "kernels/validate/scenarios/faults/faulty_overlap",
-                  "kernels/validate/scenarios/faults/faulty_transport"});
+                  "kernels/validate/scenarios/faults/faulty_communication"});
 }
 
 /// The constants of that code that hold the names of faults, by name.
