@@ -181,10 +181,8 @@ class PlanRun {
   bool IsLinear() const { return request_.step.layer.traits().is_one_linear(); }
   bool HasIntermediates() const { return ReportsIntermediates(request_.step); }
 
-  /// Counted only if an output has NaN or infinities.
   absl::StatusOr<std::vector<NonFinite>> NonFiniteInputs() {
     std::vector<NonFinite> counted;
-    if (!HasNonFinite(report_.variants)) return counted;
     for (const NamedTensor& input : InputsOf(request_.step)) {
       QG_ASSIGN_OR_RETURN(const ParityReport itself,
                           engine_.CompareBits(input.tensor, input.tensor, cancellation_));
