@@ -11,7 +11,7 @@
 
 namespace quantgate {
 
-/// A tensor as the server can get at it, and what it is.
+/// A tensor where the server can read it, with its name and type.
 struct ComparisonSide {
   std::string name;  ///< As people call it: "mine.safetensors:y".
   v1::TensorDescriptor type;
@@ -24,12 +24,13 @@ absl::StatusOr<SubjectComparison> CompareSides(Connection& connection, const std
                                                const ComparisonSide& subject,
                                                const ComparisonSide& reference);
 
-/// Every tensor that has a bound within it, and the bits of all others equal. Says of each too
-/// whether it passes.
+/// Passes where every tensor that has a bound lies within it and all others have equal bits. Sets
+/// in each comparison whether it passes.
 v1::Verdict JudgeBounds(std::vector<SubjectComparison>& comparisons);
 
-/// Every finite element within `ulp_max` units in the last place, of which the zeros of both signs
-/// are 0 apart; without it bitwise equality of all. Says of each too whether it passes.
+/// Passes where every element lies within `ulp_max` units in the last place (zeros of both signs
+/// are 0 apart, an infinity or a NaN is within none of anything else); without `ulp_max`, where all
+/// bits are equal. Sets in each comparison whether it passes.
 v1::Verdict JudgeComparisons(std::vector<SubjectComparison>& comparisons,
                              std::optional<int64_t> ulp_max);
 
