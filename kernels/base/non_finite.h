@@ -14,6 +14,9 @@ struct NonFiniteCounts {
   int64_t count() const { return nan + infinite; }
 };
 
+/// What is said of inputs none of which has NaN or infinities.
+inline constexpr std::string_view kNoInputHasAny = "no input has any";
+
 /// "3 NaN and 1 infinite"; "none".
 std::string NonFiniteCountsText(const NonFiniteCounts& counts);
 

@@ -182,6 +182,7 @@ absl::Status ExplainGemmOf(CallContext& context, Device& device, const GemmExpla
   }
   response.set_tried(explanation.tried);
   response.set_sample_count(explanation.sample_count);
+  response.set_is_established(explanation.is_established);
   return absl::OkStatus();
 }
 

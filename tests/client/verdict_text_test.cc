@@ -74,7 +74,8 @@ TEST(VerdictTextTest, APassSaysSoToo) {
   EXPECT_EQ(VerdictLine(Document({Compared("y", 0, 4)}).verdict),
             "required: 0 differing elements (bitwise); found: 0");
   EXPECT_EQ(VerdictLine(Document({Compared("y", 2, 4)}, 20).verdict),
-            "required: every element within 20 ulp (given on the command line); found: 0");
+            "required: every element within 20 ulp (given on the command line); found: y up to 17 "
+            "ulp");
   EXPECT_EQ(VerdictLine(Document({Compared("y", 2, 4)}, 1).verdict),
             "required: every element within 1 ulp (given on the command line); found: y up to 17 "
             "ulp");
@@ -93,6 +94,22 @@ TEST(VerdictTextTest, NothingRequiredHasNoLine) {
               testing::ElementsAre("informs",
                                    "not finite: y of L1: 3 NaN of 8 elements, exact has all of "
                                    "them too; inputs: x has 1 NaN"));
+}
+
+// An infinity of x that quantization saturated stands in the line, since no output shows it.
+TEST(VerdictTextTest, InputsThatAreNotFiniteStandInTheLine) {
+  ReportDocument document = Document({Compared("y", 0, 4)});
+  document.verdict.set_non_finite_inputs("x has 1 infinite");
+  EXPECT_EQ(VerdictLine(document.verdict),
+            "required: 0 differing elements (bitwise); found: 0; inputs: x has 1 infinite");
+  std::ostringstream table;
+  PrintReport(document, /*uses_colour=*/false, table);
+  EXPECT_THAT(table.str(), HasSubstr("inputs: x has 1 infinite"));
+  document.verdict.set_non_finite_inputs("no input has any");
+  EXPECT_THAT(VerdictLine(document.verdict), Not(HasSubstr("inputs")));
+  v1::Verdict report;
+  report.set_non_finite_inputs("x has 1 infinite");
+  EXPECT_THAT(VerdictDetails(report), testing::ElementsAre("inputs: x has 1 infinite"));
 }
 
 // PASS beside NaN says how many there are.

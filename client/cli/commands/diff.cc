@@ -28,7 +28,8 @@ constexpr char kDiffExamples[] = R"(Examples:
 Two whole safetensors files are compared by the names of their tensors; a tensor that one of
 them lacks is a difference.
 With --junit FILE.xml each tensor is a test case.
-Exits 0 when every bit is equal, 1 when not.)";
+Under --max-ulp an infinity is within no distance of a number, nor is a NaN.
+Exits 0 when every bit is equal, 1 when not, 2 when there is nothing to compare.)";
 
 struct DiffOptions {
   std::string subject, reference;
@@ -66,6 +67,11 @@ absl::StatusOr<std::vector<SubjectComparison>> CompareFiles(Connection& connecti
                                                             const DiffOptions& options) {
   QG_ASSIGN_OR_RETURN(const TensorFile subject, ReadTensorFile("A", options.subject));
   QG_ASSIGN_OR_RETURN(const TensorFile reference, ReadTensorFile("B", options.reference));
+  if (subject.tensors.empty() && reference.tensors.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("A: ", options.subject, " and ", options.reference,
+                     " hold no tensors; there is nothing to compare"));
+  }
   std::vector<SubjectComparison> comparisons;
   const auto missing = [&](const NamedTensor& tensor, const std::string& difference) {
     SubjectComparison comparison;

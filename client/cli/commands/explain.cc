@@ -29,7 +29,8 @@ constexpr char kExplainExamples[] = R"(Examples:
 
 With --d: every named arithmetic that takes the operands, and families of rules (chunk length L,
 fraction bits F, promotion interval, split-K), counted against d. What matches entirely is
-consistent with the bytes; several may be. Exits 0 when something matches entirely, else 1.
+consistent with the bytes; several may be. Exits 0 when something matches entirely and at least one
+named arithmetic does not, so that d tells them apart; else 1.
 
 With --codes: every block shape, scale rule and rounding in use, counted against codes and scales;
 for NVFP4 also 4over6 (each error under each largest block scale) and, of a bf16 source, codes of
@@ -67,8 +68,12 @@ int CountEntire(const Response& response) {
   return entire;
 }
 
-std::string GemmConclusion(int entire) {
+std::string GemmConclusion(int entire, bool is_established) {
   if (entire == 0) return "nothing tried gives all of what was compared";
+  if (!is_established) {
+    return "no rule is established: every named arithmetic gives all of what was compared, so that "
+           "this data tells none from another";
+  }
   if (entire == 1) return "one candidate gives all of what was compared";
   return absl::StrCat(entire,
                       " candidates give all of what was compared; this data does not tell "
@@ -81,12 +86,12 @@ void PrintGemm(Invocation& invocation, const Response& response) {
     table.AddRow({CountText(candidate.match_count(), candidate.output_count()),
                   candidate.arithmetic().empty() ? "-" : Cut(candidate.arithmetic(), 40),
                   candidate.rule(), FirstDifferenceText(candidate)});
-    if (IsEntire(candidate)) table.SetTone(0, Tone::kGood);
+    if (IsEntire(candidate) && response.is_established()) table.SetTone(0, Tone::kGood);
   }
   table.Print(invocation.out(), invocation.uses_colour());
   invocation.out() << response.tried() << " rules on a sample of " << response.sample_count()
                    << " outputs; the best named ones on all.\n"
-                   << GemmConclusion(CountEntire(response)) << "\n";
+                   << GemmConclusion(CountEntire(response), response.is_established()) << "\n";
 }
 
 void PrintCodes(Invocation& invocation, const Response& response) {
@@ -176,7 +181,7 @@ absl::StatusOr<int> Explain(Invocation& invocation, const ExplainOptions& option
   QG_ASSIGN_OR_RETURN(const v1::ExplainRequest request, MakeRequest(options, sources));
   QG_ASSIGN_OR_RETURN(const Response response, connection->Explain(request));
   PrintExplanation(invocation, response);
-  return CountEntire(response) > 0 || response.is_established() ? kExitOk : kExitCriterionFailed;
+  return response.is_established() ? kExitOk : kExitCriterionFailed;
 }
 
 }  // namespace

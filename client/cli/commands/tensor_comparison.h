@@ -28,9 +28,9 @@ absl::StatusOr<SubjectComparison> CompareSides(Connection& connection, const std
 /// in each comparison whether it passes.
 v1::Verdict JudgeBounds(std::vector<SubjectComparison>& comparisons);
 
-/// Passes where every finite element lies within `ulp_max` units in the last place (zeros of both
-/// signs are 0 apart); without `ulp_max`, where all bits are equal. Sets in each comparison whether
-/// it passes.
+/// Passes where every element lies within `ulp_max` units in the last place (zeros of both signs
+/// are 0 apart, an infinity or a NaN is within none of anything else); without `ulp_max`, where all
+/// bits are equal. Sets in each comparison whether it passes.
 v1::Verdict JudgeComparisons(std::vector<SubjectComparison>& comparisons,
                              std::optional<int64_t> ulp_max);
 

@@ -200,9 +200,7 @@ absl::StatusOr<int> Verify(Invocation& invocation, const VerifyOptions& options)
   document.title = absl::StrCat(options.subject, " against ", variant.label());
   document.verdict = by_bound ? JudgeBounds(document.comparisons)
                               : JudgeComparisons(document.comparisons, std::nullopt);
-  if (!document.verdict.non_finite().empty()) {
-    document.verdict.set_non_finite_inputs(document.run.verdict().non_finite_inputs());
-  }
+  document.verdict.set_non_finite_inputs(document.run.verdict().non_finite_inputs());
   return EmitReport(invocation, run.report, document);
 }
 

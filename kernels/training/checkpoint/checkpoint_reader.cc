@@ -293,6 +293,10 @@ absl::Status CheckpointReader::Fill(const std::set<std::string>& all, SessionSta
     if (!is_own) found = tensors.find(name);
     if (found == tensors.end()) return Malformed(absl::StrCat("tensor ", name, " is absent"));
     Tensor part = found->second;
+    // Safetensors names several types alike: FP6 codes come back as U8.
+    if (TraitsOf(part.dtype()).safetensors == TraitsOf(tensor.dtype()).safetensors) {
+      QG_ASSIGN_OR_RETURN(part, part.Reinterpret(tensor.dtype(), part.shape()));
+    }
     if (!is_own) {
       QG_ASSIGN_OR_RETURN(part, PartOf(place, name, part));
     }

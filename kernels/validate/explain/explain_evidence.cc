@@ -170,12 +170,15 @@ std::vector<std::string> ConclusionOf(const std::vector<CodesCandidate>& candida
   if (best.evidence.spread.has_value()) {
     lines.push_back(absl::StrCat("The spread of the codes is consistent with stochastic rounding: ",
                                  SpreadText(*best.evidence.spread), "."));
+    lines.push_back(
+        "Whether neighbours are rounded independently was not judged: an ordered dither or error "
+        "diffusion can have this spread too.");
   }
   if (!best.is_established) {
     lines.push_back(absl::StrCat("No rule is established: ", DoubtOf(best), "."));
   } else if (libraries.size() == 1) {
-    lines.push_back(absl::StrCat(
-        "Of the libraries whose rules are tried, only this one's fits: ", *libraries.begin(), "."));
+    lines.push_back(absl::StrCat("Of the libraries whose rules are tried, none fits but that of ",
+                                 *libraries.begin(), "."));
   } else if (libraries.size() > 1) {
     lines.push_back(absl::StrCat("Whose rule it is cannot be told: it fits ",
                                  absl::StrJoin(libraries, "; "), "."));

@@ -443,6 +443,11 @@ absl::StatusOr<GemmExplanation> GemmExplainer::Explain() {
   GemmExplanation explanation;
   explanation.sample_count = static_cast<int64_t>(rows_.size() * columns_.size());
   QG_ASSIGN_OR_RETURN(explanation.candidates, Candidates());
+  const std::vector<GemmCandidate>& all = explanation.candidates;
+  explanation.is_established =
+      std::any_of(all.begin(), all.end(), [](const auto& one) { return one.is_entire(); }) &&
+      std::any_of(all.begin(), all.end(),
+                  [](const auto& one) { return !one.arithmetic.empty() && !one.is_entire(); });
   explanation.tried = static_cast<int64_t>(trials_.size()) + 2;  // fp32 and exact.
   if (explanation.candidates.size() > kGemmCandidatesKept) {
     explanation.candidates.resize(kGemmCandidatesKept);

@@ -43,6 +43,9 @@ struct GemmExplanation {
   std::vector<GemmCandidate> candidates;
   int64_t tried = 0;
   int64_t sample_count = 0;  ///< Outputs that every candidate was evaluated on.
+  /// Some candidate gives all outputs that it was compared on, and a named arithmetic does not give
+  /// all of its: where every named one does, as of zeros, NaN or small integers, d tells nothing.
+  bool is_established = false;
 };
 
 inline constexpr int kGemmCandidatesKept = 24;

@@ -1,6 +1,7 @@
 #include "kernels/validate/explain/explain_candidates.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <span>
 
@@ -42,6 +43,8 @@ struct LibraryQuantizer {
   std::optional<CodeRounding> rounding = CodeRounding::kNearestEven;  ///< Absent: stochastic.
   ZeroSign zeros = ZeroSign::kKept;
   bool takes_partial_blocks = false;
+  /// A block with a NaN or an infinity has the E8M0 scale 0xFF, whatever the rule gives.
+  bool marks_non_finite = false;
   bool transforms = false;  ///< Hadamard-transforms values of transposed codes that lie in rows.
 };
 
@@ -115,6 +118,12 @@ constexpr LibraryQuantizer kLibraryQuantizers[] = {
     {.name = "Transformer Engine, cuBLAS, cuDNN; torchao RCEIL",
      .scale_rule = "round_up",
      .elements = kFp8,
+     .blocks = kRowsOf32,
+     .marks_non_finite = true},
+    // Where a block that is not finite tells torchao's codes from these.
+    {.name = "Transformer Engine, cuBLAS, cuDNN",
+     .scale_rule = "round_up",
+     .elements = kFp8,
      .blocks = kRowsOf32},
     {.name = "Transformer Engine, MXFP8",
      .scale_rule = "round_up",
@@ -124,12 +133,14 @@ constexpr LibraryQuantizer kLibraryQuantizers[] = {
      .scale_rule = "round_up",
      .elements = kFp8,
      .blocks = kRowsOf32,
-     .orientation = Orientation::kTransposed},
+     .orientation = Orientation::kTransposed,
+     .marks_non_finite = true},
     {.name = "torchao RCEIL",
      .scale_rule = "round_up",
      .elements = kFp6AndFp4,
      .blocks = kRowsOf32,
-     .orientation = Orientation::kEither},
+     .orientation = Orientation::kEither,
+     .marks_non_finite = true},
     {.name = "NVIDIA ModelOpt, MXFP4",
      .scale_rule = "round_up",
      .elements = kE2M1,
@@ -140,7 +151,8 @@ constexpr LibraryQuantizer kLibraryQuantizers[] = {
      .scale_rule = "floor",
      .elements = kAllElements,
      .blocks = kRowsOf32,
-     .orientation = Orientation::kEither},
+     .orientation = Orientation::kEither,
+     .marks_non_finite = true},
     {.name = "microxcaling",
      .scale_rule = "floor",
      .elements = kAllElements,
@@ -152,12 +164,14 @@ constexpr LibraryQuantizer kLibraryQuantizers[] = {
      .scale_rule = "ceil",
      .elements = kAllElements,
      .blocks = kRowsOf32,
-     .orientation = Orientation::kEither},
+     .orientation = Orientation::kEither,
+     .marks_non_finite = true},
     {.name = "torchao EVEN",
      .scale_rule = "even",
      .elements = kAllElements,
      .blocks = kRowsOf32,
-     .orientation = Orientation::kEither},
+     .orientation = Orientation::kEither,
+     .marks_non_finite = true},
     {.name = "Transformer Engine, NVFP4",
      .scale_rule = "two_level",
      .elements = kE2M1,
@@ -238,6 +252,17 @@ bool HasOrientation(const StoredCodes& stored, const CodeBlocks& blocks,
          stored.transposed == (quantizer.orientation == Orientation::kTransposed);
 }
 
+/// Whether every block of the source with a NaN or an infinity has the E8M0 scale 0xFF.
+bool MarksNonFinite(const StoredCodes& stored, const CodeBlocks& blocks) {
+  for (int64_t at = 0; at < stored.rows * stored.columns; ++at) {
+    if (std::isfinite(stored.values[at])) continue;
+    const int64_t row = at / stored.columns / blocks.rows;
+    const int64_t column = at % stored.columns / blocks.columns;
+    if (stored.scales[row * stored.scale_columns + column] != 0xFF) return false;
+  }
+  return true;
+}
+
 /// Whether the codes of all zeros have this sign.
 bool HasZeros(const RoundingCounts& counts, ZeroSign sign) {
   return counts.of(sign).matches == counts.zeros;
@@ -260,7 +285,8 @@ std::string_view LibraryOf(const ScaledGroup& group, const ScaledBy& by,
         std::find(elements.begin(), elements.end(), group.format->dtype) != elements.end() &&
         HasBlocks(*group.stored, by.scaled->blocks, quantizer) &&
         HasOrientation(*group.stored, by.scaled->blocks, quantizer) &&
-        HasZeros(counts, quantizer.zeros)) {
+        HasZeros(counts, quantizer.zeros) &&
+        (!quantizer.marks_non_finite || MarksNonFinite(*group.stored, by.scaled->blocks))) {
       return quantizer.name;
     }
   }

@@ -181,7 +181,7 @@ class PlanRun {
   bool IsLinear() const { return request_.step.layer.traits().is_one_linear(); }
   bool HasIntermediates() const { return ReportsIntermediates(request_.step); }
 
-  /// Counted only if an output has NaN or infinities.
+  /// Counted only if an output or what was quantized has NaN or infinities.
   absl::StatusOr<std::vector<NonFinite>> NonFiniteInputs() {
     std::vector<NonFinite> counted;
     if (!HasNonFinite(report_.variants)) return counted;

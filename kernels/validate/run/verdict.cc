@@ -1,5 +1,6 @@
 #include "kernels/validate/run/verdict.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -260,7 +261,7 @@ std::string InputsText(const std::vector<NonFinite>& inputs) {
     if (input.any())
       parts.push_back(absl::StrCat(input.tensor, " has ", NonFiniteCountsText(input.counts)));
   }
-  return parts.empty() ? "no input has any" : Listed(parts, "; ");
+  return parts.empty() ? std::string(kNoInputHasAny) : Listed(parts, "; ");
 }
 
 Verdict Judged(Requirement requirement, std::optional<int> reference,
@@ -286,13 +287,31 @@ NonFinite NonFiniteOf(const std::string& tensor, const ParityReport& parity) {
   return {tensor, SidesOfParity(parity).subject};
 }
 
-bool HasNonFinite(const std::vector<VariantReport>& variants) { return SidesOfAll(variants).any(); }
+bool HasNonFinite(const std::vector<VariantReport>& variants) {
+  if (SidesOfAll(variants).any()) return true;
+  const auto saw_any = [](const std::vector<QuantizationRecord>& records) {
+    return std::any_of(records.begin(), records.end(), [](const QuantizationRecord& record) {
+      return record.counts.nan + record.counts.infinite > 0;
+    });
+  };
+  return std::any_of(variants.begin(), variants.end(), [&](const VariantReport& variant) {
+    return saw_any(variant.quantizations) ||
+           std::any_of(variant.ranks.begin(), variant.ranks.end(),
+                       [&](const auto& rank) { return saw_any(rank.quantizations); });
+  });
+}
 
 Verdict JudgeRun(Requirement requirement, std::optional<int> reference,
                  const std::vector<VariantReport>& variants, const std::vector<NonFinite>& inputs) {
   Verdict verdict = Judged(requirement, reference, variants);
   const NonFiniteSides sides = SidesOfAll(variants);
-  if (!sides.any()) return verdict;
+  const bool inputs_have_any =
+      std::any_of(inputs.begin(), inputs.end(), [](const NonFinite& input) { return input.any(); });
+  if (!sides.any()) {
+    // Quantization may have saturated them, so that no output shows them.
+    if (inputs_have_any) verdict.non_finite_inputs = InputsText(inputs);
+    return verdict;
+  }
   if (!verdict.found.empty()) {
     absl::StrAppend(&verdict.found, ", ", NonFiniteLine(sides, kExact));
   }

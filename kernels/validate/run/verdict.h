@@ -20,8 +20,8 @@ struct NonFinite {
 /// Those of the subject of a comparison.
 NonFinite NonFiniteOf(const std::string& tensor, const ParityReport& parity);
 
-/// Whether any output of a variant, or its exact value, has NaN or infinities. JudgeRun then needs
-/// those of the inputs.
+/// Whether any output of a variant, its exact value or a tensor that a variant quantized has NaN or
+/// infinities. JudgeRun then needs those of the inputs.
 bool HasNonFinite(const std::vector<VariantReport>& variants);
 
 /// The verdict over all variants. `inputs` are read only if HasNonFinite. NaN and infinities pass a

@@ -59,9 +59,9 @@ using OutputsOfRank = std::map<std::string, Tensor>;
 
 /// Shards of linear layers on the reference engine, their rows one after the other, and sums by
 /// hand.
-absl::StatusOr<std::vector<OutputsOfRank>> ExpectedOutputs(ScenarioContext& context,
-                                                           const LayerRequest& whole, int size,
-                                                           bool sequence_parallel) {
+absl::StatusOr<std::vector<OutputsOfRank>> OutputsInOne(ScenarioContext& context,
+                                                        const LayerRequest& whole, int size,
+                                                        bool sequence_parallel) {
   std::vector<std::vector<Tensor>> y(static_cast<size_t>(size)), dx(y.size());
   std::vector<OutputsOfRank> outputs(y.size());
   for (size_t expert = 0; expert < std::size(kExpertRows); ++expert) {
@@ -130,7 +130,7 @@ absl::Status CheckOnRanks(ScenarioContext& context, ParallelMode mode, int size,
   });
   if (!is_done) return absl::OkStatus();
   QG_ASSIGN_OR_RETURN(const std::vector<OutputsOfRank> expected,
-                      ExpectedOutputs(context, whole, size, sequence_parallel));
+                      OutputsInOne(context, whole, size, sequence_parallel));
   for (int rank = 0; rank < size; ++rank) {
     const OutputsOfRank& mine = subjects[static_cast<size_t>(rank)];
     for (const auto& [name, tensor] : expected[static_cast<size_t>(rank)]) {

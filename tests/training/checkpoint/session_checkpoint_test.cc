@@ -102,6 +102,8 @@ TEST_P(SessionCheckpoint, AnUpdateAfterARestoreTakesTheGradientsOfBefore) {
   EXPECT_NE(DigestsOf(**restored), before);
 }
 
+constexpr char kE2M3[] = R"(custom:rules=[{"quantizer":{"format":"mxfp8","element":"f6_e2m3"}}])";
+constexpr char kE3M2[] = R"(custom:rules=[{"quantizer":{"format":"mxfp8","element":"f6_e3m2"}}])";
 constexpr auto kQuantized = WeightStorage::kQuantized;
 INSTANTIATE_TEST_SUITE_P(
     Sessions, SessionCheckpoint,
@@ -115,7 +117,10 @@ INSTANTIATE_TEST_SUITE_P(
                       SessionCase{"QuantizedMxfp8", "mxfp8", kQuantized, Masters::kBf16Remainder},
                       SessionCase{"QuantizedNvfp4NoMasters", "nvfp4", kQuantized, Masters::kNone},
                       SessionCase{"QuantizedHybrid",
-                                  "hybrid:fprop=mxfp8,dgrad=fp8_block,wgrad=mxfp8", kQuantized}),
+                                  "hybrid:fprop=mxfp8,dgrad=fp8_block,wgrad=mxfp8", kQuantized},
+                      // Safetensors has no name for FP6: files have its codes as U8.
+                      SessionCase{"QuantizedE2M3", kE2M3, kQuantized},
+                      SessionCase{"QuantizedE3M2NoMasters", kE3M2, kQuantized, Masters::kNone}),
     [](const auto& info) { return info.param.name; });
 
 class SessionRestore : public ::testing::Test {

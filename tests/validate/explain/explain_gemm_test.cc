@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/match.h"
@@ -100,6 +102,7 @@ TEST(ExplainGemm, TellsModelsApart) {
       const auto result = GemmCpu(desc, {});
       ASSERT_TRUE(result.ok()) << result.status();
       const GemmExplanation explanation = Explained(desc, result->d);
+      EXPECT_TRUE(explanation.is_established);
       const std::vector<std::string> entire = EntireNames(explanation);
       EXPECT_THAT(entire, Contains(HasSubstr(name)));
       for (const std::string& other : names) {
@@ -161,6 +164,24 @@ TEST(ExplainGemm, OneWrongOutputIsFound) {
   EXPECT_EQ(sm90->match_count, d.element_count() - 1);
   EXPECT_EQ(sm90->first_difference->row, 7);
   EXPECT_EQ(sm90->first_difference->column, 31);
+}
+
+// Zeros, NaN and small integers are the same under every arithmetic.
+TEST(ExplainGemm, WhatTellsNothingApartEstablishesNoRule) {
+  for (const float value : {0.0f, std::numeric_limits<float>::quiet_NaN(), 1.0f}) {
+    SCOPED_TRACE(value);
+    GemmDesc desc;
+    desc.a.data = *Tensor::Allocate(DType::kBF16, {32, 64});
+    desc.b.data = *Tensor::Allocate(DType::kBF16, {32, 64});
+    const auto code = static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16);
+    std::fill_n(desc.a.data.as<uint16_t>(), 32 * 64, code);
+    std::fill_n(desc.b.data.as<uint16_t>(), 32 * 64, uint16_t{0x3F80});
+    Tensor d = *Tensor::Allocate(DType::kF32, {32, 32});
+    std::fill_n(d.as<float>(), 32 * 32, value * 64);
+    const GemmExplanation explanation = Explained(desc, d);
+    EXPECT_FALSE(EntireNames(explanation).empty());
+    EXPECT_FALSE(explanation.is_established);
+  }
 }
 
 TEST(ExplainGemm, RefusesWhatIsNoResult) {

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -111,7 +113,7 @@ TEST(ExplainLibraries, NamesTheRuleAndTheLibrary) {
     EXPECT_TRUE(is_named) << Listed(*explanation);
     EXPECT_EQ(explanation->conclusion.back(),
               is_told
-                  ? absl::StrCat("Of the libraries whose rules are tried, only this one's fits: ",
+                  ? absl::StrCat("Of the libraries whose rules are tried, none fits but that of ",
                                  library, ".")
                   : absl::StrCat("Whose rule it is cannot be told: it fits ", rivals->second, "."));
   }
@@ -173,6 +175,50 @@ ExplainCodesRequest RoundedBy(int64_t rows, uint64_t seed,
   return request;
 }
 
+/// E4M3 codes of rows of 32 under round_up of the finite values; `special` stands in the first row.
+ExplainCodesRequest RoundUpWith(float special) {
+  constexpr int64_t kRows = 256, kColumns = 32;
+  std::mt19937_64 random(9);
+  std::vector<float> values(kRows * kColumns);
+  std::vector<std::byte> codes(values.size()), scales(kRows);
+  for (int64_t row = 0; row < kRows; ++row) {
+    float amax = 0;
+    for (int64_t i = 0; i < kColumns; ++i) {
+      const double uniform = static_cast<double>(random() >> 11) * 0x1p-52 - 1;
+      float& value = values[row * kColumns + i];
+      value = static_cast<float>(std::ldexp(uniform, static_cast<int>(row % 9)));
+      if (row == 0 && i == 3) value = special;
+      if (std::isfinite(value)) amax = std::max(amax, std::fabs(value));
+    }
+    // The least power of two that is not below amax / 448.
+    int exponent = 0;
+    if (std::frexp(amax / 448.0, &exponent) == 0.5) --exponent;
+    scales[row] = static_cast<std::byte>(exponent + 127);
+    for (int64_t i = 0; i < kColumns; ++i) {
+      const int64_t at = row * kColumns + i;
+      codes[at] = static_cast<std::byte>(EncodeFloat<E4M3>(
+          std::ldexp(values[at], -exponent), ElementRounding::kNearestEven, Overflow::kSaturate));
+    }
+  }
+  ExplainCodesRequest request;
+  request.source = FromValues(DType::kF32, {kRows, kColumns}, values);
+  request.codes = *Tensor::FromBytes(DType::kF8E4M3, {kRows, kColumns}, codes);
+  request.scale_inv = *Tensor::FromBytes(DType::kF8E8M0, {kRows, 1}, scales);
+  return request;
+}
+
+// torchao gives the scale 0xFF to a block with a NaN (docs/quantizers.md section 5).
+TEST(ExplainLibraries, ABlockWithNanTellsTorchaoFromRoundUp) {
+  for (const bool has_nan : {false, true}) {
+    const auto explanation = ExplainCodes(RoundUpWith(has_nan ? NAN : 0.5f), {});
+    ASSERT_TRUE(explanation.ok()) << explanation.status();
+    ASSERT_TRUE(explanation->is_established) << Listed(*explanation);
+    const std::string& origin = explanation->candidates.front().scale_origin;
+    EXPECT_THAT(origin, HasSubstr("Transformer Engine")) << Listed(*explanation);
+    EXPECT_EQ(absl::StrContains(origin, "torchao"), !has_nan) << Listed(*explanation);
+  }
+}
+
 TEST(ExplainLibraries, StochasticRoundingIsOfferedWhereItsChancesHold) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     std::mt19937_64 random(seed + 1000);
@@ -189,7 +235,9 @@ TEST(ExplainLibraries, StochasticRoundingIsOfferedWhereItsChancesHold) {
     EXPECT_TRUE(best.is_established);
     ASSERT_TRUE(best.evidence.spread.has_value());
     EXPECT_GT(best.evidence.spread->count, 3000);
-    EXPECT_THAT(absl::StrJoin(explanation->conclusion, "\n"), HasSubstr("level 0.001"));
+    EXPECT_THAT(absl::StrJoin(explanation->conclusion, "\n"),
+                AllOf(HasSubstr("level 0.001"),
+                      HasSubstr("Whether neighbours are rounded independently was not judged")));
   }
 }
 

@@ -218,6 +218,19 @@ TEST(Verdict, CountsWhatIsNotFinite) {
             "no input has any");
 }
 
+// Quantization saturates an infinity of x: the outputs are finite, and the verdict still says so.
+TEST(Verdict, NamesInputsThatNoOutputShows) {
+  const std::vector<VariantReport> variants = TwoVariants();
+  ASSERT_FALSE(HasNonFinite(variants));
+  for (const Requirement requirement : {Requirement::kBound, Requirement::kNone}) {
+    const Verdict verdict =
+        JudgeRun(requirement, std::nullopt, variants, {{"x", 0, 1}, {"parameters[weight]", 0, 0}});
+    EXPECT_EQ(verdict.non_finite, "");
+    EXPECT_EQ(verdict.non_finite_inputs, "x has 1 infinite");
+  }
+  EXPECT_EQ(JudgeRun(Requirement::kBound, 0, variants, {{"x", 0, 0}}).non_finite_inputs, "");
+}
+
 // A number where exact has a NaN is no less to be seen than a NaN where exact has a number.
 TEST(Verdict, CountsWhatIsNotFiniteInExactAlone) {
   std::vector<VariantReport> variants = TwoVariants();

@@ -128,7 +128,7 @@ TEST_F(ExplainCommandTest, SaysWhatIsCertainWhereNothingFits) {
   EXPECT_EQ(named["codes"][0]["element_rule"],
             "x * ((1 / tensor scale) / block scale), nearest_even, saturate");
   EXPECT_EQ(named["conclusion"].back(),
-            "Of the libraries whose rules are tried, only this one's fits: torchao, NVFP4 with a "
+            "Of the libraries whose rules are tried, none fits but that of torchao, NVFP4 with a "
             "tensor scale.");
   // One scale: whatever gives it, no rule is established.
   const Json single =

@@ -130,6 +130,37 @@ TEST_F(TensorCommandTest, DiffOfFilesAndTensors) {
   EXPECT_THAT(result.out, HasSubstr("u: only in " + b));
 }
 
+TEST_F(TensorCommandTest, DiffOfFilesWithoutTensorsIsRefused) {
+  const std::string none = Path("none.safetensors"), some = Path("some.safetensors");
+  ASSERT_TRUE(WriteSafetensors(none, {}, {}).ok());
+  ASSERT_TRUE(WriteSafetensors(some, {{"t", *Tensor::FromScalar(1)}}, {}).ok());
+  const ProcessResult result = Quantgate({"diff", none, none});
+  EXPECT_EQ(result.exit_code, 2) << result.out;
+  EXPECT_THAT(result.err, HasSubstr("nothing to compare"));
+  EXPECT_EQ(Quantgate({"diff", none, some}).exit_code, 1);
+  EXPECT_EQ(Quantgate({"diff", some, none}).exit_code, 1);
+}
+
+// The codes of the largest number and of infinity are neighbours, their values are not.
+TEST_F(TensorCommandTest, DiffHoldsAnInfinityToBeWithinNoUlpOfANumber) {
+  const auto write = [&](const char* name, uint32_t bits) {
+    const Tensor tensor = *Tensor::FromBytes(DType::kF32, {1}, std::as_bytes(std::span(&bits, 1)));
+    EXPECT_TRUE(WriteNpy(Path(name), tensor).ok());
+    return Path(name);
+  };
+  const std::string max = write("max.npy", 0x7F7FFFFF), inf = write("inf.npy", 0x7F800000);
+  for (const auto& [subject, reference] : {std::pair(max, inf), std::pair(inf, max)}) {
+    const ProcessResult result = Quantgate({"diff", subject, reference, "--max-ulp", "1"});
+    EXPECT_EQ(result.exit_code, 1) << result.out;
+    EXPECT_THAT(result.out, HasSubstr("an infinity against another value"));
+  }
+  EXPECT_EQ(Quantgate({"diff", inf, inf, "--max-ulp", "1"}).exit_code, 0);
+  EXPECT_EQ(
+      Quantgate({"diff", inf, write("minus.npy", 0xFF800000), "--max-ulp", "9223372036854775806"})
+          .exit_code,
+      1);
+}
+
 TEST_F(TensorCommandTest, NanAndNegativeZeroAreBits) {
   const uint32_t left[] = {0x7FC00000, 0x00000000}, right[] = {0x7FC00001, 0x80000000};
   for (const auto& [name, bits] : {std::pair{"l", left}, {"r", right}}) {
