@@ -22,8 +22,14 @@ class LogMark {
   /// One that asks for nothing, on the disk before the database that it belongs to.
   static absl::StatusOr<LogMark> Begin(const std::string& path);
 
-  /// DATA_LOSS where the log lacks pages that it had.
+  /// DATA_LOSS where the log lacks pages that it had, or is of another generation: the mark is
+  /// lifted, on the disk, before a log is begun anew, so that no crash leaves one that it does not
+  /// tell of.
   absl::Status Check(const std::string& log_path) const;
+
+  /// Whether there is a log and it is of another generation. SQLite would take its pages, of another
+  /// time, over those of the database's file.
+  absl::StatusOr<bool> IsOfAnother(const std::string& log_path) const;
 
   /// Not waiting for the disk: an older mark asks for less.
   absl::Status Set(LogEnd end);

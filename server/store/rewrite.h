@@ -16,7 +16,8 @@ absl::Status UpgradeDatabase(const std::string& path);
 /// Writes a damaged database anew with every row that its pages still have, whole or not with its
 /// neighbours; the damaged file goes to `aside`. Where the first page is lost it is made before:
 /// every database of this version has the same there. What it was goes to `aside` with "-page-1"
-/// behind it.
+/// behind it. A file that was cut short gets the size that its head says, with zeros: SQLite reads no
+/// other, and pages of zeros are damaged ones.
 absl::Status SalvageDatabase(const std::string& path, const std::string& aside,
                              bool is_first_page_lost);
 

@@ -103,7 +103,8 @@ class RunStore {
   /// With its events, though not their side file.
   absl::Status Remove(const std::string& run_id);
   /// Moves the side files of runs that the database does not have, and says how many: a crash may
-  /// have left them, or somebody put an older database back.
+  /// have left them, or somebody put an older database back. DATA_LOSS, and none is moved, where the
+  /// table of runs has one that its index lacks.
   absl::StatusOr<int> SetStrayFilesAside(const std::string& directory);
 
  private:
@@ -115,6 +116,8 @@ class RunStore {
   absl::Status ReadRequestIds() ABSL_EXCLUSIVE_LOCKS_REQUIRED(database_.mutex());
   /// Waits for the disk where one of them has ended.
   absl::Status AwaitDisk(std::span<const RunRecord> records);
+  /// Without the index by their names.
+  absl::StatusOr<absl::flat_hash_set<std::string>> RunIdsOfTable();
   absl::StatusOr<RunPage> ReadPage(int64_t before_id, int page_size);
   /// The run ids of those that go with this transaction.
   absl::StatusOr<std::vector<std::string>> DropOldest()
