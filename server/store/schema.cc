@@ -70,6 +70,9 @@ absl::Status FromSqlite(sqlite3* connection, int code, const std::string& what) 
   switch (code & 0xFF) {
     case SQLITE_FULL:
       return WasFileTooLarge() ? error::FromErrno(EFBIG, what) : error::DiskFull(what);
+    case SQLITE_IOERR:  // Of the log's index, whose file SQLite itself makes larger.
+      if (sqlite3_system_errno(connection) == EFBIG) return error::FromErrno(EFBIG, what);
+      return absl::InternalError(text);
     case SQLITE_CORRUPT:
     case SQLITE_NOTADB: {
       const std::string damage = TakeDamage();

@@ -113,6 +113,11 @@ TEST_F(RecordStoresTest, AFileThatMayNotGrowIsALimitThatIsExhausted) {
     const auto large = std::make_shared<const std::string>(200'000, 'l');
     refused.push_back(runs_->Prepare(run.run_id, large).status());
   }
+  for (const rlim_t bytes : {rlim_t{1} << 10, rlim_t{20'000}}) {
+    const TemporaryDirectory other;
+    const Limit few(RLIMIT_FSIZE, bytes);
+    refused.push_back(Database::Open(other.path() + "/test.db").status());
+  }
   ::signal(SIGXFSZ, ignored);
   for (const absl::Status& status : refused) {
     EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
