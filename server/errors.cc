@@ -224,6 +224,10 @@ absl::Status FromErrno(int error_number, const std::string& operation) {
   if (error_number == EMFILE || error_number == ENFILE) {
     return Exhausted("limit", absl::StrCat(operation, ": ", std::strerror(error_number)));
   }
+  if (error_number == EFBIG) {
+    return Exhausted("limit", absl::StrCat(operation, ": ", std::strerror(error_number),
+                                           ", by RLIMIT_FSIZE or the file system"));
+  }
   if (error_number == ENOMEM) {
     return Exhausted("memory", absl::StrCat(operation, ": ", std::strerror(error_number)));
   }

@@ -71,7 +71,7 @@ absl::Status Internal(const std::string& what);
 /// RESOURCE_EXHAUSTED: clients have not taken what they were sent.
 absl::Status NoRoomToSend();
 /// A failed system call: DiskFull for ENOSPC and EDQUOT, RESOURCE_EXHAUSTED where descriptors or
-/// memory are lacking, DATA_LOSS for EIO, else INTERNAL. Never names a path.
+/// memory are lacking or a file may not grow, DATA_LOSS for EIO, else INTERNAL. Never names a path.
 absl::Status FromErrno(int error_number, const std::string& operation);
 
 }  // namespace quantgate::error

@@ -252,6 +252,7 @@ int CheckDataDir(const std::string& data_dir, bool repairs) {
 
 int main(int argc, char** argv) {
   quantgate::OpenStandardDescriptors();
+  quantgate::IgnoreFileSizeSignal();
   CLI::App app("quantgated serves low-precision training arithmetic over gRPC.");
   app.footer(quantgate::kExamples);
   const quantgate::BuildDescription build = quantgate::DescribeBuild();

@@ -213,9 +213,10 @@ absl::Status RunningServer::Open() {
       ReadProcessStatistics().max_descriptors / kDescriptorsPerOpenUpload;
   blob_options.on_corruption = [this](std::string_view where) { metrics_->BlobCorrupted(where); };
   QG_ASSIGN_OR_RETURN(blobs_, BlobStore::Open(std::move(blob_options)));
-  QG_ASSIGN_OR_RETURN(database_, Database::Open(data_dir_.database_path(), [this](auto what) {
-                        metrics_->StoreCorrupted(what);
-                      }));
+  auto opened = Database::Open(data_dir_.database_path(),
+                               [this](auto what) { metrics_->StoreCorrupted(what); });
+  QG_RETURN_IF_ERROR(RefusedStart(data_dir_.database_path(), opened.status()));
+  database_ = *std::move(opened);
   tensors_ = std::make_unique<TensorStore>(*database_);
   run_store_ = std::make_unique<RunStore>(*database_);
   loader_ = std::make_unique<TensorLoader>(*blobs_, *tensors_);
@@ -247,13 +248,13 @@ absl::Status RunningServer::Open() {
   runs_ = std::make_unique<Runs>(*context_);
   metrics_->SetGaugeSource([this] { return ReadGauges(); });
   QG_RETURN_IF_ERROR(CheckDevices());
-  QG_ASSIGN_OR_RETURN(const int strays,
-                      run_store_->SetStrayFilesAside(data_dir_.quarantine_path()));
-  if (strays > 0 && options_.log) {
-    options_.log(absl::StrCat("events of ", strays,
+  const auto strays = run_store_->SetStrayFilesAside(data_dir_.quarantine_path());
+  QG_RETURN_IF_ERROR(RefusedStart(data_dir_.database_path(), strays.status()));
+  if (*strays > 0 && options_.log) {
+    options_.log(absl::StrCat("events of ", *strays,
                               " runs that the database does not know were set aside: quarantine/"));
   }
-  return runs_->EndInterrupted();
+  return RefusedStart(data_dir_.database_path(), runs_->EndInterrupted());
 }
 
 absl::Status RunningServer::OpenDevices() {

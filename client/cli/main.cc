@@ -73,6 +73,7 @@ int Refuse(const CLI::App& app, const CLI::ParseError& error) {
 
 int Main(int argc, char** argv) {
   OpenStandardDescriptors();
+  IgnoreFileSizeSignal();
   StartInterruptThread();
   ExitWhenMappedFilesShrink();
   CLI::App app(

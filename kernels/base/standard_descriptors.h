@@ -1,7 +1,9 @@
-// Descriptors 0, 1 and 2 of a program that may have been started without them.
+// What a program may have been started with: without descriptors 0, 1 and 2, or with a bound on its
+// files.
 #pragma once
 
 #include <fcntl.h>
+#include <signal.h>
 #include <unistd.h>
 
 namespace quantgate {
@@ -15,5 +17,9 @@ inline void OpenStandardDescriptors() {
   while (descriptor >= 0 && descriptor <= STDERR_FILENO) descriptor = ::open("/dev/null", O_RDWR);
   if (descriptor >= 0) ::close(descriptor);
 }
+
+/// A write beyond RLIMIT_FSIZE then fails with EFBIG, as one on a full disk does with ENOSPC, where
+/// the signal would end the program without a word.
+inline void IgnoreFileSizeSignal() { ::signal(SIGXFSZ, SIG_IGN); }
 
 }  // namespace quantgate

@@ -31,6 +31,7 @@ constexpr int64_t kFrameBytes = kFrameHeadBytes + kDatabasePageBytes;
 using Page = std::array<std::byte, kDatabasePageBytes>;
 
 thread_local std::string damage;
+thread_local bool was_file_too_large = false;
 
 int Damaged(std::string what) {
   damage = std::move(what);
@@ -95,13 +96,24 @@ int ReadDatabase(sqlite3_file* file, void* bytes, int size, sqlite3_int64 offset
   return code;
 }
 
+/// Of the system's xWrite, just after it.
+int Written(int code) {
+  if (code == SQLITE_OK) return code;
+  was_file_too_large = code == SQLITE_IOERR_WRITE && errno == EFBIG;
+  return was_file_too_large ? SQLITE_FULL : code;
+}
+
+int WriteLog(sqlite3_file* file, const void* bytes, int size, sqlite3_int64 offset) {
+  return Written(log_methods.system->xWrite(file, bytes, size, offset));
+}
+
 int WriteDatabase(sqlite3_file* file, const void* bytes, int size, sqlite3_int64 offset) {
   if (!IsPage(size, offset)) return SQLITE_IOERR_WRITE;
   // The bytes may be in the log already with what they have there, and are not ours to change.
   static thread_local Page page;
   std::memcpy(page.data(), bytes, kDatabasePageBytes);
   SetCrc(page, static_cast<uint32_t>(offset / kDatabasePageBytes + 1));
-  return database_methods.system->xWrite(file, page.data(), size, offset);
+  return Written(database_methods.system->xWrite(file, page.data(), size, offset));
 }
 
 /// The running sum over a log: of its head and, without bytes 8 to 23 of theirs, of its frames.
@@ -168,7 +180,7 @@ int OpenFile(sqlite3_vfs*, const char* path, sqlite3_file* file, int flags, int*
     methods.checked = *file->pMethods;
     methods.checked.iVersion = 2;  // Without mapping the file into memory, which goes past xRead.
     methods.checked.xRead = is_database ? ReadDatabase : ReadLog;
-    if (is_database) methods.checked.xWrite = WriteDatabase;
+    methods.checked.xWrite = is_database ? WriteDatabase : WriteLog;
   }
   if (methods.system != file->pMethods) {
     file->pMethods->xClose(file);
@@ -215,6 +227,8 @@ int OpenCheckedToRead(const std::string& path, sqlite3** connection) {
                          kName);
 }
 
+bool WasFileTooLarge() { return was_file_too_large; }
+
 std::string TakeDamage() { return std::exchange(damage, {}); }
 
 absl::StatusOr<DatabaseKind> KindOfDatabase(const std::string& path) {
@@ -240,6 +254,15 @@ absl::StatusOr<std::vector<int64_t>> DamagedPages(const std::string& path) {
     if (!read.ok() || !PageFits(page, static_cast<uint32_t>(number))) damaged.push_back(number);
   }
   return damaged;
+}
+
+absl::StatusOr<int64_t> BytesByHead(const std::string& path) {
+  QG_ASSIGN_OR_RETURN(const File file, File::OpenForReading(path));
+  Page page;
+  const absl::Status read = file.Read(0, page);
+  if (absl::IsDataLoss(read) || !PageFits(page, 1)) return 0;
+  QG_RETURN_IF_ERROR(read);
+  return int64_t{BigEndian(page.data() + 28)} * kDatabasePageBytes;
 }
 
 absl::Status ReplaceFirstPage(const std::string& path, const std::string& empty,
@@ -268,6 +291,9 @@ absl::StatusOr<LogEnd> ReadLogEnd(const std::string& path) {
   QG_RETURN_IF_ERROR(file.status());
   QG_ASSIGN_OR_RETURN(const int64_t size, file->Size());
   if (size == 0) return LogEnd();
+  if (size < kLogHeadBytes) {
+    return absl::DataLossError("the database's log (-wal) ends within its head");
+  }
   std::byte head[kLogHeadBytes];
   QG_RETURN_IF_ERROR(file->Read(0, head));
   LogSum sum;

@@ -32,12 +32,19 @@ int OpenCheckedToRead(const std::string& path, sqlite3** connection);
 /// Takes the description of the damage that this thread has found last; "" where there is none.
 std::string TakeDamage();
 
+/// Whether this thread's last write that failed was one beyond what a file may have (EFBIG): SQLite
+/// says SQLITE_FULL then, as for a full disk.
+bool WasFileTooLarge();
+
 enum class DatabaseKind { kAbsent, kEmpty, kUnchecked, kChecked, kDamaged };
 /// The kind by the head of the file. kUnchecked: a database of version 0.1.0.
 absl::StatusOr<DatabaseKind> KindOfDatabase(const std::string& path);
 
 /// Pages of a file at rest whose checksums do not fit, by their numbers from 1 on.
 absl::StatusOr<std::vector<int64_t>> DamagedPages(const std::string& path);
+
+/// The size of a file at rest that its first page says; 0 where that page is damaged.
+absl::StatusOr<int64_t> BytesByHead(const std::string& path);
 
 /// Puts the first page of `empty`, a database of the same tables without rows, in the place of that
 /// of `path`, which goes to `aside`. There the first page has nothing but the layout; which pages

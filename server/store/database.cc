@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <utility>
 
+#include "absl/strings/cord.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "server/store/checked_files.h"
@@ -79,28 +81,41 @@ bool Statement::IsNull(int column) const {
   return sqlite3_column_type(statement_, column) == SQLITE_NULL;
 }
 
+absl::Status RefusedStart(const std::string& path, const absl::Status& status) {
+  if (!absl::IsDataLoss(status)) return status;
+  const bool is_named = absl::StrContains(status.message(), path);
+  return absl::DataLossError(absl::StrCat(
+      is_named ? "" : path, is_named ? "" : ": ", status.message(),
+      "; restore it, or keep what it still has with quantgated --fsck --repair"));
+}
+
 absl::StatusOr<std::unique_ptr<Database>> Database::Open(const std::string& path,
                                                          OnCorruption on_corruption) {
-  const auto named = [&path](absl::Status status) {
-    return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
-  };
+  auto opened = OpenUnnamed(path, std::move(on_corruption));
+  if (opened.ok()) return opened;
+  // With its payload, which says what kind of limit is exhausted.
+  absl::Status named(opened.status().code(),
+                     absl::StrCat(path, ": ", opened.status().message()));
+  opened.status().ForEachPayload(
+      [&](auto type, const absl::Cord& payload) { named.SetPayload(type, payload); });
+  return named;
+}
+
+absl::StatusOr<std::unique_ptr<Database>> Database::OpenUnnamed(const std::string& path,
+                                                                OnCorruption on_corruption) {
   // A database with checksums has had a mark from its first moment on.
   QG_ASSIGN_OR_RETURN(const DatabaseKind kind, KindOfDatabase(path));
   const bool has_mark = kind == DatabaseKind::kChecked || kind == DatabaseKind::kDamaged;
   auto mark = has_mark ? LogMark::Open(path + "-mark") : LogMark::Begin(path + "-mark");
-  const absl::Status upgraded = UpgradeDatabase(path);
-  if (!upgraded.ok()) return named(upgraded);
-  const absl::Status is_whole = mark.ok() ? mark->Check(path + "-wal") : mark.status();
-  if (!is_whole.ok()) return named(is_whole);
+  QG_RETURN_IF_ERROR(UpgradeDatabase(path));
+  QG_RETURN_IF_ERROR(mark.ok() ? mark->Check(path + "-wal") : mark.status());
   sqlite3* connection = nullptr;
   const int code = OpenChecked(path, &connection);
   auto database = std::unique_ptr<Database>(new Database(connection, std::move(on_corruption)));
-  if (code != SQLITE_OK) return database->Failed(code, absl::StrCat("opening ", path));
+  if (code != SQLITE_OK) return database->Failed(code, "opening the database");
   const std::lock_guard lock(database->mutex_);
-  const absl::Status opened = database->Execute(kOptions);
-  if (!opened.ok()) return named(opened);
-  const absl::Status is_known = database->CheckSchema();
-  if (!is_known.ok()) return named(is_known);
+  QG_RETURN_IF_ERROR(database->Execute(kOptions));
+  QG_RETURN_IF_ERROR(database->CheckSchema());
   QG_ASSIGN_OR_RETURN(database->side_files_, SideFiles::Open(path + "-files"));
   QG_RETURN_IF_ERROR(database->OpenLog(path, *std::move(mark)));
   return database;

@@ -72,7 +72,8 @@ class Database {
   using OnCorruption = std::function<void(std::string_view what)>;
 
   /// Opens or creates; one of version 0.1.0 is written anew with checksums. FAILED_PRECONDITION for
-  /// a file of a newer schema or one that is not a database, DATA_LOSS for a damaged one.
+  /// a file of a newer schema or one that is not a database, DATA_LOSS for a damaged one; each names
+  /// the path.
   static absl::StatusOr<std::unique_ptr<Database>> Open(
       const std::string& path, OnCorruption on_corruption = [](std::string_view) {});
   ~Database();
@@ -107,6 +108,8 @@ class Database {
 
   Database(sqlite3* connection, OnCorruption on_corruption)
       : connection_(connection), on_corruption_(std::move(on_corruption)) {}
+  static absl::StatusOr<std::unique_ptr<Database>> OpenUnnamed(const std::string& path,
+                                                               OnCorruption on_corruption);
   absl::Status CheckSchema() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   /// Opens what Flush and the keeper work with.
   absl::Status OpenLog(const std::string& path, LogMark mark) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -149,6 +152,9 @@ class Database {
   /// Prepared statements that are not in use, by text.
   std::map<std::string, std::vector<sqlite3_stmt*>, std::less<>> idle_ ABSL_GUARDED_BY(mutex_);
 };
+
+/// What a start that found the database at `path` damaged says: where, and what to do about it.
+absl::Status RefusedStart(const std::string& path, const absl::Status& status);
 
 /// Rolls back unless committed.
 class Transaction {

@@ -75,13 +75,20 @@ class StoreCheck {
       return absl::OkStatus();
     }
     bool is_whole = opened.ok() && pages.empty();
+    QG_ASSIGN_OR_RETURN(const int64_t wanted, BytesByHead(path));
+    const auto size = static_cast<int64_t>(std::filesystem::file_size(path));
+    const bool is_cut = !opened.ok() && size < wanted;
+    if (is_cut) {
+      Problem(absl::StrCat("quantgate.db: the file ends at byte ", size, " of ", wanted),
+              "what is left is kept");
+    }
     for (const int64_t page : pages) {
       Problem(absl::StrCat("quantgate.db: page ", page, " is damaged"),
               page == 1 ? "no row is on it, and it is made anew" : "what is left is kept");
     }
     if (!opened.ok()) {
       // A damaged page may be what it met first.
-      const absl::Status why = pages.empty() ? opened : CheckLog(path);
+      const absl::Status why = pages.empty() && !is_cut ? opened : CheckLog(path);
       if (!why.ok()) Problem(std::string(why.message()), "what is left is kept");
     } else if (is_whole) {
       QG_ASSIGN_OR_RETURN(is_whole, CheckIndexes());
@@ -89,6 +96,7 @@ class StoreCheck {
     if (is_whole) return absl::OkStatus();
     database_ = nullptr;
     if (!repairs_) return absl::OkStatus();
+    QG_RETURN_IF_ERROR(SetAnotherLogAside(path));
     QG_RETURN_IF_ERROR(SalvageDatabase(path, data_dir_.quarantine_path() + "/quantgate.db",
                                        !pages.empty() && pages[0] == 1));
     return Open();
@@ -97,6 +105,16 @@ class StoreCheck {
   static absl::Status CheckLog(const std::string& path) {
     QG_ASSIGN_OR_RETURN(const LogMark mark, LogMark::Open(path + "-mark"));
     return mark.Check(path + "-wal");
+  }
+
+  /// Whose pages must not meet those of the file.
+  absl::Status SetAnotherLogAside(const std::string& path) const {
+    const auto mark = LogMark::Open(path + "-mark");
+    if (!mark.ok()) return absl::OkStatus();
+    const auto is_another = mark->IsOfAnother(path + "-wal");
+    if (!is_another.ok() || !*is_another) return absl::OkStatus();
+    RemoveFile(path + "-shm");
+    return RenameFile(path + "-wal", data_dir_.quarantine_path() + "/quantgate.db-wal");
   }
 
   /// Which a database with checksums is known by when its head is damaged: in one of version 0.1.0,

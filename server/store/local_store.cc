@@ -130,8 +130,9 @@ struct Store {
     QG_ASSIGN_OR_RETURN(DataDir directory, DataDir::Open(data_dir));
     QG_RETURN_IF_ERROR(directory.CheckHistory());
     const int64_t bytes = UsageOf(data_dir).bytes;
-    QG_ASSIGN_OR_RETURN(auto database, Database::Open(directory.database_path()));
-    return Store{std::move(directory), bytes, std::move(database)};
+    auto opened = Database::Open(directory.database_path());
+    QG_RETURN_IF_ERROR(RefusedStart(directory.database_path(), opened.status()));
+    return Store{std::move(directory), bytes, *std::move(opened)};
   }
   /// Gives the pages of rows that are gone back, closes the database, whose log goes with it, and
   /// says how much is less.

@@ -26,8 +26,7 @@ absl::StatusOr<LogMark> LogMark::Open(const std::string& path) {
   QG_ASSIGN_OR_RETURN(const int64_t size, file.Size());
   if (size == 0) {
     return absl::DataLossError(
-        "the mark of the database's log is gone or empty, so that nobody knows what the log had; "
-        "restore both, or keep what the database has with --fsck --repair");
+        "the mark of the database's log is gone or empty, so that nobody knows what the log had");
   }
   MarkBytes mark;
   uint32_t crc;
@@ -58,9 +57,20 @@ absl::Status LogMark::Check(const std::string& log_path) const {
     return absl::DataLossError(
         absl::StrCat("the database's log is gone, which had ", end_.pages, " pages"));
   }
-  if (found.generation != end_.generation || found.pages >= end_.pages) return absl::OkStatus();
+  if (found.generation != end_.generation) {
+    return absl::DataLossError(absl::StrCat(
+        "the database's log (-wal) is another one than that of which the disk had ", end_.pages,
+        " pages, an older one that was put back for one"));
+  }
+  if (found.pages >= end_.pages) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat("the database's log is damaged: ", found.pages, " of ",
                                           end_.pages, " pages are as they were written"));
+}
+
+absl::StatusOr<bool> LogMark::IsOfAnother(const std::string& log_path) const {
+  if (end_.pages == 0) return false;
+  QG_ASSIGN_OR_RETURN(const LogEnd found, ReadLogEnd(log_path));
+  return found.generation != 0 && found.generation != end_.generation;
 }
 
 absl::Status LogMark::Set(LogEnd end) { return end == end_ ? absl::OkStatus() : Write(end); }

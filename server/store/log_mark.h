@@ -23,8 +23,14 @@ class LogMark {
   /// to.
   static absl::StatusOr<LogMark> Begin(const std::string& path);
 
-  /// DATA_LOSS where the log lacks pages that the mark promises.
+  /// DATA_LOSS where the log lacks pages that the mark promises, or is of another generation: the
+  /// mark is lifted, on the disk, before a log is begun anew, so that no crash leaves a log of
+  /// another generation.
   absl::Status Check(const std::string& log_path) const;
+
+  /// Whether there is a log and it is of another generation. SQLite would take its pages, of another
+  /// time, over those of the database's file.
+  absl::StatusOr<bool> IsOfAnother(const std::string& log_path) const;
 
   /// Sets the mark without waiting for the disk: an older mark promises less, which is safe.
   absl::Status Set(LogEnd end);

@@ -218,6 +218,13 @@ absl::Status MakeFirstPage(const std::string& path, const std::string& new_path,
   return ReplaceFirstPage(path, new_path, aside);
 }
 
+absl::Status GrowToHead(const std::string& path) {
+  QG_ASSIGN_OR_RETURN(const int64_t wanted, BytesByHead(path));
+  QG_ASSIGN_OR_RETURN(File file, File::OpenForWriting(path));
+  QG_ASSIGN_OR_RETURN(const int64_t size, file.Size());
+  return size < wanted ? file.Truncate(wanted) : absl::OkStatus();
+}
+
 absl::Status WriteSalvaged(const std::string& path, const std::string& new_path) {
   Connection from, to;
   QG_RETURN_IF_ERROR(from.Checked(OpenChecked(path, &from.handle)));
@@ -235,8 +242,8 @@ absl::Status UpgradeDatabase(const std::string& path) {
   QG_ASSIGN_OR_RETURN(const DatabaseKind kind, KindOfDatabase(path));
   if (kind == DatabaseKind::kDamaged) {
     return absl::FailedPreconditionError(
-        "its head is damaged, or it is no database; restore it, or keep what it has with --fsck "
-        "--repair");
+        "its head is damaged, or it is no database; restore it, or keep what it has with "
+        "quantgated --fsck --repair");
   }
   if (kind != DatabaseKind::kUnchecked) return absl::OkStatus();
   const std::string new_path = path + "-new";
@@ -252,6 +259,7 @@ absl::Status SalvageDatabase(const std::string& path, const std::string& aside,
   if (is_first_page_lost) {
     QG_RETURN_IF_ERROR(MakeFirstPage(path, new_path, aside + "-page-1"));
   }
+  QG_RETURN_IF_ERROR(GrowToHead(path));
   QG_RETURN_IF_ERROR(WriteSalvaged(path, new_path));
   QG_RETURN_IF_ERROR(SyncFile(new_path));
   RemoveFile(aside);

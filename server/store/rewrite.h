@@ -16,7 +16,8 @@ absl::Status UpgradeDatabase(const std::string& path);
 /// Writes a damaged database anew with every row that its undamaged pages have, even where pages
 /// around them are lost; the damaged file goes to `aside`. A lost first page is made anew first,
 /// since every database of this version has the same one; the file with the lost page goes to
-/// `aside` with "-page-1" behind it.
+/// `aside` with "-page-1" behind it. A file that was cut short is filled with zeros up to the size
+/// that its head says, without which SQLite does not read it; pages of zeros count as damaged.
 absl::Status SalvageDatabase(const std::string& path, const std::string& aside,
                              bool is_first_page_lost);
 

@@ -318,17 +318,35 @@ absl::Status RunStore::Remove(const std::string& run_id) {
 }
 
 absl::StatusOr<int> RunStore::SetStrayFilesAside(const std::string& directory) {
-  int count = 0;
+  std::vector<std::string> strays;
   for (const std::string& name : database_.side_files().Names()) {
     const absl::Status known = Get(name).status();
-    if (absl::IsNotFound(known)) {
-      QG_RETURN_IF_ERROR(database_.side_files().SetAside(name, directory));
-      ++count;
-    } else {
-      QG_RETURN_IF_ERROR(known);
-    }
+    if (!absl::IsNotFound(known)) QG_RETURN_IF_ERROR(known);
+    if (!known.ok()) strays.push_back(name);
   }
-  return count;
+  if (strays.empty()) return 0;
+  // A page of the index may be an older one, by a write that was lost, with its checksum right.
+  QG_ASSIGN_OR_RETURN(const auto stored, RunIdsOfTable());
+  for (const std::string& name : strays) {
+    if (!stored.contains(name)) continue;
+    return database_.Corrupted(
+        "database", absl::StrCat("the database is damaged: the index of runs lacks ", name));
+  }
+  for (const std::string& name : strays) {
+    QG_RETURN_IF_ERROR(database_.side_files().SetAside(name, directory));
+  }
+  return static_cast<int>(strays.size());
+}
+
+absl::StatusOr<absl::flat_hash_set<std::string>> RunStore::RunIdsOfTable() {
+  const std::lock_guard lock(database_.mutex());
+  QG_ASSIGN_OR_RETURN(Statement rows, database_.Prepare("SELECT run_id FROM runs NOT INDEXED"));
+  absl::flat_hash_set<std::string> ids;
+  while (true) {
+    QG_ASSIGN_OR_RETURN(const bool found, rows.Step());
+    if (!found) return ids;
+    ids.insert(rows.Text(0));
+  }
 }
 
 absl::StatusOr<RunPage> RunStore::List(int64_t before_id, int page_size) {

@@ -103,7 +103,8 @@ class RunStore {
   /// Removes a run and its events, but not their side file.
   absl::Status Remove(const std::string& run_id);
   /// Moves the side files of runs that the database does not have to `directory`, and returns their
-  /// number. A crash may have left them, or somebody has put an older database back.
+  /// number. A crash may have left them, or somebody has put an older database back. DATA_LOSS, and
+  /// none is moved, where the table of runs has a run that its index lacks.
   absl::StatusOr<int> SetStrayFilesAside(const std::string& directory);
 
  private:
@@ -115,6 +116,8 @@ class RunStore {
   absl::Status ReadRequestIds() ABSL_EXCLUSIVE_LOCKS_REQUIRED(database_.mutex());
   /// Waits for the disk where one of the runs has ended.
   absl::Status AwaitDisk(std::span<const RunRecord> records);
+  /// Without the index by their names.
+  absl::StatusOr<absl::flat_hash_set<std::string>> RunIdsOfTable();
   absl::StatusOr<RunPage> ReadPage(int64_t before_id, int page_size);
   /// Drops runs beyond what is kept and returns their ids.
   absl::StatusOr<std::vector<std::string>> DropOldest()

@@ -2,6 +2,7 @@
 
 #include <sqlite3.h>
 
+#include <cerrno>
 #include <span>
 
 #include "absl/strings/str_cat.h"
@@ -68,7 +69,10 @@ absl::Status FromSqlite(sqlite3* connection, int code, const std::string& what) 
   const std::string text = absl::StrCat(what, ": ", sqlite3_errmsg(connection));
   switch (code & 0xFF) {
     case SQLITE_FULL:
-      return error::DiskFull(what);
+      return WasFileTooLarge() ? error::FromErrno(EFBIG, what) : error::DiskFull(what);
+    case SQLITE_IOERR:  // Of the log's index, whose file SQLite itself makes larger.
+      if (sqlite3_system_errno(connection) == EFBIG) return error::FromErrno(EFBIG, what);
+      return absl::InternalError(text);
     case SQLITE_CORRUPT:
     case SQLITE_NOTADB: {
       const std::string damage = TakeDamage();

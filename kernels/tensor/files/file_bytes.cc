@@ -31,6 +31,7 @@ absl::Status ErrnoStatus(const std::string& path, const char* action) {
     case EDQUOT:
     case ENOMEM:
     case EMFILE:
+    case EFBIG:  // By RLIMIT_FSIZE or the file system.
       return absl::ResourceExhaustedError(message);
     case ENOTDIR:
     case EISDIR:

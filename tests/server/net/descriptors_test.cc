@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <filesystem>
 #include <functional>
 #include <string>
 #include <thread>
@@ -204,6 +205,25 @@ TEST(DescriptorLimit, RefusesToStartWithTooFew) {
                   "127.0.0.1:0", "--metrics-listen", "", "--data-dir", directory.Path("data")});
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.err, HasSubstr("RLIMIT_NOFILE is 32"));
+}
+
+// SIGXFSZ would end either program (153) without a word.
+TEST(FileSizeLimit, IsRefusedInWords) {
+  const TestDirectory directory;
+  const ProcessResult server =
+      RunProcess({"/usr/bin/prlimit", "--fsize=1024:1024", QUANTGATED_PROGRAM, "--listen",
+                  "127.0.0.1:0", "--metrics-listen", "", "--data-dir", directory.Path("data")});
+  EXPECT_EQ(server.exit_code, 2);
+  EXPECT_THAT(server.err, HasSubstr("RLIMIT_FSIZE"));
+  const std::string folder = directory.Path("out");
+  std::filesystem::create_directory(folder);
+  const ProcessResult command = RunProcess(
+      {"/usr/bin/prlimit", "--fsize=1024:1024", QUANTGATE_PROGRAM, "quantize",
+       "gen:normal,shape=64x64", "--recipe", "fp8_current", "--role", "input", "-o",
+       folder + "/codes.safetensors"});
+  EXPECT_EQ(command.exit_code, 7) << command.err;
+  EXPECT_THAT(command.err, HasSubstr("File too large"));
+  EXPECT_TRUE(std::filesystem::is_empty(folder));
 }
 
 }  // namespace

@@ -102,6 +102,30 @@ TEST_F(RecordStoresTest, AFlushThatCannotWriteIsTriedAgain) {
   EXPECT_TRUE(database_->Flush().ok());
 }
 
+// A file that may not grow is no fault of the database's.
+TEST_F(RecordStoresTest, AFileThatMayNotGrowIsALimitThatIsExhausted) {
+  const RunRecord run = Create(*runs_, "", 1);
+  const auto ignored = ::signal(SIGXFSZ, SIG_IGN);
+  std::vector<absl::Status> refused;
+  {
+    const Limit none(RLIMIT_FSIZE, 1 << 10);
+    refused.push_back(Append(*runs_, run.run_id, 2, {"small"}));
+    const auto large = std::make_shared<const std::string>(200'000, 'l');
+    refused.push_back(runs_->Prepare(run.run_id, large).status());
+  }
+  for (const rlim_t bytes : {rlim_t{1} << 10, rlim_t{20'000}}) {
+    const TemporaryDirectory other;
+    const Limit few(RLIMIT_FSIZE, bytes);
+    refused.push_back(Database::Open(other.path() + "/test.db").status());
+  }
+  ::signal(SIGXFSZ, ignored);
+  for (const absl::Status& status : refused) {
+    EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+    EXPECT_NE(status.message().find("RLIMIT_FSIZE"), absl::string_view::npos) << status;
+  }
+  EXPECT_TRUE(Append(*runs_, run.run_id, 2, {"small"}).ok());
+}
+
 TEST_F(RecordStoresTest, AFlushTakesNoDescriptor) {
   const RunRecord run = Create(*runs_, "", 1);
   ASSERT_TRUE(Append(*runs_, run.run_id, 2, {std::string(200'000, 'l')}).ok());

@@ -205,6 +205,78 @@ TEST_F(StoredDamageTest, ALogThatLostWhatItHadIsRefused) {
   EXPECT_EQ(refused, 6);
 }
 
+// Each of its pages fits; a later log was promised.
+TEST_F(StoredDamageTest, ALogOfAnotherGenerationIsRefusedAndSetAside) {
+  Fill();
+  const std::vector<std::string> whole = Answers();
+  const TemporaryDirectory first, second;
+  for (const auto* copy : {&first, &second}) fs::remove_all(copy->path());
+  fs::copy(directory_.path(), first.path(), fs::copy_options::recursive);
+  ASSERT_TRUE(Open().ok());  // Moves the log, and begins another.
+  ASSERT_TRUE(runs_->Create("run-late", "", {}, "summary", "accepted").ok());
+  ASSERT_TRUE(database_->Flush().ok());
+  fs::copy(directory_.path(), second.path(), fs::copy_options::recursive);
+  const std::string copy = second.path() + "/quantgate.db";
+  fs::remove(copy + "-shm");
+  fs::copy(first.path() + "/quantgate.db-wal", copy + "-wal", fs::copy_options::overwrite_existing);
+  const absl::Status status = Database::Open(copy).status();
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_NE(status.message().find("is another one"), std::string::npos) << status;
+  std::vector<std::string> found;
+  const auto tell = [&](const std::string& line) { found.push_back(line); };
+  const auto aside = second.path() + "/quarantine/quantgate.db-wal";
+  EXPECT_EQ(CheckStore(second.path(), /*repairs=*/false, tell)->problems, 1);
+  EXPECT_FALSE(fs::exists(aside));
+  EXPECT_EQ(CheckStore(second.path(), /*repairs=*/true, tell)->mended, 1);
+  EXPECT_EQ(fs::file_size(aside), fs::file_size(first.path() + "/quantgate.db-wal"));
+  EXPECT_EQ(CheckStore(second.path(), /*repairs=*/false, tell)->problems, 0);
+  const auto database = Database::Open(copy);
+  ASSERT_TRUE(database.ok()) << database.status();
+  runs_.emplace(**database);
+  EXPECT_EQ(Answers(), whole);  // As the file had it, without what the log that is gone had.
+  runs_.reset();
+}
+
+// A write that was lost: the page's checksum and number are right.
+TEST_F(StoredDamageTest, AnOlderPageOfAnIndexMovesNoEventsAside) {
+  Fill();
+  int64_t page = 0;
+  {
+    const std::lock_guard lock(database_->mutex());
+    auto row = database_->Prepare(
+        "SELECT rootpage FROM sqlite_schema WHERE name = 'sqlite_autoindex_runs_1'");
+    ASSERT_TRUE(row->Step().value());
+    page = row->Integer(0);
+  }
+  Close();
+  std::string older(kDatabasePageBytes, '\0');
+  std::ifstream(path(), std::ios::binary)
+      .seekg((page - 1) * kDatabasePageBytes)
+      .read(older.data(), kDatabasePageBytes);
+  ASSERT_TRUE(Open().ok());
+  const std::string large(kLargeBytes, 'l');
+  ASSERT_TRUE(runs_->Create("run-late", "", {}, "summary", "accepted").ok());
+  ASSERT_TRUE(
+      runs_->AppendEvents("run-late", 2, {{runs_->Prepare("run-late", Shared(large)).value()}})
+          .ok());
+  Close();
+  std::fstream(path(), std::ios::in | std::ios::out | std::ios::binary)
+      .seekp((page - 1) * kDatabasePageBytes)
+      .write(older.data(), kDatabasePageBytes);
+  ASSERT_TRUE(Open().ok());
+  const auto moved = runs_->SetStrayFilesAside(directory_.path() + "/quarantine");
+  EXPECT_TRUE(absl::IsDataLoss(moved.status())) << moved.status();
+  EXPECT_NE(moved.status().message().find("run-late"), absl::string_view::npos) << moved.status();
+  EXPECT_EQ(counts_["database"], 1);
+  EXPECT_TRUE(fs::exists(path() + "-files/run-late"));
+  Close();
+  EXPECT_GE(Fsck(true)->mended, 1);
+  EXPECT_EQ(Fsck()->problems, 0);
+  ASSERT_TRUE(Open().ok());
+  EXPECT_EQ(runs_->SetStrayFilesAside(directory_.path() + "/quarantine").value(), 0);
+  EXPECT_EQ((*runs_->ReadEvent("run-late", 2))->bytes, large);
+}
+
 // Without its mark a log that is gone or cut short would take runs back without a word.
 TEST_F(StoredDamageTest, ADatabaseWithoutItsMarkIsRefusedUntilRepaired) {
   Fill();
@@ -338,6 +410,55 @@ TEST_F(StoredDamageTest, FsckKeepsWhatADamagedDatabaseStillHas) {
   }
   EXPECT_GT(kept, 4 * kRuns);
   EXPECT_TRUE(fs::exists(directory_.path() + "/quarantine/quantgate.db"));
+}
+
+// At the end of a page or within one: whatever page was cut off is damaged, and no other.
+TEST_F(StoredDamageTest, FsckKeepsWhatADatabaseThatWasCutShortHas) {
+  Fill();
+  const std::vector<std::string> whole = Answers();
+  Close();
+  const std::string kept = directory_.path() + "/kept";
+  fs::copy(path(), kept);
+  const auto size = static_cast<int64_t>(fs::file_size(path()));
+  const int64_t most = size / kDatabasePageBytes * 3 / 4 * kDatabasePageBytes;
+  int answers_before = 4 * kRuns + kRuns;
+  for (const int64_t left : {size - kDatabasePageBytes, most - 7000}) {
+    fs::copy(kept, path(), fs::copy_options::overwrite_existing);
+    fs::resize_file(path(), left);
+    const absl::Status opened = Open();
+    EXPECT_TRUE(absl::IsDataLoss(opened)) << left << " " << opened;
+    EXPECT_EQ(opened.message().find(path()), 0u) << opened;
+    Close();
+    EXPECT_EQ(Fsck()->mended, 0);
+    EXPECT_NE(found_.at(0).find("quantgate.db: the file ends"), std::string::npos) << found_[0];
+    const auto repaired = Fsck(true);
+    ASSERT_TRUE(repaired.ok()) << left << " " << repaired.status();
+    EXPECT_GE(repaired->mended, 1);
+    EXPECT_EQ(Fsck()->problems, 0) << left << " " << found_.at(0);
+    ASSERT_TRUE(Open().ok()) << left;
+    const std::vector<std::string> answers = Answers();
+    int same = 0;
+    for (size_t i = 1; i < answers.size(); ++i) {
+      if (answers[i].starts_with("other")) continue;  // The run is gone.
+      EXPECT_EQ(answers[i], whole[i]) << left;
+      ++same;
+    }
+    EXPECT_GT(same, kRuns) << left;
+    EXPECT_LE(same, answers_before) << left;
+    answers_before = same;
+    Close();
+  }
+}
+
+TEST_F(StoredDamageTest, ALogThatEndsWithinItsHeadIsNamed) {
+  Fill();
+  const TemporaryDirectory killed;
+  fs::remove_all(killed.path());
+  fs::copy(directory_.path(), killed.path(), fs::copy_options::recursive);
+  fs::resize_file(killed.path() + "/quantgate.db-wal", 31);
+  const absl::Status status = Database::Open(killed.path() + "/quantgate.db").status();
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_NE(status.message().find("log (-wal) ends within its head"), std::string::npos) << status;
 }
 
 // It has no rows: the head of the file, and which tables there are.
