@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "absl/strings/cord.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "server/store/checked_files.h"
@@ -83,10 +82,9 @@ bool Statement::IsNull(int column) const {
 
 absl::Status RefusedStart(const std::string& path, const absl::Status& status) {
   if (!absl::IsDataLoss(status)) return status;
-  const bool is_named = absl::StrContains(status.message(), path);
-  return absl::DataLossError(absl::StrCat(
-      is_named ? "" : path, is_named ? "" : ": ", status.message(),
-      "; restore it, or keep what it still has with quantgated --fsck --repair"));
+  return absl::DataLossError(
+      absl::StrCat(status.message(), "; restore ", path,
+                   ", or keep what it still has with quantgated --fsck --repair"));
 }
 
 absl::StatusOr<std::unique_ptr<Database>> Database::Open(const std::string& path,
@@ -94,8 +92,7 @@ absl::StatusOr<std::unique_ptr<Database>> Database::Open(const std::string& path
   auto opened = OpenUnnamed(path, std::move(on_corruption));
   if (opened.ok()) return opened;
   // With its payload, which says what kind of limit is exhausted.
-  absl::Status named(opened.status().code(),
-                     absl::StrCat(path, ": ", opened.status().message()));
+  absl::Status named(opened.status().code(), absl::StrCat(path, ": ", opened.status().message()));
   opened.status().ForEachPayload(
       [&](auto type, const absl::Cord& payload) { named.SetPayload(type, payload); });
   return named;

@@ -72,8 +72,8 @@ class Database {
   using OnCorruption = std::function<void(std::string_view what)>;
 
   /// Opens or creates; one of version 0.1.0 is written anew with checksums. FAILED_PRECONDITION for
-  /// a file of a newer schema or one that is not a database, DATA_LOSS for a damaged one; each names
-  /// the path.
+  /// a file of a newer schema or one that is not a database, DATA_LOSS for a damaged one; each
+  /// names the path.
   static absl::StatusOr<std::unique_ptr<Database>> Open(
       const std::string& path, OnCorruption on_corruption = [](std::string_view) {});
   ~Database();

@@ -58,9 +58,9 @@ absl::Status LogMark::Check(const std::string& log_path) const {
         absl::StrCat("the database's log is gone, which had ", end_.pages, " pages"));
   }
   if (found.generation != end_.generation) {
-    return absl::DataLossError(absl::StrCat(
-        "the database's log (-wal) is another one than that of which the disk had ", end_.pages,
-        " pages, an older one that was put back for one"));
+    return absl::DataLossError(
+        absl::StrCat("the database's log (-wal) is another one than that of which the disk had ",
+                     end_.pages, " pages, an older one that was put back for one"));
   }
   if (found.pages >= end_.pages) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat("the database's log is damaged: ", found.pages, " of ",

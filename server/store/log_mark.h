@@ -28,8 +28,8 @@ class LogMark {
   /// another generation.
   absl::Status Check(const std::string& log_path) const;
 
-  /// Whether there is a log and it is of another generation. SQLite would take its pages, of another
-  /// time, over those of the database's file.
+  /// Whether there is a log and it is of another generation. SQLite would take its pages, of
+  /// another time, over those of the database's file.
   absl::StatusOr<bool> IsOfAnother(const std::string& log_path) const;
 
   /// Sets the mark without waiting for the disk: an older mark promises less, which is safe.

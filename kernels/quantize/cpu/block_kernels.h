@@ -101,8 +101,8 @@ struct Nvfp4ColumnJob {
   uint32_t line, block;
   bool transforms;  ///< bf16 only: quantizes the Hadamard transform, which transformed_amax has
                     ///< found possible.
-  bool counts;   ///< Whether the tally is wanted.
-  bool streams;  ///< As in TileJob.
+  bool counts;      ///< Whether the tally is wanted.
+  bool streams;     ///< As in TileJob.
 };
 
 /// The loops of nvfp4.

@@ -53,7 +53,7 @@ struct Vector {
 };
 
 std::vector<Vector> LoadVectors() {
-  std::ifstream file(QUANTGATE_SOURCE_DIR "/tests/gemm/fused_step_vectors.txt");
+  std::ifstream file(QUANTGATE_SOURCE_DIR "/tests/gemm/models/fused_step_vectors.txt");
   std::vector<Vector> vectors;
   for (std::string line; std::getline(file, line);) {
     if (line.empty() || line[0] == '#') continue;

@@ -209,7 +209,7 @@ TEST(DescriptorLimit, RefusesToStartWithTooFew) {
 
 // SIGXFSZ would end either program (153) without a word.
 TEST(FileSizeLimit, IsRefusedInWords) {
-  const TestDirectory directory;
+  const TemporaryDirectory directory;
   const ProcessResult server =
       RunProcess({"/usr/bin/prlimit", "--fsize=1024:1024", QUANTGATED_PROGRAM, "--listen",
                   "127.0.0.1:0", "--metrics-listen", "", "--data-dir", directory.Path("data")});
@@ -217,10 +217,10 @@ TEST(FileSizeLimit, IsRefusedInWords) {
   EXPECT_THAT(server.err, HasSubstr("RLIMIT_FSIZE"));
   const std::string folder = directory.Path("out");
   std::filesystem::create_directory(folder);
-  const ProcessResult command = RunProcess(
-      {"/usr/bin/prlimit", "--fsize=1024:1024", QUANTGATE_PROGRAM, "quantize",
-       "gen:normal,shape=64x64", "--recipe", "fp8_current", "--role", "input", "-o",
-       folder + "/codes.safetensors"});
+  const ProcessResult command =
+      RunProcess({"/usr/bin/prlimit", "--fsize=1024:1024", QUANTGATE_PROGRAM, "quantize",
+                  "gen:normal,shape=64x64", "--recipe", "fp8_current", "--role", "input", "-o",
+                  folder + "/codes.safetensors"});
   EXPECT_EQ(command.exit_code, 7) << command.err;
   EXPECT_THAT(command.err, HasSubstr("File too large"));
   EXPECT_TRUE(std::filesystem::is_empty(folder));
