@@ -59,8 +59,8 @@ absl::Status LogMark::Check(const std::string& log_path) const {
   }
   if (found.generation != end_.generation) {
     return absl::DataLossError(
-        absl::StrCat("the database's log (-wal) is another one than that of which the disk had ",
-                     end_.pages, " pages, an older one that was put back for one"));
+        absl::StrCat("the database's log (-wal) is not the one of which the disk had ", end_.pages,
+                     " pages, but for example an older one that was put back"));
   }
   if (found.pages >= end_.pages) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat("the database's log is damaged: ", found.pages, " of ",

@@ -1,6 +1,7 @@
 // What is reported of a plan from end to end.
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -325,6 +326,19 @@ TEST(RunPlan, SpecialValuesAreResults) {
   const RunReport report = RunOk(request);
   EXPECT_GT(OutputOf(report.variants[0], "y").against_exact.error.non_finite_count, 0);
   EXPECT_TRUE(report.verdict.pass) << report.verdict.finding;
+}
+
+// FP8 saturates the infinity, so that neither an output nor its exact value shows it.
+TEST(RunPlan, NamesAnInfiniteInputThatNoOutputShows) {
+  LayerRunRequest request = RequestOf({"fp8_current"});
+  std::vector<float> x = ToValues(request.step.x);
+  x[5] = std::numeric_limits<float>::infinity();
+  request.step.x = FromValues(DType::kBF16, {2, 16, 96}, x);
+  request.requirement = Requirement::kBound;
+  const RunReport report = RunOk(request);
+  EXPECT_TRUE(report.verdict.pass) << report.verdict.finding;
+  EXPECT_EQ(report.verdict.non_finite, "");
+  EXPECT_EQ(report.verdict.non_finite_inputs, "x has 1 infinite");
 }
 
 TEST(RunPlan, EveryCodePathAndThreadCountReportsTheSame) {
