@@ -52,6 +52,15 @@ TEST_F(ExplainCommandTest, NamesTheArithmeticOfAGemm) {
                                HasSubstr("rules on a sample of 576 outputs")));
 }
 
+TEST_F(ExplainCommandTest, EstablishesNoArithmeticWhereEveryOneGivesTheBytes) {
+  const std::string zeros = "gen:zero,shape=32x64,dtype=bf16";
+  const std::string d = Path("zeros.safetensors");
+  ASSERT_EQ(Quantgate({"gemm", "--a", zeros, "--b", zeros, "-o", d}).exit_code, 0);
+  const ProcessResult result = Quantgate({"explain", "--a", zeros, "--b", zeros, "--d", d + ":d"});
+  EXPECT_EQ(result.exit_code, 1) << result.out;
+  EXPECT_THAT(result.out + result.err, HasSubstr("no rule is established"));
+}
+
 TEST_F(ExplainCommandTest, NamesTheRuleOfCodesAndSaysWhenNothingFits) {
   const std::string q = Path("q.safetensors");
   ASSERT_EQ(Quantgate({"quantize", kFile + ":fc1.x", "--recipe", "mxfp8:scale_rule=floor", "--role",
