@@ -241,6 +241,12 @@ absl::Status OfField(std::string_view field, const absl::Status& status) {
 }
 
 absl::StatusOr<TensorFile> ReadTensorFile(std::string_view field, const std::string& path) {
+  QG_ASSIGN_OR_RETURN(TensorFile known, ReadKnownTensors(field, path));
+  if (known.unread.empty()) return known;
+  return OfField(field, ReadSafetensors(path).status());
+}
+
+absl::StatusOr<TensorFile> ReadKnownTensors(std::string_view field, const std::string& path) {
   const absl::StatusOr<TensorName> name = ParseTensorName(field, path);
   const bool is_tensor = name.ok() && (name->kind != TensorName::Kind::kSafetensors ||
                                        !name->entry.empty() || name->reinterpreted);
@@ -249,7 +255,7 @@ absl::StatusOr<TensorFile> ReadTensorFile(std::string_view field, const std::str
                   "this names one tensor, and a whole FILE.safetensors is read here, by the names "
                   "of its tensors");
   }
-  absl::StatusOr<TensorFile> file = ReadSafetensors(path);
+  absl::StatusOr<TensorFile> file = ReadKnownSafetensors(path);
   if (file.ok()) return file;
   return OfField(field, file.status());
 }

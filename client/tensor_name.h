@@ -47,7 +47,10 @@ absl::StatusOr<Tensor> LoadTensor(const TensorName& name);
 /// `status` with `field`, the option or argument it is about, before its message.
 absl::Status OfField(std::string_view field, const absl::Status& status);
 
-/// ReadSafetensors, whose errors name `field` too.
+/// ReadSafetensors, whose errors name `field` too. For a caller to whom each tensor counts.
 absl::StatusOr<TensorFile> ReadTensorFile(std::string_view field, const std::string& path);
+
+/// ReadKnownSafetensors, whose errors name `field` too. For a caller who looks tensors up by name.
+absl::StatusOr<TensorFile> ReadKnownTensors(std::string_view field, const std::string& path);
 
 }  // namespace quantgate

@@ -74,7 +74,7 @@ absl::Status NameHint(const absl::Status& status, const std::string& hint) {
 }
 
 absl::StatusOr<int> Dequantize(Invocation& invocation, const DequantizeOptions& options) {
-  QG_ASSIGN_OR_RETURN(const TensorFile file, ReadTensorFile("FILE", options.file));
+  QG_ASSIGN_OR_RETURN(const TensorFile file, ReadKnownTensors("FILE", options.file));
   if (!options.output.empty()) {
     QG_RETURN_IF_ERROR(CheckOutput("-o", options.output, {".safetensors"}, {options.file}));
   }

@@ -123,7 +123,7 @@ absl::StatusOr<std::string> ScaleLayoutOf(const ExplainOptions& options) {
   if (!options.scale_layout.empty()) return options.scale_layout;
   QG_ASSIGN_OR_RETURN(const TensorName name, ParseTensorName("--scale-inv", options.scale_inv));
   if (name.kind != TensorName::Kind::kSafetensors) return "";
-  QG_ASSIGN_OR_RETURN(const TensorFile file, ReadTensorFile("--scale-inv", name.path));
+  QG_ASSIGN_OR_RETURN(const TensorFile file, ReadKnownTensors("--scale-inv", name.path));
   QG_ASSIGN_OR_RETURN(const v1::QuantizedDescription description, DescriptionOf(file.metadata));
   return description.scale_layout();
 }

@@ -100,12 +100,14 @@ absl::StatusOr<std::vector<v1::NamedTensor>> AskedFor(const std::vector<std::str
 std::vector<std::string> UncomparedNames(const TensorFile& subject,
                                          const std::vector<v1::NamedTensor>& asked) {
   std::vector<std::string> names;
-  for (const NamedTensor& tensor : subject.tensors) {
+  const auto add = [&](const std::string& name) {
     if (std::none_of(asked.begin(), asked.end(),
-                     [&](const v1::NamedTensor& output) { return output.name() == tensor.name; })) {
-      names.push_back(tensor.name);
+                     [&](const v1::NamedTensor& output) { return output.name() == name; })) {
+      names.push_back(name);
     }
-  }
+  };
+  for (const NamedTensor& tensor : subject.tensors) add(tensor.name);
+  for (const auto& [name, dtype] : subject.unread) add(name);
   return names;
 }
 
@@ -122,7 +124,8 @@ absl::StatusOr<SubjectComparison> CompareOutput(Connection& connection, TensorSo
     SubjectComparison missing;
     missing.tensor = output.name();
     missing.dtype = output.type().dtype();
-    missing.difference = absl::StrCat("not in ", path);
+    missing.difference = absl::IsNotFound(tensor.status()) ? absl::StrCat("not in ", path)
+                                                           : std::string(tensor.status().message());
     return missing;
   }
   ComparisonSide mine{absl::StrCat(path, ":", output.name()), DescriptorOf(*tensor), {}};
@@ -160,7 +163,7 @@ absl::StatusOr<int> Verify(Invocation& invocation, const VerifyOptions& options)
     return absl::InvalidArgumentError("--only: given without --subject, whose outputs it names");
   }
   // A bad subject is found before the engine works for it.
-  QG_ASSIGN_OR_RETURN(const TensorFile subject, ReadTensorFile("--subject", options.subject));
+  QG_ASSIGN_OR_RETURN(const TensorFile subject, ReadKnownTensors("--subject", options.subject));
   LayerCommand run = options.run;
   run.keep_outputs = true;
   run.variants = 1;

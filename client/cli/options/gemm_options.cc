@@ -16,7 +16,7 @@ absl::Status ApplyScaleMetadata(const std::string& option, const OperandOptions&
   const std::string field = option + "-scale-inv";
   QG_ASSIGN_OR_RETURN(const TensorName name, ParseTensorName(field, options.scale_inv));
   if (name.kind != TensorName::Kind::kSafetensors) return absl::OkStatus();
-  QG_ASSIGN_OR_RETURN(const TensorFile file, ReadTensorFile(field, name.path));
+  QG_ASSIGN_OR_RETURN(const TensorFile file, ReadKnownTensors(field, name.path));
   QG_ASSIGN_OR_RETURN(const v1::QuantizedDescription description, DescriptionOf(file.metadata));
   const std::string& layout = description.scale_layout();
   if (!layout.empty() && layout != "logical") {

@@ -140,7 +140,7 @@ absl::Status SetDelayedState(const std::vector<std::string>& values, TensorSourc
                           sources.Resolve("--delayed-state", value.substr(equals + 1)));
       continue;
     }
-    QG_ASSIGN_OR_RETURN(const TensorFile file, ReadTensorFile("--delayed-state", value));
+    QG_ASSIGN_OR_RETURN(const TensorFile file, ReadKnownTensors("--delayed-state", value));
     for (const NamedTensor& tensor : file.tensors) {
       // The other tensors that `run -o` wrote into the file are outputs of that run.
       if (!absl::EndsWith(tensor.name, ".scale") && !absl::EndsWith(tensor.name, ".amax_history")) {

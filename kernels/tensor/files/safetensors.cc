@@ -199,13 +199,11 @@ absl::StatusOr<Shape> CheckShape(const HeaderEntry& entry, DType dtype) {
   return shape;
 }
 
-absl::StatusOr<CheckedEntry> CheckEntry(const HeaderEntry& entry, uint64_t data_bytes,
-                                        bool must_be_known) {
+absl::StatusOr<CheckedEntry> CheckEntry(const HeaderEntry& entry, uint64_t data_bytes) {
   if (!entry.dtype || !entry.shape || !entry.offsets) {
     return absl::InvalidArgumentError("lacks one of dtype, shape, data_offsets");
   }
   const absl::StatusOr<DType> dtype = ParseSafetensorsDType(*entry.dtype);
-  if (!dtype.ok() && must_be_known) return dtype.status();
   if (entry.offsets->size() != 2) {
     return absl::InvalidArgumentError("data_offsets must be two numbers");
   }
@@ -245,9 +243,18 @@ absl::Status CheckContiguous(const std::vector<CheckedEntry>& entries, uint64_t 
   return absl::OkStatus();
 }
 
-/// With `only`, tensors of other names may have unknown dtypes and are left out.
-absl::StatusOr<TensorFile> ParseBuffer(const std::shared_ptr<Buffer>& buffer,
-                                       std::optional<std::string_view> only) {
+absl::Status OfTensor(std::string_view name, const absl::Status& status) {
+  return absl::Status(status.code(),
+                      absl::StrCat("tensor ", Quoted(name), ": ", status.message()));
+}
+
+/// Why the tensor `name` of the safetensors dtype `dtype` was left unread.
+absl::Status WhyUnread(std::string_view name, std::string_view dtype) {
+  return OfTensor(name, ParseSafetensorsDType(dtype).status());
+}
+
+/// The file with its tensors of unknown dtypes left unread.
+absl::StatusOr<TensorFile> ParseBuffer(const std::shared_ptr<Buffer>& buffer) {
   const uint64_t file_bytes = buffer->size();
   if (file_bytes < kLengthBytes) {
     return absl::InvalidArgumentError(
@@ -270,13 +277,12 @@ absl::StatusOr<TensorFile> ParseBuffer(const std::shared_ptr<Buffer>& buffer,
       Header header,
       ParseHeader({reinterpret_cast<const char*>(buffer->data()) + kLengthBytes, header_bytes}));
 
+  TensorFile file;
   std::vector<CheckedEntry> entries;
   for (const HeaderEntry& entry : header.entries) {
-    auto checked = CheckEntry(entry, data_bytes, !only || entry.name == *only);
-    if (!checked.ok()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("tensor ", Quoted(entry.name), ": ", checked.status().message()));
-    }
+    auto checked = CheckEntry(entry, data_bytes);
+    if (!checked.ok()) return OfTensor(entry.name, checked.status());
+    if (!checked->dtype) file.unread.emplace(entry.name, *entry.dtype);
     entries.push_back(*std::move(checked));
   }
   std::stable_sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
@@ -284,7 +290,6 @@ absl::StatusOr<TensorFile> ParseBuffer(const std::shared_ptr<Buffer>& buffer,
   });
   QG_RETURN_IF_ERROR(CheckContiguous(entries, data_bytes));
 
-  TensorFile file;
   file.metadata = std::move(header.metadata);
   for (CheckedEntry& entry : entries) {
     if (!entry.dtype) continue;
@@ -398,13 +403,20 @@ absl::StatusOr<Tensor> TensorFile::Find(std::string_view name) const {
   for (const NamedTensor& named : tensors) {
     if (named.name == name) return named.tensor;
   }
+  const auto left_out = unread.find(std::string(name));
+  if (left_out != unread.end()) return WhyUnread(name, left_out->second);
   return absl::NotFoundError(
       absl::StrCat("no tensor ", Quoted(name), "; the file has ", NameList()));
 }
 
 absl::StatusOr<TensorFile> ParseSafetensors(std::shared_ptr<Buffer> buffer,
                                             const std::string& source) {
-  return WithSource(ParseBuffer(buffer, /*only=*/std::nullopt), source);
+  absl::StatusOr<TensorFile> file = ParseBuffer(buffer);
+  if (file.ok() && !file->unread.empty()) {
+    const auto& [name, dtype] = *file->unread.begin();
+    file = WhyUnread(name, dtype);
+  }
+  return WithSource(std::move(file), source);
 }
 
 absl::StatusOr<TensorFile> ReadSafetensors(const std::string& path) {
@@ -412,9 +424,13 @@ absl::StatusOr<TensorFile> ReadSafetensors(const std::string& path) {
   return ParseSafetensors(std::move(buffer), path);
 }
 
-absl::StatusOr<Tensor> ReadSafetensorsTensor(const std::string& path, std::string_view name) {
+absl::StatusOr<TensorFile> ReadKnownSafetensors(const std::string& path) {
   QG_ASSIGN_OR_RETURN(const std::shared_ptr<Buffer> buffer, MapFile(path));
-  QG_ASSIGN_OR_RETURN(const TensorFile file, WithSource(ParseBuffer(buffer, name), path));
+  return WithSource(ParseBuffer(buffer), path);
+}
+
+absl::StatusOr<Tensor> ReadSafetensorsTensor(const std::string& path, std::string_view name) {
+  QG_ASSIGN_OR_RETURN(const TensorFile file, ReadKnownSafetensors(path));
   return WithSource(file.Find(name), path);
 }
 

@@ -24,7 +24,8 @@ struct NamedTensor {
 struct TensorFile {
   std::vector<NamedTensor> tensors;             ///< In the order of the file's offsets.
   std::map<std::string, std::string> metadata;  ///< safetensors __metadata__.
-  /// NOT_FOUND naming the tensor and listing what the file has.
+  std::map<std::string, std::string> unread;    ///< Dtypes that no Tensor has, by tensor name.
+  /// NOT_FOUND naming the tensor and listing what the file has; INVALID_ARGUMENT for an unread one.
   absl::StatusOr<Tensor> Find(std::string_view name) const;
   /// The first names for messages, control characters escaped: "x, weight, 3 more".
   std::string NameList() const;
@@ -38,8 +39,11 @@ inline constexpr uint64_t kSafetensorsHeaderBytesMax = 16u << 20;
 /// overlap, leave holes, run out of range or do not match dtype and shape, duplicate names.
 /// NOT_FOUND when there is no such file.
 absl::StatusOr<TensorFile> ReadSafetensors(const std::string& path);
+/// As ReadSafetensors, for a caller who looks tensors up by name: those of unknown dtypes are left
+/// unread, since a checkpoint holds masks and indices too.
+absl::StatusOr<TensorFile> ReadKnownSafetensors(const std::string& path);
 /// One tensor of a .safetensors file. NOT_FOUND when it has none of that name. The other tensors
-/// may have unknown dtypes, since a checkpoint holds masks and indices too.
+/// may have unknown dtypes.
 absl::StatusOr<Tensor> ReadSafetensorsTensor(const std::string& path, std::string_view name);
 /// As ReadSafetensors, from the bytes of a file in memory, which the tensors share. `source` names
 /// the file in errors.

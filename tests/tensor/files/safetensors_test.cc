@@ -249,6 +249,11 @@ TEST(ReadSafetensors, OneTensorBesideOthersOfUnknownDtype) {
   EXPECT_THAT(std::string(absent.status().message()), HasSubstr(file.path() + ": no tensor"));
   // Of a file that is read whole nothing is left out.
   EXPECT_EQ(ReadSafetensors(file.path()).status().code(), absl::StatusCode::kInvalidArgument);
+  const auto known = ReadKnownSafetensors(file.path());
+  ASSERT_TRUE(known.ok()) << known.status();
+  EXPECT_EQ(known->tensors.size(), 1u);
+  EXPECT_EQ(known->unread, (std::map<std::string, std::string>{{"mask", "BOOL"}}));
+  EXPECT_EQ(known->Find("mask").status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(ReadSafetensors, RangesOfUnknownDtypesAreCheckedToo) {

@@ -2,6 +2,8 @@
 // line, names of other libraries, slips of the fingers.
 #include <gmock/gmock.h>
 
+#include <cstring>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "tests/client/cli/commands/command_fixture.h"
@@ -41,6 +43,50 @@ class FirstUseTest : public CommandTest {
            more;
   }
 };
+
+/// The safetensors file with a tensor "mask" of dtype BOOL [3] at its end, as a checkpoint has.
+void AddMask(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  const std::string bytes((std::istreambuf_iterator<char>(in)), {});
+  uint64_t length;
+  ASSERT_GE(bytes.size(), sizeof length);
+  std::memcpy(&length, bytes.data(), sizeof length);
+  const std::string data = bytes.substr(sizeof length + length);
+  nlohmann::json header = nlohmann::json::parse(bytes.substr(sizeof length, length));
+  header["mask"] = {{"dtype", "BOOL"},
+                    {"shape", {3}},
+                    {"data_offsets", {data.size(), data.size() + 3}}};
+  const std::string text = header.dump();
+  length = text.size();
+  std::ofstream out(path, std::ios::binary);
+  out.write(reinterpret_cast<const char*>(&length), sizeof length);
+  out << text << data << std::string(3, '\1');
+}
+
+// A dtype that QuantGate has not closes no file to those who ask for its other tensors.
+TEST_F(FirstUseTest, AMaskBesideTensorsIsLeftAlone) {
+  const std::string q = Path("q.safetensors"), y = Path("y.safetensors");
+  const Arguments layer = LayerArguments() + Arguments{"--recipe", "mxfp8"};
+  ASSERT_EQ(Quantgate({"quantize", Sample("fc1.x"), "--recipe", "mxfp8", "--role", "input", "-o", q}).exit_code, 0);
+  ASSERT_EQ(Quantgate(Arguments{"run"} + layer + Arguments{"-o", y}).exit_code, 0);
+  AddMask(q);
+  AddMask(y);
+  const Arguments codes = {"--codes", q + ":rowwise_data", "--scale-inv", q + ":rowwise_scale_inv"};
+  const ProcessResult explained =
+      Quantgate(Arguments{"explain", "--source", Sample("fc1.x")} + codes);
+  EXPECT_EQ(explained.exit_code, 0) << explained.err;
+  const ProcessResult dequantized = Quantgate({"dequantize", q, "-o", Path("x.safetensors")});
+  EXPECT_EQ(dequantized.exit_code, 0) << dequantized.err;
+  const ProcessResult verified = Quantgate(Arguments{"verify", "--subject", y} + layer);
+  EXPECT_EQ(verified.exit_code, 0) << verified.err;
+  EXPECT_THAT(verified.out, HasSubstr("no output of this layer: mask"));
+  // Where each tensor counts, one that cannot be read is named.
+  for (const Arguments& whole : {Arguments{"diff", y, y}, Arguments{"tensor", "put", y}}) {
+    const ProcessResult refused = Quantgate(whole);
+    EXPECT_EQ(refused.exit_code, 2) << refused.out;
+    EXPECT_THAT(refused.err, HasSubstr("tensor \"mask\": dtype is \"BOOL\""));
+  }
+}
 
 TEST_F(FirstUseTest, RefusalsNameTheOptionThatWasTyped) {
   const std::string fc1 = Sample("fc1.x");
