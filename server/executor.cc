@@ -42,7 +42,7 @@ Executor::~Executor() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-void Executor::Run(Task task, const void* owner) {
+void Executor::Run(Task task, const void* owner) noexcept {
   {
     const std::lock_guard lock(mutex_);
     line_.Add(std::move(task), owner);
@@ -50,7 +50,7 @@ void Executor::Run(Task task, const void* owner) {
   has_work_.notify_one();
 }
 
-void Executor::RunBehind(Task task, const void* owner) {
+void Executor::RunBehind(Task task, const void* owner) noexcept {
   {
     const std::lock_guard lock(mutex_);
     behind_.Add(std::move(task), owner);
@@ -58,7 +58,7 @@ void Executor::RunBehind(Task task, const void* owner) {
   has_work_.notify_one();
 }
 
-void Executor::RunWhenIdle(Task task) {
+void Executor::RunWhenIdle(Task task) noexcept {
   {
     const std::lock_guard lock(mutex_);
     idle_tasks_.push_back(std::move(task));

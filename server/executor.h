@@ -27,13 +27,14 @@ class Executor {
 
   /// Queues a task. Of the tasks of one owner, for example a connection, only one is in the line;
   /// the next joins the end of the line when that one starts, so that an owner with thousands of
-  /// tasks holds up nobody else. A task with a null owner has an owner to itself.
-  void Run(Task task, const void* owner = nullptr);
+  /// tasks holds up nobody else. A task with a null owner has an owner to itself. Queueing is
+  /// noexcept, for the reason in runs/memory_guard.h: a task is queued once, or the process ends.
+  void Run(Task task, const void* owner = nullptr) noexcept;
   /// As Run, with lower priority: at most one thread in four runs such tasks, and while others wait
   /// too, at most every other task taken is such a one.
-  void RunBehind(Task task, const void* owner);
+  void RunBehind(Task task, const void* owner) noexcept;
   /// Runs a task when no other one waits.
-  void RunWhenIdle(Task task);
+  void RunWhenIdle(Task task) noexcept;
   int threads() const { return static_cast<int>(threads_.size()); }
 
  private:

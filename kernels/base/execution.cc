@@ -12,6 +12,8 @@
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
+#include <atomic>
+#include <exception>
 #include <map>
 #endif
 
@@ -46,12 +48,25 @@ tbb::task_arena& ArenaOf(int threads) {
   return arenas.try_emplace(threads, threads).first->second;
 }
 
+// What a piece throws goes past TBB to the caller. An exception of TBB's own ends the process: it
+// leaves an arena half initialized, and whoever uses the arena next waits for the other half for
+// ever.
 void RunOnThreads(int threads, int64_t pieces, RunPieces run) {
-  ArenaOf(threads).execute([&] {
-    tbb::parallel_for(
-        tbb::blocked_range<int64_t>(0, pieces, 1),
-        [&](const tbb::blocked_range<int64_t>& range) { run(range.begin(), range.end()); });
-  });
+  std::atomic<bool> has_thrown = false;
+  std::exception_ptr thrown;
+  const auto run_range = [&](const tbb::blocked_range<int64_t>& range) {
+    if (has_thrown.load(std::memory_order_relaxed)) return;
+    try {
+      run(range.begin(), range.end());
+    } catch (...) {
+      if (!has_thrown.exchange(true)) thrown = std::current_exception();
+    }
+  };
+  [&]() noexcept {
+    ArenaOf(threads).execute(
+        [&] { tbb::parallel_for(tbb::blocked_range<int64_t>(0, pieces, 1), run_range); });
+  }();
+  if (thrown != nullptr) std::rethrow_exception(thrown);
 }
 #endif
 

@@ -12,10 +12,10 @@ namespace quantgate {
 /// Returns `body()`, an absl::Status or StatusOr, or RESOURCE_EXHAUSTED where the system refuses
 /// `body` memory or a thread, which the standard library reports by throwing. Objects that outlive
 /// the call, such as the maps of a store, are changed by noexcept functions only: a throw would
-/// leave half of a change, which Abseil's maps do not survive. Such a throw ends the process
-/// (server/process_memory.h).
+/// leave half of a change, which Abseil's maps do not survive. Such a throw, and one where not even
+/// the status can be had, ends the process (server/process_memory.h): a caller relies on being told.
 template <typename Body>
-auto GuardMemory(Body&& body) -> decltype(body()) {
+auto GuardMemory(Body&& body) noexcept -> decltype(body()) {
   try {
     return body();
   } catch (const std::bad_alloc&) {

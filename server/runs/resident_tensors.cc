@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 
@@ -31,13 +32,17 @@ absl::StatusOr<Tensor> ResidentTensors::Get(const std::string& key, Source sourc
   const Tensor spilled = is_kept ? found->second->host : Tensor();
 
   on_their_way_.insert(key);
+  // Others wait for the key, however loading it ends, a throw for want of memory included.
+  const absl::Cleanup arrival = [&] {
+    if (!lock.owns_lock()) lock.lock();
+    on_their_way_.erase(key);
+    has_arrived_.notify_all();
+  };
   lock.unlock();
   absl::StatusOr<Tensor> tensor =
       is_kept ? Bring([&] { return absl::StatusOr<Tensor>(spilled); }, cancellation)
               : Bring(load, cancellation);
   lock.lock();
-  on_their_way_.erase(key);
-  has_arrived_.notify_all();
   QG_RETURN_IF_ERROR(tensor.status());
   QG_RETURN_IF_ERROR(Insert(key, source, *tensor));
   return tensor;
@@ -65,8 +70,11 @@ absl::Status ResidentTensors::Insert(const std::string& key, Source source, cons
   const auto old = by_key_.find(key);
   if (old != by_key_.end()) Forget(old->second);
   QG_RETURN_IF_ERROR(MakeRoom(bytes));
-  entries_.push_front({key, source, tensor, Tensor()});
-  by_key_[key] = entries_.begin();
+  // Both or none, where memory is refused.
+  Entries entry;
+  entry.push_front({key, source, tensor, Tensor()});
+  by_key_.emplace(key, entry.begin());
+  entries_.splice(entries_.begin(), entry);
   usage_.resident_bytes += bytes;
   ++usage_.resident_tensors;
   return absl::OkStatus();

@@ -78,7 +78,8 @@ struct Methods {
 Methods database_methods, log_methods;
 std::mutex methods_mutex;
 
-int ReadDatabase(sqlite3_file* file, void* bytes, int size, sqlite3_int64 offset) {
+// SQLite is written in C: an exception that passed through it would leave its locks taken.
+int ReadDatabase(sqlite3_file* file, void* bytes, int size, sqlite3_int64 offset) noexcept {
   const int code = database_methods.system->xRead(file, bytes, size, offset);
   const auto* read = static_cast<const std::byte*>(bytes);
   if (IsPage(size, offset)) {
@@ -103,11 +104,11 @@ int Written(int code) {
   return was_file_too_large ? SQLITE_FULL : code;
 }
 
-int WriteLog(sqlite3_file* file, const void* bytes, int size, sqlite3_int64 offset) {
+int WriteLog(sqlite3_file* file, const void* bytes, int size, sqlite3_int64 offset) noexcept {
   return Written(log_methods.system->xWrite(file, bytes, size, offset));
 }
 
-int WriteDatabase(sqlite3_file* file, const void* bytes, int size, sqlite3_int64 offset) {
+int WriteDatabase(sqlite3_file* file, const void* bytes, int size, sqlite3_int64 offset) noexcept {
   if (!IsPage(size, offset)) return SQLITE_IOERR_WRITE;
   // The bytes may be in the log already with what they have there, and are not ours to change.
   static thread_local Page page;
@@ -144,7 +145,7 @@ uint32_t BigEndian(const std::byte* bytes) {
 
 LogSum SumAt(const std::byte* bytes) { return {BigEndian(bytes), BigEndian(bytes + 4)}; }
 
-int ReadLog(sqlite3_file* file, void* bytes, int size, sqlite3_int64 offset) {
+int ReadLog(sqlite3_file* file, void* bytes, int size, sqlite3_int64 offset) noexcept {
   const int code = log_methods.system->xRead(file, bytes, size, offset);
   const int64_t frame_begin = offset - kFrameHeadBytes;
   if (code != SQLITE_OK || size != kDatabasePageBytes || frame_begin < kLogHeadBytes ||
@@ -168,7 +169,8 @@ int ReadLog(sqlite3_file* file, void* bytes, int size, sqlite3_int64 offset) {
   return Damaged(absl::StrCat("page ", BigEndian(head), " in its log"));
 }
 
-int OpenFile(sqlite3_vfs*, const char* path, sqlite3_file* file, int flags, int* out_flags) {
+int OpenFile(sqlite3_vfs*, const char* path, sqlite3_file* file, int flags,
+             int* out_flags) noexcept {
   sqlite3_vfs* const system = sqlite3_vfs_find("unix");
   const int code = system->xOpen(system, path, file, flags, out_flags);
   const bool is_database = (flags & SQLITE_OPEN_MAIN_DB) != 0;

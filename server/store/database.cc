@@ -143,7 +143,7 @@ absl::Status Database::OpenLog(const std::string& path, LogMark mark) {
   return absl::OkStatus();
 }
 
-int Database::OnCommit(void* database, sqlite3*, const char*, int log_pages) {
+int Database::OnCommit(void* database, sqlite3*, const char*, int log_pages) noexcept {
   auto& self = *static_cast<Database*>(database);
   {
     const std::lock_guard lock(self.log_end_mutex_);

@@ -117,7 +117,7 @@ class Database {
   absl::Status Failed(int code, const std::string& what) const;
   void Keep(sqlite3_stmt* statement) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   /// SQLite's word that a transaction is in the log, which has so many pages now.
-  static int OnCommit(void* database, sqlite3*, const char*, int log_pages);
+  static int OnCommit(void* database, sqlite3*, const char*, int log_pages) noexcept;
   void KeepLog();
   /// Moves the log into the database file, so that the next transaction begins it anew.
   void MoveLog() ABSL_LOCKS_EXCLUDED(flush_mutex_);

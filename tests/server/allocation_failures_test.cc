@@ -19,9 +19,11 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <vector>
 
+#include "kernels/base/execution.h"
 #include "quantgate/v1/blobs_service.grpc.pb.h"
 #include "quantgate/v1/engine_service.grpc.pb.h"
 #include "quantgate/v1/info_service.grpc.pb.h"
@@ -54,6 +56,7 @@ namespace quantgate {
 namespace {
 
 constexpr char kServerOption[] = "--server";
+constexpr char kLoopOption[] = "--loop";
 /// A call that has not ended then is one that never does.
 constexpr auto kPatience = std::chrono::seconds(60);
 /// From one allocation that fails to the next; a prime, so that the sizes of loops do not matter.
@@ -79,6 +82,33 @@ int Serve(int orders, const std::string& data_dir) {
     std::printf("%lld\n", static_cast<long long>(left));
     std::fflush(stdout);
   }
+  return 0;
+}
+
+/// In a process of its own, which knows of no loop yet: the first loop on several threads, of whose
+/// allocations one fails after `succeeding` others, and another one after it. Says how many were
+/// left.
+int RunLoops(int64_t succeeding) {
+  if (!PrepareForLittleMemory()) return 1;
+  ::alarm(static_cast<unsigned>(std::chrono::seconds(kPatience).count()));
+  ExecutionContext context;
+  context.threads = 2;
+  std::atomic<int64_t> sum = 0;
+  const auto loop = [&] {
+    ParallelFor(context, 100, 1, [&](int64_t begin, int64_t end) {
+      const auto bytes = std::make_unique<char[]>(100);
+      sum += end - begin;
+    });
+  };
+  allocations_left = succeeding;
+  try {
+    loop();
+  } catch (const std::bad_alloc&) {
+  }
+  const int64_t left = allocations_left.exchange(-1);
+  sum = 0;
+  loop();
+  std::printf("%lld %lld\n", static_cast<long long>(left), static_cast<long long>(sum));
   return 0;
 }
 
@@ -247,6 +277,29 @@ void RefuseEach(const Ask& ask) {
   testing::Test::RecordProperty("ended", ended);
 }
 
+// What a loop's threads need is made by its library, which does not survive being refused.
+TEST(AllocationFailuresTest, LoopsEnd) {
+  int survived = 0, ended = 0;
+  for (int64_t succeeding = 0;; ++succeeding) {
+    SCOPED_TRACE(testing::Message() << succeeding << " allocations succeed before one fails");
+    const ProcessResult result =
+        RunProcess({"/proc/self/exe", kLoopOption, std::to_string(succeeding)});
+    if (result.exit_code == kExitWithoutMemory) {
+      ASSERT_THAT(result.err, testing::MatchesRegex("quantgated: ends, since [^\n]*\n"));
+      ++ended;
+      continue;
+    }
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    int64_t left = 0, sum = 0;
+    std::istringstream(result.out) >> left >> sum;
+    ASSERT_EQ(sum, 100);
+    if (left >= 0) break;
+    ++survived;
+  }
+  EXPECT_GT(survived, 90);  // As many as the loop's own.
+  testing::Test::RecordProperty("ended", ended);
+}
+
 TEST(AllocationFailuresTest, RunsEnd) { RefuseEach(Execute); }
 TEST(AllocationFailuresTest, UnaryCallsEnd) { RefuseEach(Quantize); }
 TEST(AllocationFailuresTest, SessionsOpenOrNot) { RefuseEach(OpenSession); }
@@ -258,6 +311,9 @@ TEST(AllocationFailuresTest, BlobsMoveOrNot) { RefuseEach(MoveBlob); }
 int main(int argc, char** argv) {
   if (argc == 4 && argv[1] == std::string(quantgate::kServerOption)) {
     return quantgate::Serve(std::atoi(argv[2]), argv[3]);
+  }
+  if (argc == 3 && argv[1] == std::string(quantgate::kLoopOption)) {
+    return quantgate::RunLoops(std::atoll(argv[2]));
   }
   ::signal(SIGPIPE, SIG_IGN);  // Of a server that has ended.
   testing::InitGoogleTest(&argc, argv);

@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/nested_split.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/strict_json.h"
 
 namespace quantgate {
 namespace {
@@ -60,15 +61,9 @@ absl::StatusOr<v1::Recipe> ReadRecipeFile(const std::string& path) {
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<size_t>(file.gcount()));
   if (text.size() > kRecipeFileBytesMax) return RefuseRecipe(path, "longer than 1 MiB");
-  bool is_deep = false;
-  const auto watch = [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
-    is_deep |= depth > kRecipeDepthMax;
-    return true;
-  };
-  const nlohmann::json json = nlohmann::json::parse(text, watch, /*allow_exceptions=*/false);
-  if (is_deep) return RefuseRecipe(path, absl::StrCat("nested deeper than ", kRecipeDepthMax));
-  if (json.is_discarded()) return RefuseRecipe(path, "not valid JSON");
-  return RecipeOfJson(path, json);
+  const auto json = ParseStrictJson(text, kRecipeDepthMax);
+  if (!json.ok()) return RefuseRecipe(path, std::string(json.status().message()));
+  return RecipeOfJson(path, *json);
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ absl::StatusOr<ColumnwiseSource> ParseSource(const Json& json) {
   for (const auto source : {ColumnwiseSource::kOriginal, ColumnwiseSource::kRowwiseDequantized}) {
     if (json == std::string(ColumnwiseSourceName(source))) return source;
   }
-  return Refuse("columnwise_source", ShownValue(json.dump()),
+  return Refuse("columnwise_source", ShownJson(json),
                 "must be one of original, rowwise_dequantized");
 }
 
@@ -76,11 +76,11 @@ absl::StatusOr<ModuleType> ParseModuleType(const Json& json) {
   for (const ModuleType module : kModuleTypes) {
     if (json == std::string(ModuleTypeName(module))) return module;
   }
-  return Refuse("module_type", ShownValue(json.dump()), "must be one of linear, grouped_linear");
+  return Refuse("module_type", ShownJson(json), "must be one of linear, grouped_linear");
 }
 
 absl::StatusOr<CustomRule> ParseCustomRule(const Json& json) {
-  if (!json.is_object()) return Refuse("", ShownValue(json.dump()), "a rule is an object");
+  if (!json.is_object()) return Refuse("", ShownJson(json), "a rule is an object");
   QG_RETURN_IF_ERROR(CheckKeys(json, {"module_type", "tensor_type", "quantizer", "rowwise",
                                       "columnwise", "columnwise_source"}));
   CustomRule rule;
@@ -94,8 +94,7 @@ absl::StatusOr<CustomRule> ParseCustomRule(const Json& json) {
     const Json& tensor = json["tensor_type"];
     const auto role = ParseTensorRole(tensor.is_string() ? tensor.get<std::string>() : "");
     if (!role.ok()) {
-      return Refuse("tensor_type", ShownValue(tensor.dump()),
-                    "must be one of input, weight, grad_output");
+      return Refuse("tensor_type", ShownJson(tensor), "must be one of input, weight, grad_output");
     }
     rule.role = *role;
     rule.canonical["tensor_type"] = tensor;
@@ -103,7 +102,7 @@ absl::StatusOr<CustomRule> ParseCustomRule(const Json& json) {
   const bool names_directions = rule.directions.rowwise && rule.directions.columnwise;
   if (json.contains("quantizer") == names_directions ||
       (json.contains("quantizer") && (rule.directions.rowwise || rule.directions.columnwise))) {
-    return Refuse("", ShownValue(json.dump()),
+    return Refuse("", ShownJson(json),
                   "a rule has either \"quantizer\" or both \"rowwise\" and \"columnwise\"");
   }
   if (names_directions) return rule;

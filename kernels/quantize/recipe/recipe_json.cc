@@ -6,6 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/strict_json.h"
 #include "kernels/quantize/recipe/recipe_table.h"
 
 namespace quantgate {
@@ -19,8 +20,7 @@ constexpr int kDepthMax = 16;
 absl::StatusOr<std::string> KnobText(const std::string& name, const Json& value) {
   if (value.is_string()) return value.get<std::string>();
   if (value.is_boolean() || value.is_number()) return value.dump();
-  return Refuse(KnobField(name), ShownValue(value.dump()),
-                "must be a string, a number or a boolean");
+  return Refuse(KnobField(name), ShownJson(value), "must be a string, a number or a boolean");
 }
 
 absl::Status CheckComponent(const RecipeEntry& entry, const Recipe::Knobs& given) {
@@ -59,13 +59,13 @@ absl::StatusOr<QuantizerRule> RecipeRule(const std::string& name, const Recipe::
 absl::StatusOr<QuantizerRule> NamedRule(const Json& json) {
   QG_RETURN_IF_ERROR(CheckKeys(json, {"name", "knobs"}));
   if (!json.contains("name") || !json["name"].is_string()) {
-    return Refuse("name", json.contains("name") ? ShownValue(json["name"].dump()) : "absent",
+    return Refuse("name", json.contains("name") ? ShownJson(json["name"]) : "absent",
                   "must be the name of a recipe");
   }
   Recipe::Knobs knobs;
   if (json.contains("knobs")) {
     if (!json["knobs"].is_object()) {
-      return Refuse("knobs", ShownValue(json["knobs"].dump()), "must be an object");
+      return Refuse("knobs", ShownJson(json["knobs"]), "must be an object");
     }
     for (const auto& [knob, value] : json["knobs"].items()) {
       QG_ASSIGN_OR_RETURN(knobs[knob], KnobText(knob, value));
@@ -92,7 +92,7 @@ absl::StatusOr<FourOverSix> ParseFourOverSix(const std::string& name) {
 absl::Status SetField(const std::string& key, const Json& value, QuantizerSpec& spec) {
   const auto wants = [&](bool is_right, const char* what) {
     return is_right ? absl::OkStatus()
-                    : Refuse(key, ShownValue(value.dump()), absl::StrCat("must be ", what));
+                    : Refuse(key, ShownJson(value), absl::StrCat("must be ", what));
   };
   if (key == "power_2_scale" || key == "hadamard" || key == "row_scaled") {
     QG_RETURN_IF_ERROR(wants(value.is_boolean(), "true or false"));
@@ -181,8 +181,7 @@ absl::Status CheckOfCodes(QuantizerFormat format, const std::string& key, const 
   const bool is_of_codes =
       key == "element" || key == "overflow" || key == "scale_rule" || key == "element_rounding";
   if (TraitsOf(format).scales != ScaleKind::kNone || !is_of_codes) return absl::OkStatus();
-  return Refuse(key, ShownValue(value.dump()),
-                "not a field of identity, which keeps its source as it is");
+  return Refuse(key, ShownJson(value), "not a field of identity, which keeps its source as it is");
 }
 
 /// A quantizer given by fields. There is none for delayed scaling.
@@ -215,24 +214,18 @@ absl::StatusOr<Json> ParseJson(std::string_view text) {
         "", ShownValue(text),
         absl::StrCat("JSON of ", text.size(), " bytes; a knob has at most ", kKnobBytesMax));
   }
-  bool is_deep = false;
-  const auto watch = [&](int depth, Json::parse_event_t, Json&) {
-    is_deep |= depth > kDepthMax;
-    return true;
-  };
-  Json json = Json::parse(text, watch, /*allow_exceptions=*/false);
-  if (is_deep) {
-    return Refuse("", ShownValue(text), absl::StrCat("nested deeper than ", kDepthMax));
-  }
-  if (json.is_discarded()) return Refuse("", ShownValue(text), "not valid JSON");
+  absl::StatusOr<Json> json = ParseStrictJson(text, kDepthMax);
+  if (!json.ok()) return Refuse("", ShownValue(text), json.status().message());
   return json;
 }
+
+std::string ShownJson(const Json& json) { return json.dump().substr(0, 80); }
 
 absl::Status CheckKeys(const Json& json, const std::set<std::string>& known) {
   for (const auto& [key, value] : json.items()) {
     if (known.count(key) != 0) continue;
     return Refuse(
-        key, ShownValue(value.dump()),
+        key, ShownJson(value),
         absl::StrCat("unknown key ", ShownValue(key), "; known: ", absl::StrJoin(known, ", ")));
   }
   return absl::OkStatus();
@@ -253,7 +246,7 @@ absl::StatusOr<QuantizerRule> ParseQuantizerRule(const Json& json) {
   if (json.is_string()) return RecipeRule(json.get<std::string>(), {});
   if (json.is_object() && json.contains("format")) return SpecRule(json);
   if (json.is_object()) return NamedRule(json);
-  return Refuse("", ShownValue(json.dump()),
+  return Refuse("", ShownJson(json),
                 "a quantizer is the name of a recipe, {\"name\": ..., \"knobs\": {...}} or "
                 "{\"format\": ...}");
 }

@@ -345,6 +345,14 @@ TEST(Refused, ByName) {
        "unknown key \"diagonal\"; known: columnwise, columnwise_source, rowwise"},
       {"hybrid:input=mxfp8", "knobs[\"input\"] is \"mxfp8\": not valid JSON"},
       {"hybrid:fprop={", "not valid JSON"},
+      {"hybrid:fprop={\"name\":\"mxfp8\",\"name\":\"bf16\"}",
+       "the key \"name\" stands twice in one object"},
+      {"custom:rules=[{\"quantizer\":{\"name\":\"mxfp8\",\"knobs\":{\"overflow\":\"nan\","
+       "\"overflow\":\"saturate\"}}}]",
+       "the key \"overflow\" stands twice in one object"},
+      {"custom:rules=[{\"tensor_type\":\"input\",\"quantizer\":\"mxfp8\"},"
+       "{\"quantizer\":\"mxfp8\",\"quantizer\":\"bf16\"}]",
+       "the key \"quantizer\" stands twice in one object"},
       {"custom:rules=[]", "knobs[\"rules\"] is \"[]\": must be a list of 1 to 64 rules"},
       {"custom:rules=[{\"tensor_type\":\"weight\",\"quantizer\":\"mxfp8\"}]",
        "no rule fits input of a linear; end with one without"},
@@ -355,16 +363,16 @@ TEST(Refused, ByName) {
        "custom: grouped_linear: fprop reads input rowwise (mxfp8) and weight rowwise "
        "(nvfp4); both sides of a GEMM must have one scaling mode"},
       {"custom:rules=[{\"tensor_type\":\"bias\",\"quantizer\":\"mxfp8\"}]",
-       "knobs[\"rules\"][0].tensor_type is \"\"bias\"\": must be one of input, weight, "
+       "knobs[\"rules\"][0].tensor_type is \"bias\": must be one of input, weight, "
        "grad_output"},
       {"custom:rules=[{\"module_type\":\"conv\",\"quantizer\":\"mxfp8\"}]",
-       "knobs[\"rules\"][0].module_type is \"\"conv\"\": must be one of linear, grouped_linear"},
+       "knobs[\"rules\"][0].module_type is \"conv\": must be one of linear, grouped_linear"},
       {"custom:rules=[{\"rowwise\":\"mxfp8\"}]",
        "a rule has either \"quantizer\" or both \"rowwise\" and \"columnwise\""},
       {"custom:rules=[{\"quantizer\":{\"format\":\"mxfp8\",\"colour\":1}}]",
        "unknown key \"colour\"; known: 4over6, amax_epsilon, block_dim"},
       {"custom:rules=[{\"quantizer\":{\"format\":\"mxfp8\",\"block_dim\":\"2\"}}]",
-       "[0].quantizer.block_dim is \"\"2\"\": must be a small whole number"},
+       "[0].quantizer.block_dim is \"2\": must be a small whole number"},
       {"custom:rules=[{\"quantizer\":{\"format\":\"fp7\"}}]",
        "[0].quantizer.format is \"fp7\": must be one of identity, fp8_tensor, fp8_block, mxfp8, "
        "nvfp4"},
@@ -375,18 +383,18 @@ TEST(Refused, ByName) {
       {"custom:rules=[{\"quantizer\":{\"format\":\"identity\",\"element\":\"f16\"}}]",
        "knobs[\"rules\"][0].quantizer.element"},
       {"custom:rules=[{\"quantizer\":{\"format\":\"identity\",\"element\":\"f16\"}}]",
-       "[0].quantizer.element is \"\"f16\"\": not a field of identity, which keeps its source as "
+       "[0].quantizer.element is \"f16\": not a field of identity, which keeps its source as "
        "it is"},
       {"custom:rules=[{\"quantizer\":{\"format\":\"identity\",\"element\":\"u8\"}}]",
        ": not a field of identity"},
       {"custom:rules=[{\"quantizer\":{\"format\":\"identity\",\"element\":\"f8_e4m3\"}}]",
        ": not a field of identity"},
       {"custom:rules=[{\"quantizer\":{\"overflow\":\"saturate\",\"format\":\"identity\"}}]",
-       "quantizer.overflow is \"\"saturate\"\": not a field of identity"},
+       "quantizer.overflow is \"saturate\": not a field of identity"},
       {"hybrid:weight={\"rowwise\":{\"format\":\"identity\",\"scale_rule\":\"divide\"}}",
-       "knobs[\"weight\"].rowwise.scale_rule is \"\"divide\"\": not a field of identity"},
+       "knobs[\"weight\"].rowwise.scale_rule is \"divide\": not a field of identity"},
       {"hybrid:fprop={\"format\":\"identity\",\"element_rounding\":\"nearest_away\"}",
-       "knobs[\"fprop\"].element_rounding is \"\"nearest_away\"\": not a field of identity"},
+       "knobs[\"fprop\"].element_rounding is \"nearest_away\": not a field of identity"},
       {"custom:rules=5", "must be a list of 1 to 64 rules"},
   };
   for (const Case& one : cases) EXPECT_THAT(MessageOf(one.text), HasSubstr(one.message));

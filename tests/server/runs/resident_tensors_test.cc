@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <new>
 #include <string>
 #include <thread>
 #include <vector>
@@ -56,6 +57,16 @@ class ResidentTensorsTest : public testing::Test {
   CrossingCounter engine_{*cpu_};
   std::vector<std::string> loads_;
 };
+
+// A call that never ends would be ended by CTest.
+TEST_F(ResidentTensorsTest, ALoadThatThrowsHoldsUpNobody) {
+  ResidentTensors resident(engine_, 100);
+  const auto refused = []() -> absl::StatusOr<Tensor> { throw std::bad_alloc(); };
+  EXPECT_THROW((void)resident.Get("a", Source::kGenerated, refused, nullptr), std::bad_alloc);
+  ExpectIs(Get(resident, "a", 10, Source::kGenerated), 'a', 10);
+  ExpectIs(Get(resident, "a", 10, Source::kGenerated), 'a', 10);
+  EXPECT_EQ(loads_.size(), 1u);
+}
 
 TEST_F(ResidentTensorsTest, KeepsATensorAfterItsFirstUse) {
   ResidentTensors resident(engine_, 100);

@@ -60,6 +60,8 @@ TEST(RecipeArgumentTest, File) {
       {R"({"name": "bf16", "extra": 1})", "\"extra\""},
       {R"({"name": "bf16", "knobs": {"a": null}})", "knobs.a"},
       {std::string(100'000, '['), "nested deeper than 32"},
+      {R"({"name": "mxfp8", "knobs": {}, "name": "bf16"})",
+       "the key \"name\" stands twice in one object"},
       {std::string((1 << 20) + 1, ' '), "longer than 1 MiB"},
   };
   for (const auto& [json, message] : bad) {
