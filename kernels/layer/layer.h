@@ -101,7 +101,7 @@ struct LayerRequest {
   /// returned as "main_grad" ("fc1.main_grad") in place of "dw" ("fc1.dw").
   std::map<std::string, Tensor> main_grads;
   RequiresGrad requires_grad;
-  uint64_t seed = 0;  ///< Of stochastic rounding; each quantization has its own call id.
+  uint64_t seed = 0;  ///< For stochastic rounding; each quantization has its own call id.
   /// Delayed scaling's states from earlier steps; absent ones are fresh. Other recipes ignore them.
   /// In host memory, where their values are checked, or an earlier result of the same engine.
   std::map<std::string, DelayedScalingState> delayed;

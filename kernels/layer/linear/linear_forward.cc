@@ -127,7 +127,7 @@ absl::StatusOr<Tensor> ForwardPass::Fprop() {
   return LinearCollectives(recorder_, unit_, *options_, state_).AddBias(y, input_.bias);
 }
 
-/// Of a unit that is not divided, too.
+/// y of a column-parallel unit, or of one that is not divided.
 absl::StatusOr<Tensor> ForwardPass::ColumnFprop(GemmRecord record) {
   if (unit_.parallel.overlap.fprop == OverlapMethod::kNone) {
     return recorder_.Gemm(names_.Stage(kStageFprop), std::move(record));
