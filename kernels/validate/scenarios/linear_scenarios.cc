@@ -153,7 +153,7 @@ EngineAlterations NoCastBeforeQuantization() {
 }
 
 /// The column sums of db, in backward, overwrite the first half of operand a of the first GEMM,
-/// which forward saved: as if they took its memory for scratch.
+/// which is forward's, as if that memory were scratch by then.
 EngineAlterations ScratchOverOperand() {
   auto operand = std::make_shared<Tensor>();
   return {.gemm =
