@@ -15,8 +15,8 @@
 
 namespace quantgate::error {
 
-/// What an error says besides its code and text, a Refusal's parts among it; the domain side of
-/// v1.ErrorDetail.
+/// What an error carries besides its code and text, the parts of a Refusal included. It corresponds
+/// to v1.ErrorDetail.
 struct Detail {
   std::string field;
   std::string value;
@@ -54,21 +54,24 @@ absl::Status BlobCorrupted(const Digest& digest, const std::string& finding);
 /// ALREADY_EXISTS: a request id used for something else.
 absl::Status RequestIdReused(const std::string& request_id);
 
-/// RESOURCE_EXHAUSTED, each with its reason.
+/// The following are RESOURCE_EXHAUSTED and state their reason.
 absl::Status QueueFull(const std::string& queue, int capacity);
 absl::Status DiskFull(const std::string& operation);
-/// Of a run that has ended and whose end is not stored: `why`, with the time to ask again.
+/// For a run that has ended and whose end is not stored: the code of `why`, usually
+/// RESOURCE_EXHAUSTED. Then the error has the reason of `why` and the time after which to ask
+/// again.
 absl::Status EndNotStored(const std::string& run_id, const absl::Status& why);
 absl::Status QuotaExceeded(int64_t wanted, int64_t used, int64_t limit);
-/// `what` (bytes, sessions) that all sessions hold together.
+/// All sessions together would hold more of `what` (sessions, bytes) than `limit`.
 absl::Status SessionsFull(const std::string& what, int64_t wanted, int64_t limit);
 absl::Status LimitExceeded(const std::string& field, int64_t value, int64_t limit);
 
-/// UNAVAILABLE while shutting down: another server may take it.
+/// UNAVAILABLE while the server shuts down: another server may take the call.
 absl::Status Draining();
-/// INTERNAL: our fault.
+/// INTERNAL: a defect of the server itself.
 absl::Status Internal(const std::string& what);
-/// RESOURCE_EXHAUSTED: clients have not taken what they were sent.
+/// RESOURCE_EXHAUSTED: clients have not taken what they were sent, so there is no room to send
+/// more.
 absl::Status NoRoomToSend();
 /// A failed system call: DiskFull for ENOSPC and EDQUOT, RESOURCE_EXHAUSTED where descriptors or
 /// memory are lacking or a file may not grow, DATA_LOSS for EIO, else INTERNAL. Never names a path.

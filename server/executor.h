@@ -1,6 +1,6 @@
-// Executor: a fixed number of threads that run short tasks, those of different owners in order of
-// arrival and those of one owner in turn with them. Disk, hashing and conversion run here, so that
-// gRPC's threads only move bytes. Thread-safe.
+// Executor: a fixed number of threads that run short tasks in order of arrival, where only one task
+// of an owner is in line at a time. Disk, hashing and conversion run here, so that gRPC's threads
+// only move bytes. Thread-safe.
 #pragma once
 
 #include <condition_variable>
@@ -33,7 +33,7 @@ class Executor {
   /// As Run, with lower priority: at most one thread in four runs such tasks, and while others wait
   /// too, at most every other task taken is such a one.
   void RunBehind(Task task, const void* owner) noexcept;
-  /// Runs a task when no other one waits.
+  /// Runs a task as soon as no other task waits.
   void RunWhenIdle(Task task) noexcept;
   int threads() const { return static_cast<int>(threads_.size()); }
 

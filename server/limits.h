@@ -1,4 +1,4 @@
-// Every bound of the service, each with its reason. What an operator may change is in
+// Every bound of the service, each with its reason. Bounds that an operator may change are in
 // ServerOptions.
 #pragma once
 
@@ -25,21 +25,22 @@ inline constexpr int kFindMissingMax = 4096;
 inline constexpr int kTokenLengthMax = 64;
 /// Length of a tensor's name, for people to read.
 inline constexpr int kNameLengthMax = 256;
-/// Entries of a page when the client does not say, and at most.
+/// Entries of a page: by default, and at most.
 inline constexpr int kPageSizeDefault = 100;
 inline constexpr int kPageSizeMax = 1000;
 
 /// Chunks that one upload may have between receiving and disk: enough that receiving, hashing and
 /// writing seldom wait for each other while other work delays one of them.
 inline constexpr int kUploadChunksInFlight = 16;
-/// Bytes of them that one write takes: from 2 MiB on a device's rate no longer grows.
+/// Bytes of chunks that one write takes: from 2 MiB on, larger writes to a disk are no faster.
 inline constexpr int64_t kUploadWriteBytes = 4 << 20;
 /// Bytes that uploads may hold in memory before streams are read one message at a time.
 inline constexpr int64_t kUploadBytesInFlight = 256 << 20;
 /// An upload stream without a message for this long is ended; the upload can be resumed.
 inline constexpr absl::Duration kUploadIdleMax = absl::Minutes(2);
-/// One upload for so many descriptors may keep its file open between two messages, which takes two
-/// descriptors: in all half of what ConnectionsMax leaves for calls.
+/// Uploads may keep their files open between two messages, one upload for so many descriptors of
+/// the limit. An open upload takes two descriptors, so in all they take half of the quarter that
+/// ConnectionsMax leaves for calls.
 inline constexpr int64_t kDescriptorsPerOpenUpload = 16;
 /// Interrupted uploads that are remembered, and how long their bytes are kept: by SteadyNow, and by
 /// the times of the files for the time before the server's start.
@@ -57,8 +58,8 @@ inline constexpr int64_t kWritebackBytes = 8 << 20;
 /// start.
 inline constexpr int64_t kConnectionsMax = 4096;
 inline constexpr int64_t kConnectionsLeast = 4;
-/// A connection without calls is closed after this long, so that those who hold one for later do
-/// not keep others out for ever; gRPC's clients connect again when they call.
+/// A connection without calls is closed after this long, so that clients which keep a connection
+/// for later do not keep others out; gRPC's clients connect again when they call.
 inline constexpr absl::Duration kConnectionIdleMax = absl::Minutes(2);
 /// How long a peer may leave what was sent to it unacknowledged.
 inline constexpr absl::Duration kKeepaliveTimeout = absl::Seconds(20);
@@ -75,18 +76,18 @@ inline constexpr int64_t kSendPieceBytesMost = 256 << 10;
 /// What a connection may hold of the part that is kept for those that hold little: two of the
 /// largest pieces, one that is sent and one that is read meanwhile.
 inline constexpr int64_t kSendConnectionBytesShare = 2 * kSendPieceBytesMost;
-/// A call is ended when its client has not taken a message in this time and what the message takes
-/// at kSendRateLeast. So a stream without a reader, which may have waited for room first, ends
-/// within little more than two minutes, and a client that takes kSendRateLeast bytes a second of a
-/// stream, with pauses no longer than this, is never cut off.
+/// A call is ended when its client has not taken a message within this time plus the time that the
+/// message takes at kSendRateLeast bytes a second. So a stream without a reader, which may have
+/// waited for room first, ends within little more than two minutes. A client that reads a stream at
+/// kSendRateLeast, with pauses no longer than this time, is never cut off.
 inline constexpr absl::Duration kSendIdleMax = absl::Seconds(45);
-/// The same while other connections wait for the room.
+/// Replaces kSendIdleMax while other connections wait for room to send.
 inline constexpr absl::Duration kSendIdleWhenShort = absl::Seconds(10);
 inline constexpr int64_t kSendRateLeast = 16 << 10;
 /// Bytes of a connection that the kernel may hold unsent. By default it holds megabytes, and a
 /// client that takes them slowly would seem to take nothing for minutes.
 inline constexpr int kUnsentBytesMax = 128 << 10;
-/// A piece that takes longer is followed by a smaller one.
+/// A piece that takes longer to send is followed by a smaller one.
 inline constexpr absl::Duration kSendPieceTime = absl::Seconds(1);
 /// Bytes of events that stay in memory after the ends of their runs, for clients that have yet to
 /// be sent them. Other events of ended runs are read from the disk again.
@@ -95,7 +96,7 @@ inline constexpr size_t kEndedEventBytesMax = size_t{64} << 20;
 /// Memory of messages that gRPC has received, beyond which it ends streams with RESOURCE_EXHAUSTED.
 /// A thousand uploads that send a chunk at the same moment stay below it.
 inline constexpr int64_t kGrpcBufferBytesMax = int64_t{3} << 29;
-/// Streams of one connection. 16 connections carry 1000 uploads with it.
+/// Streams of one connection: 16 connections carry 1000 uploads within this bound.
 inline constexpr int kStreamsPerConnectionMax = 128;
 /// gRPC's threads for reflection, the one service that takes a thread for each stream.
 inline constexpr int kReflectionThreadsMax = 4;
@@ -108,12 +109,12 @@ inline constexpr int kStatusMessageBytesMax = 2048;
 inline constexpr absl::Duration kRetryAfter = absl::Seconds(1);
 
 /// HTTP connections open at once. One more closes the oldest that has sent no request: probes and
-/// scrapers are a handful and send theirs at once. Descriptors for kHttpConnectionsKept of them are
+/// scrapers are few and send theirs at once. Descriptors for kHttpConnectionsKept connections are
 /// set aside.
 inline constexpr int kHttpConnectionsMax = 64;
 inline constexpr int kHttpConnectionsKept = 8;
-/// A connection has this long for its request: more than a probe waits, and a slow one is gone
-/// soon.
+/// The time that a connection has to send its request: longer than a probe waits, and short enough
+/// that slow connections soon end.
 inline constexpr absl::Duration kHttpRequestTimeMax = absl::Seconds(5);
 /// A connection answers one request and is ended this long after it was accepted. Prometheus waits
 /// 10 s for a scrape by default, other probes less.
@@ -129,7 +130,8 @@ inline constexpr int kUnaryQueueCapacity = 256;
 /// Finished runs that are kept, and the bytes of their events. The oldest go first.
 inline constexpr int kRunsKept = 1000;
 inline constexpr int64_t kRunEventBytesKept = int64_t{1} << 30;
-/// Bytes of the latest events of a run under way that are in memory too, for those who follow it.
+/// Bytes of the latest events of a run in progress that are also in memory, for clients that follow
+/// it.
 inline constexpr size_t kLiveEventBytesMax = size_t{8} << 20;
 /// Ended sessions that are remembered, so that a late call learns how its session ended.
 inline constexpr size_t kEndedSessionsKept = 4096;

@@ -59,8 +59,8 @@ sigset_t BlockSignals() {
   return signals;
 }
 
-/// Connections are bounded by what this allows; the soft limit is a default for programs that use
-/// select(2), which nothing here does.
+/// Raises the soft limit of descriptors to the hard limit, since it bounds the connections. The
+/// soft limit is a default for programs that use select(2), which this one does not.
 void RaiseDescriptorLimit() {
   rlimit limit;
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -70,7 +70,7 @@ void RaiseDescriptorLimit() {
 
 void Log(const std::string& line) { std::fprintf(stderr, "quantgated: %s\n", line.c_str()); }
 
-/// Until one that ends the server.
+/// Waits for a signal that ends the server.
 void WaitForEnd(const sigset_t& signals) {
   for (;;) {
     int signal = 0;
@@ -80,13 +80,14 @@ void WaitForEnd(const sigset_t& signals) {
   }
 }
 
-/// Durations as options give them.
+/// Durations in seconds, as the options give them.
 struct Seconds {
   int grace = 30;
   int rank_deadline = 60;
 };
 
-/// A size with a unit, at least `least`. CLI11 itself would take -1 for 2^64 - 1.
+/// Adds an option for a size with a unit, of at least `least` bytes. CLI11 itself would take -1 for
+/// 2^64 - 1.
 void AddSizeOption(CLI::App& app, const char* name, int64_t& bytes, int64_t least, const char* what,
                    const char* shown) {
   const auto is_number = [](const std::string& text) {
@@ -98,7 +99,7 @@ void AddSizeOption(CLI::App& app, const char* name, int64_t& bytes, int64_t leas
     if (absl::SimpleAtoi(text, &size) && size >= least) return std::string();
     return absl::StrCat(text, " bytes; must be from ", least, " to 2^63-1");
   };
-  // The last transform is done first, checks after all of them.
+  // CLI11 does the last transform first, and the checks after all transforms.
   app.add_option(name, bytes, what)
       ->transform(CLI::AsSizeValue(false))
       ->transform(CLI::Validator(is_number, ""))
@@ -214,8 +215,8 @@ int Serve(ServerOptions options, absl::Duration grace) {
   pthread_kill(hurry.native_handle(), SIGTERM);
   hurry.join();
   if (!is_device_lost) return 0;
-  // The driver's own clean-up would wait for a device that does not answer, and the server's for a
-  // rank that does not return.
+  // Nothing is destroyed: the driver's clean-up would wait for a device that does not answer, and
+  // the server's destructor for a rank that does not return.
   std::fflush(nullptr);
   std::_Exit(3);
 }

@@ -20,23 +20,24 @@
 namespace quantgate {
 namespace {
 
-/// The smallest bound that a server starts under; it takes most of that at its start.
+/// The smallest bound under which a server starts; it takes most of that at its start.
 constexpr uint64_t kAddressSpaceLeast = uint64_t{320} << 20;
 /// Size of a thread's stack under a bound; the default is 8 MiB. The deepest stacks are those of
 /// parsers, whose depth is bounded.
 constexpr size_t kStackBytes = 2 << 20;
-/// Stacks kept under a bound for threads to come, beside those of gRPC's executor (two for each
-/// CPU): threads of gRPC's timers and event engine, and the one that waits for a second signal.
+/// Stacks kept under a bound for threads that start later, besides those of gRPC's executor (two
+/// for each CPU): for gRPC's timers and event engine, and for the thread that waits for a second
+/// signal.
 constexpr int kStacksKept = 6;
-/// The C library keeps no more of threads that have ended than 40 MiB.
+/// The C library keeps at most 40 MiB of stacks of ended threads.
 constexpr int kStacksKeptMax = 19;
 /// Arenas of the allocator under a bound; each takes 64 MiB of addresses.
 constexpr int kArenas = 2;
-/// A failure with this much left has another reason: an arena is the largest piece that anybody
-/// asks for without looking.
+/// With this much address space left, a failure has another reason: an arena is the largest piece
+/// that is requested without a check of the result.
 constexpr uint64_t kPlenty = uint64_t{128} << 20;
 
-uint64_t address_space_limit = 0;  // 0: none. Not changed once threads run.
+uint64_t address_space_limit = 0;  // 0 without a limit. Constant once threads run.
 
 thread_local bool was_refused_memory = false;
 
@@ -45,7 +46,7 @@ void OnNoMemory() {
   throw std::bad_alloc();
 }
 
-/// A line put together where nothing may be allocated.
+/// A line of text that is assembled without allocating memory.
 class Line {
  public:
   Line& operator<<(const char* text) {
@@ -86,7 +87,8 @@ uint64_t AddressSpace() {
 }
 
 void OnTerminate() {
-  // An exception that leaves a noexcept function with something to destroy is not to be seen here.
+  // Where an exception leaves a noexcept function that has something to destroy,
+  // std::current_exception does not show it here.
   const bool is_hidden = std::current_exception() == nullptr && std::uncaught_exceptions() > 0;
   if (is_hidden && was_refused_memory) EndWithout("memory");
   if (const std::exception_ptr thrown = std::current_exception(); thrown != nullptr) {
@@ -103,7 +105,8 @@ void OnTerminate() {
 }
 
 void OnSignal(int signal) {
-  // Libraries that were thrown out of halfway, Protobuf's maps among them, trip over what is left.
+  // An exception for lack of memory may have left libraries, such as Protobuf's maps, in a broken
+  // state that raises this signal.
   if (was_refused_memory) EndWithout("memory");
   if (address_space_limit != 0 && AddressSpace() + kPlenty > address_space_limit) {
     EndWithout("memory or a thread");
@@ -149,7 +152,7 @@ bool PrepareForLittleMemory() {
   return true;
 }
 
-// Threads that have ended leave their stacks with the C library, where later ones find them.
+// The C library keeps the stacks of ended threads for later threads.
 void KeepThreadStacks() {
   if (address_space_limit == 0) return;
   const auto of_executor = 2 * static_cast<int>(::sysconf(_SC_NPROCESSORS_CONF));
@@ -161,15 +164,16 @@ void KeepThreadStacks() {
 }
 
 void KeepLargeBuffers() {
-  ::mallopt(M_MMAP_THRESHOLD, 32 << 20);  // The largest that glibc takes.
+  ::mallopt(M_MMAP_THRESHOLD, 32 << 20);  // The largest value that glibc accepts.
   ::mallopt(M_TRIM_THRESHOLD, 256 << 20);
   ::mallopt(M_TOP_PAD, 16 << 20);
-  // Each keeps up to 64 MiB that no trimming gives back; glibc would have eight for each core.
+  // Each arena keeps up to 64 MiB that trimming does not give back; glibc would have eight arenas
+  // for each core.
   ::mallopt(M_ARENA_MAX, static_cast<int>(std::max(2L, ::sysconf(_SC_NPROCESSORS_ONLN) / 2)));
 }
 
-// Looking through the heap takes milliseconds, and what is given back costs page faults when it is
-// needed again: not for little, nor between two requests.
+// Trims only after a high peak, and not between two requests: searching the heap takes
+// milliseconds, and memory that was given back costs page faults when it is needed again.
 void HeapTrimmer::Observe(int64_t load) {
   constexpr int64_t kWorthIt = 16 << 20;
   constexpr int kQuietTimes = 3;

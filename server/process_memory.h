@@ -12,11 +12,11 @@ inline constexpr int kExitWithoutMemory = 5;
 /// process at once with kExitWithoutMemory.
 [[noreturn]] void EndWithout(const char* what);
 
-/// From now on, a process that was refused memory or a thread and cannot go on ends as by
-/// EndWithout: by an exception that nobody catches, or by an assertion of a library. Other ends
-/// stay as they were. Under a bounded address space (RLIMIT_AS) the allocator's arenas and the
-/// stacks of threads take less of it. For programs, before threads start. Returns false, and writes
-/// a line to stderr, where the bound is below what a server needs to start.
+/// From this call on, a process that ends because memory or a thread was refused, be it by an
+/// uncaught exception or by an assertion of a library, ends as by EndWithout. Other ends stay as
+/// they were. Under a bounded address space (RLIMIT_AS) the allocator's arenas and the stacks of
+/// threads take less of it. For programs, before threads start. Returns false, and writes a line to
+/// stderr, where the bound is below what a server needs to start.
 bool PrepareForLittleMemory();
 
 /// Under a bounded address space, reserves stacks for the threads that gRPC may start later, when
@@ -33,7 +33,7 @@ void KeepLargeBuffers();
 /// between blocks in use. Not thread-safe.
 class HeapTrimmer {
  public:
-  /// Call it every second with roughly the bytes that are needed now.
+  /// Call it every second with roughly the bytes that are needed at that time.
   void Observe(int64_t load);
 
  private:

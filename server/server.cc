@@ -51,11 +51,11 @@ constexpr const char* kHealthServices[] = {"live",
                                            "quantgate.v1.Sessions",
                                            "quantgate.v1.Scenarios"};
 
-/// How often a server that waits for its queues looks whether a rank is stuck.
+/// The period in which a server that waits for its queues checks whether a rank is stuck.
 constexpr absl::Duration kStuckPeriod = absl::Milliseconds(100);
 
-/// How long a stream waits for room to send: as long as its own connection, or many others, leave
-/// what they have been sent. It may wait for several messages, one after another.
+/// How long a stream waits for room to send, because its own connection or many others do not take
+/// what they were sent. A stream may wait several times, for one message after another.
 constexpr absl::Duration kRoomWaitMax = absl::Seconds(15);
 
 void SetChannelArguments(grpc::ServerBuilder& builder, const ServerOptions& options) {
@@ -64,11 +64,13 @@ void SetChannelArguments(grpc::ServerBuilder& builder, const ServerOptions& opti
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnectionMax);
   builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMetadataBytesMax);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 10'000);
-  // A mebibyte of zeros that are compressed would be a gibibyte before gRPC looks at its size.
+  // Compression is off: a mebibyte of compressed zeros would grow to a gibibyte before gRPC checks
+  // its size.
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
-  // A client that vanished without a word is found within 80 seconds, also between its calls.
+  // A client that vanished without closing its connection is detected within 80 seconds, also
+  // between its calls.
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 60'000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
                              static_cast<int>(absl::ToInt64Milliseconds(kKeepaliveTimeout)));
@@ -106,7 +108,7 @@ DeviceGauges GaugesOf(const Device& device) {
   return gauges;
 }
 
-/// Members are in the order in which they are needed; destruction goes the other way.
+/// Members are in the order in which they are needed; they are destroyed in the reverse order.
 class RunningServer : public Server {
  public:
   RunningServer(ServerOptions options, DataDir data_dir)
@@ -118,7 +120,7 @@ class RunningServer : public Server {
                }),
         hardware_checks_(data_dir_.hardware_checks_path()) {}
 
-  /// Waits for a stuck rank, which uses what ends here.
+  /// Waits for a stuck rank, since the rank uses members of this object.
   ~RunningServer() override {
     is_ending_ = true;
     Shutdown(absl::ZeroDuration());
@@ -156,7 +158,8 @@ class RunningServer : public Server {
   DeviceWatch watch_;
   std::unique_ptr<DiskWatch> disk_;
   std::unique_ptr<Metrics> metrics_;
-  std::unique_ptr<CommunicatorCache> communicators_;  ///< Of every world, which ends before.
+  /// Used by every world of ranks; worlds end before it.
+  std::unique_ptr<CommunicatorCache> communicators_;
   RankSetting ranks_;
   std::unique_ptr<BlobStore> blobs_;
   std::unique_ptr<Database> database_;
@@ -173,15 +176,15 @@ class RunningServer : public Server {
   std::unique_ptr<ServiceContext> context_;
   std::unique_ptr<Runs> runs_;
   std::unique_ptr<Executor> executor_;
-  std::unique_ptr<Executor> storing_;  ///< Wakes those that executor_ runs.
+  std::unique_ptr<Executor> storing_;  ///< Wakes streams, whose tasks executor_ runs.
   std::unique_ptr<Executor> transfers_;
   Devices devices_;
-  std::unique_ptr<SessionStore> sessions_;  ///< Of tensors in the devices' memory.
+  std::unique_ptr<SessionStore> sessions_;  ///< Its tensors are in the devices' memory.
   std::vector<std::unique_ptr<grpc::Service>> services_;
   std::unique_ptr<grpc::CallbackGenericService> unknown_methods_;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
-  std::unique_ptr<Listener> listener_;  ///< Its thread uses the two before it.
+  std::unique_ptr<Listener> listener_;  ///< Its thread uses server_ and acceptor_.
   std::unique_ptr<HttpEndpoint> http_;
   std::mutex maintenance_mutex_;
   std::condition_variable maintenance_ends_;
@@ -221,8 +224,8 @@ absl::Status RunningServer::Open() {
   run_store_ = std::make_unique<RunStore>(*database_);
   loader_ = std::make_unique<TensorLoader>(*blobs_, *tensors_);
   sessions_ = std::make_unique<SessionStore>(options_.sessions);
-  // Conversions are short; transfers need two threads for the strands of one upload, and more for
-  // disks that wait.
+  // Conversions are short. Transfers need two threads for the strands of one upload, and more of
+  // them while disks are slow.
   const int cpus = AvailableCpus();
   executor_ = std::make_unique<Executor>(std::max(2, cpus / 2));
   storing_ = std::make_unique<Executor>(1);
@@ -267,7 +270,7 @@ absl::Status RunningServer::OpenDevices() {
   return absl::OkStatus();
 }
 
-/// Before anything is served: whether the devices still compute what their models say.
+/// Checks before anything is served whether the devices still compute what their models say.
 absl::Status RunningServer::CheckDevices() {
   if (!options_.checks_hardware) return absl::OkStatus();
   for (const auto& device : devices_) {
@@ -281,14 +284,14 @@ absl::Status RunningServer::CheckDevices() {
   return absl::OkStatus();
 }
 
-/// A poisoned device answers nothing any more, and a server with one cannot vouch for the others'
-/// neighbour either: the process is to be replaced.
+/// A lost device fails every further operation, and the results of the other devices of the process
+/// cannot be trusted either: the process must be replaced.
 void RunningServer::DeviceLost(const Device& device, const absl::Status& why) {
   metrics_->CudaFailed(device.id, CudaError::kSticky);
   StopServing(why);
 }
 
-/// The queue's worker waits for the rank, perhaps for ever, and so does what is behind it.
+/// The queue's worker waits for the rank, perhaps for ever, and so do the jobs behind it.
 void RunningServer::RanksStuck(const absl::Status& why) {
   has_stuck_ranks_ = true;
   StopServing(why);
@@ -321,7 +324,7 @@ absl::Status RunningServer::Listen() {
   InterceptorFactories interceptors = MakeMalformedCallAnswers(*metrics_);
   interceptors.push_back(MakeSendWatch(calls_));
   builder.experimental().SetInterceptorCreators(std::move(interceptors));
-  // gRPC never sees the addresses: the listener hands it what it has accepted.
+  // gRPC does not bind the addresses; the listener hands it the connections that it has accepted.
   if (listener_ != nullptr) {
     using Type = grpc::ServerBuilder::experimental_type::ExternalConnectionType;
     acceptor_ = builder.experimental().AddExternalConnectionAcceptor(
@@ -330,7 +333,7 @@ absl::Status RunningServer::Listen() {
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) return absl::InternalError("gRPC did not start");
   if (!options_.metrics_listen.empty()) {
-    // Of the descriptors that ConnectionsMax leaves for everything else, at most half.
+    // HTTP connections take at most half of the descriptors that ConnectionsMax leaves for calls.
     HttpEndpoint::Bounds bounds;
     bounds.connections_max = static_cast<int>(
         std::min<int64_t>(bounds.connections_max, ReadProcessStatistics().max_descriptors / 8));
@@ -348,7 +351,7 @@ absl::Status RunningServer::Listen() {
   return absl::OkStatus();
 }
 
-/// When everything else that keeps descriptors open is there.
+/// Starts the listener last, when everything else that keeps descriptors open exists.
 absl::Status RunningServer::StartListener() {
   const ProcessStatistics process = ReadProcessStatistics();
   QG_ASSIGN_OR_RETURN(const int64_t connections_max,
@@ -366,7 +369,7 @@ absl::Status RunningServer::StartListener() {
   return absl::OkStatus();
 }
 
-/// Empty: it is.
+/// Why the server is not ready; empty when it is.
 std::string RunningServer::WhyNotReady() const {
   if (!is_ready_) return is_draining_ ? "shutting down" : "starting";
   if (listener_ != nullptr && !listener_->is_accepting()) return "no connection can be accepted";
@@ -407,7 +410,8 @@ GaugeReadings RunningServer::ReadGauges() {
 
 void RunningServer::Maintain() {
   HeapTrimmer trimmer;
-  // Not by a deadline of the wall clock, which would be a day away once that is set back by one.
+  // Waits by a steady clock: if the wall clock were set back by a day, a deadline of it would be a
+  // day away.
   std::unique_lock lock(maintenance_mutex_);
   while (!maintenance_ends_.wait_for(lock, options_.maintenance_period,
                                      [this] { return is_maintenance_over_; })) {
@@ -416,7 +420,7 @@ void RunningServer::Maintain() {
     blobs_->ExpirePartials();
     disk_->Look();
     runs_->live().StoreOwed();
-    // Each call under way needs some of it, in gRPC most of all.
+    // Each call in progress needs roughly this much memory, most of it in gRPC.
     constexpr int64_t kCallBytes = 32 << 10;
     trimmer.Observe(upload_bytes_in_flight_ + send_budget_->bytes() + calls_.size() * kCallBytes);
   }
@@ -437,8 +441,9 @@ void RunningServer::EndUnread() {
   }
 }
 
-// Order: no new work; what runs may finish; what is left is cancelled; then gRPC, which waits for
-// every call to be finished. The threads that finish calls end with the members.
+// In order: no new work is accepted; running work may finish; remaining work is cancelled; then
+// gRPC is shut down, which waits until every call is finished. The threads that finish calls end
+// with the members.
 bool RunningServer::Shutdown(absl::Duration grace) {
   if (is_shut_down_) return true;
   const absl::Time deadline = SteadyNow() + grace;
@@ -464,7 +469,7 @@ bool RunningServer::Shutdown(absl::Duration grace) {
   return true;
 }
 
-/// False where a stuck rank keeps a queue's worker.
+/// Drains the queues and waits for their jobs; false where a stuck rank keeps a queue's worker.
 bool RunningServer::DrainDevices(absl::Time deadline) {
   std::vector<DeviceQueue*> queues;
   for (const auto& device : devices_) {
@@ -478,7 +483,8 @@ bool RunningServer::DrainDevices(absl::Time deadline) {
                      [&](DeviceQueue* queue) { return AwaitIdle(*queue, deadline); });
 }
 
-/// A rank may turn out to be stuck while this waits.
+/// Waits until the queue is idle; false after `deadline` where a rank is stuck. A rank may turn out
+/// to be stuck while this waits.
 bool RunningServer::AwaitIdle(DeviceQueue& queue, absl::Time deadline) const {
   while (!queue.WaitIdle(SteadyNow() + kStuckPeriod)) {
     if (has_stuck_ranks_ && !is_ending_ && SteadyNow() >= deadline) return false;
@@ -502,7 +508,7 @@ absl::Status OfOption(const char* option, const absl::Status& status) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options) {
-  // Before anything is made.
+  // Addresses are checked before anything is created.
   for (const std::string& address : options.listen) {
     QG_RETURN_IF_ERROR(OfOption("--listen", CheckListenAddress(address)));
     QG_RETURN_IF_ERROR(OfOption("--listen", CheckReach(address, options.insecure)));

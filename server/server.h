@@ -27,16 +27,18 @@ struct ServerOptions {
   std::vector<std::string> listen;
   /// "host:port" of HTTP /metrics, /healthz, /readyz. Empty: none.
   std::string metrics_listen;
-  /// &HttpEndpoint::Start of every program that has a `metrics_listen`. The others do not link the
-  /// library beneath it, whose own libraries take a sixth of the time in which a command starts.
+  /// Programs that have a `metrics_listen` set this to &HttpEndpoint::Start. Others leave it null,
+  /// and so do not link libmicrohttpd, whose own libraries take a sixth of the time in which a
+  /// command starts.
   HttpEndpoint::Starter start_http = nullptr;
   /// Whether listeners may be reached from other machines, though there is neither encryption nor
   /// authentication.
   bool insecure = false;
   /// Blobs, tensors and runs live here; created when absent, locked while the server lives.
   std::string data_dir;
-  /// Starts without the runs and tensors of a database that is gone or empty, though blobs or
-  /// events of it are there. Refused where a database is.
+  /// Starts with a new database although blobs or events of an earlier one are there, without the
+  /// runs and tensors of the earlier one, which is gone or empty. Refused where there is a
+  /// database.
   bool begins_anew = false;
   /// The devices that compute: "cpu", "cuda" (every CUDA device), "cuda:N".
   std::vector<std::string> devices = {"cpu"};
@@ -51,18 +53,19 @@ struct ServerOptions {
   /// Makes the engines in place of those that `devices` names; for tests.
   std::function<absl::StatusOr<std::vector<std::unique_ptr<Engine>>>()> make_engines;
   absl::Duration rank_deadline = absl::Seconds(60);  ///< For each wait of a rank for other ranks.
-  /// As WorldOptions::make_transport: for tests of what a server does when ranks fail.
+  /// As WorldOptions::make_transport, for tests of what a server does when ranks fail.
   TransportFactory make_transport;
-  EngineWrapper wrap_engine;  ///< As WorldOptions::wrap_engine: likewise.
-  /// Called by the thread that found out, when a device cannot be trusted any more, or a rank does
-  /// not return from its engine (docs/ranks.md section 1.2): the server is NOT_SERVING then
-  /// and answers nothing, and the process should end with a failure, by _Exit behind Shutdown.
+  EngineWrapper wrap_engine;  ///< As WorldOptions::wrap_engine, for the same tests.
+  /// Called by the thread that finds that a device cannot be trusted any more, or that a rank does
+  /// not return from its engine (docs/ranks.md section 1.2). The server is NOT_SERVING then and
+  /// takes no new work. The process should call Shutdown and then end with a failure by _Exit.
   std::function<void(const absl::Status& why)> on_device_lost;
   /// Lines for the operator's log, from any thread.
   std::function<void(const std::string& line)> log;
   int queue_capacity = 64;  ///< Runs waiting; one more is RESOURCE_EXHAUSTED.
   int queue_workers = 1;    ///< Runs at a time.
-  /// Bytes of a live run's latest events that stay in memory, where its streams need no database.
+  /// Bytes of a live run's latest events that stay in memory, so that its streams need not read the
+  /// database.
   size_t live_event_bytes_max = kLiveEventBytesMax;
   int64_t blob_bytes_max = int64_t{64} << 30;    ///< Bytes of one blob.
   int64_t store_bytes_max = int64_t{256} << 30;  ///< Bytes of all blobs.
@@ -77,17 +80,17 @@ struct ServerOptions {
   /// wait for room.
   absl::Duration send_idle_max = kSendIdleMax;
   absl::Duration send_idle_when_short = kSendIdleWhenShort;
-  /// How long a connection may have no call.
+  /// How long a connection may be without a call.
   absl::Duration connection_idle_max = kConnectionIdleMax;
-  /// The clock that tells who is idle, and how often idle clients are looked for. Others: for
-  /// tests.
+  /// The clock by which idle clients are found, and the period in which the server looks for them
+  /// and does its other maintenance. Tests set others.
   std::chrono::steady_clock::time_point (*now)() = &std::chrono::steady_clock::now;
   std::chrono::milliseconds maintenance_period{1000};
-  /// While the file system of `data_dir` has less left, the server is not ready.
+  /// The server is not ready while the file system of `data_dir` has less than this left.
   int64_t disk_reserve_bytes = kDiskReserveBytes;
-  DiskRoomReader read_disk_room = &ReadDiskRoom;  ///< Another one: for tests.
+  DiskRoomReader read_disk_room = &ReadDiskRoom;  ///< Tests set another one.
   SessionLimits sessions;
-  bool fsync = true;  ///< False: for tests.
+  bool fsync = true;  ///< Tests set it to false.
 };
 
 class Server {

@@ -25,9 +25,9 @@ struct ServiceContext : CallContext {
   DeviceWatch& watch;
   BlobStore& blob_store;
   RunStore& run_store;
-  Executor& executor;   ///< Conversion, checks, the database.
+  Executor& executor;   ///< For conversion, checks and the database.
   Executor& storing;    ///< One thread, which publishes and stores the events of runs in order.
-  Executor& transfers;  ///< Hashing and disk of uploads and downloads.
+  Executor& transfers;  ///< For the hashing and the disk of uploads and downloads.
   Metrics& metrics;
   CallRegistry& calls;
   std::atomic<bool>& is_draining;
@@ -50,7 +50,7 @@ struct ServedDevice : Device {
   DeviceQueue call_queue;  ///< Unary calls, which do not wait behind runs.
 };
 
-/// A device of a server as what it is: all of them are ServedDevices.
+/// Casts a device of a server, all of which are ServedDevices.
 inline ServedDevice& Served(Device& device) { return static_cast<ServedDevice&>(device); }
 
 }  // namespace quantgate

@@ -20,7 +20,8 @@ class Blobs {
   virtual ~Blobs() = default;
   /// The empty blob always exists.
   virtual bool Contains(const Digest& digest) = 0;
-  /// Keeps bytes, unless they are there already. RESOURCE_EXHAUSTED for quota, disk or memory.
+  /// Stores bytes, unless they are stored already, and returns their digest. RESOURCE_EXHAUSTED for
+  /// quota, disk or memory.
   virtual absl::StatusOr<Digest> Put(std::span<const std::byte> bytes) = 0;
   /// The whole blob, verified. NOT_FOUND, DATA_LOSS, RESOURCE_EXHAUSTED (memory).
   virtual absl::StatusOr<std::shared_ptr<Buffer>> Load(const Digest& digest) = 0;
@@ -39,7 +40,7 @@ class Tensors {
                                            const Sha256& content) = 0;
   /// Every type under which a digest is registered, newest first.
   virtual absl::StatusOr<std::vector<TensorRecord>> Find(const Digest& digest) = 0;
-  /// Newest first, ids below `before_id` (0: from the newest).
+  /// A page of records, newest first, with ids below `before_id`; 0: from the newest on.
   virtual absl::StatusOr<TensorPage> List(int64_t before_id, int page_size) = 0;
 };
 

@@ -30,7 +30,7 @@ struct TensorRecord {
 
 struct TensorPage {
   std::vector<TensorRecord> records;
-  int64_t next_before_id = 0;  ///< 0: this was the last page.
+  int64_t next_before_id = 0;  ///< 0 on the last page.
 };
 
 }  // namespace quantgate

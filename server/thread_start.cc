@@ -1,6 +1,6 @@
-// The program's own pthread_create, which its shared libraries take in place of the C library's.
-// gRPC 1.51 counts a thread that it could not start among those that it has, gives it work, and so
-// leaves the calls of a connection unanswered for ever, without a word: a process that lacks a
+// The program's own pthread_create, which its shared libraries use in place of the C library's.
+// gRPC 1.51 counts a thread that it could not start as one of its threads and gives it work, so
+// that calls of a connection are never answered and no error shows. A process that cannot start a
 // thread ends instead.
 #include <dlfcn.h>
 #include <pthread.h>

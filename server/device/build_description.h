@@ -9,7 +9,7 @@ struct BuildDescription {
   std::string version;
   std::string revision;  ///< Git revision; "unknown" when built outside of a checkout.
   std::string compiler;
-  std::string cuda;  ///< Version of the toolkit; empty: built without the CUDA engine.
+  std::string cuda;  ///< Version of the toolkit; empty where built without the CUDA engine.
 };
 
 BuildDescription DescribeBuild();

@@ -20,7 +20,7 @@ constexpr char kCuda[] = "cuda";
 int64_t ResidentBytesMax(const Engine& engine, int64_t bytes_max) {
   const int64_t total = engine.Memory().bytes_total;
   if (total == 0) return 0;
-  // Half of the device: the other half is for what runs make.
+  // By default half of the device's memory; the other half is for the tensors that runs make.
   return bytes_max > 0 ? std::min(bytes_max, total) : total / 2;
 }
 
@@ -44,7 +44,8 @@ absl::StatusOr<std::vector<int>> OrdinalsOf(const std::string& name) {
   return std::vector<int>{ordinal};
 }
 
-/// Limits of the service (disk, quota, queue) say which one it was; an engine's failures do not.
+/// The service's own limits (disk, quota, queue) state a reason; an engine that lacks memory does
+/// not.
 bool IsOutOfMemory(const absl::Status& status) {
   return absl::IsResourceExhausted(status) && error::DetailOf(status).reason.empty();
 }
@@ -54,7 +55,7 @@ bool IsOutOfMemory(const absl::Status& status) {
 Device::Device(std::unique_ptr<Engine> engine_in, int64_t resident_bytes_max)
     : engine(std::move(engine_in)),
       id(engine->Describe().id),
-      // The host says its own without a driver.
+      // Reading is quick for the host, whose description needs no driver.
       description([this] { return engine->Describe(); }, engine->Memory().bytes_total == 0),
       resident(*engine, ResidentBytesMax(*engine, resident_bytes_max)) {}
 

@@ -41,13 +41,14 @@ std::vector<DeviceDescription> DescribeDevices(const Devices& devices);
 /// The device with the least work, the first among equals.
 Device& LeastLoaded(const Devices& devices);
 
-/// The least loaded of those whose engines run every one of `arithmetics`; without any, why the
-/// first device does not (Engine::CheckArithmetic).
+/// The least loaded device whose engine runs all of `arithmetics`. Where there is none, the error
+/// says why the first device does not run them (Engine::CheckArithmetic).
 absl::StatusOr<Device*> LeastLoadedWith(const Devices& devices,
                                         std::span<const Arithmetic> arithmetics);
 
 /// The engines that `names` names: "cpu", "cuda" (every CUDA device), "cuda:N". INVALID_ARGUMENT
-/// for another name or one twice, UNIMPLEMENTED and FAILED_PRECONDITION as CountCudaDevices.
+/// for another name, a device named twice or no device; UNIMPLEMENTED and FAILED_PRECONDITION as
+/// CountCudaDevices.
 absl::StatusOr<std::vector<std::unique_ptr<Engine>>> MakeEngines(std::span<const std::string> names,
                                                                  const CpuEngineOptions& cpu);
 

@@ -10,13 +10,13 @@
 namespace quantgate {
 namespace {
 
-/// How long a worker looks out for a job that is expected.
+/// How long an idle worker stays awake for a job that is expected.
 constexpr std::chrono::microseconds kMoment{500};
 
-/// Longer ones would overflow what the library counts in.
+/// The longest single wait: a longer one would overflow the count of nanoseconds.
 constexpr absl::Duration kWaitMax = absl::Hours(24);
 
-/// False when the deadline came first.
+/// Waits for a notification or the deadline; false when the deadline came first.
 bool WaitUntil(std::condition_variable& condition, std::unique_lock<std::mutex>& lock,
                absl::Time deadline) {
   if (deadline == absl::InfiniteFuture()) {
@@ -65,7 +65,7 @@ absl::StatusOr<int> DeviceQueue::Submit(std::shared_ptr<Cancellation> cancellati
     waiting_.push_back({std::move(cancellation), std::move(job), SteadyNow()});
     has_waiting_ = true;
   }
-  // Whoever wakes finds the lock free.
+  // Notifies without the lock, so that a woken thread finds it free.
   has_work_.notify_one();
   if (must_reap) must_reap_.notify_one();
   return ahead;

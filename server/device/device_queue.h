@@ -35,7 +35,7 @@ class DeviceQueue {
   using Job = absl::AnyInvocable<void(absl::Status admission) &&>;
 
   explicit DeviceQueue(Options options);
-  /// Cancels everything and waits for it.
+  /// Cancels all jobs and waits until they have ended.
   ~DeviceQueue();
   DeviceQueue(const DeviceQueue&) = delete;
   DeviceQueue& operator=(const DeviceQueue&) = delete;
@@ -72,7 +72,7 @@ class DeviceQueue {
   };
 
   void Work();
-  /// Stays awake until a job waits, for a moment at most.
+  /// Keeps the thread awake until a job waits, but no longer than kMoment.
   void LookOut() const;
   void Reap();
   bool IsIdle() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
@@ -86,7 +86,7 @@ class DeviceQueue {
   std::condition_variable has_work_, must_reap_, is_idle_;
   std::deque<Entry> waiting_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<Cancellation>> running_ ABSL_GUARDED_BY(mutex_);
-  std::atomic<bool> has_waiting_{false};    // For LookOut.
+  std::atomic<bool> has_waiting_{false};    // Read by LookOut without the lock.
   int active_ ABSL_GUARDED_BY(mutex_) = 0;  // Jobs being called, dropped ones included.
   bool expects_ ABSL_GUARDED_BY(mutex_) = false;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;

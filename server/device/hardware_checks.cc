@@ -45,7 +45,7 @@ std::optional<HardwareCheckResult> HardwareChecks::Find(const std::string& key) 
     result.seconds = found->at("seconds").get<double>();
     result.lines = found->at("lines").get<std::vector<std::string>>();
   } catch (const Json::exception&) {
-    return std::nullopt;  // Of another version: checked anew.
+    return std::nullopt;  // The result of another version; the check is done anew.
   }
   return result;
 }

@@ -30,7 +30,7 @@ struct HardwareCheckResult {
 
 class HardwareChecks {
  public:
-  /// `path`: a JSON file, made by the first check. A damaged one counts as none.
+  /// `path`: a JSON file, made by the first check. A damaged file counts as an empty one.
   explicit HardwareChecks(std::string path) : path_(std::move(path)) {}
 
   /// The result for this device as it is now; `again` checks even where a result is remembered.

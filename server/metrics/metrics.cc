@@ -23,7 +23,7 @@
 namespace quantgate {
 namespace {
 
-// Sub-millisecond unary calls up to campaigns of minutes.
+// Seconds, from unary calls of less than a millisecond to runs of several minutes.
 const Buckets kSecondsBuckets = {0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
                                  1,      2.5,   5,      10,    30,   60,    120,  300, 600};
 // The 17 codes under the names that other gRPC servers export.
@@ -98,7 +98,7 @@ LabelAxis LayerAxis() {
   return axis;
 }
 
-/// The op of a method's calls: "check_hardware" of CheckHardware.
+/// The label "op" of a method's calls: "check_hardware" for CheckHardware, "session" for Sessions.
 std::string OperationOf(const RpcMethod& method) {
   if (method.service == "quantgate.v1.Sessions") return "session";
   std::string name;
@@ -115,7 +115,7 @@ std::vector<std::string> OperationsOf(std::span<const RpcMethod> methods) {
   return operations;
 }
 
-/// Methods of one op have one series.
+/// The label "op". Methods with the same op share a series.
 LabelAxis MethodAxis(const std::vector<std::string>& operations) {
   LabelAxis axis{"op", {}};
   for (const std::string& operation : operations) {

@@ -1,7 +1,7 @@
-// Metrics: every number that operators scrape. The one place that knows Prometheus. Gauges,
-// counters without labels and those of refusals, errors and corruption exist from the start; series
-// by recipe, mode, pair, stage or code come with their first event. Labels are bounded; values that
-// are not known count as "other". Thread-safe.
+// Metrics: every number that operators scrape. Only this folder uses the Prometheus library.
+// Gauges, counters without labels, and counters of refusals, errors and corruption exist from the
+// start; a series with a recipe, mode, pair, stage or code is added at its first event. Each label
+// has a fixed set of values: an unknown value counts as "other". Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -36,19 +36,19 @@ struct BuildLabels {
 /// Memory of one CUDA device.
 struct DeviceGauges {
   std::string id;
-  int64_t used_bytes = 0;      ///< By tensors of all kinds.
-  int64_t used_bytes_max = 0;  ///< The most so far.
+  int64_t used_bytes = 0;      ///< Used by tensors of all kinds.
+  int64_t used_bytes_max = 0;  ///< The largest used_bytes so far.
   int64_t total_bytes = 0;
-  int64_t resident_bytes = 0;  ///< By tensors that stay between calls.
+  int64_t resident_bytes = 0;  ///< Used by tensors that stay between calls.
   int64_t resident_bytes_max = 0;
-  int64_t spilled_bytes = 0;  ///< Of resident tensors, in host memory for now.
+  int64_t spilled_bytes = 0;  ///< Of resident tensors that are in host memory for now.
   int64_t spilled_bytes_total = 0;
   int64_t dropped_bytes_total = 0;
   int64_t hits = 0;
   int64_t misses = 0;
 };
 
-/// Values that are read when somebody scrapes.
+/// Values that are read at each scrape.
 struct GaugeReadings {
   bool ready = false;
   bool draining = false;
@@ -63,7 +63,7 @@ struct GaugeReadings {
   struct Connections {
     int64_t open = 0;
     int64_t open_max = 0;
-    // Since the start.
+    // Totals since the server's start.
     int64_t accepted = 0;
     int64_t refused = 0;
     int64_t failures = 0;
@@ -82,7 +82,7 @@ struct GaugeReadings {
     int64_t open = 0;
     int64_t bytes = 0;
     int64_t bytes_max = 0;
-    // Since the start.
+    // Totals since the server's start.
     int64_t closed = 0;
     int64_t evicted = 0;
     int64_t expired = 0;
@@ -106,7 +106,7 @@ class Metrics : public RunStatistics {
   void UnknownMethodCalled();
   /// `reason` as in v1.ErrorDetail, or "draining".
   void Rejected(std::string_view reason);
-  /// Calls that were ended since their clients did not take what was sent.
+  /// Counts calls that were ended because their clients did not take what was sent.
   void CallsUnread(int64_t calls);
 
   /// How a variant of a run ended, and how long a run took. `recipe` is the base name of the
@@ -145,7 +145,7 @@ class Metrics : public RunStatistics {
 
   /// `source` is called for each scrape.
   void SetGaugeSource(std::function<GaugeReadings()> source);
-  /// The exposition text.
+  /// The metrics in Prometheus's text format.
   std::string Text();
 
  private:

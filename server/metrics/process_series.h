@@ -23,7 +23,7 @@ ProcessStatistics ReadProcessStatistics();
 class ProcessSeries {
  public:
   explicit ProcessSeries(prometheus::Registry& registry);
-  /// Before each scrape.
+  /// Reads the statistics anew. To be called before each scrape.
   void Refresh();
 
  private:

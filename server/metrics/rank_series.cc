@@ -41,7 +41,8 @@ LabelAxis CommunicatorAxis() {
   return axis;
 }
 
-// Time of an overlapped stage by the larger of its GEMMs' and its communication's: 1 is the best.
+// The time of an overlapped stage, divided by the larger of its GEMM time and its communication
+// time: 1 is the best.
 const Buckets kEfficiencyBuckets = {1, 1.01, 1.02, 1.05, 1.1, 1.2, 1.3, 1.5, 2, 3, 5};
 
 }  // namespace

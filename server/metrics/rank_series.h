@@ -15,7 +15,7 @@ class RankSeries {
   /// The counters for the collective calls of ranks.
   CommStatistics& communication() { return communication_; }
   void Overlapped(const OverlapTimeline& timeline);
-  /// Before each scrape.
+  /// Reads the counters of communication() anew. To be called before each scrape.
   void Refresh();
 
  private:

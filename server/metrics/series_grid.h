@@ -23,7 +23,7 @@ struct LabelAxis {
 /// Whether the series of a family are there from the start, as zeros, or each from its first event.
 enum class SeriesStart { kWithServer, kFirstEvent };
 
-/// The series of one family, by number.
+/// The series of one family, which are numbered.
 template <typename Metric>
 class NumberedSeries {
  public:
@@ -55,8 +55,8 @@ class NumberedSeries {
   std::vector<std::atomic<Metric*>> series_;
 };
 
-/// The series of one family over the product of its axes. Unknown values are those of the last
-/// entry of their axis.
+/// The series of one family over the product of its axes. A value that is not in its axis counts as
+/// the axis's last value.
 template <typename Metric>
 class SeriesGrid {
  public:
@@ -71,7 +71,7 @@ class SeriesGrid {
             family, start, CountOf(axes_),
             [axes = axes_](size_t number) { return LabelsOf(axes, number); }, arguments...) {}
 
-  /// Values in the order of the axes.
+  /// The series with these label values, which are in the order of the axes.
   template <typename... Values>
   Metric& operator()(const Values&... values) {
     size_t number = 0;

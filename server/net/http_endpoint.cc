@@ -36,10 +36,10 @@ namespace {
 constexpr char kPlainText[] = "text/plain; charset=utf-8";
 constexpr char kExpositionText[] = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Empty where zlib has no memory.
+/// `text` compressed by gzip; empty where zlib has no memory.
 std::string Gzipped(const std::string& text) {
   z_stream stream{};
-  constexpr int kGzipWindow = 15 + 16;  // The largest, with gzip's header.
+  constexpr int kGzipWindow = 15 + 16;  // The largest window, with gzip's header.
   if (deflateInit2(&stream, Z_DEFAULT_COMPRESSION, Z_DEFLATED, kGzipWindow, 8,
                    Z_DEFAULT_STRATEGY) != Z_OK) {
     return "";
@@ -62,7 +62,7 @@ bool AcceptsGzip(const char* header) {
     const std::vector<absl::string_view> parts = absl::StrSplit(entry, ';');
     const absl::string_view coding = absl::StripAsciiWhitespace(parts[0]);
     if (!absl::EqualsIgnoreCase(coding, "gzip") && coding != "*") continue;
-    // All of a weight but 0 has another character than these.
+    // Any weight other than 0 has a character that is not one of these.
     return parts.size() < 2 || parts[1].find_first_not_of("q=0. ") != absl::string_view::npos;
   }
   return false;
@@ -88,7 +88,7 @@ class HttpAnswer {
     if (response_ != nullptr) MHD_add_response_header(response_, header, value);
     return *this;
   }
-  /// MHD_NO ends the connection.
+  /// Queues the response; MHD_NO ends the connection.
   MHD_Result AnswerTo(MHD_Connection* connection, unsigned code) {
     return response_ == nullptr ? MHD_NO : MHD_queue_response(connection, code, response_);
   }
@@ -97,9 +97,10 @@ class HttpAnswer {
   MHD_Response* const response_;
 };
 
-/// The metrics as they were once.
+/// The metrics as they were at one time.
 struct MetricsPage {
-  std::unique_ptr<HttpAnswer> plain, gzip;  ///< As far as somebody asked for it.
+  /// `gzip` is null where no scrape accepts it, or where it could not be made.
+  std::unique_ptr<HttpAnswer> plain, gzip;
 };
 
 /// A request for metrics, suspended until they are written.
@@ -111,8 +112,8 @@ struct Scrape {
 
 using Clock = std::chrono::steady_clock;
 
-/// How long a connection has at least for a request that did not come with it, before it makes room
-/// for others: so many, and no more, come and go under a flood of them.
+/// The least time that a connection has for a request that did not arrive with it, before it is
+/// closed to make room for others. So it also bounds how many connections come and go in a flood.
 constexpr std::chrono::milliseconds kTurn{2};
 
 struct OpenConnection {
@@ -121,11 +122,13 @@ struct OpenConnection {
   int socket;
   Clock::time_point accepted;
   State state = State::kAsking;
-  bool is_ended = false;  ///< Shut down; the library closes it, a suspended one when that goes on.
+  /// Shut down. The library closes the connection then, or, while it is suspended, once it is
+  /// resumed.
+  bool is_ended = false;
 };
 using Connections = std::list<OpenConnection>;
 
-/// Everything runs on `loop_` but for what says otherwise.
+/// Every function runs on `loop_`, unless its comment says otherwise.
 class MicroHttpEndpoint : public HttpEndpoint {
  public:
   MicroHttpEndpoint(Sources sources, Bounds bounds)
@@ -149,7 +152,7 @@ class MicroHttpEndpoint : public HttpEndpoint {
         is_rendering_over_ = true;
       }
       has_waiting_.notify_one();
-      rendering_.join();  // No connection is suspended behind this.
+      rendering_.join();  // From here on no connection is suspended.
     }
     if (daemon_ != nullptr) MHD_stop_daemon(daemon_);
     for (const int descriptor : {listener_, wake_}) {
@@ -181,7 +184,7 @@ class MicroHttpEndpoint : public HttpEndpoint {
   static MHD_Result OnRequest(void* self, MHD_Connection* connection, const char* path,
                               const char* method, const char*, const char*, size_t* upload_size,
                               void** request) {
-    *upload_size = 0;  // Nobody asks for what a request carries.
+    *upload_size = 0;  // The body of a request is ignored.
     return static_cast<MicroHttpEndpoint*>(self)->Answer(connection, path, method,
                                                          reinterpret_cast<Scrape*&>(*request));
   }
@@ -197,18 +200,20 @@ class MicroHttpEndpoint : public HttpEndpoint {
   const size_t connections_max_;
   const std::chrono::nanoseconds request_time_max_, age_max_;
   const int wake_;
-  std::vector<int> spares_;  ///< Descriptors that nobody else can take, for connections to come.
+  /// Descriptors that are set aside for connections to come.
+  std::vector<int> spares_;
   int listener_ = -1;
   int port_ = 0;
   MHD_Daemon* daemon_ = nullptr;
   std::atomic<bool> is_stopping_{false};
   Connections connections_;  ///< The oldest first.
-  size_t scrapes_ = 0;       ///< Of them, those that have asked for metrics.
+  size_t scrapes_ = 0;       ///< The number of them that wait for metrics.
   std::mutex mutex_;
   std::vector<Scrape*> waiting_ ABSL_GUARDED_BY(mutex_);
   bool is_rendering_over_ ABSL_GUARDED_BY(mutex_) = false;
   std::condition_variable has_waiting_;
-  std::thread rendering_;  ///< From the start: there may be no other one to be had later.
+  /// Started with the endpoint, since a thread might not be available later.
+  std::thread rendering_;
   std::thread loop_;
 };
 
@@ -267,7 +272,8 @@ void MicroHttpEndpoint::Serve() {
   }
 }
 
-/// As many as connections could still come, up to kHttpConnectionsKept of both.
+/// Sets descriptors aside until they and the open connections together are kHttpConnectionsKept, or
+/// connections_max_ if that is less.
 void MicroHttpEndpoint::KeepSpares() {
   const size_t kept = std::min<size_t>(connections_max_, kHttpConnectionsKept);
   while (connections_.size() + spares_.size() < kept) {
@@ -277,19 +283,21 @@ void MicroHttpEndpoint::KeepSpares() {
   }
 }
 
-/// False where a connection waits and there is no room for it.
+/// Accepts the connections that wait. False where one waits and there is no room for it.
 bool MicroHttpEndpoint::Accept() {
-  constexpr int kAtOnceMax = 64;  // Then those that are open have their turn.
+  constexpr int kAtOnceMax = 64;  // Then the open connections have their turn.
   for (int i = 0; i < kAtOnceMax; ++i) {
-    // Before it is accepted: there is never one more than the bound.
+    // Room is made before the connection is accepted, so that the bound is never exceeded.
     if (connections_.size() >= connections_max_ && !EndOldest()) return false;
     HostAddress peer;
     peer.size = sizeof(peer.storage);
     const int socket = ::accept4(listener_, reinterpret_cast<sockaddr*>(&peer.storage), &peer.size,
                                  SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (socket >= 0) {
-      MHD_add_connection(daemon_, socket, peer.get(), peer.size);  // Closes what it does not take.
-      MHD_run(daemon_);  // A request that has come with it is answered, whoever comes next.
+      // Closes a socket that it does not take.
+      MHD_add_connection(daemon_, socket, peer.get(), peer.size);
+      // Answers a request that came with the connection before others are accepted.
+      MHD_run(daemon_);
     } else if (errno == EAGAIN) {
       return true;
     } else if (errno == EMFILE || errno == ENFILE) {
@@ -314,7 +322,7 @@ Clock::time_point MicroHttpEndpoint::EndOf(const OpenConnection& connection) con
   return connection.accepted + (is_asking ? std::min(request_time_max_, age_max_) : age_max_);
 }
 
-/// Milliseconds until the library or a connection's end wants something; -1: none does.
+/// Milliseconds until the library must run or a connection must be ended; -1 where neither is due.
 int MicroHttpEndpoint::PollTimeout() const {
   MHD_UNSIGNED_LONG_LONG library_ms = 0;
   constexpr int64_t kLong = 3'600'000;  // Fits an int.
@@ -331,7 +339,7 @@ int MicroHttpEndpoint::PollTimeout() const {
   return is_wanted ? static_cast<int>(wait) : -1;
 }
 
-/// Shut down, a connection looks to the library as if its peer had gone.
+/// Shuts down connections whose time is over. To the library it looks as if their peers had gone.
 void MicroHttpEndpoint::EndOld() {
   const Clock::time_point now = Clock::now();
   for (OpenConnection& connection : connections_) {
@@ -341,8 +349,9 @@ void MicroHttpEndpoint::EndOld() {
   }
 }
 
-/// The oldest that has not asked in its turn, else the oldest that has its answer. False where none
-/// could go: the library closes none that is suspended.
+/// Ends the oldest connection that has not sent its request within kTurn, else the oldest one that
+/// was answered. False where none could be closed: the library does not close a suspended
+/// connection.
 bool MicroHttpEndpoint::EndOldest() {
   const auto oldest = [&](OpenConnection::State state) {
     return std::find_if(connections_.begin(), connections_.end(),
@@ -382,8 +391,8 @@ MHD_Result MicroHttpEndpoint::AnswerText(MHD_Connection* connection, unsigned co
   return response.AnswerTo(connection, code);
 }
 
-/// Called again for metrics, once they are written. HEAD is answered as GET is; the library leaves
-/// the body out.
+/// Answers a request. A request for metrics is answered in a second call, once they are written.
+/// HEAD is answered as GET is; the library leaves out the body.
 MHD_Result MicroHttpEndpoint::Answer(MHD_Connection* connection, const std::string& path,
                                      const std::string& method, Scrape*& scrape) {
   OpenConnection& open = **static_cast<Connections::iterator*>(
@@ -424,7 +433,8 @@ MHD_Result MicroHttpEndpoint::Answer(MHD_Connection* connection, const std::stri
   return MHD_YES;
 }
 
-/// Requests that come while metrics are written share the next page.
+/// Suspends a request for metrics. Requests that come while metrics are written share the next
+/// page.
 void MicroHttpEndpoint::Suspend(Scrape& scrape) {
   MHD_suspend_connection(scrape.connection);
   const std::lock_guard lock(mutex_);
@@ -432,7 +442,8 @@ void MicroHttpEndpoint::Suspend(Scrape& scrape) {
   has_waiting_.notify_one();
 }
 
-/// By rendering_, until nobody waits at the end.
+/// Writes pages for the scrapes that wait. Runs on rendering_ until the end, when none waits any
+/// more.
 void MicroHttpEndpoint::Render() {
   std::unique_lock lock(mutex_);
   for (;;) {
@@ -445,7 +456,7 @@ void MicroHttpEndpoint::Render() {
   }
 }
 
-/// Null where there is no memory for it.
+/// The page for these scrapes; null where there is no memory for it.
 std::shared_ptr<MetricsPage> MicroHttpEndpoint::PageFor(const std::vector<Scrape*>& scrapes) {
   try {
     const std::string text = sources_.metrics();
@@ -468,12 +479,12 @@ std::shared_ptr<MetricsPage> MicroHttpEndpoint::PageFor(const std::vector<Scrape
 void MicroHttpEndpoint::RenderFor(const std::vector<Scrape*>& scrapes) {
   const std::shared_ptr<MetricsPage> page = PageFor(scrapes);
   for (Scrape* scrape : scrapes) {
-    // Nothing of it may be touched once it goes on.
+    // `scrape` must not be touched once its connection is resumed.
     MHD_Connection* const connection = scrape->connection;
     scrape->page = page;
     MHD_resume_connection(connection);
   }
-  // The library's own wake-up is lost where it comes between its look for resumed connections and
+  // The library's own wake-up is lost where it comes between its search for resumed connections and
   // its reading of events.
   Wake();
 }

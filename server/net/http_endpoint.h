@@ -1,7 +1,7 @@
 // HTTP beside the API: /metrics, /healthz (the process lives) and /readyz (it takes work), with
-// libmicrohttpd. One thread serves all connections, so that no slow one holds up a probe, and
-// another one writes the metrics. A connection answers one request and lives for a bounded time;
-// where there are too many, the oldest that has not asked goes.
+// libmicrohttpd. One thread serves all connections, so that no slow connection delays a probe, and
+// another thread writes the metrics. A connection answers one request and lives for a bounded time;
+// when there are too many, the oldest that has not sent its request is closed.
 #pragma once
 
 #include <functional>

@@ -41,7 +41,8 @@ bool IsLoopback(const in6_addr& address) {
   return IsLoopback(v4);
 }
 
-/// The halves around the last colon; the brackets of an IPv6 address go.
+/// Splits the text at the last colon and removes the brackets of an IPv6 address. False for text
+/// that is not of this form.
 bool SplitHostPort(const std::string& text, std::string& host, std::string& port) {
   const size_t colon = text.rfind(':');
   if (colon == std::string::npos || colon == 0) return false;

@@ -26,11 +26,13 @@ namespace quantgate {
 namespace {
 
 constexpr char kUnixPrefix[] = "unix:";
-/// How often it is tried again while nothing is accepted, in milliseconds.
+/// The period, in milliseconds, in which accepting is tried again while no connection can be
+/// accepted.
 constexpr int kRetryPeriod = 100;
-/// Connections of one socket before the others, and the end, are looked after.
+/// Connections accepted from one socket before the other sockets and a stop are looked at.
 constexpr int kAcceptedAtOnce = 64;
-/// Looking at every connection costs a system call each: not for each one that is refused.
+/// The least time between two searches for ended connections. A search costs a system call for each
+/// connection, so it is not made for each connection that is refused.
 constexpr auto kDropPeriod = std::chrono::milliseconds(10);
 constexpr auto kLogPeriod = std::chrono::seconds(10);
 
@@ -57,14 +59,15 @@ void SetOption(int socket, int level, int option, int value) {
   ::setsockopt(socket, level, option, &value, sizeof(value));
 }
 
-/// A socket that listens there, or -1 and errno. Two servers never share a port: SO_REUSEADDR lets
-/// one take an address whose connections still end, not one that is listened on.
+/// Opens a socket that listens on `address`; returns -1 and sets errno where that fails. Two
+/// servers never share a port: SO_REUSEADDR allows an address whose old connections have yet to
+/// end, but not one that is listened on.
 int ListenOn(const sockaddr* address, socklen_t size, bool takes_ipv4_too) {
   const int socket = ::socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (socket < 0) return -1;
   if (address->sa_family != AF_UNIX) {
     SetOption(socket, SOL_SOCKET, SO_REUSEADDR, 1);
-    // What is accepted inherits these.
+    // Accepted sockets inherit these options.
     SetOption(socket, IPPROTO_TCP, TCP_NODELAY, 1);
     SetOption(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsentBytesMax);
     SetOption(socket, IPPROTO_TCP, TCP_USER_TIMEOUT,
@@ -82,13 +85,14 @@ int ListenOn(const sockaddr* address, socklen_t size, bool takes_ipv4_too) {
   return -1;
 }
 
-/// Of a descriptor that is a socket; 0 for anything else.
+/// The inode of a descriptor that is a socket; 0 for anything else.
 ino_t SocketInode(int descriptor) {
   struct stat info;
   return ::fstat(descriptor, &info) == 0 && S_ISSOCK(info.st_mode) ? info.st_ino : 0;
 }
 
-/// Whether accept(2) says that the system has nothing left, and not that one connection failed.
+/// Whether accept(2) failed because the system lacks descriptors or memory, and not because of one
+/// connection.
 bool IsExhaustion(int error) {
   return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
 }
@@ -175,7 +179,7 @@ absl::Status Listener::BindUnix(const std::string& address) {
   }
   std::memcpy(name.sun_path, path.data(), path.size());
   struct stat info;
-  // Nobody listens there any more (CheckListenAddress).
+  // CheckListenAddress has found that nobody listens there any more.
   if (::lstat(path.c_str(), &info) == 0 && S_ISSOCK(info.st_mode)) ::unlink(path.c_str());
   const int socket = ListenOn(reinterpret_cast<const sockaddr*>(&name), sizeof(name), false);
   if (socket < 0) return CannotListen(address, std::strerror(errno));
@@ -227,7 +231,7 @@ void Listener::Accept() {
     const bool is_settled = is_accepting_ && was_logged_accepting_;
     ::poll(waited.data(), count, is_settled ? -1 : kRetryPeriod);
     failure_.clear();
-    // Also where none waits: accept says first whether there is a descriptor.
+    // Also tries sockets where no connection waits: accept fails first where no descriptor is free.
     for (const Bound& bound : bound_) {
       if (!AcceptAll(bound.descriptor)) break;
     }
@@ -255,13 +259,13 @@ bool Listener::AcceptAll(int socket) {
   return true;
 }
 
-// Over the bound a connection is closed rather than left to wait: its client knows at once and
-// tries again later, and what waits at the socket is not what came first.
+// A connection beyond the bound is closed rather than left waiting: its client knows at once and
+// tries again later, and old connections do not fill the queue of the socket.
 void Listener::Take(int descriptor) {
   const ino_t inode = SocketInode(descriptor);
   sockaddr_storage peer;
   socklen_t size = sizeof(peer);
-  // gRPC would write a line about a peer that has gone already.
+  // gRPC would log an error about a peer that has already disconnected.
   const bool is_there =
       ::getpeername(descriptor, reinterpret_cast<sockaddr*>(&peer), &size) == 0 && inode != 0;
   const bool has_room = HasRoom();
@@ -304,7 +308,8 @@ ListenerUsage Listener::usage() {
   return usage_;
 }
 
-// At most one line in kLogPeriod, however often it changes; the last state is always told.
+// Writes at most one line in kLogPeriod, however often the state changes. The last state is always
+// reported.
 void Listener::LogChange() {
   const auto now = std::chrono::steady_clock::now();
   if (is_accepting_ == was_logged_accepting_ || is_stopping_) return;

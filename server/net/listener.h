@@ -1,7 +1,7 @@
 // Listener: the sockets that clients connect to, and the thread that accepts connections and hands
-// them on. gRPC's own listener ends for ever with the first accept that finds no descriptor left;
-// this one refuses connections beyond a bound below the limit, goes on once descriptors are there
-// again, and says whether it accepts. Thread-safe but for Start and Stop.
+// them on. gRPC's own listener stops for ever at the first accept that finds no free descriptor;
+// this one refuses connections beyond a bound below the limit, resumes once descriptors are free
+// again, and says whether it accepts. Thread-safe except for Start and Stop.
 #pragma once
 
 #include <sys/types.h>
@@ -25,7 +25,7 @@ namespace quantgate {
 struct ListenerUsage {
   int64_t connections = 0;
   int64_t connections_max = 0;
-  // Since the start.
+  // Totals since the server's start.
   int64_t accepted = 0;
   int64_t refused = 0;   ///< Closed at once, being beyond connections_max.
   int64_t failures = 0;  ///< Attempts to accept for which descriptors or memory were lacking.
@@ -41,7 +41,7 @@ class Listener {
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
 
-  /// As bound, in the order of the addresses; 0 for Unix sockets.
+  /// The ports that are bound, in the order of the addresses; 0 for Unix sockets.
   const std::vector<int>& ports() const { return ports_; }
 
   /// Accepts from now on. `take` owns the descriptor and closes it when the connection ends;
@@ -49,7 +49,8 @@ class Listener {
   /// called by the listener's thread.
   void Start(int64_t connections_max, std::function<void(int descriptor)> take,
              std::function<void(const std::string& line)> log);
-  /// `take` is not called any more; the addresses are free for others. Idempotent.
+  /// Stops accepting: `take` is not called any more, and the addresses are free for others.
+  /// Idempotent.
   void Stop();
 
   /// Whether the next connection would be taken.
@@ -58,15 +59,16 @@ class Listener {
 
  private:
   /// A connection that was handed on. Its socket is still open as long as the descriptor names the
-  /// same inode: whoever owns the descriptor closes it without a word, and another file may have
-  /// its number then.
+  /// same inode: the owner of the descriptor closes it without telling this object, and another
+  /// file may get its number then.
   struct Connection {
     int descriptor;
     ino_t inode;
   };
   struct Bound {
     int descriptor = -1;
-    std::string path;  ///< Of a Unix socket, removed at the end if it is still this one's.
+    /// Path of a Unix socket, whose file is removed at the end if it is still this one.
+    std::string path;
     dev_t device = 0;
     ino_t inode = 0;
   };
@@ -90,11 +92,11 @@ class Listener {
   std::function<void(const std::string&)> log_;
   std::atomic<bool> is_accepting_{false}, is_stopping_{false};
 
-  // Of the thread.
+  // Used by the listener's thread only.
   std::string failure_;  ///< Why the last accept failed; empty when it did not.
   bool was_logged_accepting_ = true;
   std::chrono::steady_clock::time_point logged_at_{};
-  int64_t logged_refused_ = 0;  ///< Refused connections that log lines have told of.
+  int64_t logged_refused_ = 0;  ///< The number of refused connections that log lines have reported.
 
   std::mutex mutex_;
   std::vector<Connection> connections_ ABSL_GUARDED_BY(mutex_);

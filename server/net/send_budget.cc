@@ -5,11 +5,11 @@
 
 namespace quantgate {
 
-/// All of it under the budget's mutex.
+/// All members are guarded by the budget's mutex.
 class SendBudget::Connection {
  public:
   int64_t bytes = 0;
-  int64_t untaken = 0;  ///< Streams.
+  int64_t untaken = 0;  ///< Streams whose client has taken nothing yet.
   std::deque<Waiter> waiters;
 };
 
@@ -154,7 +154,7 @@ std::vector<SendBudget::Answered> SendBudget::Serve() {
     const Waiter& waiter = connection->waiters.front();
     const int64_t bytes = Fitting(*connection, waiter);
     if (bytes == 0) {
-      // A waiter that its own connection's bytes keep waiting holds up no other connection.
+      // A waiter that is kept waiting by its own connection's bytes delays no other connection.
       if (FitsConnection(*connection, waiter.least)) {
         short_for_ = std::min(short_for_, KindOf(*connection, waiter.least));
       }
@@ -179,7 +179,7 @@ void SendBudget::Expire(Clock::time_point since) {
     const std::lock_guard lock(mutex_);
     for (const auto& connection : round_) {
       std::deque<Waiter>& waiters = connection->waiters;
-      // Those of one connection have come in order.
+      // The waiters of one connection are in the order of arrival.
       for (; !waiters.empty() && waiters.front().since < since; waiters.pop_front()) {
         answered.push_back({std::move(waiters.front().answer), Room()});
       }

@@ -40,7 +40,7 @@ std::string StageClockText(const v1::Environment& environment) {
 
 std::string WhatRanText(const v1::VariantReport& variant) {
   if (!variant.is_hardware()) return "model";
-  // All ranks run alike.
+  // All ranks run the same GEMMs in the same way, so those of the first rank are read.
   const auto& gemms = variant.ranks().empty() ? variant.gemms() : variant.ranks(0).gemms();
   const bool is_all = std::all_of(gemms.begin(), gemms.end(),
                                   [](const v1::GemmLine& gemm) { return gemm.is_hardware(); });

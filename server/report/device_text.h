@@ -1,4 +1,4 @@
-// What computed, as people read it: the same line in tables, HTML, `info` and `doctor`.
+// Text about what computed a result: the same line in tables, HTML, `info` and `doctor`.
 #pragma once
 
 #include <string>
@@ -11,7 +11,8 @@ namespace quantgate {
 /// 13.1.0"; what is not known of a device is left out.
 std::string DeviceText(const v1::DeviceDescription& device, const v1::Environment& environment);
 
-/// Of the devices of an environment: "stage times by CUDA events"; empty where none says.
+/// The clock of stage times on the devices of an environment: "stage times by CUDA events"; empty
+/// where no device states one.
 std::string StageClockText(const v1::Environment& environment);
 
 /// What a variant's GEMMs ran on: "hardware", "model" or, where they differ, "hardware and model".

@@ -7,7 +7,8 @@
 namespace quantgate {
 namespace {
 
-/// XML 1.0 has no control characters but these two, not even escaped.
+/// Escapes text for XML. Control characters other than tab and line feed become '?', since XML 1.0
+/// has no others but CR, not even escaped.
 std::string XmlEscaped(const std::string& text) {
   std::string escaped = absl::StrReplaceAll(text, {{"&", "&amp;"},
                                                    {"<", "&lt;"},

@@ -1,5 +1,5 @@
-// JUnit XML, of the elements and attributes that the schemas of Ant and of Jenkins both have, with
-// what each needs. Test cases have no properties there; the suite has.
+// JUnit XML with only the elements and attributes that the schemas of Ant and of Jenkins both have,
+// and with all that either requires. In both, a suite has properties and a test case has none.
 #pragma once
 
 #include <string>
@@ -10,23 +10,24 @@
 
 namespace quantgate {
 
-/// Where and when a run was.
+/// Where and when a run took place.
 struct JunitRun {
   std::string host;  ///< A server's address, or "localhost".
   absl::Time begin;
 };
 
-/// One test case and, where it is not good, what follows it.
+/// One test case and, where it did not pass, the element that says so.
 struct JunitCase {
   std::string class_name, name;
   double seconds = 0;
-  std::string element = {};  ///< failure | error | skipped; empty: good.
-  std::string type = {};     ///< Of that: "difference", "missed fault", "error", "left out".
+  std::string element = {};  ///< failure | error | skipped; empty: it passed.
+  /// Type of the element: "difference", "missed fault", "error", "left out".
+  std::string type = {};
   std::string message = {};
   std::string body = {};
 };
 
-/// A file of one suite.
+/// The suite of a file, which has no other.
 struct JunitSuite {
   std::string name;
   std::vector<std::pair<std::string, std::string>> properties;  ///< Those without a value are not

@@ -30,7 +30,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 using kainjow::mustache::data;
 
-/// Bytes that are no UTF-8 become U+FFFD, control characters but line ends and tabs "?".
+/// Makes text printable: bytes that are not UTF-8 become U+FFFD, and control characters other than
+/// line feeds and tabs become "?".
 std::string Cleaned(std::string text) {
   const auto is_plain = [](char c) { return c >= ' ' && c < 0x7f; };
   if (std::all_of(text.begin(), text.end(), is_plain)) return text;
@@ -42,7 +43,8 @@ std::string Cleaned(std::string text) {
   return text;
 }
 
-/// What is null or an empty text is false: sections show neither, {{^inverted}} ones both.
+/// The data of the template for a JSON value. Null and an empty text become false: sections do not
+/// show them, {{^inverted}} sections show for both.
 data DataOf(const Json& json) {
   if (json.is_boolean()) return {json.get<bool>()};
   if (json.is_null() || json == "") return {false};
@@ -51,7 +53,7 @@ data DataOf(const Json& json) {
   if (!json.is_structured()) return {json.dump()};
   if (json.is_array()) {
     data list(data::type::list);
-    // Filled in place: a list that the library is given is copied, with all that it holds.
+    // Filled in place, since a list that is given to the library is copied with everything in it.
     auto& items = const_cast<kainjow::mustache::list&>(list.list_value());
     items.reserve(json.size());
     for (const Json& item : json) items.push_back(DataOf(item));
@@ -82,8 +84,8 @@ std::string Joined(const data& list, const char* separator) {
   });
 }
 
-/// One option a line, as a shell takes it; left alone where a quoted string could hold what looks
-/// like an option.
+/// Puts each option of a command on a line of its own, as a shell takes it. A command with a quoted
+/// string is left alone, since the string may hold what looks like an option.
 std::string CommandLines(const std::string& command) {
   if (command.find_first_of("'\"") != std::string::npos) return command;
   return absl::StrReplaceAll(command, {{" --", " \\\n    --"}, {" && ", " && \\\n"}});
@@ -98,7 +100,7 @@ data OfCount(const data& value) {
   return {kText(ParsedInteger(value))};
 }
 
-/// What may follow a name: {{seconds|time}}.
+/// The formats that may follow a name: {{seconds|time}}.
 using Format = data (*)(const data& value);
 const std::map<std::string, Format, std::less<>>& Formats() {
   static const std::map<std::string, Format, std::less<>> kFormats = {
@@ -132,7 +134,7 @@ const std::map<std::string, Format, std::less<>>& Formats() {
        }},
       {"at", [](const data& of) { return data(absl::StrCat("(", Joined(of, ", "), ")")); }},
       {"lines", [](const data& command) { return data(CommandLines(command.string_value())); }},
-      // For sections.
+      // Conditions for sections.
       {"any", [](const data& list) { return data(list.is_non_empty_list()); }},
       {"zero", [](const data& of) { return data(ParsedReal(of) == 0); }},
       {"positive", [](const data& of) { return data(ParsedReal(of) > 0); }}};
@@ -153,8 +155,8 @@ const PageParts& Parts() {
   return kParts;
 }
 
-/// Finds what the page names: parts, members, members in a format. What is nowhere stands in the
-/// page as the template has it.
+/// Finds what the page names: parts, members, and members in a format. A name that is not found
+/// stays in the page as the template has it.
 class PageContext : public kainjow::mustache::context<std::string> {
  public:
   using context::context;
@@ -175,7 +177,9 @@ class PageContext : public kainjow::mustache::context<std::string> {
   }
 
  private:
-  mutable data made_;  ///< Read before the next is made: a section of it holds no members.
+  /// A formatted value, which is read before the next one is made: a section of it holds no
+  /// members.
+  mutable data made_;
 };
 
 std::string Rendered(Json view) {

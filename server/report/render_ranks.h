@@ -11,16 +11,16 @@ namespace quantgate {
 
 using RankReports = google::protobuf::RepeatedPtrField<v1::RankReport>;
 
-/// What each rank had of every output, how long its stages took, and what of its communication no
-/// GEMM hid.
+/// Prints the part of every output that each rank had, the times of its stages, and the time of its
+/// communication that no GEMM hid.
 void PrintRankReports(const RankReports& ranks, bool uses_colour, std::ostream& out);
 
-/// One row for each quantization of a rank over whose amax a group says: rank, tensor, group, amax,
-/// scale_inv; none where no group does.
+/// One row for each quantization of a rank whose record names the group over which its amax was
+/// reduced: rank, tensor, group, amax, scale_inv. No rows where no record names one.
 std::vector<std::vector<std::string>> AmaxGroupRows(const RankReports& ranks);
 std::vector<std::string> AmaxGroupHead();
 
-/// Figures of a stage that communicates beside its GEMMs, and their names.
+/// The names of the figures of a stage that communicates beside its GEMMs, and the figures of one.
 std::vector<std::string> OverlapHead();
 std::vector<std::string> OverlapRow(const v1::OverlapReport& overlap);
 

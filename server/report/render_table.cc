@@ -160,7 +160,8 @@ std::string WorstUlpText(const v1::ParityReport& parity) {
   return parity.worst_ulp() == INT64_MAX ? "nan" : Count(parity.worst_ulp());
 }
 
-/// What the errors of a tensor leave out: they would be nan, and hide what the others are.
+/// Prints how many elements a tensor's errors leave out. With them the errors would be NaN, and
+/// hide those of the others.
 void PrintNonFinite(const std::string& tensor, const v1::ErrorReport& error, std::ostream& out) {
   if (error.non_finite_count() == 0) return;
   out << tensor << ": SQNR and errors leave out " << Count(error.non_finite_count()) << " of "
@@ -201,7 +202,8 @@ void PrintQuantizations(const v1::VariantReport& variant, bool uses_colour, std:
   if (variant.quantizations().empty()) return;
   TextTable table(
       {"quantized", "<usage", "amax", "scale", "saturated", "subnormal", "to zero", "nan", "inf"});
-  const v1::QuantizationRecord* drawn = nullptr;  // All by one seed.
+  // Any record with a seed, since all have the same one.
+  const v1::QuantizationRecord* drawn = nullptr;
   for (const v1::QuantizationRecord& record : variant.quantizations()) {
     const v1::QuantizationCounts& counts = record.counts();
     const std::string usage = record.rowwise() && record.columnwise() ? "both"
@@ -219,7 +221,7 @@ void PrintQuantizations(const v1::VariantReport& variant, bool uses_colour, std:
   out << "\n";
 }
 
-/// How much of each output's error every stage makes.
+/// Prints how much of each output's error every stage makes.
 void PrintErrorBudgets(const v1::VariantReport& variant, bool uses_colour, std::ostream& out) {
   if (variant.error_budgets().empty()) return;
   TextTable table({"output", "<error made by", "share", "rms", "mean", "largest"});
@@ -255,7 +257,7 @@ void PrintVariant(const v1::VariantReport& variant, bool uses_colour, std::ostre
   if (!times.empty()) out << "\n" << Wrapped("time:", times) << "\n\n";
 }
 
-/// What each rank of the variants on several did.
+/// Prints what each rank did, for the variants on several ranks.
 void PrintRanks(const v1::RunReport& run, bool uses_colour, std::ostream& out) {
   for (const v1::VariantReport& variant : run.variants()) {
     if (variant.ranks().empty()) continue;
@@ -265,7 +267,7 @@ void PrintRanks(const v1::RunReport& run, bool uses_colour, std::ostream& out) {
   }
 }
 
-/// Which of several variants ran on hardware.
+/// Prints which variants ran on hardware and which on models.
 void PrintWhatRan(const v1::RunReport& run, std::ostream& out) {
   std::map<std::string, std::vector<std::string>> variants;
   for (int i = 0; i < run.variants_size(); ++i) {

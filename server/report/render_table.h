@@ -8,7 +8,7 @@
 
 namespace quantgate {
 
-/// PASS or FAIL with what was asked, and what was found.
+/// Prints PASS or FAIL with what was required and what was found.
 void PrintVerdict(const v1::Verdict& verdict, bool uses_colour, std::ostream& out);
 
 void PrintReport(const ReportDocument& document, bool uses_colour, std::ostream& out);

@@ -11,30 +11,37 @@
 
 namespace quantgate {
 
-/// A user's tensor against what it should be (verify), or one file's against another's (diff).
+/// The comparison of a user's tensor with what it should be (verify), or of one file's tensor with
+/// another file's (diff).
 struct SubjectComparison {
   std::string tensor;
-  std::string dtype;  ///< Of the subject; prints the width of its bits.
+  /// Dtype of the subject, from which the width of its bits follows.
+  std::string dtype;
   std::string reference_dtype;
   std::string subject_name;  ///< "mine.safetensors:y".
   std::string reference_name;
-  v1::CompareResponse result;  ///< Parity absent: dtypes or shapes differ, see `difference`.
-  std::optional<v1::BoundCheck> bound;  ///< Where a derived bound decides instead of the bits.
-  std::string difference;  ///< Why there is nothing to compare: "bf16[2x3] against f32[2x3]".
-                           ///< Empty: compared.
-  bool passes = false;     ///< The verdict's criterion, as far as this tensor goes.
-  std::string finding;     ///< Where it does not.
+  /// Without parity where dtypes or shapes differ, which `difference` then says.
+  v1::CompareResponse result;
+  /// The check of a derived bound, where it decides instead of the bits.
+  std::optional<v1::BoundCheck> bound;
+  /// Why the tensors cannot be compared: "bf16[2x3] against f32[2x3]". Empty where they were
+  /// compared.
+  std::string difference;
+  /// Whether this tensor meets the verdict's criterion.
+  bool passes = false;
+  /// What was found of this tensor where it does not pass.
+  std::string finding;
 };
 
 struct ReportDocument {
   std::string kind;     ///< run | compare | verify | diff.
   std::string title;    ///< "linear: 6 variants".
-  std::string command;  ///< As typed.
+  std::string command;  ///< The command as typed.
   bool has_run = false;
   v1::RunReport run;
   std::vector<SubjectComparison> comparisons;
   std::vector<std::string> remarks;
-  v1::Verdict verdict;  ///< Of the whole document.
+  v1::Verdict verdict;  ///< The verdict on the whole document.
 };
 
 /// Outputs of all variants, in the order they first appear; no intermediates.

@@ -73,7 +73,7 @@ Json OfSavedOperand(const v1::SavedOperand& saved) {
   return json;
 }
 
-/// Its bits are of a dtype that is not told.
+/// The dtype of these bits is not known, so that they have as many digits as they need.
 Json OfDifference(const v1::ExplainResponse::Difference& difference) {
   return Json{{"row", difference.row()},
               {"column", difference.column()},
@@ -85,7 +85,7 @@ Json OfTime(const google::protobuf::Timestamp& time) {
   return google::protobuf::util::TimeUtil::ToString(time);
 }
 
-/// Messages that are not the object of their fields.
+/// Messages whose JSON is not an object of their fields.
 using SpecialForm = Json (*)(const Message& message);
 template <typename Special, auto kFunction>
 std::pair<const google::protobuf::Descriptor*, SpecialForm> Form() {
@@ -109,7 +109,8 @@ bool IsLeftOut(const FieldDescriptor& field) {
   return field.containing_type() == v1::NamedTensor::descriptor() && field.name() == "data";
 }
 
-/// One value of a field: the field's own, or of a repeated one that at `index`.
+/// One value of a field: that of a field that is not repeated (`index` below 0), or the one at
+/// `index`.
 Json ValueOf(const Message& message, const FieldDescriptor& field, int index) {
   const Reflection& reflection = *message.GetReflection();
   const auto get = [&](auto single, auto repeated) {
@@ -144,7 +145,7 @@ Json ValueOf(const Message& message, const FieldDescriptor& field, int index) {
   return nullptr;
 }
 
-/// In the order of their keys.
+/// A map, in the order of its keys.
 Json MapOf(const Message& message, const FieldDescriptor& field) {
   const FieldDescriptor& key = *field.message_type()->map_key();
   std::map<Json, Json> entries;

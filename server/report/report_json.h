@@ -1,11 +1,12 @@
 // Messages and reports as JSON: always valid, keys stable, `schema_version` first. A message is an
-// object of its fields under their names in proto/, in their order; what is absent is null, and of
-// a oneof left out. Enumerators are their names in lower case without the enum's ("bound", "none"
-// for what is unspecified), bytes hex, maps by text objects and by number lists of {key, value}.
-// NaN and infinities are the strings "NaN", "Infinity" and "-Infinity"; beside every real number
-// KEY, but not in lists, stands KEY_bits, its bits in hex (of fp64 or fp32 as the field's; of an
-// element's own dtype). Digests are "SHA256/SIZE", fingerprints 32 hex digits, times RFC 3339;
-// bytes of a tensor that a call returned are left out.
+// object of its fields under their names in proto/, in their order. Absent fields are null; absent
+// members of a oneof are left out. Enumerators are their names in lower case without the enum's
+// name ("bound"; "none" for an unspecified one), bytes are hex, maps are objects where their keys
+// are text and lists of {key, value} where they are numbers. NaN and infinities are the strings
+// "NaN", "Infinity" and "-Infinity". Beside every real number KEY, except in lists, is KEY_bits,
+// its bits in hex (as fp64 or fp32, whichever the field is; of an element, those of its own dtype).
+// Digests are "SHA256/SIZE", fingerprints 32 hex digits, times RFC 3339; the bytes of a tensor that
+// a call returned are left out.
 #pragma once
 
 #include <google/protobuf/message.h>
@@ -27,11 +28,13 @@ nlohmann::ordered_json JsonOf(const SubjectComparison& comparison);
 nlohmann::ordered_json JsonHead(const std::string& kind);
 /// Sets json[key] and json[key_bits].
 void SetReal(nlohmann::ordered_json& json, const std::string& key, double value);
-/// A number, or what stands for one: "NaN", "Infinity", "-Infinity". NaN of anything else.
+/// The real number that `json` stands for: a number, "NaN", "Infinity" or "-Infinity". NaN for
+/// anything else.
 double RealIn(const nlohmann::ordered_json& json);
 /// Text on one line (`indent` < 0) or indented; bytes that are no UTF-8 become U+FFFD.
 std::string JsonText(const nlohmann::ordered_json& json, int indent);
-/// One line: an object that starts with schema_version and kind, then what `body` has.
+/// One line: an object that starts with schema_version and kind and goes on with the members of
+/// `body`.
 std::string JsonLine(const std::string& kind, const nlohmann::ordered_json& body);
 
 /// The whole document, indented, with a final newline.

@@ -8,8 +8,9 @@
 
 namespace quantgate {
 
-/// A test case for each tensor that verify or diff compared; for run and compare one, which fails
-/// as the criterion does that was stated. Failures are there exactly where the verdict fails.
+/// One test case for each tensor that verify or diff compared. For run and compare a single test
+/// case, which fails where the criterion that was stated fails. There are failures exactly where
+/// the verdict fails.
 std::string ReportJunit(const ReportDocument& document, const JunitRun& run);
 
 }  // namespace quantgate

@@ -46,9 +46,9 @@ double LargestOf(const Json& items, const char* member) {
   return largest > 0 ? largest : 1;
 }
 
-/// Of an ErrorReport, its RMS error by block in ten levels from nothing to the largest, a block
-/// 1 x 1: a path for each level through the middles of its blocks, and the worst blocks. Null
-/// without blocks.
+/// The picture of an ErrorReport: its RMS error by block, in ten levels from zero to the largest
+/// error, a block being 1 x 1. It has a path for each level through the middles of its blocks, and
+/// the worst blocks. Null without blocks.
 Json HeatMap(const Json& error) {
   const Json& map = error["heat_map"];
   if (!map.is_object()) return nullptr;
@@ -64,7 +64,7 @@ Json HeatMap(const Json& error) {
     if (!std::isfinite(RealIn(one))) continue;
     range = {std::min(range.low, RealIn(one)), std::max(range.high, RealIn(one))};
   }
-  std::map<int, std::string> paths;  // Runs of blocks of one level in a row are one line.
+  std::map<int, std::string> paths;  // Adjacent blocks of a row with one level are one line.
   for (size_t row = 0; row < rows; ++row) {
     for (size_t begin = 0, end = 0; begin < columns; begin = end) {
       const auto level_at = [&](size_t column) {
@@ -137,7 +137,7 @@ Json CellOf(const Json& output) {
               {"is_broken", At(output, "/bound/pass") == false}};
 }
 
-/// Stages that communicate beside their GEMMs as they ran last, each with what every rank did.
+/// The stages that communicate beside their GEMMs, each as it ran last, with what every rank did.
 Json OverlapCharts(const Json& overlaps) {
   Json charts = Json::array();
   std::map<std::pair<Json, Json>, size_t> places;
@@ -195,7 +195,7 @@ void AddMatrix(const std::vector<std::string>& names, Json& run) {
   }
 }
 
-/// Marks the cell of the lowest SQNR, and says whose it is.
+/// Marks the cell with the lowest SQNR, and sets "lowest" to its tensor, variant and SQNR.
 void MarkLowest(const std::vector<std::string>& names, Json& run) {
   Json* lowest = nullptr;
   double least = INFINITY;
@@ -245,21 +245,21 @@ Json PairRows(const Json& run) {
   return rows;
 }
 
-/// The class of a variant's colour: "k3"; beyond the palette the same come again, dashed.
+/// The CSS class of a variant's colour: "k3". Beyond the palette the colours come again, dashed.
 std::string ColourClass(int colour) {
   constexpr int kColours = 8;
   return absl::StrCat("k", colour % kColours, colour / kColours % 2 == 1 ? " again" : "");
 }
 
-/// What a chart shows of a row: the member there, times a factor.
+/// A quantity that a chart shows: a member of a row, times a factor.
 struct Quantity {
   const char* title;
   const char* place;
   double factor = 1;
 };
 
-/// Rows of each name, names in the order in which they first appear; every quantity as a chart over
-/// the steps, a line for each variant that has any.
+/// Groups the rows by name, in the order in which names first appear. Each group has a chart of
+/// every quantity over the steps, with a line for each variant that has values.
 Json ChartedSeries(Json& page, Json rows, const char* key,
                    const std::vector<Quantity>& quantities) {
   Json groups = Json::array();
@@ -439,7 +439,7 @@ Json ViewOf(const TraceReport& report) {
     }
     const double count = RealIn(At(row, "/parity/element_count"));
     row["differing"] = count == 0 ? 0 : RealIn(At(row, "/parity/mismatch_count")) / count;
-    // Of equal tensors the quotient that the cosine is may be a rounding below 1.
+    // For equal tensors, the computed cosine may be slightly below 1 by rounding.
     const double cosine = RealIn(At(row, "/error/cosine"));
     row["turned"] = At(row, "/parity/equal") == true ? 0 * cosine : 1 - cosine;
   }

@@ -1,5 +1,5 @@
-// What page.html shows: a report's JSON, with pictures, rows of matrices and shares beside its
-// members. Numbers get their texts in the page.
+// The data that page.html shows: a report's JSON, to which pictures, rows of matrices and shares
+// are added. The page formats the numbers.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -15,11 +15,11 @@ namespace quantgate {
 nlohmann::ordered_json ViewOf(const ReportDocument& document);
 nlohmann::ordered_json ViewOf(const TraceReport& report);
 
-/// A line through its points in order. A point of NaN is left out and parts the line; +infinity
-/// lies above all numbers, -infinity on the lower edge.
+/// A line through its points in order. A point of NaN is left out and interrupts the line;
+/// +infinity lies above all numbers, -infinity on the lower edge.
 struct ChartLine {
   std::string name;
-  std::string colour;  ///< Class of the line and its marks.
+  std::string colour;  ///< CSS class of the line and its marks.
   std::vector<std::pair<double, double>> points;
 };
 

@@ -14,8 +14,8 @@ std::string Toned(const std::string& text, Tone tone, bool uses_colour);
 
 class TextTable {
  public:
-  /// The first column is left-aligned, and every one whose header begins with '<' (which is not
-  /// printed).
+  /// The first column is left-aligned, and so is every column whose header begins with '<' (which
+  /// is not printed).
   explicit TextTable(std::vector<std::string> header);
   void AddRow(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
   /// Colours a cell of the row added last.
@@ -29,13 +29,13 @@ class TextTable {
   std::vector<std::vector<Tone>> tones_;
 };
 
-/// What lines of a report are held to.
+/// The most characters that a line of a report may have.
 inline constexpr int kTableColumns = 100;
 
 /// Items joined by commas behind `head`, on as many lines as they need.
 std::string Wrapped(const std::string& head, const std::vector<std::string>& items);
 
-/// At most `columns` characters, the end cut off and marked "~".
+/// `text` cut to at most `columns` characters; a cut end is marked "~".
 std::string Cut(const std::string& text, size_t columns);
 
 }  // namespace quantgate

@@ -131,7 +131,7 @@ Json OfOverlap(const TraceReport& report, const TraceOverlap& overlap) {
   return json;
 }
 
-/// All but the tensors, quantizations and overlaps.
+/// The report without its tensors, quantizations and overlaps.
 Json OfFrame(const TraceReport& report) {
   Json steps = Json::array();
   for (const TraceStep& step : report.steps) {
@@ -167,7 +167,7 @@ void PrintTraceOverlaps(const TraceReport& report, bool uses_colour, std::ostrea
   table.Print(out, uses_colour);
 }
 
-/// What tells the quantizations of one tensor from step to step from all others.
+/// Identifies the quantizations of one tensor over all steps.
 std::string SeriesOf(const TraceQuantization& quantization) {
   return absl::StrCat(quantization.variant, " ", QuantizationName(quantization), " ",
                       quantization.record.quantizer());

@@ -1,5 +1,5 @@
-// What a trace of training steps showed, as a table, as JSON (the conventions of report_json.h); as
-// HTML: render_html.h.
+// The results of a trace of training steps, as a table and as JSON (by the conventions of
+// report_json.h). render_html.h makes HTML of them.
 //
 // JSON: one entry of "tensors" for each step, variant and output, one of "quantizations" for each
 // step, variant (and rank of several) and quantized tensor, one of "overlaps" for each step,
@@ -21,11 +21,11 @@ namespace quantgate {
 struct TraceStep {
   int round = 1;           ///< From 1.
   std::string kind;        ///< "forward", "backward", "optimize", ...: SessionTrace's names.
-  std::string microbatch;  ///< Of steps that have one.
+  std::string microbatch;  ///< The microbatch of a step that has one.
 };
 
-/// An output of one variant's step against the reference variant's; after an optimizer step, a
-/// parameter.
+/// The comparison of an output of one variant's step with that of the reference variant; after an
+/// optimizer step, of a parameter.
 struct TraceTensor {
   int step = 0;                  ///< Index into steps.
   int variant = 0;               ///< Index into variants.
@@ -35,7 +35,7 @@ struct TraceTensor {
 struct TraceQuantization {
   int step = 0;
   int variant = 0;
-  int rank = -1;  ///< Of a session on several; -1: there are no others.
+  int rank = -1;  ///< Rank of a session on several ranks; -1 for a session on one.
   v1::QuantizationRecord record;
 };
 
@@ -48,32 +48,42 @@ struct TraceOverlap {
 };
 
 struct TraceReport {
-  std::string command;                ///< As typed.
+  std::string command;                ///< The command as typed.
   std::vector<std::string> variants;  ///< Their labels.
   int reference = 0;
   std::vector<TraceStep> steps;
-  std::vector<TraceTensor> tensors;  ///< By step, then variant; none of the reference's own.
-  std::vector<TraceQuantization> quantizations;  ///< By step, then variant; of all variants.
-  std::vector<TraceOverlap> overlaps;            ///< Likewise, then rank.
-  std::vector<std::string> notes;                ///< What steps remarked, each once.
-  /// Where ranks of a variant had other bits of the same part; a note each too.
+  /// Ordered by step, then variant; without the reference variant's own.
+  std::vector<TraceTensor> tensors;
+  /// Of all variants; ordered by step, then variant.
+  std::vector<TraceQuantization> quantizations;
+  /// Ordered by step, variant and rank.
+  std::vector<TraceOverlap> overlaps;
+  /// The notes of the steps, each once.
+  std::vector<std::string> notes;
+  /// Parts of tensors that ranks of a variant held with different bits. Each of them is also a
+  /// note.
   std::vector<std::string> rank_differences;
-  std::optional<v1::Verdict> verdict;  ///< Where the bits are to be those of the reference.
+  /// Present where the bits are required to be those of the reference.
+  std::optional<v1::Verdict> verdict;
 };
 
-/// Part of all elements that a cast counted; 0 of none.
+/// The share of `part` in all elements that a cast counted; 0 where it counted none.
 double ShareOf(int64_t part, const v1::QuantizationCounts& counts);
 /// "fc1.x (input, rowwise)", "rank 1 fc1.x (input, rowwise)": what was quantized, as what, and in
 /// which directions.
 std::string QuantizationName(const TraceQuantization& quantization);
 
-/// Where scales went since the same variant first quantized the same tensor. Absent for formats
-/// without such scales.
+/// How far scales have moved since the same variant first quantized the same tensor. Members are
+/// absent for formats without such scales.
 struct ScaleDrift {
-  std::optional<double> log2_scale;  ///< Of the scale of the whole tensor.
-  std::optional<double> mean_code;   ///< Of the blocks' scales: E8M0, E4M3, or biased exponents.
-  std::optional<double> scale;       ///< log2_scale less the first.
-  std::optional<double> code;        ///< mean_code less the first.
+  /// log2 of the scale of the whole tensor.
+  std::optional<double> log2_scale;
+  /// Mean code of the blocks' scales: E8M0, E4M3, or biased exponents.
+  std::optional<double> mean_code;
+  /// log2_scale minus its first value.
+  std::optional<double> scale;
+  /// mean_code minus its first value.
+  std::optional<double> code;
 };
 /// One for each of report.quantizations.
 std::vector<ScaleDrift> DriftsOf(const TraceReport& report);

@@ -40,7 +40,7 @@ std::vector<std::string> VerdictDetails(const v1::Verdict& verdict) {
         "not finite: ", verdict.non_finite(),
         verdict.non_finite_inputs().empty() ? "" : "; inputs: ", verdict.non_finite_inputs()));
   } else if (HaveInputsAny(verdict) && verdict.criterion() == v1::REQUIREMENT_UNSPECIFIED) {
-    // A verdict without a line says it here.
+    // A verdict that required nothing has no line, so its inputs are listed here.
     details.push_back(absl::StrCat("inputs: ", verdict.non_finite_inputs()));
   }
   return details;

@@ -15,12 +15,12 @@ std::string VerdictWord(const v1::Verdict& verdict);
 /// "0 differing elements (bitwise)": what was required, and where that comes from.
 std::string RequiredText(const v1::Verdict& verdict);
 
-/// "required: 0 differing elements (bitwise); found: 63,363 in y, 31,623 in dx; inputs:
-/// x has 1 infinite". Of a verdict that
-/// an older server formed, without what was found. Empty where nothing was required.
+/// "required: 0 differing elements (bitwise); found: 63,363 in y, 31,623 in dx; inputs: x has 1
+/// infinite". For a verdict of an older server, without what was found. Empty where nothing was
+/// required.
 std::string VerdictLine(const v1::Verdict& verdict);
 
-/// What stands below it: the finding, NaN and infinities.
+/// The lines below the verdict's own: the finding, and NaN and infinities.
 std::vector<std::string> VerdictDetails(const v1::Verdict& verdict);
 
 }  // namespace quantgate

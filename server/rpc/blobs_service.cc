@@ -13,7 +13,8 @@
 namespace quantgate {
 namespace {
 
-/// Data is hashed and written where it was received, and sent where it was read: as bytes.
+/// Write and Read exchange raw bytes, so that the data of a blob is hashed, written and sent from
+/// the buffers that it was received or read into.
 using RawStreamsService = v1::Blobs::WithCallbackMethod_FindMissing<
     v1::Blobs::WithRawCallbackMethod_Write<v1::Blobs::WithCallbackMethod_QueryWrite<
         v1::Blobs::WithRawCallbackMethod_Read<v1::Blobs::Service>>>>;
@@ -48,7 +49,7 @@ class BlobsService : public RawStreamsService {
   }
 
  private:
-  // Both look at the sizes of files.
+  // FindMissing and QueryWrite run on the executor, since both ask the disk for sizes of files.
   absl::Status FindMissing(const v1::FindMissingRequest& request,
                            v1::FindMissingResponse& response) {
     if (request.digests_size() > kFindMissingMax) {

@@ -17,7 +17,8 @@ int64_t NanosOf(SendBudget::Clock::time_point time) {
 absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {
   const auto deadline = context.deadline();
   if (deadline == std::chrono::system_clock::time_point::max()) return absl::InfiniteFuture();
-  // gRPC keeps it as time left, and no jump of the wall clock is to shorten or lengthen that.
+  // gRPC keeps the deadline as the time that is left, which a jump of the wall clock must not
+  // change.
   return SteadyFromWall(absl::FromChrono(deadline));
 }
 
@@ -108,8 +109,8 @@ void CallRegistry::MessageBegun(const grpc::ServerContextBase* context, int64_t 
   if (it != calls_.end()) it->second->MessageBegun(bytes);
 }
 
-// gRPC never runs a reaction within TryCancel on a thread that is not its own, so holding the lock,
-// which keeps the calls alive, cannot meet a reaction that removes one.
+// The lock keeps the calls alive. A reaction that removes a call cannot deadlock with it, since
+// TryCancel never runs a reaction on a thread that is not gRPC's own.
 void CallRegistry::CancelAll() {
   const std::lock_guard lock(mutex_);
   for (const auto& [context, call] : calls_) call->TryCancel();

@@ -28,7 +28,7 @@
 
 namespace quantgate {
 
-/// Whether a call is still taken while the server drains.
+/// Whether a call is admitted while the server drains.
 enum class Admission { kAlways, kUnlessDraining };
 
 class Call {
@@ -39,28 +39,30 @@ class Call {
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
-  /// UNAVAILABLE while draining, DEADLINE_EXCEEDED or CANCELLED when nobody waits for an answer any
-  /// more.
+  /// Returns UNAVAILABLE while the server drains (unless `admission` is kAlways), DEADLINE_EXCEEDED
+  /// after the call's deadline, and CANCELLED after its cancellation.
   absl::Status Admit(Admission admission) const;
-  /// Records how the call ended. Called once, for the argument of Finish.
+  /// Records in the metrics how the call ended and returns the status to pass to Finish. Called
+  /// once.
   grpc::Status End(const absl::Status& status);
 
   void MessageReceived();
-  /// A message of the response was given to gRPC, which MakeSendWatch tells, and was taken by the
-  /// client. CallRegistry::CancelIdle may end a call that is too long between the two, or between
-  /// End and the end of the call.
+  /// MessageBegun: gRPC was given a message of the response, as the interceptor of MakeSendWatch
+  /// reports. MessageSent: gRPC has passed the whole message on. CallRegistry::CancelIdle may
+  /// cancel a call when too much time passes between the two, or between End and the end of the
+  /// call.
   void MessageBegun(int64_t bytes) { progress_.Begin(bytes); }
   void MessageSent();
 
   ServiceContext& context() const { return context_; }
   const std::shared_ptr<Cancellation>& cancellation() const { return cancellation_; }
   PeerTransport transport() const;
-  /// The name of the connection, as far as gRPC tells connections apart: empty for a Unix socket
-  /// and in process.
+  /// The address of the peer, by which gRPC tells TCP connections apart. Empty for Unix sockets and
+  /// the in-process channel, where gRPC does not.
   std::string connection() const;
 
-  /// A streaming call now waits for its client; CallRegistry::CancelIdle may end it if that takes
-  /// too long.
+  /// Records that a streaming call now waits for a message of its client. CallRegistry::CancelIdle
+  /// may cancel the call if that takes too long.
   void MessageAwaited();
   enum class Idleness { kNone, kSendsNothing, kTakesNothing };
   Idleness IdlenessAt(SendBudget::Clock::time_point now, absl::Duration send_max,
@@ -75,7 +77,8 @@ class Call {
   const absl::Time start_;
   const std::shared_ptr<Cancellation> cancellation_;
   SendProgress progress_;
-  /// 0: the client is not waited for. By a clock that nobody sets.
+  /// When the call began to wait for its client, in nanoseconds of ServerOptions::now, a steady
+  /// clock; 0 while it does not wait.
   std::atomic<int64_t> awaiting_since_nanos_{0};
 };
 
@@ -86,11 +89,11 @@ class CallRegistry {
   int size() const;
   /// Call::MessageBegun of the call with this context, if there is one.
   void MessageBegun(const grpc::ServerContextBase* context, int64_t bytes) const;
-  /// Ends every call under way, as if its client had cancelled it.
+  /// Cancels every call in progress, as if its client had cancelled it.
   void CancelAll();
-  /// Ends the calls whose clients have sent nothing for `send_max` while they were waited for, or
-  /// have taken nothing for `take_max`. Returns the number of the latter that were not ended
-  /// before.
+  /// Cancels the calls whose clients have sent nothing for `send_max` although the call waits for a
+  /// message, or have taken nothing for `take_max`. Returns the number of calls cancelled for the
+  /// second reason, without those that an earlier call of this function has counted.
   int CancelIdle(SendBudget::Clock::time_point now, absl::Duration send_max,
                  absl::Duration take_max);
 
@@ -98,18 +101,20 @@ class CallRegistry {
   mutable std::mutex mutex_;
   absl::flat_hash_map<const grpc::ServerContextBase*, Call*> calls_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_set<Call*> unread_
-      ABSL_GUARDED_BY(mutex_);  ///< Calls ended since nothing was taken.
+      ABSL_GUARDED_BY(mutex_);  ///< Calls cancelled because their clients took nothing.
 };
 
-/// Code, text (cut to kStatusMessageBytesMax) and a serialized v1.ErrorDetail. For Call::End, and
-/// for calls that end before there is a Call (refused_calls.h).
+/// Returns a gRPC status with the same code, the text (cut to kStatusMessageBytesMax) and a
+/// serialized v1.ErrorDetail. For Call::End, and for calls that end before they have a Call
+/// (refused_calls.h).
 grpc::Status StatusToGrpc(const absl::Status& status);
 
-/// The request of a method that takes bytes. INVALID_ARGUMENT for bytes that are no such message.
+/// Parses the request of a method that receives raw bytes. INVALID_ARGUMENT for bytes that are not
+/// a serialized `Request`.
 template <typename Request>
 absl::StatusOr<Request> Parsed(const grpc::ByteBuffer& bytes) {
   Request request;
-  grpc::ByteBuffer read = bytes;  // Which is used up.
+  grpc::ByteBuffer read = bytes;  // A copy, since Deserialize consumes its buffer.
   if (grpc::SerializationTraits<Request>::Deserialize(&read, &request).ok()) return request;
   return Refuse("message", "malformed",
                 absl::StrCat("must be a ", Request::descriptor()->full_name()));

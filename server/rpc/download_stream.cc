@@ -18,13 +18,13 @@
 namespace quantgate {
 namespace {
 
-/// Bytes of a blob and their room, until gRPC lets go of them.
+/// Bytes of a blob and their room in the send budget; owned by gRPC until it has sent them.
 struct Piece {
   std::unique_ptr<std::byte[]> data;
   SendBudget::Room room;
 };
 
-/// A ReadResponse with the data where it is.
+/// Serializes a ReadResponse around the data of `piece`, without copying the data.
 grpc::ByteBuffer ReadResponseOf(std::unique_ptr<Piece> piece, size_t size) {
   using google::protobuf::internal::WireFormatLite;
   using google::protobuf::io::CodedOutputStream;
@@ -37,7 +37,7 @@ grpc::ByteBuffer ReadResponseOf(std::unique_ptr<Piece> piece, size_t size) {
       grpc::Slice(
           piece->data.get(), size, [](void* done) { delete static_cast<Piece*>(done); },
           piece.get())};
-  piece.release();  // NOLINT: the slice's.
+  piece.release();  // NOLINT: the slice owns it now.
   return grpc::ByteBuffer(slices, 2);
 }
 
@@ -83,8 +83,8 @@ DownloadStream::Actions DownloadStream::DecideActions() {
   return actions;
 }
 
-// Without the lock: gRPC and the executor may come back at once. The last of the actions may be the
-// end of `this`, and with none `this` may be gone already.
+// Called without the lock, since gRPC and the executor may call back at once. The last action may
+// delete `this`; if there are no actions, `this` may be deleted already.
 void DownloadStream::Start(const Actions& actions) {
   if (actions.read) RunTask(actions.is_behind, [this] { AskForRoom(); });
   if (actions.write) StartWrite(&sending_.buffer);
@@ -97,7 +97,7 @@ void DownloadStream::RunTask(bool is_behind, Executor::Task task) {
   transfers.Run(std::move(task), connection_.get());
 }
 
-// A large piece where there is room for it, else a small one.
+// Takes room for a piece of the present size, or else for a small one, and reads the piece.
 void DownloadStream::AskForRoom() {
   SendBudget& budget = call_.context().send_budget;
   int64_t wanted;
@@ -116,7 +116,8 @@ void DownloadStream::AskForRoom() {
 
 void DownloadStream::WaitForRoom(int64_t wanted) {
   {
-    // With the lock held the answer cannot overtake the token, nor a cancellation miss it.
+    // The lock is held so that neither the answer nor a cancellation comes before room_token_ is
+    // set.
     const std::lock_guard lock(mutex_);
     if (!is_cancelled_) {
       const bool is_behind = begins_behind_ && !has_written_;
@@ -152,7 +153,7 @@ absl::StatusOr<DownloadStream::Message> DownloadStream::ReadMessage(SendBudget::
   std::unique_ptr<std::byte[]> data(new (std::nothrow) std::byte[size]);
   if (data == nullptr) return absl::ResourceExhaustedError("out of memory for a piece of a blob");
   QG_RETURN_IF_ERROR(reader_->Next(std::span(data.get(), size)).status());
-  // Nobody knows how long it takes until the next one.
+  // The file is closed meanwhile: the next piece may be wanted only much later.
   reader_->Rest();
   message.buffer =
       ReadResponseOf(std::make_unique<Piece>(Piece{std::move(data), std::move(room)}), size);
@@ -174,7 +175,7 @@ void DownloadStream::EndReading(absl::StatusOr<Message> message) {
     const std::lock_guard lock(mutex_);
     is_reading_ = false;
     if (!outcome_.has_value()) {
-      // A message that is ready goes out before the end.
+      // A message that is ready is sent before the stream ends.
       if (!message.ok() || reader_->remaining() == 0) outcome_ = message.status();
       if (message.ok() && message->data_bytes > 0) ready_ = *std::move(message);
     }
@@ -195,7 +196,7 @@ void DownloadStream::OnWriteDone(bool ok) noexcept {
     if (!std::exchange(has_written_, true)) {
       call_.context().send_budget.RemoveUntaken(connection_);
     }
-    sending_.buffer.Clear();  // Its room comes back.
+    sending_.buffer.Clear();  // Returns the message's room to the budget.
     const auto time = absl::FromChrono(SendBudget::Clock::now() - write_begun_);
     piece_bytes_ = time < kSendPieceTime ? std::min(2 * piece_bytes_, kSendPieceBytesMost)
                                          : std::max(piece_bytes_ / 2, kSendPieceBytesLeast);
@@ -218,7 +219,7 @@ void DownloadStream::OnCancel() noexcept {
         room_token_ != 0 && call_.context().send_budget.StopWaiting(connection_, room_token_);
   }
   if (!has_turn) return;
-  // OnDone comes after this reaction at the earliest, so `this` is still there.
+  // gRPC calls OnDone only after this reaction has returned, so `this` still exists.
   call_.context().transfers.Run([this] { EndReading(absl::CancelledError("the client has gone")); },
                                 connection_.get());
 }

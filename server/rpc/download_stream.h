@@ -1,8 +1,9 @@
-// DownloadStream: one Blobs.Read. It reads and hashes a piece when there is room to send it: the
-// next one while the last one is sent, once the client has taken any. Pieces grow as long as they
-// are taken quickly, so that a client that reads nothing costs a small one and no open file. The
-// first pieces of a connection that has others of which nothing is taken yet stand behind all
-// others: streams by the thousand that begin at once hold up nobody who reads.
+// DownloadStream: one Blobs.Read. It reads and hashes a piece of the blob when the send budget has
+// room for it. From the second piece on, it reads the next piece while the previous one is sent.
+// Pieces grow as long as the client takes them quickly, so that a client that reads nothing costs
+// one small piece and no open file. A stream's first piece is read with low priority
+// (Executor::RunBehind) where the client has taken nothing yet of another stream of the same
+// connection, so that thousands of streams that begin at once do not delay clients that do read.
 #pragma once
 
 #include <grpcpp/support/byte_buffer.h>
@@ -20,7 +21,7 @@
 
 namespace quantgate {
 
-/// Deletes itself. Finishes only while no write, no task and no wait is under way.
+/// Deletes itself in OnDone. Calls Finish only while no write, no task and no wait is in progress.
 class DownloadStream : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   DownloadStream(ServiceContext& context, grpc::CallbackServerContext* server_context,
@@ -34,24 +35,25 @@ class DownloadStream : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
     int64_t data_bytes = 0;
   };
 
-  /// What may be started now; decided under the lock and started outside of it.
+  /// The steps that may start now. They are decided under the lock and started after its release.
   struct Actions {
     bool read = false, write = false;
-    bool is_behind = false;  ///< Whether the read is by Executor::RunBehind.
+    bool is_behind = false;  ///< Whether the read is queued by Executor::RunBehind.
     std::optional<absl::Status> end;
   };
 
-  /// What may be started now. A task or write that ends notes that and asks under one lock, and
-  /// touches nothing but Start() after it: the one that finds all others ended ends the stream.
+  /// Decides which steps may start now. A task or write that ends must record its end and call this
+  /// under one lock, and may touch nothing but Start() afterwards: the last of them to end finishes
+  /// the stream.
   Actions DecideActions() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Start(const Actions& actions);
 
   void RunTask(bool is_behind, Executor::Task task);
 
-  // One task: asks for room and reads, or waits for room and reads in another one.
+  // One task asks for room and reads. If there is no room, another task reads once there is.
   void AskForRoom();
   void WaitForRoom(int64_t wanted);
-  /// `room`: none when there was none for too long.
+  /// `room` is empty where the stream has waited too long for room; it then ends with an error.
   void ReadNext(SendBudget::Room room);
   absl::Status Begin();
   absl::StatusOr<Message> ReadMessage(SendBudget::Room room);
@@ -62,17 +64,17 @@ class DownloadStream : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   void OnDone() noexcept override { delete this; }
 
   Call call_;
-  const grpc::ByteBuffer* const request_;  // gRPC's, for the length of the call.
+  const grpc::ByteBuffer* const request_;  // Owned by gRPC; lives as long as the call.
   const std::shared_ptr<SendBudget::Connection> connection_;
   const bool begins_behind_;
-  std::optional<BlobReader> reader_;  // Of the task that reads.
-  Message sending_;                   // gRPC's while a write is under way.
+  std::optional<BlobReader> reader_;  // Used by the reading task only.
+  Message sending_;                   // Owned by gRPC while a write is in progress.
 
   std::mutex mutex_;
   std::optional<Message> ready_ ABSL_GUARDED_BY(mutex_);
   int64_t piece_bytes_ ABSL_GUARDED_BY(mutex_) = kSendPieceBytesLeast;
   SendBudget::Clock::time_point write_begun_ ABSL_GUARDED_BY(mutex_);
-  int64_t room_token_ ABSL_GUARDED_BY(mutex_) = 0;  // Not 0: the task that reads waits for room.
+  int64_t room_token_ ABSL_GUARDED_BY(mutex_) = 0;  // Not 0 while the reading task waits for room.
   bool is_reading_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool has_written_ ABSL_GUARDED_BY(mutex_) = false;

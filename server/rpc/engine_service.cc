@@ -16,11 +16,12 @@
 namespace quantgate {
 namespace {
 
-/// Streams of events are sent as bytes.
+/// Execute and WaitRun receive requests and send events as raw bytes.
 template <typename Base>
 using RawStreams =
     v1::Engine::WithRawCallbackMethod_Execute<v1::Engine::WithRawCallbackMethod_WaitRun<Base>>;
-/// Runs of requests up to this are started on gRPC's thread, which others wait for.
+/// The largest request, in bytes, whose run is started on gRPC's thread, which other calls wait
+/// for.
 constexpr size_t kQuicklyStartedBytesMax = 64 << 10;
 
 class EngineService : public RawStreams<v1::Engine::CallbackService> {
@@ -40,7 +41,8 @@ class EngineService : public RawStreams<v1::Engine::CallbackService> {
   grpc::ServerWriteReactor<grpc::ByteBuffer>* Execute(
       grpc::CallbackServerContext* server_context,
       const grpc::ByteBuffer* bytes) noexcept override {
-    // A thread takes longer to wake than a run to start: the device's begins to look out for it.
+    // Waking a thread takes longer than starting a run, so a worker of the device stays awake for
+    // it.
     Served(LeastLoaded(context_.devices)).run_queue.Expect();
     const bool is_here =
         bytes->Length() <= kQuicklyStartedBytesMax && !is_starting_here_.exchange(true);
@@ -106,14 +108,15 @@ class EngineService : public RawStreams<v1::Engine::CallbackService> {
   }
 
   absl::StatusOr<RunStream::Start> Attach(const v1::WaitRunRequest& request) {
-    // Those that are not stored yet too. Before the record, which has them once the run has ended.
+    // Includes events that are not stored yet. Read before the record, which has all events once
+    // the run has ended.
     const int64_t told = runs_.live().LastSequence(request.run_id());
     QG_ASSIGN_OR_RETURN(const RunRecord record, context_.run_store.Get(request.run_id()));
     const int64_t from = request.from_sequence() == 0 ? 1 : request.from_sequence();
     if (from < 1) {
       return Refuse("from_sequence", absl::StrCat(from), "must not be negative");
     }
-    // A run that goes on will have one more event at least.
+    // A run that has not ended will have at least one more event.
     const bool goes_on = !IsFinal(record.state);
     const int64_t last = goes_on ? std::max(record.last_sequence, told) : record.last_sequence;
     if (from > last + (goes_on ? 1 : 0)) return error::SequenceBeyondEnd(from, last);
@@ -122,7 +125,8 @@ class EngineService : public RawStreams<v1::Engine::CallbackService> {
 
   ServiceContext& context_;
   Runs& runs_;
-  /// One of gRPC's threads starts a run. Only one at a time: it may wait for the database.
+  /// Whether one of gRPC's threads is starting a run. At most one does, since it may have to wait
+  /// for the database.
   std::atomic<bool> is_starting_here_ = false;
 };
 

@@ -7,7 +7,7 @@
 namespace quantgate {
 namespace {
 
-/// What this server is does not change but for its clocks, so it is put together once.
+/// Serves answers that are assembled once, since they do not change. Only the devices' clocks do.
 class InfoService : public v1::Info::CallbackService {
  public:
   explicit InfoService(ServiceContext& context)
@@ -22,7 +22,7 @@ class InfoService : public v1::Info::CallbackService {
                                             v1::Capabilities* response) noexcept override {
     return AnswerInline(context_, Rpc("Info.GetCapabilities"), server_context, [&] {
       *response = capabilities_;
-      // Devices say their clocks as they are now.
+      // The environment is read anew, because it states the devices' present clocks.
       *response->mutable_environment() = EnvironmentToProto(DescribeDevices(context_.devices));
       return absl::OkStatus();
     });

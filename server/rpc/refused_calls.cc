@@ -18,12 +18,12 @@ namespace quantgate {
 namespace {
 
 struct CalledMethod {
-  int number = 0;  ///< In AllRpcMethods.
+  int number = 0;  ///< Index in AllRpcMethods.
   std::string request;
 };
 
-/// Watches one call. No method of this server ends with UNIMPLEMENTED and no text, so that is
-/// gRPC's own word for a message that it could not parse.
+/// Watches one call. No method of this server ends with UNIMPLEMENTED and an empty text, so such a
+/// status comes from gRPC itself, for a message that it could not parse.
 class MalformedCallAnswer : public grpc::experimental::Interceptor {
  public:
   MalformedCallAnswer(Metrics& metrics, const CalledMethod& method)
@@ -72,13 +72,13 @@ class MalformedCallAnswers : public grpc::experimental::ServerInterceptorFactory
   grpc::experimental::Interceptor* CreateServerInterceptor(
       grpc::experimental::ServerRpcInfo* call) override {
     const auto found = methods_.find(absl::string_view(call->method()));
-    // Those of health and reflection answer for themselves.
+    // Calls of the health and reflection services keep the statuses that gRPC gives them.
     return found == methods_.end() ? nullptr : new MalformedCallAnswer(metrics_, found->second);
   }
 
  private:
   Metrics& metrics_;
-  absl::flat_hash_map<std::string, CalledMethod> methods_;  ///< By path; does not change.
+  absl::flat_hash_map<std::string, CalledMethod> methods_;  ///< By path; constant once constructed.
 };
 
 /// Deletes itself.

@@ -27,7 +27,8 @@ absl::StatusOr<bool> EndsRun(const std::string& event) {
   return absl::DataLossError("the database holds a damaged run event");
 }
 
-/// With the mark of an unverified one: serialized messages behind each other are one message.
+/// The bytes to send for a stored event. The mark of an unverified event is appended: concatenated
+/// serialized messages are parsed as one message.
 std::shared_ptr<const std::string> EventToSend(RunStore::StoredEvent event) {
   if (event.is_unverified) {
     v1::RunEvent mark;
@@ -37,7 +38,8 @@ std::shared_ptr<const std::string> EventToSend(RunStore::StoredEvent event) {
   return std::make_shared<const std::string>(std::move(event.bytes));
 }
 
-/// The bytes where they are, and their room until gRPC lets go of them.
+/// A buffer over the event's bytes, without a copy. gRPC owns the event and its room until it has
+/// sent them.
 grpc::ByteBuffer BufferOf(std::shared_ptr<const std::string> event, SendBudget::Room room) {
   struct Owner {
     std::shared_ptr<const std::string> event;
@@ -96,7 +98,7 @@ std::shared_ptr<const std::string> RunStream::Latest() const {
   return live_ == nullptr ? nullptr : runs_.live().EventOf(*live_, next_sequence_);
 }
 
-// Has the turn.
+// Called only by the code whose turn it is, as described at RunStream.
 void RunStream::Continue(SendBudget::Room room) {
   {
     const std::lock_guard lock(mutex_);
@@ -106,9 +108,10 @@ void RunStream::Continue(SendBudget::Room room) {
   if (!wanted.ok()) return End(wanted);
   const bool was_live = runs_.live().IsLive(run_id_);
   if (auto latest = Latest()) return Send(std::move(latest), std::move(room));
-  // Whoever adds the next event writes to the database, which others need not wait for.
+  // The event is not published yet, so it is waited for. Reading the database would only wait for
+  // writes that are under way.
   if (runs_.live().IsToCome(run_id_, next_sequence_)) return WaitForEvent();
-  // How large it is shows when it is there: Send() asks for the rest.
+  // The event's size is known only once it is read. Send() then takes as much room as it needs.
   if (room.bytes() == 0) {
     room = call_.context().send_budget.TryTake(connection_, kSendPieceBytesLeast);
     if (room.bytes() == 0) return WaitForRoom(kSendPieceBytesLeast);
@@ -130,13 +133,13 @@ void RunStream::Send(std::shared_ptr<const std::string> event, SendBudget::Room 
     room = {};
     room = call_.context().send_budget.TryTake(connection_, bytes);
   }
-  // Without the event, which is not to stay in memory for it.
+  // The event is read again later, so that it does not stay in memory while the stream waits.
   if (room.bytes() == 0) return WaitForRoom(bytes);
   room.ShrinkTo(bytes);
   event_ = BufferOf(std::move(event), std::move(room));
   ++next_sequence_;
   if (!*is_last) return StartWrite(&event_);
-  // The status goes with it.
+  // The status is sent together with the last event.
   call_.MessageSent();
   StartWriteAndFinish(&event_, grpc::WriteOptions(), call_.End(absl::OkStatus()));
 }
@@ -150,7 +153,7 @@ void RunStream::WaitForRoom(int64_t bytes) {
   };
   {
     const std::lock_guard lock(mutex_);
-    // As in WaitForEvent.
+    // The lock is held for the same reason as in WaitForEvent.
     if (!is_cancelled_) {
       room_token_ = call_.context().send_budget.Wait(connection_, bytes, bytes, go_on);
       return;
@@ -162,10 +165,10 @@ void RunStream::WaitForRoom(int64_t bytes) {
 void RunStream::WaitForEvent() {
   {
     const std::lock_guard lock(mutex_);
-    // With the lock held a wake cannot overtake the token, nor a cancellation miss it.
+    // The lock is held so that neither a wake nor a cancellation comes before wait_token_ is set.
     if (!is_cancelled_) {
       wait_token_ = runs_.live().Wait(run_id_, next_sequence_, [this](LiveRuns::Position position) {
-        // Waking another thread takes longer than to send.
+        // Waking another thread takes longer than sending the event here.
         if (position == LiveRuns::Position::kLast) return Continue();
         RunTask([this] { Continue(); });
       });
@@ -177,9 +180,9 @@ void RunStream::WaitForEvent() {
 
 void RunStream::OnWriteDone(bool ok) noexcept {
   if (!ok) return End(absl::CancelledError("the client has gone"));
-  event_.Clear();  // Its room comes back.
+  event_.Clear();  // Returns the event's room to the budget.
   call_.MessageSent();
-  // Neither what is there already nor what is still to come needs another thread.
+  // Neither sending an event in memory nor waiting for an unpublished one needs another thread.
   if (call_.cancellation()->Check().ok()) {
     if (auto latest = Latest()) return Send(std::move(latest), {});
     if (runs_.live().IsToCome(run_id_, next_sequence_)) return WaitForEvent();
@@ -201,7 +204,7 @@ void RunStream::OnCancel() noexcept {
         (room_token_ != 0 && call_.context().send_budget.StopWaiting(connection_, room_token_));
   }
   if (!run_id.empty() && cancels) runs_.CancelLive(run_id);
-  // OnDone comes after this reaction at the earliest, so `this` is still there.
+  // gRPC calls OnDone only after this reaction has returned, so `this` still exists.
   if (has_turn) RunTask([this] { Continue(); });
 }
 

@@ -34,7 +34,7 @@ void ScenarioStream::Run(absl::Status admission) {
                         [this](v1::ScenarioEvent event) { Queue(std::move(event)); });
   absl::Status status = call_.context().watch.Checked(run_->device(), last.status());
   if (status.ok()) Queue(*std::move(last));
-  run_.reset();  // By this thread: NCCL takes a moment.
+  run_.reset();  // Destroyed on this thread, since NCCL takes a while to release.
   SetOutcome(std::move(status));
 }
 
@@ -55,7 +55,8 @@ void ScenarioStream::SetOutcome(absl::Status outcome) {
   GoOn();
 }
 
-// The end is decided under the lock, by whoever finds nothing left to do; it is done outside.
+// The thread that finds nothing left to do decides under the lock that the stream ends, and ends it
+// after the lock's release.
 void ScenarioStream::GoOn() {
   std::optional<absl::Status> end;
   {
@@ -87,7 +88,7 @@ void ScenarioStream::OnWriteDone(bool ok) noexcept {
     sending_.room = {};
     if (!ok) ready_.clear();
   }
-  // Nobody reads any more: the work is told to stop, and its outcome ends the stream.
+  // The client takes no more events, so the work is told to stop. Its outcome then ends the stream.
   if (!ok) call_.cancellation()->Cancel();
   GoOn();
 }

@@ -1,4 +1,4 @@
-// ScenarioStream: one Scenarios.Run. Results go out as the device's worker finds them.
+// ScenarioStream: one Scenarios.Run. It sends each result as soon as the device's worker has it.
 #pragma once
 
 #include <grpcpp/support/server_callback.h>
@@ -15,18 +15,18 @@
 
 namespace quantgate {
 
-/// Deletes itself. Finishes only once the work has given its outcome and no write is under way.
+/// Deletes itself in OnDone. Calls Finish only after SetOutcome, while no write is in progress.
 class ScenarioStream : public grpc::ServerWriteReactor<v1::ScenarioEvent> {
  public:
   ScenarioStream(ServiceContext& context, grpc::CallbackServerContext* server_context,
                  const v1::RunScenariosRequest* request);
 
  private:
-  /// Checks, and hands the work to the device.
+  /// Checks the request and queues the work on the device.
   absl::Status Begin();
   void Run(absl::Status admission);
   void Queue(v1::ScenarioEvent event);
-  /// The work's last word; `this` may be gone after it.
+  /// Records how the work ended. The work calls it last, since `this` may be deleted afterwards.
   void SetOutcome(absl::Status outcome);
   /// Starts the next write, or ends the stream.
   void GoOn();
@@ -36,15 +36,16 @@ class ScenarioStream : public grpc::ServerWriteReactor<v1::ScenarioEvent> {
   void OnDone() noexcept override { delete this; }
 
   Call call_;
-  const v1::RunScenariosRequest* const request_;  // gRPC's, for the length of the call.
+  const v1::RunScenariosRequest* const request_;  // Owned by gRPC; lives as long as the call.
   std::unique_ptr<ScenarioRun> run_;
-  /// Results that are there take room, whether there is any or not: a device does not wait.
+  /// An event that is ready to be sent. It takes room in the send budget even beyond the budget's
+  /// bounds, so that the device does not wait for a client.
   struct Ready {
     v1::ScenarioEvent event;
     SendBudget::Room room;
   };
   const std::shared_ptr<SendBudget::Connection> connection_;
-  Ready sending_;  // gRPC's while a write is under way.
+  Ready sending_;  // Owned by gRPC while a write is in progress.
 
   std::mutex mutex_;
   std::deque<Ready> ready_ ABSL_GUARDED_BY(mutex_);

@@ -7,7 +7,7 @@
 namespace quantgate {
 namespace {
 
-/// Of one call.
+/// Reports the messages that one call sends.
 class SendWatch : public grpc::experimental::Interceptor {
  public:
   SendWatch(const CallRegistry& calls, const grpc::ServerContextBase* context)
@@ -33,7 +33,7 @@ class SendWatches : public grpc::experimental::ServerInterceptorFactoryInterface
 
   grpc::experimental::Interceptor* CreateServerInterceptor(
       grpc::experimental::ServerRpcInfo* call) override {
-    // gRPC's own services have no Call.
+    // Calls of gRPC's own services have no Call.
     if (!absl::StartsWith(call->method(), "/quantgate.")) return nullptr;
     return new SendWatch(calls_, call->server_context());
   }

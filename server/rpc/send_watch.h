@@ -22,22 +22,23 @@ class SendProgress {
   using Clock = SendBudget::Clock;
   explicit SendProgress(SendBudget::Now now) : now_(now) {}
 
-  /// gRPC is given a message of so many bytes.
+  /// Records that gRPC was given a message of `bytes` bytes to send.
   void Begin(int64_t bytes);
-  /// gRPC has passed the message on.
+  /// Records that gRPC has passed the message on.
   void End() { since_.store(0, std::memory_order_relaxed); }
 
-  /// Whether the message has taken longer than `patience` and its time at kSendRateLeast together.
+  /// Whether sending the message has taken longer than `patience` plus its time at kSendRateLeast.
   bool IsIdle(Clock::time_point now, absl::Duration patience) const;
 
  private:
   const SendBudget::Now now_;
   std::atomic<int64_t> bytes_{0};
-  std::atomic<Clock::rep> since_{0};  ///< 0: no message is under way.
+  /// When sending began, in ticks of Clock; 0 while no message is being sent.
+  std::atomic<Clock::rep> since_{0};
 };
 
-/// For the builder of a server: begins the progress of each message of the calls in the registry,
-/// which must outlive the server.
+/// For the builder of a server: an interceptor that calls MessageBegun for each message that a call
+/// in `calls` begins to send. `calls` must outlive the server.
 std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> MakeSendWatch(
     const CallRegistry& calls);
 

@@ -10,7 +10,8 @@
 namespace quantgate {
 namespace {
 
-/// Whoever runs the body finishes; cancellation only makes it end sooner. Deletes itself.
+/// The thread that runs the body finishes the call; a cancellation only makes the body end sooner.
+/// Deletes itself in OnDone.
 class UnaryCall : public grpc::ServerUnaryReactor {
  public:
   UnaryCall(ServiceContext& context, Rpc rpc, grpc::CallbackServerContext* server_context)
@@ -19,7 +20,7 @@ class UnaryCall : public grpc::ServerUnaryReactor {
   }
 
   Call& call() { return call_; }
-  int method() const { return method_; }  ///< In AllRpcMethods.
+  int method() const { return method_; }  ///< Index in AllRpcMethods.
 
   void Answer(const absl::Status& status) {
     if (status.ok()) call_.MessageSent();

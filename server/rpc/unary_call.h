@@ -1,4 +1,5 @@
-// Unary RPCs: a body that returns a status, run where its cost belongs, finished exactly once.
+// Unary RPCs: run a body that returns a status on the thread that suits its cost, and finish the
+// call exactly once.
 #pragma once
 
 #include <grpcpp/support/server_callback.h>
@@ -11,18 +12,18 @@
 
 namespace quantgate {
 
-/// Answers at once, on gRPC's thread: for what only reads memory.
+/// Runs `body` at once, on gRPC's thread: only for bodies that do no more than read memory.
 grpc::ServerUnaryReactor* AnswerInline(ServiceContext& context, Rpc rpc,
                                        grpc::CallbackServerContext* server_context,
                                        absl::FunctionRef<absl::Status()> body);
 
-/// Runs on the executor: for conversion, checks, disk and database. The request and response
+/// Runs `body` on the executor: for conversion, checks, disk and database. The request and response
 /// outlive the body.
 grpc::ServerUnaryReactor* AnswerOnExecutor(ServiceContext& context, Rpc rpc, Admission admission,
                                            grpc::CallbackServerContext* server_context,
                                            absl::AnyInvocable<absl::Status() &&> body);
 
-/// Checks on the executor, then waits for the device.
+/// Runs `prepare`, which checks the request, on the executor, then queues its work for a device.
 grpc::ServerUnaryReactor* AnswerOnDevice(
     ServiceContext& context, Rpc rpc, grpc::CallbackServerContext* server_context,
     absl::AnyInvocable<absl::StatusOr<DeviceWork>() &&> prepare);

@@ -43,8 +43,8 @@ UploadStream::UploadStream(ServiceContext& context, grpc::CallbackServerContext*
   Start(actions);
 }
 
-// Without the lock: gRPC and the executor may come back at once, and End() may be the end of
-// `this`. So may the last of the actions, and with none `this` may be gone already.
+// Called without the lock, since gRPC and the executor may call back at once. The last action may
+// delete `this`, as End() may; if there are no actions, `this` may be deleted already.
 void UploadStream::Start(const Actions& actions) {
   if (actions.hash) call_.context().transfers.Run([this] { HashQueued(); });
   if (actions.write) call_.context().transfers.Run([this] { WriteQueued(); });
@@ -68,7 +68,7 @@ UploadStream::Actions UploadStream::DecideActions() {
   } else if (has_read_all_) {
     actions.commit = is_committing_ = is_drained;
   } else {
-    // A stream may always read one message, so that all of them get on.
+    // Every stream may always read one message, so that each of them makes progress.
     const bool has_room =
         in_flight_ == 0 || (in_flight_ < kUploadChunksInFlight &&
                             call_.context().upload_bytes_in_flight < kUploadBytesInFlight);
@@ -82,7 +82,7 @@ void UploadStream::Read() {
   StartRead(&incoming_);
 }
 
-// A task that is already on its way finds its queue empty.
+// A task that was queued before finds its queue empty.
 void UploadStream::DropQueued() {
   for (const Received& received : to_hash_) Release(received.message_bytes);
   for (const Hashed& hashed : to_write_) Release(hashed.message_bytes);
@@ -120,8 +120,8 @@ void UploadStream::OnReadDone(bool ok) noexcept {
   Start(actions);
 }
 
-// Several in a row, since waking a thread for each of them costs more, but not all that may ever
-// come: other streams wait for the thread.
+// Hashes several messages in a row, since waking a thread for each of them costs more, but only a
+// bounded number of them, since other streams wait for the thread.
 void UploadStream::HashQueued() {
   for (int turn = 1; HashOne(turn < kUploadChunksInFlight);) ++turn;
 }
@@ -160,7 +160,7 @@ absl::Status UploadStream::Take(const WriteRequestView& request) {
   } else if (request.header().has_value()) {
     return Refuse("header", "given again", "only the first message has a header");
   }
-  // Somebody else may have finished this blob by now.
+  // Another upload may have finished this blob by now.
   if (is_present_ || upload_->IsPresent()) {
     is_present_ = true;
     return absl::OkStatus();
@@ -262,7 +262,7 @@ void UploadStream::Commit() {
   Start(actions);
 }
 
-// Runs alone: nothing else of this stream is under way, and nothing starts any more.
+// Runs alone: no read and no task of this stream is in progress, and none starts any more.
 void UploadStream::End() {
   absl::Status status;
   {

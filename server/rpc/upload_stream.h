@@ -1,6 +1,6 @@
 // UploadStream: one Blobs.Write. Messages are received on gRPC's threads and pass through two
-// strands of the transfer executor, hashing and then writing, so that the three overlap. A full
-// pipeline stops the reading, and with it the client.
+// strands of the transfer executor, hashing and then writing, so that the three overlap. When the
+// pipeline is full the stream stops reading, and flow control stops the client.
 #pragma once
 
 #include <grpcpp/support/byte_buffer.h>
@@ -21,8 +21,8 @@
 
 namespace quantgate {
 
-/// Deletes itself. Finishes only while no read and no task is under way, so nothing is left that
-/// could touch it.
+/// Deletes itself in OnDone. Calls Finish only while no read and no task is in progress, so that
+/// nothing touches the stream after its end.
 class UploadStream : public grpc::ServerReadReactor<grpc::ByteBuffer> {
  public:
   UploadStream(ServiceContext& context, grpc::CallbackServerContext* server_context,
@@ -38,30 +38,30 @@ class UploadStream : public grpc::ServerReadReactor<grpc::ByteBuffer> {
     int64_t message_bytes = 0;
   };
 
-  /// What may be started now; decided under the lock and started outside of it.
+  /// The steps that may start now. They are decided under the lock and started after its release.
   struct Actions {
     bool read = false, hash = false, write = false, commit = false, end = false;
   };
 
-  /// What may be started now. A task that ends notes that and asks under one lock, and touches
-  /// nothing but Start() after it: the one that finds all tasks ended ends the stream.
+  /// Decides which steps may start now. A task that ends must record its end and call this under
+  /// one lock, and may touch nothing but Start() afterwards: the last task to end ends the stream.
   Actions DecideActions() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Start(const Actions& actions);
   void Read();
   void DropQueued() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // One task each.
+  // Each of these runs as one task on the executor.
   void HashQueued();
   void WriteQueued();
   void Commit();
-  /// Returns whether the task goes on with another message.
+  /// Hashes one queued message. Returns whether the task should hash another one.
   bool HashOne(bool may_go_on);
 
   std::vector<Hashed> NextToWrite();
   absl::Status Take(const WriteRequestView& request);
   absl::Status Begin(const WriteRequestView& request);
   absl::Status CheckChunk(const WriteRequestView& request) const;
-  /// Nothing more is processed; the first reason counts.
+  /// Ends the processing with `status`. A later call does not replace the status of the first one.
   void Stop(absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Release(int64_t message_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void End();
@@ -72,12 +72,13 @@ class UploadStream : public grpc::ServerReadReactor<grpc::ByteBuffer> {
 
   Call call_;
   grpc::ByteBuffer* const response_;
-  grpc::ByteBuffer incoming_;  // gRPC's while a read is under way.
+  grpc::ByteBuffer incoming_;  // Owned by gRPC while a read is in progress.
 
-  // Of the hashing strand, and of Commit() and End(), which run alone.
+  // Used by the hashing strand, and by Commit() and End() while nothing else runs. The writing
+  // strand uses upload_ too, but only to write.
   std::unique_ptr<BlobUpload> upload_;
-  std::unique_ptr<DeviceCopy> device_copy_;  // Of the writing strand once there is one.
-  int64_t received_ = 0;                     // Offset in the blob of the next byte.
+  std::unique_ptr<DeviceCopy> device_copy_;  // Used by the writing strand once it exists.
+  int64_t received_ = 0;                     // Offset in the blob of the next byte to receive.
   bool is_present_ = false;
 
   std::mutex mutex_;
@@ -88,7 +89,8 @@ class UploadStream : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   bool is_hashing_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_committing_ ABSL_GUARDED_BY(mutex_) = false;
-  bool has_read_all_ ABSL_GUARDED_BY(mutex_) = false;  // The client has sent all, or has gone.
+  // Whether the client has sent everything, or has disconnected.
+  bool has_read_all_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_over_ ABSL_GUARDED_BY(mutex_) = false;
   /// How the call ends, once that is known.
   std::optional<absl::Status> outcome_ ABSL_GUARDED_BY(mutex_);

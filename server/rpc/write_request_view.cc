@@ -116,7 +116,7 @@ absl::StatusOr<WriteRequestView> WriteRequestView::Parse(
         break;
       }
       case Tag(v1::WriteRequest::kDataFieldNumber, kLengthDelimited):
-        view.pieces_.clear();  // The last of several counts.
+        view.pieces_.clear();  // Protobuf keeps the last of several values.
         if (!parser.ReadVarint(&length) ||
             !parser.Walk(length, [&view](auto piece) { view.pieces_.push_back(piece); })) {
           return Malformed();

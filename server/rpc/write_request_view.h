@@ -1,5 +1,5 @@
-// WriteRequestView: one v1.WriteRequest taken apart without copying its data, which is most of the
-// work that receiving an upload costs.
+// WriteRequestView: parses a serialized v1.WriteRequest without copying its data. The copy would be
+// most of the cost of receiving an upload.
 #pragma once
 
 #include <grpcpp/support/byte_buffer.h>
@@ -20,8 +20,8 @@ namespace quantgate {
 
 class WriteRequestView {
  public:
-  /// INVALID_ARGUMENT for bytes that are no WriteRequest. Unknown fields are skipped, as
-  /// everywhere.
+  /// INVALID_ARGUMENT for bytes that are not a WriteRequest. Unknown fields are skipped, as
+  /// protobuf's own parsers do.
   static absl::StatusOr<WriteRequestView> Parse(std::unique_ptr<grpc::ByteBuffer> message);
 
   WriteRequestView(WriteRequestView&&) = default;
@@ -37,7 +37,7 @@ class WriteRequestView {
   }
 
   const std::optional<v1::WriteHeader>& header() const { return header_; }
-  /// `data`, in pieces.
+  /// The contents of the field `data`, in pieces that lie in the message's slices.
   std::span<const std::span<const std::byte>> pieces() const { return pieces_; }
   int64_t size() const { return size_; }
   const std::optional<uint32_t>& crc32c() const { return crc32c_; }

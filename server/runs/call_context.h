@@ -22,7 +22,7 @@ class SessionStore;
 /// The objects outlive the calls.
 struct CallContext {
   int64_t tensor_bytes_max;  ///< Bytes of a tensor that a request makes or names.
-  CpuEngineOptions host;     ///< How the host computes what no device does.
+  CpuEngineOptions host;     ///< Threads and instruction set for what the host computes itself.
   Devices& devices;
   Blobs& blobs;
   Tensors& tensors;

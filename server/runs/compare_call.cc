@@ -16,7 +16,7 @@ struct CompareWork {
   TensorReference subject, reference;
 };
 
-/// Files and tools without an FP8 type have its codes as bytes.
+/// A hint for u8 tensors: files and tools without an FP8 type store its codes as bytes.
 std::string HintOf(const CompareWork& work) {
   const DType subject = work.subject.type->dtype, reference = work.reference.type->dtype;
   if (subject != DType::kU8 && reference != DType::kU8) return "";

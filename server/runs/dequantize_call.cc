@@ -34,7 +34,7 @@ absl::StatusOr<SlotReferences> DequantizeReferences(const v1::DequantizeRequest&
                                                     int64_t bytes_max) {
   SlotReferences references;
   for (const auto& [name, source] : request.tensors()) {
-    // Dequantization takes scale_inv; the rest is for the next cast.
+    // Dequantization needs only scale_inv; scale and amax_history are for the next cast.
     if (name == kScalePart || name == kAmaxHistoryPart) continue;
     const bool is_part = std::any_of(kQuantizedParts.begin(), kQuantizedParts.end(),
                                      [&](const QuantizedPart& part) { return part.name == name; });

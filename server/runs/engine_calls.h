@@ -10,7 +10,7 @@
 
 namespace quantgate {
 
-// The list of them; a server answers each, and so does a command in its own process.
+// The list of these operations. A server answers them, and so does a command in its own process.
 #define QG_ENGINE_CALLS(CALL) \
   CALL(Quantize)              \
   CALL(Dequantize)            \

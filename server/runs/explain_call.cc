@@ -91,7 +91,7 @@ v1::ExplainResponse::CodesCandidate CandidateToProto(const CodesCandidate& candi
 
 struct CodesWork {
   SlotReferences references;
-  ExplainCodesRequest request;  ///< Outlines.
+  ExplainCodesRequest request;  ///< With outlines of the tensors.
 };
 
 absl::StatusOr<CodesWork> CheckCodes(CallContext& context,
@@ -186,7 +186,7 @@ absl::Status ExplainGemmOf(CallContext& context, Device& device, const GemmExpla
   return absl::OkStatus();
 }
 
-/// `explain` with its time.
+/// Work that runs `explain` and adds to the response how long it took.
 template <typename Work>
 DeviceWork Timed(CallContext& context, v1::ExplainResponse& response, Work work,
                  absl::Status (*explain)(CallContext&, Device&, const Work&, const Cancellation&,

@@ -17,7 +17,7 @@
 namespace quantgate {
 namespace {
 
-/// OrderedProfiles and the library's own sum.
+/// OrderedProfiles and the sum that NCCL makes itself.
 std::vector<ReductionProfile> AllProfiles() {
   std::vector<ReductionProfile> profiles = OrderedProfiles();
   profiles.push_back({.kind = ReductionKind::kNccl});

@@ -4,12 +4,12 @@
 
 namespace quantgate {
 
-/// All of it under the mutex.
+/// All members are guarded by mutex_.
 struct LiveRuns::Live {
   std::shared_ptr<Cancellation> cancellation;
   bool is_running = false;
   int64_t last_sequence = 0;
-  /// The latest of them, event_bytes_max_ together or a single one.
+  /// The latest events: at most event_bytes_max_ bytes together, or a single event.
   std::deque<std::shared_ptr<const std::string>> events;
   size_t event_bytes = 0;
   absl::flat_hash_map<int64_t, Wake> waiting;
@@ -83,7 +83,7 @@ void LiveRuns::Owe(const std::string& run_id, absl::Status why,
     Live& live = *it->second;
     live.why_owed = std::move(why);
     live.store_end = std::move(store);
-    // There may be many such runs, for as long as the disk is full.
+    // Frees the events, since many runs may owe their ends while the disk is full.
     live.events.clear();
     live.event_bytes = 0;
     owed_.push_back(run_id);

@@ -1,5 +1,5 @@
-// LiveRuns: the runs of this process that have not ended, with their latest events, those who wait
-// for the next event, and the ends that could not be stored yet. Thread-safe.
+// LiveRuns: the runs of this process that have not ended, with their latest events, the callers
+// that wait for the next event, and the ends that could not be stored yet. Thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -34,17 +34,18 @@ class LiveRuns {
   void Publish(const std::string& run_id, int64_t sequence,
                std::shared_ptr<const std::string> event,
                Position position = Position::kBeforeOthers) noexcept;
-  /// Holds the latest events of a live run for a client that follows it, also beyond the run's end:
-  /// of all ended runs the latest kEndedEventBytesMax stay. Null for a run that is not live.
+  /// Keeps the latest events of a live run readable for a client that follows it, also after the
+  /// run's end: of all ended runs together, the latest kEndedEventBytesMax bytes of events stay.
+  /// Null for a run that is not live.
   struct Live;
   std::shared_ptr<const Live> Hold(const std::string& run_id) const;
   std::shared_ptr<const std::string> EventOf(const Live& live, int64_t sequence) const;
-  /// No more events: wakes everybody who waits.
+  /// Ends the run: no events follow, and everybody who waits is woken.
   void End(const std::string& run_id) noexcept;
 
-  /// The run has ended, and its end could not be stored: `why`. The run stays live until `store`,
-  /// which StoreOwed calls, has stored the end. Meanwhile nobody waits for its events, and only
-  /// stored ones can be read.
+  /// Records that the run has ended, and that its end could not be stored for the reason `why`. The
+  /// run stays live until `store`, which StoreOwed calls, has stored the end. Meanwhile nobody
+  /// waits for its events, and only stored events can be read.
   void Owe(const std::string& run_id, absl::Status why,
            std::function<absl::Status()> store) noexcept;
   /// Why the end of a live run is not stored; OK where the run has not ended yet.
@@ -66,13 +67,14 @@ class LiveRuns {
   /// Null for a run that is not live.
   std::shared_ptr<Cancellation> CancellationOf(const std::string& run_id) const;
 
-  /// Told which event it is woken for: after the last one the publisher has nothing else to do.
+  /// Called with the position of the event that it is woken for. After kLast, the publisher's
+  /// thread has nothing else to do.
   using Wake = std::function<void(Position)>;
   /// Calls `wake` once, when event `sequence` is published, or the run ends or owes its end.
-  /// Returns a token for StopWaiting, or 0, without a call, where that is so already. `wake` runs
-  /// on the publisher's thread and must not block.
+  /// Returns a token for StopWaiting. Returns 0 and does not call `wake` where one of these has
+  /// happened already. `wake` runs on the publisher's thread and must not block.
   int64_t Wait(const std::string& run_id, int64_t sequence, Wake wake) noexcept;
-  /// True when the call will not come.
+  /// Returns true if `wake` will not be called any more.
   bool StopWaiting(const std::string& run_id, int64_t token);
 
  private:

@@ -1,5 +1,5 @@
-// MemoryStore: blobs and tensors' registrations that live as long as this object, and those that
-// are found elsewhere when they are asked for.
+// MemoryStore: blobs and registrations of tensors that live in memory as long as this object. A
+// blob that is not there is looked for elsewhere when it is asked for.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,8 @@ class MemoryStore : public Blobs, public Tensors {
  public:
   struct Found {
     std::shared_ptr<Buffer> buffer;
-    std::vector<std::pair<TensorType, std::string>> registrations;  ///< With names, oldest first.
+    /// Types and names, oldest first.
+    std::vector<std::pair<TensorType, std::string>> registrations;
   };
   /// Looks for a blob elsewhere; NOT_FOUND where there is none. MemoryStore verifies the bytes.
   using Elsewhere = std::function<absl::StatusOr<Found>(const Digest& digest)>;
@@ -44,8 +45,9 @@ class MemoryStore : public Blobs, public Tensors {
   absl::StatusOr<TensorPage> List(int64_t before_id, int page_size) override;
 
  private:
-  using Blob = absl::StatusOr<std::shared_ptr<Buffer>>;  ///< Or why what is elsewhere is no good.
-  /// Null: it is nowhere.
+  /// The blob, or why what was found elsewhere is not it.
+  using Blob = absl::StatusOr<std::shared_ptr<Buffer>>;
+  /// Finds a blob here or elsewhere; null where there is none.
   const Blob* Look(const Digest& digest) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::shared_ptr<Buffer>> Bring(const Digest& digest)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -1,5 +1,5 @@
-// OutputWriter: writes the tensors that a call returns into its message: inline while they are few
-// bytes together, otherwise as blobs or by their fingerprints alone.
+// OutputWriter: writes the tensors that a call returns into its message: inline as long as their
+// bytes together do not exceed kInlineBytesMax, otherwise as blobs or as fingerprints only.
 #pragma once
 
 #include <string>
@@ -18,7 +18,7 @@ namespace quantgate {
 enum class KeepOutputs {
   kAll,    ///< Every tensor, also the small ones.
   kLarge,  ///< Those that the message does not carry.
-  kNone,   ///< None: of a tensor that the message does not carry it has the fingerprint alone.
+  kNone,   ///< None: a tensor that the message does not carry has only its fingerprint there.
 };
 
 /// One for each message. Not thread-safe.

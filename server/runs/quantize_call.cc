@@ -84,7 +84,7 @@ absl::Status Quantize(CallContext& context, Device& device, const QuantizeWork& 
                       const Cancellation& cancellation, v1::QuantizeResponse& response) {
   const auto load = [&](const std::string& slot) {
     const TensorReference& reference = work.references.at(slot);
-    // The state's values are checked, in host memory.
+    // The other slots are the state of delayed scaling, whose values are checked in host memory.
     return slot == "tensor" ? context.loader.Load(reference, device, &cancellation)
                             : context.loader.LoadToHost(reference, device, &cancellation);
   };

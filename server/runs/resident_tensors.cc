@@ -123,7 +123,7 @@ absl::StatusOr<Tensor> ResidentTensors::StartFilling(int64_t bytes) {
                                                      " are being filled, and at most ",
                                                      bytes_max_ / 2, " may be at once"));
   }
-  // Room first, so that what is kept and what is on its way stay within the budget together.
+  // Makes room first, so that kept tensors and those being filled stay within the budget together.
   QG_RETURN_IF_ERROR(MakeRoom(filling_bytes_ + bytes));
   QG_ASSIGN_OR_RETURN(Tensor tensor, engine_.Allocate(DType::kU8, {bytes}));
   filling_bytes_ += bytes;
@@ -138,7 +138,7 @@ void ResidentTensors::EndFilling(int64_t bytes) {
 void ResidentTensors::Add(const std::string& key, Source source, const Tensor& tensor) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (by_key_.contains(key)) return;
-  // A failed eviction leaves the tensor out, which the first use mends.
+  // Where an eviction fails the tensor is not kept, and its first use loads it.
   (void)Insert(key, source, tensor);
 }
 

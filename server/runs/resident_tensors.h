@@ -1,6 +1,6 @@
 // ResidentTensors: tensors that stay in an engine's memory between calls, under a budget. The least
 // recently used one is evicted first: to host memory if nothing else has its bytes, else it is
-// dropped. Thread-safe; loading a tensor holds up only those who ask for the same one.
+// dropped. Thread-safe; the loading of a tensor delays only calls for the same tensor.
 #pragma once
 
 #include <condition_variable>
@@ -23,7 +23,7 @@ struct ResidentUsage {
   int64_t resident_tensors = 0;
   int64_t spilled_bytes = 0;  ///< In host memory, waiting to be used again.
   int64_t bytes_max = 0;
-  // Since the start.
+  // Totals over the life of the object.
   int64_t hits = 0;    ///< Calls that found the tensor kept, or on its way for another call.
   int64_t misses = 0;  ///< Loads. A call that waited for a load that failed counts in both.
   int64_t spilled_bytes_total = 0;
@@ -34,9 +34,10 @@ class ResidentTensors {
  public:
   /// Where a tensor's bytes are besides the engine's memory.
   enum class Source {
-    kStored,     ///< In the blob store: dropped when its turn comes.
-    kGenerated,  ///< Nowhere: spilled to host memory, as many bytes as the budget, then dropped and
-                 ///< made again.
+    kStored,  ///< In the blob store: dropped when its turn comes.
+    /// Nowhere: spilled to host memory, up to as many bytes as the budget; beyond that, dropped and
+    /// made again.
+    kGenerated,
   };
 
   /// `bytes_max` 0: nothing is kept (the CPU engine, whose memory the blobs are mapped into).
@@ -52,13 +53,13 @@ class ResidentTensors {
                              absl::FunctionRef<absl::StatusOr<Tensor>()> load,
                              const Cancellation* cancellation);
 
-  /// U8 [bytes] in the engine's memory for whoever fills it from elsewhere and then Adds it; each
-  /// success needs one EndFilling of as many bytes. RESOURCE_EXHAUSTED where more than half of the
-  /// budget would be filled at once, or the memory cannot be had.
+  /// Allocates a tensor U8 [bytes] in the engine's memory, for a caller that fills it and then
+  /// calls Add. Each success needs one EndFilling of as many bytes. RESOURCE_EXHAUSTED where more
+  /// than half of the budget would be in the course of filling, or the memory cannot be allocated.
   absl::StatusOr<Tensor> StartFilling(int64_t bytes);
   void EndFilling(int64_t bytes);
-  /// Keeps a tensor of the engine's memory under `key`, as if Get had brought it; not where one is
-  /// kept already, or where it is larger than the budget.
+  /// Keeps a tensor of the engine's memory under `key`, as if Get had brought it. Does nothing
+  /// where a tensor is kept under `key` already, or where this one is larger than the budget.
   void Add(const std::string& key, Source source, const Tensor& tensor);
 
   ResidentUsage usage() const;
@@ -67,15 +68,16 @@ class ResidentTensors {
   struct Entry {
     std::string key;
     Source source;
-    Tensor device;  ///< No value: spilled.
+    Tensor device;  ///< No value while spilled.
     Tensor host;    ///< Has a value while spilled.
   };
   using Entries = std::list<Entry>;  // The most recently used first.
 
-  /// In the engine's memory. Where that is full, everything that is kept makes room first.
+  /// Loads a tensor and brings it into the engine's memory. Where that is full, all kept tensors
+  /// are evicted first.
   absl::StatusOr<Tensor> Bring(absl::FunctionRef<absl::StatusOr<Tensor>()> load,
                                const Cancellation* cancellation) ABSL_LOCKS_EXCLUDED(mutex_);
-  /// In place of what is kept under `key`.
+  /// Keeps `tensor` in place of what was kept under `key`.
   absl::Status Insert(const std::string& key, Source source, const Tensor& tensor)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status MakeRoom(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -89,7 +91,7 @@ class ResidentTensors {
   std::unordered_map<std::string, Entries::iterator> by_key_ ABSL_GUARDED_BY(mutex_);
   ResidentUsage usage_ ABSL_GUARDED_BY(mutex_);
   int64_t filling_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::unordered_set<std::string> on_their_way_ ABSL_GUARDED_BY(mutex_);  // Keys.
+  std::unordered_set<std::string> on_their_way_ ABSL_GUARDED_BY(mutex_);  // Keys being loaded.
   std::condition_variable has_arrived_;
 };
 

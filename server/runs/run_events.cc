@@ -10,7 +10,7 @@
 namespace quantgate {
 namespace {
 
-/// Events that wait to be stored are not more than so many, nor larger together.
+/// Events are stored as soon as so many, or so many bytes of them, wait to be stored.
 constexpr size_t kUnstoredEventsMax = 50;
 constexpr size_t kUnstoredBytesMax = kLiveEventBytesMax / 4;
 
@@ -76,7 +76,7 @@ void RunEvents::Take(const Bytes& event, int64_t sequence) {
   const size_t size = event->size();
   {
     const std::lock_guard lock(store_mutex_);
-    // What is not stored is among the latest live ones.
+    // Ensures that all events which are not stored are still among the latest ones in LiveRuns.
     if (unstored_bytes_ + size > kLiveEventBytesMax) StoreAll();
     live_.Publish(run_id_, sequence, event);
     const absl::Time start = SteadyNow();
@@ -100,8 +100,8 @@ void RunEvents::StoreLater() {
     return StoreAll();
   }
   if (std::exchange(stores_later_, true)) return;
-  // A transaction takes longer than what is in it, and a short run's last events come close behind
-  // each other.
+  // Waits for more events: a transaction takes longer than storing the events in it, and the last
+  // events of a short run follow each other closely.
   storing_.RunWhenIdle([self = shared_from_this()] {
     const std::lock_guard lock(self->store_mutex_);
     self->stores_later_ = false;
@@ -128,7 +128,7 @@ void RunEvents::WhenPublished(absl::FunctionRef<void(const absl::Status& kept)> 
     const std::lock_guard lock(mutex_);
     are_told = waiting_ == 0;
   }
-  // To wake another thread takes a while.
+  // Calls `body` here where it can, since waking another thread takes a while.
   if (are_told) return body(Failure());
   bool is_done = false;
   storing_.Run([&] {

@@ -38,12 +38,13 @@ class RunEvents : public std::enable_shared_from_this<RunEvents> {
   absl::Status AwaitCreated();
 
   /// Gives the event the next sequence number and hands it to the storing thread; waits while
-  /// kLiveEventBytesMax are on their way there. Fails where an earlier event could not be stored. A
-  /// crash of this process may lose the latest events, but fails the run anyway.
+  /// kLiveEventBytesMax bytes of events are waiting for that thread. Fails where an earlier event
+  /// could not be stored. A crash of this process may lose the latest events, but fails the run
+  /// anyway.
   absl::Status Publish(v1::RunEvent& event);
 
-  /// Calls `body` once all events are published, with the reason where one could not be stored; on
-  /// this thread or on the storing one, for which this waits.
+  /// Calls `body` once all events are published, with the reason where one could not be stored.
+  /// `body` runs on this thread or on the storing one; this function returns after it.
   void WhenPublished(absl::FunctionRef<void(const absl::Status& kept)> body);
 
   /// Within WhenPublished: the number that the run's last event gets.
@@ -66,7 +67,7 @@ class RunEvents : public std::enable_shared_from_this<RunEvents> {
 
  private:
   using Bytes = std::shared_ptr<const std::string>;
-  /// On the storing thread.
+  /// Publishes an event and prepares it for storing. Runs on the storing thread.
   void Take(const Bytes& event, int64_t sequence);
   void StoreLater() ABSL_EXCLUSIVE_LOCKS_REQUIRED(store_mutex_);
   void StoreAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(store_mutex_);
@@ -82,12 +83,13 @@ class RunEvents : public std::enable_shared_from_this<RunEvents> {
   const std::shared_ptr<Cancellation> cancellation_;
   int64_t last_sequence_ = 1;
 
-  mutable std::mutex store_mutex_;  ///< Before mutex_.
+  mutable std::mutex store_mutex_;  ///< Locked before mutex_.
   int64_t stored_last_ ABSL_GUARDED_BY(store_mutex_) = 1;
   /// Events after stored_last_, which are not stored yet.
   std::vector<RunStore::Event> unstored_ ABSL_GUARDED_BY(store_mutex_);
   size_t unstored_bytes_ ABSL_GUARDED_BY(store_mutex_) = 0;
-  bool stores_later_ ABSL_GUARDED_BY(store_mutex_) = false;  ///< A task of StoreLater is to come.
+  /// Whether a task that StoreLater has queued is still to run.
+  bool stores_later_ ABSL_GUARDED_BY(store_mutex_) = false;
   absl::Duration storing_time_ ABSL_GUARDED_BY(store_mutex_);
 
   mutable std::mutex mutex_;

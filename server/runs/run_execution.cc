@@ -27,15 +27,16 @@ std::string SourceText(const TensorReference& reference) {
   }
 }
 
-/// Bytes that a variant's report may take of a message, beside its outputs' bytes.
+/// The largest report of a variant, in bytes, that keeps all its heat maps: what a message may
+/// hold, less the bytes of inline outputs and a margin.
 constexpr size_t kReportBytesMax = kMessageBytesMax - kInlineBytesMax - (256 << 10);
 
-/// A last variant of at most so many bytes is carried by the event of the run's end: two messages
-/// take longer to travel than one.
+/// The largest last variant, in bytes, that the event of the run's end carries: two messages take
+/// longer to travel than one.
 constexpr size_t kLastVariantBytesMax = 64 << 10;
 
-/// A layer of many experts has more outputs than heat maps fit into a message: those of the last
-/// outputs are left out, and a note says so.
+/// Leaves out the heat maps of the last outputs where the report would exceed a message, as for a
+/// layer of many experts, and adds a note that says so.
 void LeaveOutHeatMaps(v1::VariantReport& report) {
   size_t bytes = report.ByteSizeLong();
   const auto clear = [&](v1::ErrorReport& error) {
@@ -48,7 +49,7 @@ void LeaveOutHeatMaps(v1::VariantReport& report) {
   for (; left_out < names.size() && bytes > kReportBytesMax; ++left_out) {
     const std::string& name = names[names.size() - 1 - left_out];
     for (v1::OutputReport& output : *report.mutable_outputs()) {
-      // Others came as events of their own.
+      // An output that was streamed has its error reports in an event of its own.
       if (output.tensor().name() != name || !output.has_against_exact()) continue;
       clear(*output.mutable_against_unquantized());
       clear(*output.mutable_against_exact()->mutable_error());
@@ -77,7 +78,7 @@ absl::StatusOr<Plan> LoadLayerRun(const LayerRun& run, const Plan& outline, Tens
   return outline.WithTensors([&](const std::string& name, const Tensor&) -> absl::StatusOr<Tensor> {
     if (cancellation != nullptr) QG_RETURN_IF_ERROR(cancellation->Check());
     const TensorReference& reference = run.tensors.at(name);
-    // Their values are checked, in host memory.
+    // The values of delayed scaling's states are checked in host memory.
     return absl::StartsWith(name, "delayed_state[")
                ? loader.LoadToHost(reference, device, cancellation)
                : loader.Load(reference, device, cancellation);
@@ -139,7 +140,7 @@ absl::StatusOr<v1::RunReport> RunExecution::ExecutePlan(const Plan& plan,
   v1::RunReport report;
   report.set_schema_version(1);
   report.set_run_id(run_id_);
-  device_.description.Refresh();  // The run goes on meanwhile.
+  device_.description.Refresh();  // Reads in the background while the run goes on.
   const auto on_progress = [this](const RunProgress& progress) { OnProgress(progress); };
   const auto on_output = [this](int index, const OutputReport& output) {
     Store([&] { return PublishOutput(index, output); });
@@ -192,7 +193,7 @@ absl::Status RunExecution::KeepBytes(const TensorReference& reference) {
 
 void RunExecution::OnProgress(const RunProgress& progress) {
   if (!stopped_.ok()) return;
-  // The end is an event of its own.
+  // The run's end is reported by an event of its own.
   if (progress.step == progress.step_count) return;
   if (!progress_throttle_.Passes()) return;
   v1::RunEvent event;

@@ -31,11 +31,11 @@ class RunExecution {
                std::shared_ptr<Cancellation> cancellation, TellEvent tell);
 
   const LayerRun& run() const { return run_; }
-  /// Runs to the end, once. The report lacks the variants, which events have, `reproduce` and
-  /// seconds.
+  /// Executes the run; called once. The report lacks the variants, which are in events, and
+  /// `reproduce` and `seconds`, which the caller sets.
   absl::StatusOr<v1::RunReport> Execute(const RankSetting& ranks);
-  /// The failure of `tell` that ended the run, which is the run's outcome then in place of what
-  /// Execute returns; OK where none did.
+  /// The failure to make, store or pass on an event that ended the run; OK where there was none.
+  /// Otherwise it is the run's outcome, whatever Execute returns.
   const absl::Status& stop_status() const { return stopped_; }
   /// The last variant, where the event of the run's end carries it.
   std::optional<v1::VariantFinished> TakeLastVariant() {
@@ -57,7 +57,7 @@ class RunExecution {
   template <typename Body>
   void Store(Body body);
   absl::Status PublishOutput(int index, const OutputReport& report);
-  /// Makes begun_.
+  /// Makes begun_ of what is known of the variant so far.
   absl::Status BeginVariant(const VariantReport& report);
   absl::Status PublishVariant(int index, const VariantReport& report);
   /// Stops the run: to go on would be useless when its events cannot be stored.
@@ -71,13 +71,13 @@ class RunExecution {
   const std::shared_ptr<Cancellation> cancellation_;
   const TellEvent tell_;
   absl::Status stopped_;  // Why Stop was called.
-  // Of the variant that is being measured:
+  // The next four members are about the variant that is being measured.
   std::optional<OutputWriter> writer_;
-  std::vector<v1::OutputReport> outputs_;   // The outputs of its report, or their names alone.
+  std::vector<v1::OutputReport> outputs_;   // The variant's outputs; only their names if streamed.
   std::optional<v1::VariantReport> begun_;  // Its report, as far as it is known.
-  size_t stages_counted_ = 0;               // Stages that statistics have.
+  size_t stages_counted_ = 0;               // The number of its stages that statistics have.
   std::optional<v1::VariantFinished> last_variant_;  // Carried by the event of the run's end.
-  v1::Environment environment_;                      // As read last.
+  v1::Environment environment_;                      // With the device as read last.
   size_t variants_published_ = 0;
   /// Bounds the rate of progress events, each of which is sent and stored, to what an eye can
   /// follow.

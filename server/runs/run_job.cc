@@ -71,7 +71,7 @@ void RunJob::End(absl::Status status, v1::RunReport report, absl::Time start) {
   auto event = event_of(std::move(report), execution_.TakeLastVariant());
   absl::Status stored = events_->StoreEnd(event, state, status);
   if (!stored.ok()) {
-    // Events that came last may be too much for the disk, and why it failed is not.
+    // The latest events may not fit on the disk, but an event that says why the run failed may.
     if (status.ok()) {
       status = stored;
       state = RunState::kFailed;

@@ -22,7 +22,7 @@ class RunJob {
   RunJob(ServiceContext& context, Device& device, LiveRuns& live, std::string run_id, LayerRun run,
          Plan outline, std::shared_ptr<Cancellation> cancellation);
 
-  /// Runs to the end; `admission` is the queue's.
+  /// Executes the run and ends it. `admission` is the status that the queue calls the job with.
   void Run(absl::Status admission);
   /// As RunEvents::Created.
   void Stored(absl::Status status);
@@ -31,7 +31,7 @@ class RunJob {
   absl::StatusOr<v1::RunReport> Execute();
   /// Ends the run once all its events are published. `report` is used where `status` is OK.
   void Conclude(const absl::Status& status, v1::RunReport report, absl::Time start);
-  /// Conclude, where all events are published.
+  /// Ends the run as Conclude does, where all events are published.
   void End(absl::Status status, v1::RunReport report, absl::Time start);
   void CountEnd(const absl::Status& status, absl::Time start);
   /// Ends the run for those who follow it although a rank does not return from its engine. RunPlan

@@ -1,5 +1,5 @@
-// RunStatistics: where calls, runs and sessions report their work to be counted: a server's
-// metrics, or, in a command, nobody.
+// RunStatistics: the interface through which calls, runs and sessions report their work. A server
+// counts it in its metrics, a command ignores it.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ class RunStatistics {
   /// Algorithms that a self-check compared with their models, and those whose bits differed.
   virtual void HardwareChecked(std::string_view /*device*/, int64_t /*compared*/,
                                int64_t /*drifted*/) {}
-  /// Names of ScenarioOutcome and FaultOutcome.
+  /// `outcome`: the name of a ScenarioOutcome or of a FaultOutcome.
   virtual void ScenarioRan(std::string_view /*outcome*/) {}
   virtual void FaultRan(std::string_view /*outcome*/) {}
 };

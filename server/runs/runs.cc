@@ -31,7 +31,8 @@ void SetTimestamp(absl::Time time, google::protobuf::Timestamp* proto) {
   proto->set_nanos(static_cast<int>(micros % 1'000'000) * 1000);
 }
 
-/// Tells two requests with one id apart.
+/// Identifies the content of a request, to tell two requests with the same id apart; zeros for a
+/// request without an id.
 Sha256 SpecContentOf(const v1::ExecuteRequest& request) {
   return request.request_id().empty() ? Sha256() : ContentDigest(request.spec());
 }
@@ -102,8 +103,8 @@ absl::StatusOr<std::string> Runs::Enqueue(const v1::ExecuteRequest& request, Lay
                                           Plan outline, absl::Time deadline, Device& device) {
   DeviceQueue& queue = Served(device).run_queue;
   std::string run_id = RunStore::NewRunId();
-  // The first event must be there before a worker can add the second, so the position is what it is
-  // at this moment.
+  // The first event is published before a worker can publish the second one, so it states the
+  // position in the queue at this moment.
   const auto accepted_event = std::make_shared<const std::string>(
       AcceptedEvent(run_id, queue.depth() + queue.running()).SerializeAsString());
   const std::string summary = run.Summary();
@@ -122,8 +123,9 @@ absl::StatusOr<std::string> Runs::Enqueue(const v1::ExecuteRequest& request, Lay
     live_.End(run_id);
     return accepted;
   }
-  // The device need not wait for the database. Nobody knows of the run before it is stored. The job
-  // waits to hear of it, however that ends.
+  // The run is stored after it was queued, so that the device does not wait for the database.
+  // Nobody knows of the run before it is stored. The job waits for Stored, which is called whether
+  // storing succeeds or not.
   const absl::Status stored = GuardMemory([&] {
     return context_.run_store
         .Create(run_id, request.request_id(), SpecContentOf(request), summary, *accepted_event)
@@ -149,7 +151,7 @@ bool Runs::CancelLive(const std::string& run_id) {
 }
 
 absl::StatusOr<v1::Run> Runs::Get(const std::string& run_id) {
-  // Before the record, which says so when the run has ended since.
+  // Read before the record, so that a run that ends in between is reported as ended.
   const std::map<std::string, absl::Status> running = live_.Running();
   QG_ASSIGN_OR_RETURN(RunRecord record, context_.run_store.Get(run_id));
   SetStateOfRunning(running, record);
@@ -158,7 +160,7 @@ absl::StatusOr<v1::Run> Runs::Get(const std::string& run_id) {
   return run;
 }
 
-// The report is put together from the events, which are kept once.
+// The report is assembled from the events, the only place where it is stored.
 absl::Status Runs::AddReport(const RunRecord& record, v1::Run& run) {
   VariantJoin join;
   for (int64_t sequence = 1; sequence <= record.last_sequence; ++sequence) {

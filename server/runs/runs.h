@@ -27,9 +27,10 @@ class Runs {
   /// run's id, the same one again for the same request id. `deadline` holds for waiting and
   /// running.
   absl::StatusOr<std::string> Start(const v1::ExecuteRequest& request, absl::Time deadline);
-  /// Takes effect between operations, and has none on a finished run. NOT_FOUND.
+  /// Cancels a run. Takes effect between operations, and has no effect on a finished run. NOT_FOUND
+  /// for an unknown run.
   absl::Status Cancel(const std::string& run_id);
-  /// The same for a live run; false for another one. Does not touch the disk.
+  /// Cancels a live run; returns false for a run that is not live. Does not touch the disk.
   bool CancelLive(const std::string& run_id);
 
   absl::StatusOr<v1::Run> Get(const std::string& run_id);

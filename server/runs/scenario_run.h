@@ -27,7 +27,7 @@ class ScenarioRun {
  private:
   ScenarioRun(CallContext& context, const v1::RunScenariosRequest& request, Device& device,
               std::unique_ptr<RankPlaces> places);
-  /// device() and the GPUs of ranks.
+  /// The descriptions of device() and of the GPUs that ranks are placed on.
   std::vector<DeviceDescription> Devices() const;
 
   RunStatistics& statistics_;

@@ -36,7 +36,8 @@ void AddStatistics(const TensorStatistics& statistics, v1::TensorStatistics& pro
   }
 }
 
-/// The name and response are gRPC's until the call is answered.
+/// `name`, `request_id` and `response` refer to gRPC's messages, which live until the call is
+/// answered.
 DeviceWork Register(CallContext& context, TensorReference reference, const std::string& name,
                     const std::string& request_id, v1::TensorRecord& response) {
   return {"",

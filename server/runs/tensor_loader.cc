@@ -71,7 +71,7 @@ absl::StatusOr<Tensor> TensorLoader::Load(const TensorReference& reference, Devi
       return device.engine->ToDevice(tensor, cancellation);
     }
     case TensorReference::Kind::kStored: {
-      // Bytes are kept, whatever types they are read as.
+      // The bytes are kept resident once, whatever types they are read as.
       const auto load = [&]() -> absl::StatusOr<Tensor> {
         QG_ASSIGN_OR_RETURN(auto buffer, blobs_.Load(reference.digest));
         const auto size = static_cast<int64_t>(buffer->size());

@@ -20,7 +20,7 @@ class TensorLoader {
 
   /// Completes the types of stored tensors and checks that their blobs are there: INVALID_ARGUMENT
   /// for a digest that is registered under no type or several, FAILED_PRECONDITION naming every
-  /// missing blob. Absent ones are skipped.
+  /// missing blob. Absent references are skipped.
   absl::Status Resolve(std::span<TensorReference* const> references);
   absl::Status Resolve(SlotReferences& references);
 

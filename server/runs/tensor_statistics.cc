@@ -13,7 +13,7 @@
 namespace quantgate {
 namespace {
 
-// How many elements go by between looks at the cancellation.
+// Elements that are measured between two checks of the cancellation.
 constexpr int64_t kElementsPerCheck = 1 << 20;
 // floor(log2 |value|) lies in [-149, 127] for all formats here.
 constexpr int kExponentMin = -149;
@@ -44,7 +44,7 @@ struct Accumulator {
         break;
     }
     ++finite_count;
-    // A subnormal keeps the smallest exponent with a significand below 2^kMantissaBits.
+    // A subnormal has the smallest exponent and a significand below 2^kMantissaBits.
     const int bits = std::bit_width(value.significand);
     if (bits <= Format::kMantissaBits) ++result.subnormal_count;
     const int exponent = value.exponent - Format::kMantissaBits;

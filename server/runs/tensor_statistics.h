@@ -11,7 +11,7 @@
 namespace quantgate {
 
 struct TensorStatistics {
-  double amax = 0;  ///< Over finite values, as mean and rms.
+  double amax = 0;  ///< Over the finite values, like mean and rms.
   double mean = 0;
   double rms = 0;
   int64_t zero_count = 0;

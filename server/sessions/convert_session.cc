@@ -88,7 +88,8 @@ absl::StatusOr<SessionSpec> SessionSpecFromProto(const v1::SessionSpec& proto,
                        field));
   SessionSpec spec{.layers = {}, .recipe = std::move(variant.recipe)};
   spec.arithmetic = variant.arithmetic;
-  // Bounded before anything is made of them; the session has the rule for none.
+  // The number of layers is checked before any is converted. A session without layers is refused by
+  // the session itself.
   if (proto.layers_size() > kSessionLayersMax) {
     return Refuse(field + ".layers", absl::StrCat(proto.layers_size(), " given"),
                   absl::StrCat("a session has at most ", kSessionLayersMax));
@@ -144,7 +145,7 @@ v1::Session SessionRecordToProto(const SessionRecord& record, absl::Time now) {
 
 v1::ListSessionsResponse SessionPageToProto(const std::vector<SessionRecord>& records,
                                             int page_size, absl::Time now) {
-  // Tag and length of an entry, and the token, at most.
+  // The most bytes that an entry's tag and length take, and that the page token takes.
   constexpr size_t kEntryOverhead = 8, kTokenBytes = 64;
   v1::ListSessionsResponse page;
   size_t bytes = kTokenBytes;

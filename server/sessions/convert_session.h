@@ -1,4 +1,5 @@
-// Sessions between wire and domain. Failures are INVALID_ARGUMENT naming the field.
+// Conversions of sessions between messages and domain types. Failures are INVALID_ARGUMENT naming
+// the field.
 #pragma once
 
 #include <map>
@@ -15,15 +16,16 @@ namespace quantgate {
 
 absl::StatusOr<SessionSpec> SessionSpecFromProto(const v1::SessionSpec& proto,
                                                  const std::string& field);
-/// 0: the default lease. INVALID_ARGUMENT beyond the limit.
+/// The lease that a request asks for; 0 asks for the default. INVALID_ARGUMENT for a negative lease
+/// or one beyond SessionLimits::lease_max.
 absl::StatusOr<absl::Duration> LeaseFromProto(int32_t seconds, const SessionLimits& limits);
-/// All fields but the spec and the tensors.
+/// Sets every field of the message except spec, tensors and tensor.
 v1::Session SessionRecordToProto(const SessionRecord& record, absl::Time now);
 /// A page of the listing with at most `page_size` sessions; fewer where a message has no room for
 /// more: sessions with many microbatches have long records.
 v1::ListSessionsResponse SessionPageToProto(const std::vector<SessionRecord>& records,
                                             int page_size, absl::Time now);
-/// `spec` as given, with `recipe`, the session's present one.
+/// Returns `spec` with the session's present recipe in place of its recipe and backward override.
 v1::SessionSpec SessionSpecToProto(v1::SessionSpec spec, const Recipe& recipe);
 
 /// One step as a request describes it, before its tensor is loaded.
@@ -39,12 +41,13 @@ struct SessionStep {
     kOffload,
     kReload
   } kind = Kind::kTrain;
-  TensorReference tensor;  ///< x or grad_output.
+  TensorReference tensor;  ///< x of a forward, grad_output of a backward.
   ForwardStep forward;
   std::string microbatch;
   OptimizerStep optimizer;
   std::optional<Recipe> recipe;
-  bool keeps_override = false;  ///< A change of recipe leaves the session's backward override.
+  /// Whether a change of recipe keeps the session's backward override.
+  bool keeps_override = false;
 };
 /// "train", "evaluate", ...: for metrics and listings.
 std::string_view SessionStepName(SessionStep::Kind kind);

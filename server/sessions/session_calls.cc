@@ -22,13 +22,14 @@
 namespace quantgate {
 namespace {
 
-/// What Open and Restore have in common: the session to be, and its place.
+/// What Open and Restore have in common: the session to be opened, and its place.
 struct OpeningWork {
   explicit OpeningWork(SessionSpec spec_in) : spec(std::move(spec_in)) {}
   SessionSpec spec;
   absl::Duration lease;
   std::string spec_text;
-  std::optional<SessionPlace> place;  ///< Absent: `opened` says which session it is already.
+  /// Absent where the session `opened` was opened by an earlier request.
+  std::optional<SessionPlace> place;
   std::string opened;
 };
 
@@ -161,7 +162,7 @@ absl::StatusOr<DeviceWork> PrepareOpenSession(CallContext& context,
   for (const TensorReference* reference : all) {
     bytes += static_cast<int64_t>(OutlineOf(*reference).byte_size());
   }
-  // Before anything of it is loaded: the parameters are the least that a session holds.
+  // Checked before anything is loaded: a session holds at least its parameters.
   const int64_t bytes_max = context.sessions.limits().bytes_max;
   if (bytes > bytes_max) return error::LimitExceeded("parameters", bytes, bytes_max);
   QG_ASSIGN_OR_RETURN(Device * device, DeviceForSession(context, work.spec));

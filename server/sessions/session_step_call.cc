@@ -33,7 +33,8 @@ absl::StatusOr<v1::RankReport> RankToProto(const RankStepRecords& rank, int inde
   return RankReportToProto(report);
 }
 
-/// One step on the session's device, from the checks that need its turn to the response.
+/// One step on the session's device: the checks that need the session's mutex, the step and the
+/// response.
 class StepCall {
  public:
   StepCall(CallContext& context, SessionUse use, const v1::SessionStepRequest& request,
@@ -61,7 +62,7 @@ class StepCall {
   v1::SessionStepResponse& response_;
 };
 
-/// The step before, asked for once more.
+/// Whether the request repeats the last step, whose response it then gets again.
 absl::StatusOr<bool> StepCall::WasDone() {
   if (request_.request_id().empty() || request_.request_id() != use_->last_request_id) return false;
   if (ContentDigest(request_) != use_->last_content) {
@@ -126,13 +127,14 @@ absl::Status StepCall::Do(const Cancellation& cancellation) {
     QG_ASSIGN_OR_RETURN(step_.forward.x,
                         context_.loader.Load(step_.tensor, use_->device, &cancellation));
   }
-  // A step whose answer cannot be given has not been done.
+  // Restores the session where the response cannot be given: that step counts as not done.
   const std::function<void()> restore = training().RestorePoint();
   absl::StatusOr<SessionStepResult> result;
   do {
     context_.sessions.LimitBytes(use_);
     result = StepOnce(cancellation);
-    // Without memory or place nothing was done: idle sessions give way one by one.
+    // A step that was refused memory or room has changed nothing. It is tried again after each
+    // eviction of an idle session.
   } while (absl::IsResourceExhausted(result.status()) && context_.sessions.Evict());
   if (!result.ok()) return WithinField(SessionStepField(step_.kind), result.status());
   absl::Status status = Write(*result, cancellation);
@@ -202,7 +204,7 @@ absl::Status StepCall::Write(const SessionStepResult& result, const Cancellation
 
 absl::Status StepCall::Run(const Cancellation& cancellation) {
   const std::lock_guard lock(use_->mutex);
-  // It may have been closed while this step waited for its turn.
+  // The session may have been closed while this step waited for its turn.
   QG_ASSIGN_OR_RETURN(const SessionRecord record, context_.sessions.Find(use_.id()));
   if (record.phase != SessionPhase::kOpen) {
     return error::SessionEnded(use_.id(), SessionPhaseName(record.phase));

@@ -99,7 +99,7 @@ absl::StatusOr<SessionRecord> SessionStore::Open(SessionPlace place, Device& dev
   open_[record.number] = record.id;
   if (!entry.request_id.empty()) requests_[entry.request_id] = record.id;
   entries_.emplace(record.id, std::move(entry));
-  // The place is taken: what it reserved is counted by the session from now on.
+  // The place is taken: from now on the session itself counts in its stead.
   --places_;
   opening_.erase(place.request_id_);
   place.store_ = nullptr;
@@ -124,8 +124,7 @@ absl::StatusOr<SessionUse> SessionStore::Use(const std::string& id) noexcept {
 }
 
 void SessionStore::EndUse(const std::string& id, const HeldSession& held) {
-  // Nothing else changes the session: a step holds the use, and its mutex is free by now or held by
-  // the next step, whose end will count.
+  // Only the use is ended here. The bytes of the session are counted by StepEnded.
   const std::lock_guard lock(mutex_);
   const auto found = entries_.find(id);
   if (found == entries_.end()) return;
@@ -169,7 +168,7 @@ void SessionStore::End(Entry& entry, SessionPhase phase) {
   usage_.bytes -= entry.record.bytes;
   entry.record.bytes = 0;
   entry.record.microbatches.clear();
-  // A step under way keeps the session until it is done.
+  // A step in progress keeps the session until the step has ended.
   entry.held = nullptr;
   open_.erase(entry.record.number);
   ended_.push_back(entry.record.id);
@@ -233,7 +232,7 @@ absl::StatusOr<SessionRecord> SessionStore::Close(const std::string& id) noexcep
   if (found->second.record.phase == SessionPhase::kOpen) {
     ++usage_.closed;
     End(found->second, SessionPhase::kClosed);
-    // Ending may forget the oldest, never the newest.
+    // End may forget the oldest ended session, never the newest.
     return entries_.at(id).record;
   }
   return found->second.record;

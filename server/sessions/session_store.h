@@ -44,7 +44,7 @@ struct SessionRecord {
   absl::Time lease_end;  ///< By SteadyNow.
 };
 
-/// A session with what calls need of it. Steps hold `mutex`.
+/// A session and what its calls need. A step holds `mutex` while it runs.
 struct HeldSession {
   HeldSession(Device& device_in, std::unique_ptr<Session> training_in, std::string spec_in)
       : device(device_in), training(std::move(training_in)), spec(std::move(spec_in)) {}
@@ -107,7 +107,7 @@ struct SessionUsage {
   int64_t open = 0;
   int64_t bytes = 0;
   int64_t bytes_max = 0;
-  // Since the start.
+  // Totals since the server's start.
   int64_t closed = 0;
   int64_t evicted = 0;
   int64_t expired = 0;

@@ -13,7 +13,7 @@ absl::Status BlobReader::Reopen() {
   QG_ASSIGN_OR_RETURN(file_, store_->OpenBlob(digest_));
   QG_ASSIGN_OR_RETURN(const FileIdentity now, file_.Identity());
   if (now == identity_) return absl::OkStatus();
-  // It was set aside and uploaded again: what was given of the one before may be damaged.
+  // The blob was set aside and uploaded again: bytes read from the earlier file may be damaged.
   return error::BlobCorrupted(digest_, "it was replaced while it was read");
 }
 

@@ -32,7 +32,7 @@ class BlobReader {
       : store_(store), digest_(digest), file_(std::move(file)), offset_(begin), end_(end) {}
 
   absl::Status Reopen();
-  /// Sets the file that was read aside.
+  /// Sets the blob's file aside and returns the error that tells of the damage.
   absl::Status Damaged(const std::string& how);
 
   BlobStore* store_;
@@ -40,8 +40,9 @@ class BlobReader {
   File file_;
   int64_t offset_;
   int64_t end_;
-  FileIdentity identity_;  ///< Of the file that is read.
-  Sha256 expected_;  ///< Hash of the range: the blob's, or computed when the whole was verified.
+  FileIdentity identity_;  ///< Identity of the file that is read.
+  /// Hash of the range: the blob's own, or that of a part, computed when the whole was verified.
+  Sha256 expected_;
   std::unique_ptr<Sha256Stream> hash_;
 };
 

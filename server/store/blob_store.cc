@@ -100,7 +100,7 @@ absl::Status BlobStore::ScanBlobs() {
 
 absl::Status BlobStore::ScanBlob(const std::string& path) {
   const absl::StatusOr<BlobName> name = ParseBlobName(path.substr(path.rfind('/') + 1));
-  if (!name.ok()) return absl::OkStatus();  // No file of this store's.
+  if (!name.ok()) return absl::OkStatus();  // Not a file of this store.
   QG_ASSIGN_OR_RETURN(const int64_t size, SizeOfFile(path));
   if (name->size.has_value() && size != *name->size) {
     (void)RenameFile(path, options_.quarantine_path + "/" + name->sha256.Hex());
@@ -121,7 +121,7 @@ absl::Status BlobStore::ScanPartials() {
   const auto now = std::filesystem::file_time_type::clock::now();
   for (const auto& entry : files) {
     const std::string key = entry.path().filename().string();
-    // By the wall clock alone, which may have been set back since then.
+    // The age is measured by the wall clock alone, which may have been set back since.
     const absl::Duration age =
         std::max(absl::FromChrono(now - entry.last_write_time(code)), absl::ZeroDuration());
     if (key.starts_with(kTemporaryPrefix) || age > kPartialUploadAgeMax) {
@@ -268,7 +268,7 @@ absl::StatusOr<File> BlobStore::OpenBlob(const Digest& digest) {
   Blob blob;
   absl::StatusOr<File> file =
       is_there ? OpenFile(digest.sha256, blob) : error::BlobNotFound(digest);
-  // It went since it was looked at.
+  // The blob was removed after it was looked at.
   if (is_there && absl::IsUnavailable(file.status())) return error::BlobNotFound(digest);
   if (is_there && absl::IsNotFound(file.status())) {
     Quarantine(digest, "read", std::nullopt);
@@ -296,8 +296,9 @@ absl::StatusOr<BlobReader> BlobStore::Read(const Digest& digest, int64_t offset,
   reader.expected_ = digest.sha256;
   reader.hash_ = std::make_unique<Sha256Stream>();
   if (offset == 0 && end == digest.size) return reader;
-  // A part cannot be checked against the hash of the whole, so the whole is read first, and the
-  // part's own hash is taken from what was verified: the disk may not say the same again.
+  // A part cannot be checked against the hash of the whole. So the whole is read first, and the
+  // part's own hash is taken from verified bytes: when they are read again, the disk may return
+  // others.
   QG_ASSIGN_OR_RETURN(BlobReader whole, Read(digest, 0, 0));
   Sha256Stream part;
   std::vector<std::byte> piece(static_cast<size_t>(std::min(digest.size, kChunkBytes)));
@@ -321,7 +322,7 @@ void BlobStore::Quarantine(const Digest& digest, std::string_view where,
     const auto it = blobs_.find(digest.sha256);
     if (it == blobs_.end()) return;
     const std::string path = BlobPath(digest.sha256, it->second);
-    // An upload may have brought a whole one since.
+    // An upload may have brought an undamaged file since.
     std::optional<FileIdentity> now;
     if (const auto file = File::OpenForReading(path); file.ok()) {
       const auto identity = file->Identity();
@@ -381,7 +382,7 @@ absl::StatusOr<std::unique_ptr<BlobUpload>> BlobStore::BeginUpload(const std::st
   if (digest.size > options_.blob_bytes_max) {
     return error::LimitExceeded("header.digest.size", digest.size, options_.blob_bytes_max);
   }
-  (void)Contains(digest);  // Sets aside what is damaged, which the upload brings again.
+  (void)Contains(digest);  // Sets a damaged blob aside; the upload then brings it again.
   const std::string key = PartialKey(upload_id, digest);
   std::unique_ptr<Sha256Stream> hash;
   {
@@ -404,7 +405,7 @@ absl::StatusOr<std::unique_ptr<BlobUpload>> BlobStore::BeginUpload(const std::st
     if (found.ok()) identity = *found;
   }
   if (absl::IsResourceExhausted(ready) && offset > 0) {
-    EndUpload(key, offset, std::move(hash));  // As it was, for another try.
+    EndUpload(key, offset, std::move(hash));  // Leaves the upload as it was, for another try.
     return ready;
   }
   if (!ready.ok()) {
@@ -458,7 +459,7 @@ void BlobStore::ForgetPartial(const std::string& key) {
   const auto it = partials_.find(key);
   if (it == partials_.end()) return;
   reserved_bytes_ -= it->second.reserved;
-  RemoveFile(PartialPath(key));  // Gone already when it was published.
+  RemoveFile(PartialPath(key));  // Does nothing where the file was published.
   partials_.erase(it);
 }
 

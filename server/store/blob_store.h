@@ -1,7 +1,8 @@
-// Content-addressed files: cas/ab/cd/<sha256>.<size>, written to a temporary file, synced, renamed,
-// the directory synced. What is acknowledged survives a crash; what lies under a name has that
-// hash. A file whose size is not that of its name is set aside wherever it is met, so that an
-// upload brings it again; other damage is met by reading. Thread-safe.
+// BlobStore: content-addressed files, cas/ab/cd/<sha256>.<size>. A blob is written to a temporary
+// file, synced and renamed, and its directory is synced: an acknowledged blob survives a crash, and
+// a file has the hash that its name says. A file whose size differs from its name's is set aside
+// wherever it is found, so that an upload can bring the blob again; other damage is found by
+// reading. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -40,12 +41,14 @@ struct BlobStoreOptions {
   int64_t blob_bytes_max = 0;
   int64_t store_bytes_max = 0;
   bool fsync = true;
-  /// Uploads whose files stay open between two writes: the first to come. Others open theirs anew.
+  /// The number of uploads whose files stay open between two writes: those that begin first. Other
+  /// uploads open their files for each write.
   int64_t open_uploads_max = std::numeric_limits<int64_t>::max();
   /// Called for every blob found damaged. `where`: "read", "lookup" (of a blob that may be there)
   /// or "startup".
   std::function<void(std::string_view where)> on_corruption = [](std::string_view) {};
-  std::function<absl::Time()> now = &SteadyNow;  ///< The clock of partial uploads' ages; for tests.
+  /// The clock of partial uploads' ages; tests set another one.
+  std::function<absl::Time()> now = &SteadyNow;
 };
 
 struct BlobStoreUsage {
@@ -62,28 +65,31 @@ struct UploadState {
 
 class BlobStore : public Blobs {
  public:
-  /// Lists what is stored and sets aside what is cut short; drops partial uploads that are too old.
+  /// Lists the stored blobs, sets aside those whose files have a wrong size, and drops partial
+  /// uploads that are too old.
   static absl::StatusOr<std::unique_ptr<BlobStore>> Open(BlobStoreOptions options);
 
-  /// Checks the file's size too.
+  /// Whether the blob is stored, with a file of the right size.
   bool Contains(const Digest& digest) override;
   absl::StatusOr<Digest> Put(std::span<const std::byte> bytes) override;
-  /// Sets a damaged blob aside.
+  /// The whole blob, verified. A damaged blob is set aside.
   absl::StatusOr<std::shared_ptr<Buffer>> Load(const Digest& digest) override;
-  /// `limit` 0: to the end. NOT_FOUND, OUT_OF_RANGE. To read a part, the whole blob is verified
-  /// first, which `cancellation` can end.
+  /// Reads `limit` bytes from `offset` on; `limit` 0: to the end. NOT_FOUND, OUT_OF_RANGE. To read
+  /// a part, the whole blob is verified first, which `cancellation` can end.
   absl::StatusOr<BlobReader> Read(const Digest& digest, int64_t offset, int64_t limit,
                                   const Cancellation* cancellation = nullptr);
 
   /// Starts or resumes an upload. OUT_OF_RANGE for a wrong offset, ABORTED while another stream
-  /// writes it, RESOURCE_EXHAUSTED for a size over the limits. The store must outlive it.
+  /// writes the same upload, RESOURCE_EXHAUSTED for a size over the limits. The store must outlive
+  /// the upload.
   absl::StatusOr<std::unique_ptr<BlobUpload>> BeginUpload(const std::string& upload_id,
                                                           const Digest& digest, int64_t offset);
-  /// NOT_FOUND for an upload that never was; complete once the blob exists.
+  /// The state of an upload, which is complete once the blob exists. NOT_FOUND for an unknown
+  /// upload.
   absl::StatusOr<UploadState> QueryUpload(const std::string& upload_id, const Digest& digest);
 
-  /// Removes interrupted uploads that nobody went on with for kPartialUploadAgeMax: since then by a
-  /// clock that nobody sets, and before this process by the file's time.
+  /// Removes interrupted uploads that nobody has resumed for kPartialUploadAgeMax. The time is
+  /// measured by SteadyNow, and for the time before this process by the file's own time.
   void ExpirePartials();
   BlobStoreUsage usage() const;
   int64_t bytes_max() const { return options_.store_bytes_max; }
@@ -97,7 +103,7 @@ class BlobStore : public Blobs {
   };
   struct Blob {
     int64_t size = 0;
-    /// False for a blob of version 0.1.0: `size` is then what the file had when it was listed.
+    /// False for a blob of version 0.1.0: `size` is then the size of its file when it was listed.
     bool is_size_recorded = true;
   };
   /// An upload that has begun and not been committed.
@@ -105,9 +111,11 @@ class BlobStore : public Blobs {
     bool is_busy = false;
     int64_t size = 0;  ///< Bytes in the file.
     int64_t reserved =
-        0;               ///< Counted against the quota: the declared size while busy, else `size`.
-    absl::Time touched;  ///< As SteadyNow; of what a process before left, by the file's wall time.
-    std::unique_ptr<Sha256Stream> hash;  ///< Of those bytes; absent after a restart.
+        0;  ///< Counted against the quota: the declared size while busy, else `size`.
+    /// The last use, by SteadyNow. For the upload of an earlier process, by the wall time of its
+    /// file.
+    absl::Time touched;
+    std::unique_ptr<Sha256Stream> hash;  ///< Hash of the bytes in the file; absent after a restart.
   };
 
   explicit BlobStore(BlobStoreOptions options) : options_(std::move(options)) {}
@@ -115,14 +123,15 @@ class BlobStore : public Blobs {
   absl::Status ScanPartials();
 
   absl::Status ScanBlob(const std::string& path);
-  /// Whether the blob is there. DATA_LOSS, the blob set aside, where its file has another size than
-  /// it should; of a blob without a recorded size its hash decides, which is then recorded.
+  /// Whether the blob is stored. DATA_LOSS where its file has a wrong size; the blob is then set
+  /// aside. A blob without a recorded size is verified by its hash, and its size is then recorded.
   absl::StatusOr<bool> Look(const Digest& digest, std::string_view where);
-  /// Notes the size of a blob that has its hash.
+  /// Records the size of a blob whose hash was verified.
   void RecordSize(const Sha256& sha256);
-  /// DATA_LOSS, and the blob is set aside, when its file is not what it was; NOT_FOUND.
+  /// Opens a blob's file. DATA_LOSS where the file is gone or damaged, and the blob is set aside;
+  /// NOT_FOUND for an unknown blob.
   absl::StatusOr<File> OpenBlob(const Digest& digest);
-  /// UNAVAILABLE: there is no such blob; NOT_FOUND: its file is gone.
+  /// UNAVAILABLE where there is no such blob, NOT_FOUND where its file is gone.
   absl::StatusOr<File> OpenFile(const Sha256& sha256, Blob& blob) const;
 
   std::string BlobPath(const Sha256& sha256, const Blob& blob) const;
@@ -137,7 +146,8 @@ class BlobStore : public Blobs {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   /// Moves a complete, synced file to its final name.
   absl::Status Publish(const std::string& path, const Digest& digest) noexcept;
-  /// Sets the blob's file aside if it is still the damaged one; absent: it was no file at all.
+  /// Sets the blob's file aside if it is still the file `damaged`, which is absent where there was
+  /// none.
   void Quarantine(const Digest& digest, std::string_view where,
                   std::optional<FileIdentity> damaged);
   void EndUpload(const std::string& key, int64_t size, std::unique_ptr<Sha256Stream> hash);
@@ -150,7 +160,7 @@ class BlobStore : public Blobs {
   int64_t committed_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t reserved_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t next_temporary_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::atomic<int64_t> open_uploads_{0};  ///< Of those whose file stays open.
+  std::atomic<int64_t> open_uploads_{0};  ///< The number of uploads whose file stays open.
 };
 
 // The names of blobs' files: "<sha256>.<size>".
@@ -159,7 +169,7 @@ struct BlobName {
   Sha256 sha256;
   std::optional<int64_t> size;  ///< Absent in version 0.1.0.
 };
-/// Of a file's name without its folders. INVALID_ARGUMENT for any other name.
+/// Parses a file's name without its folders. INVALID_ARGUMENT for a name of another form.
 absl::StatusOr<BlobName> ParseBlobName(const std::string& file_name);
 /// SHA-256 of all bytes of a file.
 absl::StatusOr<Sha256> HashOfFile(const std::string& path);

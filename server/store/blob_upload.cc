@@ -49,14 +49,14 @@ BlobUpload::~BlobUpload() {
     store_->ForgetPartial(key_);
     return;
   }
-  // A hash of more bytes than the file has is of no use to a resume, which then reads the file.
+  // A hash of more bytes than the file has is of no use to a resume, which then hashes the file.
   if (hashed_ != written_) hash_ = nullptr;
   store_->EndUpload(key_, written_, std::move(hash_));
 }
 
 void BlobUpload::Use(File file) {
   file_ = std::move(file);
-  // Without fsync nothing has to reach the device, so nothing goes there sooner than need be.
+  // Without fsync nothing has to reach the device, so all writes go to the page cache.
   if (store_->options_.fsync) direct_file_ = DirectFile::Open(store_->PartialPath(key_));
 }
 
@@ -110,7 +110,7 @@ absl::Status BlobUpload::Commit() {
     return error::DigestMismatch(digest_, actual);
   }
   hash_ = nullptr;
-  hashed_ = -1;  // Finished: a failure below must not save this state.
+  hashed_ = -1;  // The hash is finished: a failure below must not save it for a resume.
   if (store_->options_.fsync) {
     QG_RETURN_IF_ERROR(Open());
     QG_RETURN_IF_ERROR(file_.Sync());

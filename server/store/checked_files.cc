@@ -38,7 +38,7 @@ int Damaged(std::string what) {
   return SQLITE_CORRUPT;
 }
 
-/// `number` from 1 on.
+/// The checksum of a page and its number, which counts from 1.
 uint32_t PageCrc(std::span<const std::byte> page, uint32_t number) {
   const uint32_t crc = ExtendCrc32c(0, page.first(kDatabasePageBytes - kCrcBytes));
   return ExtendCrc32c(crc, std::as_bytes(std::span(&number, 1)));
@@ -59,7 +59,7 @@ bool IsPage(int size, int64_t offset) {
   return size == kDatabasePageBytes && offset % kDatabasePageBytes == 0;
 }
 
-/// What a head says of the pages behind it.
+/// The kind of a database by its head.
 DatabaseKind KindOfHead(const std::byte* head) {
   if (std::memcmp(head, "SQLite format 3", 16) != 0) return DatabaseKind::kDamaged;
   const int page_bytes = static_cast<int>(head[16]) << 8 | static_cast<int>(head[17]);
@@ -69,12 +69,12 @@ DatabaseKind KindOfHead(const std::byte* head) {
   return reserved == 0 ? DatabaseKind::kUnchecked : DatabaseKind::kDamaged;
 }
 
-/// A table of the system's methods, some of them replaced.
+/// The methods of SQLite's own file system, and a copy in which some of them are replaced.
 struct Methods {
   const sqlite3_io_methods* system = nullptr;
   sqlite3_io_methods checked{};
 };
-/// Each is filled by the first file of its kind, and all files of a kind have the same.
+/// Each is filled by the first file of its kind; all files of a kind have the same methods.
 Methods database_methods, log_methods;
 std::mutex methods_mutex;
 
@@ -84,12 +84,12 @@ int ReadDatabase(sqlite3_file* file, void* bytes, int size, sqlite3_int64 offset
   const auto* read = static_cast<const std::byte*>(bytes);
   if (IsPage(size, offset)) {
     const auto number = static_cast<uint32_t>(offset / kDatabasePageBytes + 1);
-    // No page is read before it was written.
+    // SQLite reads no page that it has not written before, so one that is not there is damage.
     const bool is_there = code == SQLITE_OK && PageFits({read, kDatabasePageBytes}, number);
     if (is_there || (code != SQLITE_OK && code != SQLITE_IOERR_SHORT_READ)) return code;
     return Damaged(absl::StrCat("page ", number));
   }
-  // What SQLite reads before it knows the size of pages; an empty file is a new one.
+  // SQLite reads the head before it knows the size of pages. An empty file is a new database.
   if (offset == 0 && size == kHeadBytes && code == SQLITE_OK &&
       KindOfHead(read) != DatabaseKind::kChecked) {
     return Damaged("its head");
@@ -97,7 +97,7 @@ int ReadDatabase(sqlite3_file* file, void* bytes, int size, sqlite3_int64 offset
   return code;
 }
 
-/// Of the system's xWrite, just after it.
+/// The result for SQLite of the system's xWrite. Called just after it, while errno is its own.
 int Written(int code) {
   if (code == SQLITE_OK) return code;
   was_file_too_large = code == SQLITE_IOERR_WRITE && errno == EFBIG;
@@ -110,19 +110,21 @@ int WriteLog(sqlite3_file* file, const void* bytes, int size, sqlite3_int64 offs
 
 int WriteDatabase(sqlite3_file* file, const void* bytes, int size, sqlite3_int64 offset) noexcept {
   if (!IsPage(size, offset)) return SQLITE_IOERR_WRITE;
-  // The bytes may be in the log already with what they have there, and are not ours to change.
+  // The bytes belong to SQLite and may be in the log already as they are, so a copy gets the
+  // checksum.
   static thread_local Page page;
   std::memcpy(page.data(), bytes, kDatabasePageBytes);
   SetCrc(page, static_cast<uint32_t>(offset / kDatabasePageBytes + 1));
   return Written(database_methods.system->xWrite(file, page.data(), size, offset));
 }
 
-/// The running sum over a log: of its head and, without bytes 8 to 23 of theirs, of its frames.
+/// The running sum over a log: over its head and over its frames, without bytes 8 to 23 of each
+/// frame's head.
 struct LogSum {
   uint32_t first = 0, second = 0;
   friend bool operator==(const LogSum&, const LogSum&) = default;
 
-  /// In the order that this machine's SQLite writes.
+  /// Adds words in this machine's byte order, in which its SQLite writes them.
   void Add(std::span<const std::byte> bytes) {
     for (size_t i = 0; i + 8 <= bytes.size(); i += 8) {
       uint32_t words[2];
@@ -152,7 +154,7 @@ int ReadLog(sqlite3_file* file, void* bytes, int size, sqlite3_int64 offset) noe
       (frame_begin - kLogHeadBytes) % kFrameBytes != 0) {
     return code;
   }
-  // The sum before this frame is in the head of the one before it, or in the log's.
+  // The sum before this frame is in the head of the frame before it, or in the head of the log.
   std::byte before[8], head[kFrameHeadBytes];
   const int64_t sum_offset = frame_begin == kLogHeadBytes
                                  ? kLogHeadBytes - 8
@@ -180,7 +182,7 @@ int OpenFile(sqlite3_vfs*, const char* path, sqlite3_file* file, int flags,
   if (methods.system == nullptr) {
     methods.system = file->pMethods;
     methods.checked = *file->pMethods;
-    methods.checked.iVersion = 2;  // Without mapping the file into memory, which goes past xRead.
+    methods.checked.iVersion = 2;  // Without memory mapping, which would bypass xRead.
     methods.checked.xRead = is_database ? ReadDatabase : ReadLog;
     methods.checked.xWrite = is_database ? WriteDatabase : WriteLog;
   }
@@ -193,7 +195,7 @@ int OpenFile(sqlite3_vfs*, const char* path, sqlite3_file* file, int flags,
   return SQLITE_OK;
 }
 
-/// Whether SQLite knows the way by its name.
+/// Registers the file system with SQLite by its name, once. False where that failed.
 bool Register() {
   static sqlite3_vfs vfs = [] {
     sqlite3_vfs copy = *sqlite3_vfs_find("unix");
@@ -210,8 +212,8 @@ bool Register() {
 
 int OpenChecked(const std::string& path, sqlite3** connection) {
   if (!Register()) return SQLITE_ERROR;
-  // SQLite gives what it makes beside it the same mode. A file that is there is not opened: to
-  // close it would drop the locks that another connection of this process holds.
+  // SQLite creates the files beside it with the same mode. An existing file is not opened here:
+  // closing it would drop the locks that another connection of this process holds.
   const int made = ::open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
   if (made < 0 && errno != EEXIST) return SQLITE_CANTOPEN;
   if (made >= 0) ::close(made);
@@ -278,7 +280,8 @@ absl::Status ReplaceFirstPage(const std::string& path, const std::string& empty,
   QG_RETURN_IF_ERROR(kept.Sync());
   QG_ASSIGN_OR_RETURN(const File source, File::OpenForReading(empty));
   QG_RETURN_IF_ERROR(source.Read(0, page));
-  // https://www.sqlite.org/fileformat2.html section 1.3: it may have a log; its size in pages.
+  // https://www.sqlite.org/fileformat2.html section 1.3: bytes 18 and 19 allow a log; bytes 28 to
+  // 31 are the file's size in pages.
   page[18] = page[19] = std::byte{2};
   const uint32_t pages = Swapped(static_cast<uint32_t>(size / kDatabasePageBytes));
   std::memcpy(page.data() + 28, &pages, 4);

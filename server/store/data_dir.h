@@ -12,16 +12,17 @@ namespace quantgate {
 
 class DataDir {
  public:
-  /// Whether a server has used it. Makes nothing.
+  /// Whether a server has used the directory. Creates nothing.
   static bool Exists(const std::string& path);
   /// Creates what is missing and takes the lock. FAILED_PRECONDITION naming the path when it is
   /// locked by another process, not a directory, or not writable.
   static absl::StatusOr<DataDir> Open(const std::string& path);
 
-  /// FAILED_PRECONDITION where the database is gone or empty, and blobs or events are not: what
-  /// they belong to would be forgotten without a word.
+  /// FAILED_PRECONDITION where the database is gone or empty but blobs or events are there: a start
+  /// would forget without notice what they belong to.
   absl::Status CheckHistory() const;
-  /// Makes way for a database without history. FAILED_PRECONDITION where there is one.
+  /// Removes the files beside a database that is gone or empty, so that a new one can be created.
+  /// FAILED_PRECONDITION where there is a database.
   absl::Status BeginAnew() const;
 
   const std::string& path() const { return path_; }

@@ -16,15 +16,15 @@
 namespace quantgate {
 namespace {
 
-// A run's largest event is written as a few pages, in memory and in the log, rather than as
-// hundreds; and a transaction stays in memory until it is committed, so that what is read of the
-// log is whole.
+// Pages are large, so that a run's largest event is written as a few of them, in memory and in the
+// log, rather than as hundreds. A transaction stays in memory until it is committed, so that the
+// log has no page of it before.
 constexpr char kOptions[] =
     "PRAGMA page_size = 16384; PRAGMA cache_size = -16384; PRAGMA cache_spill = OFF; "
     "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA foreign_keys = ON;";
 /// The log is moved into the database file when it is this long: 16 MiB of these pages.
 constexpr int kLogPagesMax = 1024;
-/// How long what was committed may wait for the disk when nobody asks for it.
+/// How long FlushSoon lets a committed transaction wait for the disk.
 constexpr std::chrono::milliseconds kFlushDelay{100};
 
 }  // namespace
@@ -91,7 +91,7 @@ absl::StatusOr<std::unique_ptr<Database>> Database::Open(const std::string& path
                                                          OnCorruption on_corruption) {
   auto opened = OpenUnnamed(path, std::move(on_corruption));
   if (opened.ok()) return opened;
-  // With its payload, which says what kind of limit is exhausted.
+  // Keeps the payload, which says what kind of limit is exhausted.
   absl::Status named(opened.status().code(), absl::StrCat(path, ": ", opened.status().message()));
   opened.status().ForEachPayload(
       [&](auto type, const absl::Cord& payload) { named.SetPayload(type, payload); });
@@ -122,7 +122,8 @@ absl::Status Database::OpenLog(const std::string& path, LogMark mark) {
   {
     const std::lock_guard lock(flush_mutex_);
     QG_ASSIGN_OR_RETURN(log_, File::OpenForReading(path + "-wal"));
-    // The log stays the same file while a connection is open; what is synced must be found again.
+    // The log stays the same file while a connection is open. Its directory entry is synced too, so
+    // that what is synced can be found after a crash.
     QG_RETURN_IF_ERROR(log_.Sync());
     QG_RETURN_IF_ERROR(SyncDirectory(std::filesystem::absolute(path).parent_path().string()));
     log_descriptor_ = log_.descriptor();
@@ -131,13 +132,14 @@ absl::Status Database::OpenLog(const std::string& path, LogMark mark) {
   }
   const int code = OpenChecked(path, &log_keeper_connection_);
   if (code != SQLITE_OK) return Failed(code, "opening the database");
-  // A connection knows of the log once it has read. What a crash left there is moved at once.
+  // A connection knows of the log only once it has read. What a crash left in the log is moved at
+  // once.
   const int read = sqlite3_exec(log_keeper_connection_,
                                 "PRAGMA synchronous = NORMAL; SELECT count(*) FROM sqlite_schema; "
                                 "PRAGMA wal_checkpoint(TRUNCATE)",
                                 nullptr, nullptr, nullptr);
   if (read != SQLITE_OK) return Failed(read, "reading the database");
-  // In place of SQLite's own hook, which moves the log within a commit.
+  // Replaces SQLite's own hook, which would move the log within a commit.
   sqlite3_wal_hook(connection_, &Database::OnCommit, this);
   keeper_ = std::thread([this] { KeepLog(); });
   return absl::OkStatus();
@@ -166,11 +168,11 @@ absl::Status Database::Flush() {
     const std::lock_guard end_lock(log_end_mutex_);
     end = log_end_;
   }
-  // First what the log's rows name.
+  // Syncs the side files first, since rows in the log name values in them.
   flush_failure_ = side_files_->Sync();
   if (flush_failure_.ok()) flush_failure_ = log_.Sync();
   QG_RETURN_IF_ERROR(flush_failure_);
-  // A full disk may not take the mark; the next flush writes it again.
+  // A full disk may refuse the mark; the next flush writes it again.
   if (end.generation != moved_generation_) QG_RETURN_IF_ERROR(log_mark_.Set(end));
   flushed_ = in_log;
   return absl::OkStatus();
@@ -185,7 +187,7 @@ void Database::MoveLog() {
     if (!flush_failure_.ok()) return;
   }
   int pages = 0, moved = 0;
-  // Beside writers and readers. What it leaves in the log, the next one moves.
+  // Does not wait for writers and readers. Pages that it leaves in the log are moved the next time.
   const int code = sqlite3_wal_checkpoint_v2(log_keeper_connection_, nullptr,
                                              SQLITE_CHECKPOINT_PASSIVE, &pages, &moved);
   if (code == SQLITE_OK && pages == moved) return;
@@ -204,13 +206,14 @@ void Database::KeepLog() {
   std::unique_lock lock(keeper_mutex_);
   while (true) {
     keeper_has_work_.wait(lock, [this] { return stopping_ || must_flush_; });
-    // One flush for all that is committed meanwhile: writers wait for the file while it is synced.
+    // One flush serves all that is committed meanwhile: writers wait for the file while it is
+    // synced.
     keeper_has_work_.wait_for(lock, kFlushDelay,
                               [this] { return stopping_ || log_pages_ >= kLogPagesMax; });
     if (stopping_) return;
     must_flush_ = false;
     lock.unlock();
-    // Whoever needs the disk calls Flush and hears of its failure there.
+    // Callers that need the disk call Flush themselves and learn of its failure there.
     (void)Flush();
     if (log_pages_ >= kLogPagesMax) MoveLog();
     lock.lock();
@@ -274,7 +277,7 @@ absl::StatusOr<Statement> Database::Prepare(std::string_view sql) {
 }
 
 void Database::Keep(sqlite3_stmt* statement) {
-  // What its last step said was seen then. Bound bytes may be many.
+  // The result of its last step was handled then. Its bindings may hold many bytes.
   (void)sqlite3_reset(statement);
   (void)sqlite3_clear_bindings(statement);
   idle_[sqlite3_sql(statement)].push_back(statement);

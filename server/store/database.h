@@ -1,8 +1,8 @@
-// A SQLite database: one connection, used by one caller at a time under mutex(). Write-ahead log: a
-// transaction that is committed survives a crash of the process, and one that was committed before
-// Flush was called a crash of the machine too. What is read was verified (checked_files.h). No
-// transaction waits for the disk: a thread of the database's own moves the log into the database
-// file. Large values are in files beside it.
+// Database: a SQLite database with one connection, used by one caller at a time under mutex(). It
+// has a write-ahead log: a committed transaction survives a crash of the process, and one that was
+// committed before a call of Flush survives a crash of the machine, too, once Flush has succeeded.
+// All that is read is verified (checked_files.h). No transaction waits for the disk: the database's
+// own thread moves the log into the database file. Large values are in files beside it.
 #pragma once
 
 #include <atomic>
@@ -38,7 +38,7 @@ class Database;
 /// are bound in order, columns read in order.
 class Statement {
  public:
-  /// Both under the database's mutex.
+  /// The constructor and the destructor run under the database's mutex.
   Statement(Database& database, sqlite3_stmt* statement)
       : database_(database), statement_(statement) {}
   ~Statement();
@@ -47,7 +47,7 @@ class Statement {
 
   Statement& Bind(int64_t value);
   Statement& Bind(std::string_view text);
-  /// The bytes stay where they are until the statement has run.
+  /// `bytes` must stay unchanged until the statement has run.
   Statement& BindBlob(std::string_view bytes);
   Statement& BindNull();
 
@@ -57,7 +57,7 @@ class Statement {
   absl::Status Run();
 
   int64_t Integer(int column) const;
-  std::string Text(int column) const;  ///< Of TEXT and BLOB columns.
+  std::string Text(int column) const;  ///< For TEXT and BLOB columns.
   bool IsNull(int column) const;
 
  private:
@@ -68,12 +68,12 @@ class Statement {
 
 class Database {
  public:
-  /// Called for what is found damaged: "database" or "event".
+  /// Called when something is found damaged. `what`: "database" or "event".
   using OnCorruption = std::function<void(std::string_view what)>;
 
-  /// Opens or creates; one of version 0.1.0 is written anew with checksums. FAILED_PRECONDITION for
-  /// a file of a newer schema or one that is not a database, DATA_LOSS for a damaged one; each
-  /// names the path.
+  /// Opens or creates a database; one of version 0.1.0 is rewritten with checksums.
+  /// FAILED_PRECONDITION for a file of a newer schema or one that is not a database, DATA_LOSS for
+  /// a damaged database; each names the path.
   static absl::StatusOr<std::unique_ptr<Database>> Open(
       const std::string& path, OnCorruption on_corruption = [](std::string_view) {});
   ~Database();
@@ -93,14 +93,15 @@ class Database {
   /// DATA_LOSS with `text`; counts damage of `what` ("database" or "event").
   absl::Status Corrupted(std::string_view what, const std::string& text) const;
 
-  /// Large values, whose places rows name. They are no part of a transaction: what one names is
-  /// added before it, and removed after the one that drops the row.
+  /// Large values, whose places are named in rows. They are not part of a transaction: a value is
+  /// added before the transaction that adds its row, and removed after the one that drops it.
   SideFiles& side_files() { return *side_files_; }
 
-  /// Waits until the disk has every transaction that was committed before the call, with what it
-  /// names in side files; one wait serves all who wait. Without the mutex: others go on meanwhile.
+  /// Waits until the disk has every transaction that was committed before the call, and the values
+  /// in side files that these name. One wait serves all who wait. Called without the mutex, so that
+  /// others can use the database meanwhile.
   absl::Status Flush() ABSL_LOCKS_EXCLUDED(mutex_);
-  /// Lets the database's own thread Flush in a moment; returns at once.
+  /// Lets the database's own thread call Flush soon; returns at once.
   void FlushSoon();
 
  private:
@@ -111,12 +112,12 @@ class Database {
   static absl::StatusOr<std::unique_ptr<Database>> OpenUnnamed(const std::string& path,
                                                                OnCorruption on_corruption);
   absl::Status CheckSchema() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  /// Opens what Flush and the keeper work with.
+  /// Opens the files and the connection that Flush and the keeper use.
   absl::Status OpenLog(const std::string& path, LogMark mark) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   /// A failure of SQLite as status; counts damage.
   absl::Status Failed(int code, const std::string& what) const;
   void Keep(sqlite3_stmt* statement) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  /// SQLite's word that a transaction is in the log, which has so many pages now.
+  /// Called by SQLite when a transaction is in the log, which then has `log_pages` pages.
   static int OnCommit(void* database, sqlite3*, const char*, int log_pages) noexcept;
   void KeepLog();
   /// Moves the log into the database file, so that the next transaction begins it anew.
@@ -128,21 +129,24 @@ class Database {
   const OnCorruption on_corruption_;
   std::atomic<int64_t> committed_{0};  ///< Transactions committed.
   std::atomic<int> log_pages_{0};
-  int log_descriptor_ = -1;  ///< Of log_.
+  int log_descriptor_ = -1;  ///< Descriptor of log_.
   std::mutex log_end_mutex_;
-  LogEnd log_end_ ABSL_GUARDED_BY(log_end_mutex_);  ///< After the last of them.
+  /// End of the log after the last committed transaction.
+  LogEnd log_end_ ABSL_GUARDED_BY(log_end_mutex_);
 
   std::mutex flush_mutex_;
   File log_ ABSL_GUARDED_BY(flush_mutex_);
-  int64_t flushed_ ABSL_GUARDED_BY(flush_mutex_) = 0;  ///< Of committed_.
+  /// The transactions of committed_ that are flushed.
+  int64_t flushed_ ABSL_GUARDED_BY(flush_mutex_) = 0;
   LogMark log_mark_ ABSL_GUARDED_BY(flush_mutex_);
-  /// The generation of the log that is being or was moved: it may be begun anew at any moment.
+  /// The generation of the log that is being moved or was moved last, which may be begun anew at
+  /// any moment; 0: none.
   uint64_t moved_generation_ ABSL_GUARDED_BY(flush_mutex_) = 0;
   /// The first failure to flush, kept since the kernel reports a page that it could not write only
   /// once.
   absl::Status flush_failure_ ABSL_GUARDED_BY(flush_mutex_);
 
-  sqlite3* log_keeper_connection_ = nullptr;  ///< The keeper's own.
+  sqlite3* log_keeper_connection_ = nullptr;  ///< The keeper's own connection.
   std::mutex keeper_mutex_;
   std::condition_variable keeper_has_work_;
   bool must_flush_ ABSL_GUARDED_BY(keeper_mutex_) = false;
@@ -153,10 +157,10 @@ class Database {
   std::map<std::string, std::vector<sqlite3_stmt*>, std::less<>> idle_ ABSL_GUARDED_BY(mutex_);
 };
 
-/// What a start that found the database at `path` damaged says: where, and what to do about it.
+/// Adds to the error of a start that found the database at `path` damaged what to do about it.
 absl::Status RefusedStart(const std::string& path, const absl::Status& status);
 
-/// Rolls back unless committed.
+/// A transaction, which its destructor rolls back unless it was committed.
 class Transaction {
  public:
   explicit Transaction(Database& database) : database_(database) {}

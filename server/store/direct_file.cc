@@ -16,9 +16,10 @@
 namespace quantgate {
 namespace {
 
-/// Below it the wait for the device outweighs what a copy to the page cache costs.
+/// The least number of bytes that are written directly. Below it, the wait for the device costs
+/// more than a copy to the page cache.
 constexpr int64_t kDirectBytesMin = 256 << 10;
-/// Of the buffer in memory; every device's alignment divides it.
+/// An alignment of the buffer in memory, which the alignment of the device must divide.
 constexpr int64_t kPageBytes = 4096;
 constexpr int64_t kHugePageBytes = 2 << 20;
 
@@ -28,12 +29,12 @@ struct Free {
 
 std::byte* NewBuffer() {
   auto* bytes = static_cast<std::byte*>(std::aligned_alloc(kHugePageBytes, kUploadWriteBytes));
-  // Few large pages make few large requests to the device. A hint: small pages work too.
+  // Few large pages make few large requests to the device. This is a hint: small pages work too.
   if (bytes != nullptr) (void)::madvise(bytes, kUploadWriteBytes, MADV_HUGEPAGE);
   return bytes;
 }
 
-/// One per thread that writes, not per file: a thousand open uploads need no more of them.
+/// One buffer for each thread that writes, not for each file: a thousand open uploads need no more.
 std::span<std::byte> AlignedBuffer() {
   thread_local const std::unique_ptr<std::byte, Free> buffer(NewBuffer());
   return {buffer.get(), buffer == nullptr ? 0 : static_cast<size_t>(kUploadWriteBytes)};
@@ -71,7 +72,7 @@ DirectFile DirectFile::Open(const std::string& path) {
       info.stx_dio_mem_align == 0 || kPageBytes % info.stx_dio_mem_align != 0) {
     return {};
   }
-  // Parts of a block could be written too, but take a turn through the page cache each.
+  // Parts of a block could be written too, but each would go through the page cache.
   const int64_t block_bytes = std::max(info.stx_dio_offset_align, info.stx_blksize);
   if (kUploadWriteBytes % block_bytes != 0) return {};
   return {File(::open(path.c_str(), O_WRONLY | O_DIRECT | O_CLOEXEC)), block_bytes};

@@ -21,14 +21,16 @@ class DirectFile {
 
   DirectFile() = default;
 
-  /// A second way into a file that exists. Not open where the kernel does not say how such writes
-  /// are to be aligned: a file system without them (tmpfs), or Linux before 6.1.
+  /// Opens an existing file a second time, for direct writes. The result is not open where the
+  /// kernel does not say how such writes are to be aligned: on a file system without them (tmpfs),
+  /// or before Linux 6.1.
   static DirectFile Open(const std::string& path);
   bool is_open() const { return file_.is_open(); }
 
-  /// Writes the bytes at the front of `pieces` that can go this way, and returns how many these
-  /// are: whole blocks, and none if `offset` is inside of a block or there are too few to be worth
-  /// a wait for the device, or the file is not open. The rest is File::Write's.
+  /// Writes as many bytes at the front of `pieces` as can be written directly, and returns their
+  /// number: whole blocks. 0 where `offset` is inside a block, where the bytes are too few to be
+  /// worth a wait for the device, or where the file is not open. The rest is written by
+  /// File::Write.
   absl::StatusOr<int64_t> WriteFront(int64_t offset, Pieces pieces);
 
  private:

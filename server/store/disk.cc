@@ -43,7 +43,7 @@ absl::StatusOr<File> File::OpenForWriting(const std::string& path) {
 }
 
 absl::StatusOr<File> File::OpenForReading(const std::string& path) {
-  // A pipe in a file's place would keep whoever opens it waiting.
+  // O_NONBLOCK, since opening a pipe that is in a file's place would block.
   File file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file.is_open()) {
     if (errno == ENOENT) return absl::NotFoundError("no such file");
@@ -119,7 +119,7 @@ absl::Status File::Truncate(int64_t size) {
 }
 
 void File::StartWriteback(int64_t offset, int64_t size) {
-  // A hint only: what it fails to start, Sync() does.
+  // A hint only: Sync() writes what this fails to start.
   (void)::sync_file_range(descriptor_, offset, size, SYNC_FILE_RANGE_WRITE);
 }
 

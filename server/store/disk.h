@@ -12,7 +12,7 @@
 
 namespace quantgate {
 
-/// Which file it is, whatever its name.
+/// Tells files apart, whatever their names.
 struct FileIdentity {
   uint64_t device = 0, inode = 0;
   friend bool operator==(const FileIdentity&, const FileIdentity&) = default;
@@ -27,11 +27,11 @@ class File {
   File& operator=(File&& other) noexcept;
   ~File();
 
-  /// O_CREAT | O_RDWR, mode 0600.
+  /// Opens a file for reading and writing; creates it with mode 0600 where there is none.
   static absl::StatusOr<File> OpenForWriting(const std::string& path);
-  /// NOT_FOUND when there is none, DATA_LOSS for what is no regular file.
+  /// NOT_FOUND where there is none, DATA_LOSS for anything but a regular file.
   static absl::StatusOr<File> OpenForReading(const std::string& path);
-  /// For SyncAsDirectory.
+  /// Opens a directory, for SyncAsDirectory.
   static absl::StatusOr<File> OpenDirectory(const std::string& path);
 
   bool is_open() const { return descriptor_ >= 0; }
@@ -49,7 +49,7 @@ class File {
   /// Asks the kernel to start writing [offset, offset + size) to the device, without waiting.
   void StartWriteback(int64_t offset, int64_t size);
   absl::Status Sync();
-  /// Makes renames and creations inside durable.
+  /// Makes renames and creations inside this directory durable.
   absl::Status SyncAsDirectory() const;
 
  private:
@@ -57,10 +57,10 @@ class File {
 };
 
 absl::Status MakeDirectories(const std::string& path);
-/// The same by its path.
+/// Makes renames and creations inside the directory `path` durable.
 absl::Status SyncDirectory(const std::string& path);
 absl::Status RenameFile(const std::string& from, const std::string& to);
-/// Removing what is not there is fine.
+/// Removes a file; does nothing where there is none.
 void RemoveFile(const std::string& path);
 /// Bytes an unprivileged writer may still write below `path`.
 int64_t FreeBytes(const std::string& path);

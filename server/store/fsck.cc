@@ -39,7 +39,7 @@ class StoreCheck {
   const FsckResult& result() const { return result_; }
 
  private:
-  /// True where it is to be mended.
+  /// Reports a problem. Returns whether it is to be mended, as `remedy` says.
   bool Problem(const std::string& what, const std::string& remedy) {
     ++result_.problems;
     const bool mends = repairs_ && !remedy.empty();
@@ -58,11 +58,12 @@ class StoreCheck {
     QG_ASSIGN_OR_RETURN(const DatabaseKind kind, KindOfDatabase(path));
     if (kind == DatabaseKind::kAbsent || kind == DatabaseKind::kEmpty) return absl::OkStatus();
     absl::Status opened = Open();
-    // Opening brings the log into the file; only then is each page of the file the latest.
+    // Opening moves the log into the file; only then is each page of the file the latest one.
     QG_ASSIGN_OR_RETURN(const auto pages, DamagedPages(path));
     QG_ASSIGN_OR_RETURN(const DatabaseKind now, KindOfDatabase(path));
     if (now == DatabaseKind::kChecked && absl::IsFailedPrecondition(opened)) {
-      Problem(std::string(opened.message()), "");  // Of another version, which knows its tables.
+      // A database of another version, which alone knows its tables.
+      Problem(std::string(opened.message()), "");
       return absl::OkStatus();
     }
     if (now != DatabaseKind::kChecked && !MostPagesFit(path, pages)) {
@@ -87,7 +88,7 @@ class StoreCheck {
               page == 1 ? "no row is on it, and it is made anew" : "what is left is kept");
     }
     if (!opened.ok()) {
-      // A damaged page may be what it met first.
+      // Where pages are damaged, opening may have failed because of them.
       const absl::Status why = pages.empty() && !is_cut ? opened : CheckLog(path);
       if (!why.ok()) Problem(std::string(why.message()), "what is left is kept");
     } else if (is_whole) {
@@ -107,7 +108,7 @@ class StoreCheck {
     return mark.Check(path + "-wal");
   }
 
-  /// Whose pages must not meet those of the file.
+  /// Sets aside a log of another generation, whose pages must not mix with those of the file.
   absl::Status SetAnotherLogAside(const std::string& path) const {
     const auto mark = LogMark::Open(path + "-mark");
     if (!mark.ok()) return absl::OkStatus();
@@ -117,8 +118,8 @@ class StoreCheck {
     return RenameFile(path + "-wal", data_dir_.quarantine_path() + "/quantgate.db-wal");
   }
 
-  /// Which a database with checksums is known by when its head is damaged: in one of version 0.1.0,
-  /// or in what is no database, none does.
+  /// Whether most pages have their checksums. By these a database with checksums is recognized when
+  /// its head is damaged: in one of version 0.1.0, or in another file, no page has one.
   static bool MostPagesFit(const std::string& path, const std::vector<int64_t>& damaged) {
     return 2 * damaged.size() < std::filesystem::file_size(path) / kDatabasePageBytes;
   }
@@ -189,7 +190,7 @@ class StoreCheck {
 
   absl::Status CheckBlob(const std::filesystem::path& path) {
     const auto name = ParseBlobName(path.filename().string());
-    if (!name.ok()) return absl::OkStatus();  // No file of the store's.
+    if (!name.ok()) return absl::OkStatus();  // Not a file of the store.
     const auto size = static_cast<int64_t>(std::filesystem::file_size(path));
     ++result_.blobs;
     result_.blob_bytes += size;
@@ -222,7 +223,7 @@ class StoreCheck {
 
 absl::StatusOr<FsckResult> CheckStore(const std::string& data_dir, bool repairs,
                                       absl::FunctionRef<void(const std::string& line)> tell) {
-  // Opening one would make it.
+  // DataDir::Open would create it.
   if (!DataDir::Exists(data_dir)) {
     return absl::FailedPreconditionError(
         absl::StrCat("data directory ", data_dir, ": no server has used it"));

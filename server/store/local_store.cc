@@ -29,7 +29,8 @@ namespace fs = std::filesystem;
 /// How long a reader waits for a writer's transaction.
 constexpr int kBusyMilliseconds = 5'000;
 
-/// The file of a blob: SHA-256, or SHA-256.SIZE. Empty: there is none of that size.
+/// The path of a blob's file, whose name is SHA-256 or SHA-256.SIZE; empty where there is none of
+/// that size.
 std::string FindBlob(const std::string& data_dir, const Digest& digest) {
   const std::string hex = digest.sha256.Hex();
   const std::string path =
@@ -50,7 +51,7 @@ std::string Text(sqlite3_stmt* rows, int column) {
   return bytes == nullptr ? "" : std::string(bytes, sqlite3_column_bytes(rows, column));
 }
 
-/// Not with Database, which writes: its first connection may bring a database to this version.
+/// Does not use Database, which writes: opening one may bring a database to this version.
 absl::StatusOr<std::vector<StoredAtRest::Registration>> RegistrationsOf(const std::string& path,
                                                                         const Digest& digest) {
   QG_ASSIGN_OR_RETURN(const DatabaseKind kind, KindOfDatabase(path));
@@ -124,7 +125,7 @@ void RemoveBlobs(const std::string& blobs_path,
   for (const std::string& path : removed) RemoveFile(path);
 }
 
-/// An open data directory, and how large it was before.
+/// An open data directory, its size before, and its database.
 struct Store {
   static absl::StatusOr<Store> Open(const std::string& data_dir) {
     QG_ASSIGN_OR_RETURN(DataDir directory, DataDir::Open(data_dir));
@@ -134,8 +135,8 @@ struct Store {
     QG_RETURN_IF_ERROR(RefusedStart(directory.database_path(), opened.status()));
     return Store{std::move(directory), bytes, *std::move(opened)};
   }
-  /// Gives the pages of rows that are gone back, closes the database, whose log goes with it, and
-  /// says how much is less.
+  /// Frees the pages of removed rows, closes the database, whose log then goes, and returns by how
+  /// many bytes the directory has shrunk.
   absl::StatusOr<int64_t> Shrink() {
     {
       const std::lock_guard lock(database->mutex());
@@ -150,8 +151,8 @@ struct Store {
   std::unique_ptr<Database> database;
 };
 
-/// Drops registered tensors by `remove`, which says how many, and then the blobs that none of the
-/// others has. A crash in between leaves blobs to CollectGarbage.
+/// Removes registered tensors by `remove`, which returns their number, and then the blobs that no
+/// other registered tensor has. A crash in between leaves blobs to CollectGarbage.
 absl::StatusOr<Cleared> RemoveBy(const std::string& data_dir,
                                  absl::FunctionRef<absl::StatusOr<int64_t>(Database&)> remove) {
   if (!HasStore(data_dir)) return Cleared();
@@ -193,7 +194,7 @@ DirectoryUsage UsageOf(const std::string& path) {
   DirectoryUsage usage;
   std::error_code error;
   auto entry = fs::recursive_directory_iterator(path, error);
-  // Another process may remove what is listed.
+  // Another process may remove files while they are listed.
   for (; !error && entry != fs::recursive_directory_iterator(); entry.increment(error)) {
     std::error_code gone;
     if (!entry->is_regular_file(gone)) continue;

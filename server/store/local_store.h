@@ -13,7 +13,7 @@
 namespace quantgate {
 
 struct StoredAtRest {
-  std::string path;  ///< Of the blob's file.
+  std::string path;  ///< Path of the blob's file.
   struct Registration {
     TensorType type;
     std::string name;
@@ -21,8 +21,8 @@ struct StoredAtRest {
   std::vector<Registration> registrations;  ///< Oldest first.
 };
 
-/// Whether something was ever kept there. Makes nothing, as none of the functions below does where
-/// nothing was.
+/// Whether a store was ever kept there. Neither this function nor those below create one where
+/// there is none.
 bool HasStore(const std::string& data_dir);
 
 /// Takes no lock and changes nothing: a server may use the directory meanwhile. NOT_FOUND where the
@@ -41,9 +41,9 @@ struct Cleared {
   int64_t tensors = 0;
 };
 
-/// Removes the blobs and all that is registered of them. FAILED_PRECONDITION while a server uses
-/// the directory, and where the database is gone that knows its tensors; NOT_FOUND naming the first
-/// that is not stored, and then nothing is removed.
+/// Removes the blobs and their registrations. FAILED_PRECONDITION while a server uses the
+/// directory, and where the database with the registrations is gone; NOT_FOUND naming the first
+/// blob that is not stored, and then nothing is removed.
 absl::StatusOr<Cleared> RemoveTensors(const std::string& data_dir, std::span<const Digest> digests);
 /// RemoveTensors of every registered tensor.
 absl::StatusOr<Cleared> RemoveAllTensors(const std::string& data_dir);

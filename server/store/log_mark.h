@@ -1,7 +1,7 @@
-// LogMark: how much of a database's log the disk was known to have, in a file of its own. After a
-// crash SQLite takes the log up to the first page that does not fit, and cannot tell a page that
-// was never written whole from one that was damaged since: with the mark it is known which of them
-// were promised. Not thread-safe.
+// LogMark: records in a file of its own how much of a database's log is known to be on the disk.
+// After a crash SQLite takes the log up to the first page whose checksum does not match, and cannot
+// tell a page that was never fully written from one that was damaged since. The mark says which
+// pages were promised to be there. Not thread-safe.
 #pragma once
 
 #include <string>
@@ -17,25 +17,24 @@ namespace quantgate {
 class LogMark {
  public:
   LogMark() = default;
-  /// DATA_LOSS for a mark that is gone or damaged: what the log had cannot be told.
+  /// DATA_LOSS for a mark that is gone or damaged, since nobody knows then what the log had.
   static absl::StatusOr<LogMark> Open(const std::string& path);
-  /// Makes a mark that promises nothing, and has it on the disk before the database that it belongs
-  /// to.
+  /// Creates a mark that promises nothing. The disk has it before it has the database of the mark.
   static absl::StatusOr<LogMark> Begin(const std::string& path);
 
-  /// DATA_LOSS where the log lacks pages that the mark promises, or is of another generation: the
-  /// mark is lifted, on the disk, before a log is begun anew, so that no crash leaves a log of
-  /// another generation.
+  /// DATA_LOSS where the log lacks pages that the mark promises, or is of another generation.
+  /// Before a log is begun anew the mark is lifted, on the disk, so that no crash leaves a log of
+  /// another generation than the mark's.
   absl::Status Check(const std::string& log_path) const;
 
-  /// Whether there is a log and it is of another generation. SQLite would take its pages, of
-  /// another time, over those of the database's file.
+  /// Whether there is a log, and it is of another generation than the mark's. SQLite would take the
+  /// pages of that log, which are of another time, in place of those in the database's file.
   absl::StatusOr<bool> IsOfAnother(const std::string& log_path) const;
 
   /// Sets the mark without waiting for the disk: an older mark promises less, which is safe.
   absl::Status Set(LogEnd end);
   /// Makes the mark promise nothing, also after a crash of the machine. Called before the log is
-  /// begun anew: pages of the log before are lost then, and the head may be the older one.
+  /// begun anew: from then on pages of the earlier log are lost, and a crash may leave its head.
   absl::Status Lift();
   absl::Status Sync() { return file_.Sync(); }
 

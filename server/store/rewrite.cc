@@ -19,10 +19,10 @@
 namespace quantgate {
 namespace {
 
-/// Row numbers that are tried of a table that does not say how many it has.
+/// Row numbers that are tried in a table whose largest row number cannot be read.
 constexpr int64_t kRowsTried = 1'000'000;
 
-/// A connection of this thread's own.
+/// A connection to a database, which its destructor closes.
 struct Connection {
   Connection() = default;
   ~Connection() { sqlite3_close(handle); }
@@ -39,7 +39,7 @@ struct Connection {
   sqlite3* handle = nullptr;
 };
 
-/// What is copied of a table; `values` are those of an insert.
+/// What is copied of a table. `values` are the placeholders of the insert.
 struct Table {
   const char* name;
   const char* columns;
@@ -58,7 +58,7 @@ constexpr Table kRuns = {"runs",
                          "last_sequence, event_bytes, status_code, status_message, summary, "
                          "unverified",
                          13, "?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?"};
-/// Behind the columns its run's id, which the insert does not take.
+/// After the columns comes the id of the event's run, which the insert does not take.
 constexpr Table kOldEvents = {"events",
                               "run, sequence, event, file_offset, file_size, "
                               "(SELECT run_id FROM runs WHERE id = run)",
@@ -68,7 +68,7 @@ constexpr Table kEvents = {"events", "run, sequence, event, file_offset, file_si
 
 using OnRow = absl::FunctionRef<absl::Status(sqlite3_stmt* row)>;
 
-/// Rows of a statement that is prepared, until one fails.
+/// Calls `body` for each row of a prepared statement, until a call fails.
 absl::Status Rows(const Connection& from, sqlite3_stmt* rows, OnRow body) {
   while (true) {
     const int code = sqlite3_step(rows);
@@ -87,7 +87,7 @@ absl::Status ForEachRow(const Connection& from, const std::string& query, OnRow 
   return status;
 }
 
-/// Rows by their numbers, one at a time: those on pages that are damaged are left out.
+/// Calls `body` for each row by its number, one at a time. Rows on damaged pages are left out.
 absl::Status ForEachRowLeft(const Connection& from, const Table& table, OnRow body) {
   int64_t last = kRowsTried;
   const absl::Status counted =
@@ -124,7 +124,7 @@ absl::StatusOr<std::string> TextOf(const Connection& from, const char* query) {
 enum class Take { kAll, kWhatIsLeft };
 using OnInsert = absl::FunctionRef<absl::Status(sqlite3_stmt* row, sqlite3_stmt* insert)>;
 
-/// `last` binds what the insert takes beyond its columns.
+/// `last` binds the values that the insert takes beyond the columns.
 absl::Status CopyRows(const Connection& from, const Table& table, const Connection& to, Take take,
                       OnInsert last) {
   sqlite3_stmt* insert = nullptr;
@@ -149,14 +149,14 @@ absl::Status CopyRows(const Connection& from, const Table& table, const Connecti
 
 absl::Status NothingMore(sqlite3_stmt*, sqlite3_stmt*) { return absl::OkStatus(); }
 
-/// The checksum of an event that has none.
+/// Binds the checksum of an event that has none.
 absl::Status BindCrc(const SideFiles& files, sqlite3_stmt* row, sqlite3_stmt* insert) {
   const std::string run_id(reinterpret_cast<const char*>(sqlite3_column_text(row, 5)));
   const auto* bytes = static_cast<const char*>(sqlite3_column_blob(row, 2));
   std::string event(bytes, bytes + sqlite3_column_bytes(row, 2));
   if (sqlite3_column_type(row, 3) != SQLITE_NULL) {
     auto read = files.Read(run_id, {sqlite3_column_int64(row, 3), sqlite3_column_int64(row, 4)});
-    // One that is lost stays so: whoever reads it hears of it.
+    // A lost event stays lost: whoever reads it gets the error.
     const bool is_lost = absl::IsNotFound(read.status()) || absl::IsDataLoss(read.status());
     if (!is_lost) QG_RETURN_IF_ERROR(read.status());
     if (read.ok()) event = *std::move(read);
@@ -166,9 +166,9 @@ absl::Status BindCrc(const SideFiles& files, sqlite3_stmt* row, sqlite3_stmt* in
   return absl::OkStatus();
 }
 
-/// Without a journal: a file that is not whole is dropped.
+/// Begins a new database. It has no journal, since an incomplete file is dropped.
 absl::Status BeginNew(const std::string& path, Connection& to) {
-  RemoveFile(path);  // Of an attempt that a crash ended.
+  RemoveFile(path);  // Left by an attempt that a crash ended.
   QG_RETURN_IF_ERROR(to.Checked(OpenChecked(path, &to.handle)));
   QG_RETURN_IF_ERROR(to.Execute(
       "PRAGMA page_size = 16384; PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; BEGIN"));
@@ -203,11 +203,11 @@ absl::Status WriteUpgraded(const std::string& path, const std::string& new_path)
       from, kOldEvents, to, Take::kAll,
       [&](sqlite3_stmt* row, sqlite3_stmt* insert) { return BindCrc(*files, row, insert); }));
   QG_RETURN_IF_ERROR(to.Execute("COMMIT"));
-  // What is in the old log must not meet the new file.
+  // The pages of the old log must not mix with the new file.
   return from.Execute("PRAGMA wal_checkpoint(TRUNCATE); PRAGMA journal_mode = DELETE");
 }
 
-/// As it is without rows.
+/// Replaces the first page by that of an empty database.
 absl::Status MakeFirstPage(const std::string& path, const std::string& new_path,
                            const std::string& aside) {
   {
@@ -266,7 +266,7 @@ absl::Status SalvageDatabase(const std::string& path, const std::string& aside,
   std::error_code failed;
   std::filesystem::create_hard_link(path, aside, failed);
   if (failed) return error::FromErrno(failed.value(), "setting a database aside");
-  // No log of the damaged one meets the new one.
+  // No log of the damaged database may mix with the new one.
   for (const char* rest : {"-wal", "-shm", "-mark"}) RemoveFile(path + rest);
   QG_RETURN_IF_ERROR(LogMark::Begin(path + "-mark").status());
   QG_RETURN_IF_ERROR(RenameFile(new_path, path));

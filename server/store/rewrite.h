@@ -1,4 +1,4 @@
-// Writing a database anew: one of version 0.1.0 with checksums, a damaged one without what is lost.
+// Rewrites databases: one of version 0.1.0 with checksums, a damaged one without its lost rows.
 #pragma once
 
 #include <string>
@@ -7,17 +7,18 @@
 
 namespace quantgate {
 
-/// Writes a database of version 0.1.0 anew, with checksums of what is there now; its runs are
-/// marked as unverified for ever. Does nothing where there is none or it has them.
-/// FAILED_PRECONDITION for what is no database or of a schema that is not known, DATA_LOSS where
-/// damage shows: the file stays as it is.
+/// Rewrites a database of version 0.1.0 with checksums of what is there now; its runs are marked as
+/// unverified for ever. Does nothing where there is no database or one with checksums.
+/// FAILED_PRECONDITION for a file that is not a database or has an unknown schema, DATA_LOSS where
+/// damage is found; the file then stays as it is.
 absl::Status UpgradeDatabase(const std::string& path);
 
-/// Writes a damaged database anew with every row that its undamaged pages have, even where pages
-/// around them are lost; the damaged file goes to `aside`. A lost first page is made anew first,
-/// since every database of this version has the same one; the file with the lost page goes to
-/// `aside` with "-page-1" behind it. A file that was cut short is filled with zeros up to the size
-/// that its head says, without which SQLite does not read it; pages of zeros count as damaged.
+/// Rewrites a damaged database with every row that its undamaged pages have, even where pages
+/// around them are lost; the damaged file goes to `aside`. A lost first page is replaced first, by
+/// that of an empty database, since all databases of this version have the same first page but for
+/// the list of free pages; the lost page goes to `aside` with "-page-1" behind it. A file that was
+/// cut short is filled with zeros up to the size that its head says, without which SQLite does not
+/// read it; pages of zeros count as damaged.
 absl::Status SalvageDatabase(const std::string& path, const std::string& aside,
                              bool is_first_page_lost);
 

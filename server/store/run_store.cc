@@ -20,12 +20,13 @@ constexpr char kRunColumns[] =
     "id, run_id, request_id, state, created, finished, last_sequence, status_code, "
     "status_message, summary, unverified";
 
-/// Events from here on are in side files: to make a file takes longer than to write a few pages.
+/// Events of at least so many bytes are in side files. Smaller ones are not, since creating a file
+/// takes longer than writing a few pages.
 constexpr size_t kSideFileBytesMin = 64 << 10;
-/// The same where the run's file is open already.
+/// The same bound where the run's side file is open already.
 constexpr size_t kOpenSideFileBytesMin = 4 << 10;
 
-/// So many ids are kept at least, whatever runs there are.
+/// Request ids that are kept beyond twice the number of runs, before they are read anew.
 constexpr int64_t kRequestIdsMin = 1024;
 
 RunRecord ReadRun(const Statement& row) {
@@ -46,7 +47,7 @@ RunRecord ReadRun(const Statement& row) {
 }  // namespace
 
 std::string RunStore::NewRunId() {
-  // Seeding it asks the system for entropy.
+  // One for each thread, since seeding it asks the system for entropy.
   thread_local absl::BitGen random;
   return absl::StrFormat("run-%016x%016x", absl::Uniform<uint64_t>(random),
                          absl::Uniform<uint64_t>(random));
@@ -130,12 +131,13 @@ absl::StatusOr<RunRecord> RunStore::Create(const std::string& run_id, const std:
   QG_RETURN_IF_ERROR(InsertEvents(record.run_id, record.last_sequence, {&first, 1}));
   const absl::StatusOr<std::vector<std::string>> dropped = DropOldest();
   const absl::Status stored = dropped.ok() ? transaction.Commit() : dropped.status();
-  if (!stored.ok()) totals_.reset();  // What was dropped is there again.
+  // The transaction was rolled back, so the dropped runs are there again.
+  if (!stored.ok()) totals_.reset();
   QG_RETURN_IF_ERROR(stored);
   for (const std::string& gone : *dropped) database_.side_files().Remove(gone);
   if (request_ids_.has_value() && !request_id.empty()) {
     request_ids_->insert(absl::HashOf(request_id));
-    // Those of runs that are gone are forgotten now and then.
+    // Now and then the ids are read anew, which forgets those of removed runs.
     if (static_cast<int64_t>(request_ids_->size()) > 2 * totals_->runs + kRequestIdsMin) {
       request_ids_.reset();
     }
@@ -300,7 +302,8 @@ absl::StatusOr<std::optional<RunStore::StoredEvent>> RunStore::ReadEvent(const s
   if (place.has_value()) {
     absl::StatusOr<std::string> bytes = database_.side_files().Read(run_id, *place);
     if (!bytes.ok()) {
-      // Others may have dropped the run meanwhile. One that is there has lost what it had.
+      // Another call may have dropped the run meanwhile. A run that is still there has lost the
+      // event.
       QG_RETURN_IF_ERROR(Get(run_id).status());
       return damaged(std::string(bytes.status().message()));
     }
@@ -325,7 +328,7 @@ absl::StatusOr<int> RunStore::SetStrayFilesAside(const std::string& directory) {
     if (!known.ok()) strays.push_back(name);
   }
   if (strays.empty()) return 0;
-  // A page of the index may be an older one, by a write that was lost, with its checksum right.
+  // A lost write may have left an older page of the index, whose checksum matches.
   QG_ASSIGN_OR_RETURN(const auto stored, RunIdsOfTable());
   for (const std::string& name : strays) {
     if (!stored.contains(name)) continue;

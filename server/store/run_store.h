@@ -1,8 +1,8 @@
-// RunStore: runs and their events, kept once; every stream reads them from here. Large events are
-// in side files, one a run. Survives a crash of the process. A crash of the machine fails the runs
-// under way anyway, and takes what was written in its last moments: whoever looks a run up is told
-// that it has ended once the disk has it. A run that such a crash took is started again by its
-// request. Thread-safe.
+// RunStore: runs and their events, which are stored once; every stream reads them from here. Large
+// events are in side files, one for each run. All of it survives a crash of the process. A crash of
+// the machine fails the runs in progress anyway, and loses what was written in its last moments: so
+// a caller that looks a run up is told of its end only once the disk has the end. A run that such a
+// crash lost is started again by its request. Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,8 @@
 
 namespace quantgate {
 
-/// Numbers as in v1.RunState. The store knows runs that have not ended as queued: which of them a
-/// device is at, LiveRuns knows.
+/// Numbers as in v1.RunState. The store keeps every run that has not ended as queued; LiveRuns
+/// knows which of them devices have begun with.
 enum class RunState { kQueued = 1, kRunning = 2, kSucceeded = 3, kFailed = 4, kCancelled = 5 };
 inline bool IsFinal(RunState state) { return state >= RunState::kSucceeded; }
 
@@ -37,26 +37,26 @@ struct RunRecord {
   int64_t last_sequence = 0;
   absl::Status status;  ///< Why a run failed or was cancelled.
   std::string summary;
-  /// It and its events were stored without checksums, by version 0.1.0: what they are held to is
-  /// what they were when a later version first read them.
+  /// Whether version 0.1.0 stored the run and its events, without checksums. They are verified
+  /// against what they were when a later version first read them.
   bool is_unverified = false;
 };
 
 struct RunPage {
   std::vector<RunRecord> records;
-  int64_t next_before_id = 0;  ///< 0: this was the last page.
+  int64_t next_before_id = 0;  ///< 0 on the last page.
 };
 
 class RunStore {
  public:
-  /// Finished runs beyond this number, and beyond this many bytes of events, go, the oldest first:
-  /// once a sixteenth more are there, since finding them takes longer than all else that starting a
-  /// run asks for.
+  /// Finished runs beyond this number, and beyond this many bytes of events, are removed, the
+  /// oldest first. This happens once there are a sixteenth more, since finding them takes longer
+  /// than everything else that starting a run needs.
   explicit RunStore(Database& database, int runs_kept = kRunsKept,
                     int64_t event_bytes_kept = kRunEventBytesKept)
       : database_(database), runs_kept_(runs_kept), event_bytes_kept_(event_bytes_kept) {}
 
-  /// False: no run has this request id, which needs no query of the database.
+  /// False where no run has this request id, which is known without a query of the database.
   absl::StatusOr<bool> MayHaveRequest(const std::string& request_id);
   /// The run that a request started. ALREADY_EXISTS when its content was another.
   absl::StatusOr<std::optional<RunRecord>> FindRequest(const std::string& request_id,
@@ -67,44 +67,45 @@ class RunStore {
   absl::StatusOr<RunRecord> Create(const std::string& run_id, const std::string& request_id,
                                    const Sha256& content, const std::string& summary,
                                    const std::string& first_event) noexcept;
-  /// An event that is to be added: its bytes, or where its run's side file has them.
+  /// An event to be added: its bytes, or their place in the run's side file.
   struct Event {
     std::shared_ptr<const std::string> bytes;
     std::optional<SideFiles::Place> place;
     uint32_t content_crc = 0;
     int64_t size() const { return place ? place->size : static_cast<int64_t>(bytes->size()); }
   };
-  /// Writes a large event into the side file. One caller at a time for a run.
+  /// Prepares an event to be added; writes a large one into the side file. Called by one caller at
+  /// a time for a run.
   absl::StatusOr<Event> Prepare(const std::string& run_id,
                                 std::shared_ptr<const std::string> bytes);
-  /// Adds prepared events behind what is there: the last one has number `last_sequence`. All or
-  /// none. NOT_FOUND for an unknown run.
+  /// Appends prepared events, of which the last has number `last_sequence`: all or none. NOT_FOUND
+  /// for an unknown run.
   absl::Status AppendEvents(const std::string& run_id, int64_t last_sequence,
                             std::span<const Event> events);
-  /// Adds the last event, behind those `before` it, and the final state together; does not wait for
-  /// the disk.
+  /// Appends the events `before` and the last event, and sets the final state, in one transaction;
+  /// does not wait for the disk.
   absl::Status Finish(const std::string& run_id, int64_t sequence,
                       std::shared_ptr<const std::string> event, RunState state,
                       const absl::Status& status, std::vector<Event> before = {});
 
-  /// NOT_FOUND.
+  /// The record of a run. NOT_FOUND for an unknown one.
   absl::StatusOr<RunRecord> Get(const std::string& run_id);
   struct StoredEvent {
     std::string bytes;
-    bool is_unverified = false;  ///< As RunRecord's.
+    bool is_unverified = false;  ///< As RunRecord::is_unverified.
   };
-  /// The event as it was stored, by its checksum. Absent when the run has no such event yet.
-  /// NOT_FOUND for an unknown run, DATA_LOSS for an event that is gone or other than it was.
+  /// The event as it was stored, verified by its checksum. Absent where the run has no such event
+  /// yet. NOT_FOUND for an unknown run, DATA_LOSS for an event that is lost or damaged.
   absl::StatusOr<std::optional<StoredEvent>> ReadEvent(const std::string& run_id, int64_t sequence);
-  /// Newest first, ids below `before_id` (0: from the newest).
+  /// A page of records, newest first, with ids below `before_id`; 0: from the newest on.
   absl::StatusOr<RunPage> List(int64_t before_id, int page_size);
   /// Runs that an earlier process left queued or running.
   absl::StatusOr<std::vector<RunRecord>> ListUnfinished();
   /// Removes a run and its events, but not their side file.
   absl::Status Remove(const std::string& run_id);
   /// Moves the side files of runs that the database does not have to `directory`, and returns their
-  /// number. A crash may have left them, or somebody has put an older database back. DATA_LOSS, and
-  /// none is moved, where the table of runs has a run that its index lacks.
+  /// number. Such files are left by a crash, or by an older database that somebody has put back.
+  /// DATA_LOSS, and none is moved, where the table of runs has a run that its index lacks.
   absl::StatusOr<int> SetStrayFilesAside(const std::string& directory);
 
  private:
@@ -116,7 +117,7 @@ class RunStore {
   absl::Status ReadRequestIds() ABSL_EXCLUSIVE_LOCKS_REQUIRED(database_.mutex());
   /// Waits for the disk where one of the runs has ended.
   absl::Status AwaitDisk(std::span<const RunRecord> records);
-  /// Without the index by their names.
+  /// The ids of all runs, read without the index of the ids.
   absl::StatusOr<absl::flat_hash_set<std::string>> RunIdsOfTable();
   absl::StatusOr<RunPage> ReadPage(int64_t before_id, int page_size);
   /// Drops runs beyond what is kept and returns their ids.
@@ -127,7 +128,7 @@ class RunStore {
   Database& database_;
   const int runs_kept_;
   const int64_t event_bytes_kept_;
-  /// At least what the database has; counted when first needed.
+  /// Upper bounds of what the database has; counted when first needed.
   struct Totals {
     int64_t runs = 0;
     int64_t event_bytes = 0;

@@ -12,10 +12,10 @@
 
 namespace quantgate {
 
-// A run's events are rows, so that a stream can read one at a time from wherever it is. Not by
-// their key: large ones would be copied once more. A large event is empty in its row, which names
-// its place in the run's side file. Each has its checksum (EventCrc); other rows are held by those
-// of their pages.
+// A run's events are rows, so that a stream can read one at a time, from any number on. The table
+// is not clustered by its key, since large events would be copied once more then. A large event is
+// empty in its row, which names its place in the run's side file. Each event has its own checksum
+// (EventCrc); other rows are protected by the checksums of their pages.
 const char kSchema[] = R"sql(
 CREATE TABLE tensors (
   id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -70,7 +70,7 @@ absl::Status FromSqlite(sqlite3* connection, int code, const std::string& what) 
   switch (code & 0xFF) {
     case SQLITE_FULL:
       return WasFileTooLarge() ? error::FromErrno(EFBIG, what) : error::DiskFull(what);
-    case SQLITE_IOERR:  // Of the log's index, whose file SQLite itself makes larger.
+    case SQLITE_IOERR:  // Also for the log's index, whose file SQLite itself enlarges.
       if (sqlite3_system_errno(connection) == EFBIG) return error::FromErrno(EFBIG, what);
       return absl::InternalError(text);
     case SQLITE_CORRUPT:

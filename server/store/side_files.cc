@@ -29,7 +29,7 @@ absl::StatusOr<SideFiles::Place> SideFiles::Append(const std::string& name,
     found = unsynced_.emplace(name, std::move(opened)).first;
   }
   Growing& growing = found->second;
-  // Behind what an attempt that failed may have left, too.
+  // The bytes come after any that a failed attempt may have left.
   const Place place = {growing.size, static_cast<int64_t>(bytes.size())};
   QG_RETURN_IF_ERROR(growing.file.Write(place.offset, std::as_bytes(std::span(bytes))));
   growing.size += place.size;
@@ -59,7 +59,7 @@ void SideFiles::Remove(const std::string& name) {
 }
 
 absl::Status SideFiles::Sync() {
-  // Whoever comes second waits for the disk too.
+  // A second caller waits for the disk too.
   const std::lock_guard one_at_a_time(sync_mutex_);
   absl::flat_hash_map<std::string, Growing> unsynced;
   {

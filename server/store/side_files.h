@@ -1,5 +1,5 @@
-// SideFiles: large values in files beside a database, which would write them as dozens of pages. A
-// file grows at its end only. Thread-safe.
+// SideFiles: large values in files beside a database, which itself would store each in dozens of
+// pages. Values are only ever appended to a file. Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -29,14 +29,14 @@ class SideFiles {
   /// Makes the directory where there is none.
   static absl::StatusOr<std::unique_ptr<SideFiles>> Open(const std::string& directory);
 
-  /// Adds bytes to file `name`, which has no '/' in it, and makes the file where there is none. A
-  /// crash of this process takes nothing of them; RESOURCE_EXHAUSTED for a full disk.
+  /// Appends bytes to file `name`, which has no '/' in it; creates the file where there is none.
+  /// The bytes survive a crash of this process. RESOURCE_EXHAUSTED for a full disk.
   absl::StatusOr<Place> Append(const std::string& name, std::string_view bytes) noexcept;
   /// Whether Append finds the file open, as it is from one Append to the next Sync.
   bool IsOpen(const std::string& name) const;
-  /// NOT_FOUND without the file; DATA_LOSS where it ends before the bytes do.
+  /// The bytes at a place. NOT_FOUND without the file; DATA_LOSS where it ends before the bytes do.
   absl::StatusOr<std::string> Read(const std::string& name, Place place) const;
-  /// Removing what is not there is fine.
+  /// Removes a file; does nothing where there is none.
   void Remove(const std::string& name);
   /// Moves a file that nobody adds to into another directory of the same file system.
   absl::Status SetAside(const std::string& name, const std::string& directory) const;
@@ -50,8 +50,9 @@ class SideFiles {
   std::string PathOf(const std::string& name) const;
 
   const std::string directory_;
-  const File open_directory_;  ///< Open, since there may be no descriptor left to sync it.
-  std::mutex sync_mutex_;      ///< Before mutex_.
+  /// Kept open, since there may be no descriptor left when it is synced.
+  const File open_directory_;
+  std::mutex sync_mutex_;  ///< Locked before mutex_ where both are held.
   mutable std::mutex mutex_;
   struct Growing {
     File file;

@@ -62,7 +62,7 @@ absl::StatusOr<std::optional<TensorRecord>> TensorStore::FindRequest(const std::
     if (row.Text(7) != content.view()) return error::RequestIdReused(request_id);
     QG_ASSIGN_OR_RETURN(record, ReadTensor(row));
   }
-  // Another call may have put it this moment.
+  // Another call may have stored it just now, so that the disk may lack it.
   QG_RETURN_IF_ERROR(database_.Flush());
   return record;
 }

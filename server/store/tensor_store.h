@@ -19,7 +19,7 @@ class TensorStore : public Tensors {
 
   absl::StatusOr<std::optional<TensorRecord>> FindRequest(const std::string& request_id,
                                                           const Sha256& content) override;
-  /// Waits for the disk.
+  /// Waits until the disk has the registration.
   absl::StatusOr<TensorRecord> Put(const TensorRecord& record, const std::string& request_id,
                                    const Sha256& content) override;
   absl::StatusOr<std::vector<TensorRecord>> Find(const Digest& digest) override;

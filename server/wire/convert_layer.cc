@@ -51,7 +51,7 @@ absl::StatusOr<OverlapSpec> OverlapFromProto(const v1::Overlap& proto, const std
 absl::StatusOr<AmaxGroups> AmaxGroupsFromProto(
     const google::protobuf::Map<std::string, std::string>& proto, const std::string& field) {
   AmaxGroups groups;
-  // In the order of their names, so that of several mistakes always the same is named.
+  // Checked in the order of names, so that of several mistakes always the same one is reported.
   for (const auto& [name, text] : std::map<std::string, std::string>(proto.begin(), proto.end())) {
     const absl::StatusOr<TensorRole> role = ParseTensorRole(name);
     if (!role.ok()) {
@@ -131,7 +131,7 @@ absl::Status CheckParameterName(const std::string& name, const std::string& fiel
                              " of letters, digits, '.', '-' and '_'"));
 }
 
-/// A field that `kind` does not have would be read by nobody.
+/// Refuses a field that the layer's kind does not have, since it would be ignored.
 absl::Status CheckTaken(bool is_given, bool is_taken, const std::string& field,
                         const std::string& kind, std::string_view owners) {
   if (!is_given || is_taken) return absl::OkStatus();
@@ -238,7 +238,7 @@ absl::StatusOr<LayerSpec> LayerFromProto(const v1::Layer& proto, const std::stri
   QG_ASSIGN_OR_RETURN(layer.activation,
                       ActivationFromProto(proto.activation(), field + ".activation"));
   layer.return_norm_output = proto.return_norm_output();
-  // Bounded before anything is made of them; the layer has the rules.
+  // The numbers are checked before anything is converted. The layer itself has the other rules.
   if (proto.m_splits_size() > kExpertsMax) {
     return Refuse(field + ".m_splits", absl::StrCat(proto.m_splits_size(), " given"),
                   absl::StrCat("a layer has at most ", kExpertsMax, " experts"));
@@ -263,7 +263,7 @@ absl::StatusOr<LayerSpec> LayerFromProto(const v1::Layer& proto, const std::stri
 
 namespace {
 
-/// Tensors of a step by name, more than any layer has.
+/// The most named tensors of a step: more than any layer has.
 constexpr int kNamedTensorsMax = 4 * kExpertsMax;
 
 using ProtoTensors = google::protobuf::Map<std::string, v1::TensorSource>;
@@ -277,7 +277,7 @@ absl::StatusOr<std::map<std::string, TensorReference>> NamedTensorsFromProto(
                   absl::StrCat("a step takes at most ", kNamedTensorsMax));
   }
   std::map<std::string, TensorReference> references;
-  // In the order of their names, so that of several mistakes always the same is named.
+  // Checked in the order of names, so that of several mistakes always the same one is reported.
   for (const auto& [name, source] :
        std::map<std::string, v1::TensorSource>(proto.begin(), proto.end())) {
     const std::string tensor_field = absl::StrCat(field, "[", Printable(name), "]");
@@ -292,8 +292,8 @@ absl::StatusOr<std::map<std::string, TensorReference>> NamedTensorsFromProto(
 
 namespace {
 
-/// What a tensor of delayed_state is a part of: "fc1.input" of "fc1.input.scale" and of
-/// "fc1.input.amax_history". None of other names.
+/// The part that a tensor of delayed_state belongs to: "fc1.input" for "fc1.input.scale" and
+/// "fc1.input.amax_history". Nothing for other names.
 std::optional<std::string> DelayedStateOf(absl::string_view name) {
   if (!absl::ConsumeSuffix(&name, ".scale") && !absl::ConsumeSuffix(&name, ".amax_history")) {
     return std::nullopt;
@@ -305,7 +305,8 @@ std::optional<std::string> DelayedStateOf(absl::string_view name) {
   return has_role ? std::optional<std::string>(name) : std::nullopt;
 }
 
-/// The tensors of one map of the request; `place` gives each its place there, still absent.
+/// Adds the tensors of one map of the request. `place` makes the place of each in the run, which
+/// has no value yet.
 absl::Status AddNamedTensors(const ProtoTensors& proto, const std::string& path,
                              const std::string& field, int64_t tensor_bytes_max, LayerRun& run,
                              absl::FunctionRef<void(const std::string& name)> place) {
@@ -347,7 +348,7 @@ absl::Status StepFromProto(const v1::LayerStep& proto, int64_t tensor_bytes_max,
   QG_RETURN_IF_ERROR(add(proto.delayed_state(), "delayed_state",
                          [&](const std::string& name) { step.delayed[*DelayedStateOf(name)]; }));
   step.calibrate = proto.calibrate();
-  // Without a word from the client, every gradient that has an operand.
+  // Where the client does not name any, every gradient that has an operand is wanted.
   if (proto.has_requires_grad()) {
     const v1::RequiresGrad& grad = proto.requires_grad();
     step.requires_grad = RequiresGrad{grad.x(), grad.weight(), grad.bias(), grad.norm()};
@@ -363,7 +364,8 @@ absl::StatusOr<LayerRun> LayerRunFromProto(const v1::RunSpec& proto, int64_t ten
   if (!proto.has_step()) {
     return RefuseAbsent("spec.step", "a run has a step: its layer and tensors");
   }
-  // Bounded before anything is made of them; Plan::Create has the rule for none.
+  // The number of variants is checked before any is converted. Plan::Create refuses a run without
+  // one.
   if (proto.variants_size() > kVariantsMax) {
     return Refuse("spec.variants", absl::StrCat(proto.variants_size(), " variants"),
                   absl::StrCat("a run has at most ", kVariantsMax));
@@ -394,7 +396,7 @@ absl::StatusOr<LayerRun> LayerRunFromProto(const v1::RunSpec& proto, int64_t ten
   }
   run.keep_outputs = proto.keep_outputs();
   asked.error_budget = proto.error_budget();
-  // Bounded before anything is looked up; Plan::Create has the rule for the names.
+  // The number of subjects is checked before any is looked up. Plan::Create checks their names.
   if (proto.subjects_size() > kSubjectsMax) {
     return Refuse("spec.subjects", absl::StrCat(proto.subjects_size(), " tensors"),
                   absl::StrCat("a run takes at most ", kSubjectsMax));

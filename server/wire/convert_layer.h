@@ -1,5 +1,5 @@
-// Run specifications from the wire. Failures are INVALID_ARGUMENT (UNIMPLEMENTED for an arithmetic
-// that needs hardware this build cannot drive) naming the field.
+// Conversions of run specifications from messages. Failures are INVALID_ARGUMENT (UNIMPLEMENTED for
+// an arithmetic that needs hardware this build cannot drive) naming the field.
 #pragma once
 
 #include <map>

@@ -77,7 +77,7 @@ v1::Environment EnvironmentToProto(std::span<const DeviceDescription> devices) {
     device_proto.set_sm_clock_mhz(device.sm_clock_mhz);
     device_proto.set_memory_clock_mhz(device.memory_clock_mhz);
     device_proto.set_memory_bytes(device.memory_bytes);
-    // Engine::StartStopwatch is the engine's own; that of a CUDA device is two events.
+    // The clock of Engine::StartStopwatch: a CUDA device's stopwatch is a pair of events.
     device_proto.set_stage_clock(device.cuda.empty() ? "steady clock" : "CUDA events");
   }
   return proto;

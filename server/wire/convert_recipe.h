@@ -1,4 +1,4 @@
-// Recipes, arithmetics and environment between wire and domain.
+// Conversions of recipes, arithmetics and environments between messages and domain types.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ absl::StatusOr<Recipe> RecipeFromProto(const v1::Recipe& proto, const std::strin
 
 v1::RecipeDescription RecipeDescriptionToProto(const RecipeDescription& description);
 v1::ArithmeticDescription ArithmeticDescriptionToProto(const ArithmeticDescription& description);
-/// This build and these devices.
+/// The environment of this build and these devices.
 v1::Environment EnvironmentToProto(std::span<const DeviceDescription> devices);
 
 /// The recipes of earlier requests, since most requests name the same few. Thread-safe.

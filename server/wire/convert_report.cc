@@ -243,7 +243,7 @@ v1::ErrorBudget ErrorBudgetToProto(const ErrorBudget& budget) {
 
 namespace {
 
-/// What a variant on one rank and each rank of several report alike.
+/// Adds the records that a variant on one rank and each rank of several have alike.
 template <typename Report, typename Proto>
 void AddRecords(const Report& report, Proto& proto) {
   for (const auto& saved : report.saved) *proto.add_saved() = SavedOperandToProto(saved);

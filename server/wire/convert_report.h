@@ -1,4 +1,4 @@
-// Reports to the wire. The tensors of outputs are left to OutputWriter.
+// Conversions of reports to messages. The tensors of outputs are left to OutputWriter.
 #pragma once
 
 #include "kernels/compare/error_report.h"
@@ -15,10 +15,10 @@ v1::SavedOperand SavedOperandToProto(const SavedOperand& saved);
 v1::GemmLine GemmLineToProto(const VariantReport::GemmLine& line);
 v1::QuantizationRecord QuantizationRecordToProto(const QuantizationRecord& record);
 v1::RankReport RankReportToProto(const VariantReport::RankReport& report);
-/// All but the tensor and the bounds.
+/// Converts all but the tensor and the bounds.
 v1::OutputReport OutputReportToProto(const OutputReport& report);
 void AddBounds(const OutputReport& report, v1::OutputReport& proto);
-/// All but outputs, state, and the fields that AddEnd adds.
+/// Converts all but outputs, state, and the fields that AddEnd adds.
 v1::VariantReport VariantReportToProto(const VariantReport& report);
 /// Adds error budgets and stages, which are known once the variant has ended.
 void AddEnd(const VariantReport& report, v1::VariantReport& proto);

@@ -1,4 +1,4 @@
-// Scenarios and their results on the wire.
+// Conversions of scenarios and their results to messages.
 #pragma once
 
 #include "kernels/validate/scenarios/run_scenarios.h"

@@ -1,5 +1,6 @@
-// Tensors, digests and generators between wire and domain. Failures are INVALID_ARGUMENT naming the
-// field below `field`, its value and the rule; nothing larger than the message is allocated.
+// Conversions of tensors, digests and generators between messages and domain types. Failures are
+// INVALID_ARGUMENT naming the field below `field`, its value and the rule; nothing larger than the
+// message is allocated.
 #pragma once
 
 #include <string>
@@ -32,7 +33,8 @@ absl::StatusOr<GeneratorSpec> GeneratorFromProto(const v1::GeneratorSpec& proto,
 absl::StatusOr<TensorReference> TensorReferenceFromProto(const v1::TensorSource& proto,
                                                          const std::string& field,
                                                          int64_t tensor_bytes_max);
-/// Adds what `proto` names under `slot`, which is also its field; nothing for an unset source.
+/// Adds a reference to what `proto` names under `slot`, which is also its field; adds nothing for
+/// an unset source.
 absl::Status AddReference(const std::string& slot, const v1::TensorSource& proto,
                           int64_t tensor_bytes_max, SlotReferences& references);
 absl::Status RequireTensor(const TensorReference& reference);

@@ -9,7 +9,8 @@
 
 namespace quantgate {
 
-/// The text, or its beginning of at most `bytes_max` bytes, whole UTF-8 sequences, with "...".
+/// `text` if it has at most `bytes_max` bytes; otherwise its beginning of at most so many bytes,
+/// which ends between UTF-8 sequences, with "..." behind it.
 std::string CutText(const std::string& text, size_t bytes_max);
 
 v1::ErrorDetail ErrorDetailToProto(const error::Detail& detail);

@@ -15,7 +15,8 @@
 namespace quantgate {
 namespace {
 
-/// What the plan names that is a field of RunSpec itself; all else is one of its step.
+/// Puts "spec" before a field that the plan names where it is a field of RunSpec itself, and
+/// "spec.step" before any other.
 absl::Status AtSpecField(const absl::Status& status) {
   static constexpr const char* kSpecFields[] = {"variants", "reference", "requirement",
                                                 "subjects", "seed",      "error_budget"};

@@ -42,7 +42,7 @@ absl::StatusOr<QuantizerSpec> SpecFromProto(const v1::QuantizedDirection& proto,
   }
   if (proto.block_dim() != 0) spec.block_dim = proto.block_dim();
   if (proto.e4m3_max() != 0) spec.e4m3_max = proto.e4m3_max();
-  // The bound of 4over6 is told, not the rule itself, which dequantization does not need.
+  // A description has the bound of 4over6, not its rule, which dequantization does not need.
   if (spec.e4m3_max == 256) spec.four_over_six = FourOverSix::kMae;
   if (absl::Status status = CheckQuantizer(spec); !status.ok()) {
     return Refuse(field, proto.format(), std::string(status.message()));

@@ -1,5 +1,5 @@
-// Codes and scales under their names in messages and files (docs/file-formats.md section 2), and
-// what they are: wire <-> domain.
+// The names of codes and scales in messages and files (docs/file-formats.md section 2), and
+// conversions of their descriptions between messages and domain types.
 #pragma once
 
 #include <array>
@@ -34,7 +34,7 @@ v1::QuantizedDescription QuantizedDescriptionToProto(const QuantizedTensor& quan
 /// "logical", "padded", "swizzled"; empty is logical.
 absl::StatusOr<ScaleLayout> ScaleLayoutFromName(const std::string& name, const std::string& field);
 
-/// The description of the direction that is read; the other one is ignored.
+/// Converts the description of the direction that is read; the other one is ignored.
 absl::StatusOr<QuantizedDescription> QuantizedDescriptionFromProto(
     const v1::QuantizedDescription& proto, Usage usage);
 

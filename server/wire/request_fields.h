@@ -24,7 +24,7 @@ absl::Status CheckToken(const std::string& token, const std::string& field);
 absl::Status CheckName(const std::string& name, const std::string& field);
 
 /// The value that `parse` gives for `text`, or `fallback` where `text` is empty. The rule of a
-/// refusal lists the names that the parser knows.
+/// refusal is that of the parser, which lists the names that it knows.
 template <typename Value>
 absl::StatusOr<Value> ParsedName(absl::StatusOr<Value> (*parse)(std::string_view),
                                  const std::string& text, const std::string& field,

@@ -18,9 +18,9 @@ struct TensorReference {
   std::string field;  ///< Where the request names it: "spec.linear.x".
   std::optional<TensorType>
       type;                 ///< Absent only for a stored tensor that the tensor store must know.
-  std::string bytes;        ///< kInline.
-  Digest digest;            ///< kInline and kStored.
-  GeneratorSpec generator;  ///< kGenerated.
+  std::string bytes;        ///< For kInline.
+  Digest digest;            ///< For kInline and kStored.
+  GeneratorSpec generator;  ///< For kGenerated.
 
   bool has_value() const { return kind != Kind::kAbsent; }
 };
@@ -31,7 +31,7 @@ using SlotReferences = std::map<std::string, TensorReference>;
 /// A tensor of this type without memory, for checks of dtypes and shapes only; no value for an
 /// absent reference.
 Tensor OutlineOf(const TensorReference& reference);
-/// No value for a slot that the request leaves out.
+/// The outline of the tensor in `slot`; no value for a slot that the request leaves out.
 Tensor OutlineOf(const SlotReferences& references, const std::string& slot);
 
 /// "gen:normal,seed=1,shape=256x512,dtype=bf16": what the command line takes.
