@@ -45,7 +45,7 @@ bool HaveOneRankEach(const AmaxGroup& group) {
                      [](const std::vector<int>& list) { return list.size() == 1; });
 }
 
-/// Empty where those ranks have the group.
+/// Why the ranks do not have the group; empty if they have it.
 std::string WhyNotOf(const AmaxGroup& group, const ParallelSpec& parallel, QuantizedLayers layers) {
   if (group.kind == Kind::kTensor && parallel.tensor_parallel == 1) {
     return "this group needs tensor_parallel > 1";
@@ -77,7 +77,7 @@ std::string WhyNotUnder(const Recipe& recipe, TensorRole role) {
                       " tensor, as per-tensor FP8 and nvfp4 have");
 }
 
-/// As stages call it.
+/// The operand of a role as stages call it.
 const char* WordOf(TensorRole role) {
   if (role == TensorRole::kInput) return "x";
   return role == TensorRole::kWeight ? "weight" : "grad_output";

@@ -84,7 +84,7 @@ absl::Status Reduce(StepRecorder& recorder, ProcessGroup& group,
                     const std::vector<Tensor*>& cached) {
   Engine& engine = recorder.engine();
   std::vector<Tensor> amaxes;
-  Tensor none;  // Of states that this rank has not.
+  Tensor none;  // Stands for states that this rank lacks.
   for (const DelayedScalingState* state : states) {
     if (state == nullptr) {
       if (!none.has_value()) {

@@ -12,7 +12,7 @@
 namespace quantgate {
 
 struct ReducedLayer {
-  const LayerSpec* spec;     ///< Of the whole layer.
+  const LayerSpec* spec;     ///< The spec of the whole layer.
   LayerState* state;         ///< Has only the experts of this rank.
   int64_t first_expert = 0;  ///< The whole layer's number of the expert that `state` calls 0.
 };

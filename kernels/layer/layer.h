@@ -10,11 +10,10 @@
 //   chain             the operations of LayerSpec::operations
 //
 // Names of parameters: "weight", "bias", "gamma", "beta"; in layernorm_mlp "fc1.weight",
-// "fc2.bias",
-// ...; in grouped_linear "weight.0", "bias.0", ...; in a chain OPERATION.weight, .... A gradient
-// has the name of its parameter with dw, db, dgamma or dbeta as its word ("fc1.dw", "dw.0"), or
-// main_grad if the weight has a main gradient ("fc1.main_grad"). Delayed scaling's states have the
-// words "input", "weight", "grad_output" ("fc1.input", "weight.0").
+// "fc2.bias", ...; in grouped_linear "weight.0", "bias.0", ...; in a chain OPERATION.weight, .... A
+// gradient has the name of its parameter with dw, db, dgamma or dbeta as its word ("fc1.dw",
+// "dw.0"), or main_grad if the weight has a main gradient ("fc1.main_grad"). Delayed scaling's
+// states have the words "input", "weight", "grad_output" ("fc1.input", "weight.0").
 #pragma once
 
 #include <cstdint>
@@ -101,7 +100,7 @@ struct LayerRequest {
   /// returned as "main_grad" ("fc1.main_grad") in place of "dw" ("fc1.dw").
   std::map<std::string, Tensor> main_grads;
   RequiresGrad requires_grad;
-  uint64_t seed = 0;  ///< Of stochastic rounding; each quantization has its own call id.
+  uint64_t seed = 0;  ///< For stochastic rounding; each quantization has its own call id.
   /// Delayed scaling's states from earlier steps; absent ones are fresh. Other recipes ignore them.
   /// In host memory, where their values are checked, or an earlier result of the same engine.
   std::map<std::string, DelayedScalingState> delayed;

@@ -32,7 +32,7 @@ inline constexpr char kFaultExpertAmaxOverRanks[] = "expert-amax-over-ranks";
 /// What one rank of a divided grouped_linear gives is taken for the sum over the ranks.
 inline constexpr char kFaultExpertPartialLeft[] = "expert-partial-left";
 
-// Of experts on several ranks.
+// The faults below are of experts on several ranks.
 
 /// An expert's rows lie in the order of source ranks from the last to the first.
 inline constexpr char kFaultSourcesReversed[] = "dispatch-sources-reversed";
@@ -42,7 +42,7 @@ inline constexpr char kFaultExpertCallsAlone[] = "expert-calls-forgotten";
 /// Every rank puts its experts' amaxes first in the vector of all experts' amaxes.
 inline constexpr char kFaultExpertAmaxPlace[] = "expert-amaxes-misplaced";
 
-// Of sessions whose experts are divided over ranks.
+// The faults below are of sessions whose experts are divided over ranks.
 
 /// Rows that come out of a session stay in the order of its ranks.
 inline constexpr char kFaultRankOrderLeft[] = "tokens-left-in-rank-order";

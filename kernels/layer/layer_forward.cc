@@ -110,7 +110,7 @@ absl::Status CheckEnds(const ParallelStep& parallel) {
                 absl::StrCat("it must be of parallel.tp, group \"", parallel.tp->name(), "\""));
 }
 
-/// For the seeded bugs of modules that remember more than they should.
+/// Keeps in the state what modules with seeded bugs remember from this step.
 void RememberStep(const SeededFaults& faults, const StepOptions& options, LayerState& state) {
   const bool is_seeded = faults.Has(kFaultBackwardUsesLastGroup) ||
                          faults.Has(kFaultScaleOfQuantizer) || faults.Has(kFaultColumnBytesStale) ||

@@ -111,7 +111,7 @@ class ProgramBuilder {
   const Has& has_;
   int next_unit_;
   LayerProgram program_;
-  std::map<std::string, int> values_of_;  ///< Of a chain: of each operation, by name.
+  std::map<std::string, int> values_of_;  ///< By operation of a chain: its value's number.
 };
 
 /// Whether a bias joins the GEMM before it, whose own output nothing else reads.

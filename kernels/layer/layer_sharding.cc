@@ -13,7 +13,7 @@
 namespace quantgate {
 namespace {
 
-constexpr int kLastDim = -2;  ///< ShardRule::dim of tensors of any rank, until they are there.
+constexpr int kLastDim = -2;  ///< ShardRule::dim for the last dim, before the rank is known.
 
 /// The only program, or the first expert's, since all experts' programs are alike.
 LayerProgram ProgramOf(const LayerSpec& spec) {

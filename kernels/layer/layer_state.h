@@ -78,7 +78,7 @@ struct StepOptions {
   Microbatch microbatch = Microbatch::kUnset;
   /// Under delayed scaling: compute in high precision and only note the amaxes.
   bool calibrate = false;
-  uint64_t seed = 0;  ///< Of stochastic rounding; each quantization has its own call id.
+  uint64_t seed = 0;  ///< For stochastic rounding; each quantization has its own call id.
   /// QuantizeArguments::call_id of this step's first quantization. Forward uses the first
   /// CallIdsOf(spec), backward the same range, each tensor its own.
   uint32_t first_call_id = 0;

@@ -62,7 +62,7 @@ class TensorsCheck {
   const LayerRequest& request_;
   const std::string kind_;
   std::vector<int64_t> rows_;  ///< SequenceRows of the one program.
-  Shape y_;                    ///< Of the last program.
+  Shape y_;                    ///< The last program's y.
 };
 
 absl::Status TensorsCheck::CheckPresence() const {

@@ -32,7 +32,7 @@ enum class Promotion : uint8_t {
 
 /// How one output accumulates. Every value of every field is meaningful; hardware has few of them.
 struct FusedRule {
-  int step = 16;  ///< Products of one fused step: L, or L groups.
+  int step = 16;  ///< Products of one fused step, which has L = step / group terms.
   int group = 1;  ///< Products summed exactly to one term before alignment; E2M1 elements only.
   int align_bits = 25;           ///< F, at most 40.
   int out_mantissa = 23;         ///< Fraction bits of the fp32 result of a step; at most 23.

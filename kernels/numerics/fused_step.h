@@ -11,8 +11,10 @@
 
 namespace quantgate {
 
-/// F and outman of the instruction: products keep F fraction bits below the largest exponent of the
-/// step, the fp32 result keeps `out_mantissa` fraction bits.
+/// F and outman of Hopper's 16-bit and tf32 instructions: products keep F fraction bits below the
+/// largest exponent of the step, the fp32 result keeps `out_mantissa` fraction bits. Only
+/// hadamard.h and tests read this struct; GEMMs take the parameters of every instruction from
+/// kernels/gemm/arithmetic_table.cc.
 struct Wgmma16Bit {  // bf16, fp16 and tf32 on Hopper.
   static constexpr int kAlignBits = 25, kOutMantissa = 23;
 };

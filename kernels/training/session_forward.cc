@@ -93,7 +93,7 @@ class Forwarding {
   const std::optional<CheckedForward>& checked() const { return checked_; }
 
  private:
-  /// y's shape.
+  /// Checks the tensors and returns the shape of y.
   absl::StatusOr<Shape> CheckTensors();
   absl::StatusOr<uint32_t> TakeCallIds();
   absl::Status UpdateScales(std::vector<LayerState>& layers);

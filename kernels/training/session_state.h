@@ -135,8 +135,8 @@ struct CheckedForward {
 /// One rank of a session on several ranks, with its ends of the groups. The groups are made anew
 /// after a step that failed.
 struct SessionRank {
-  int index = 0;                             ///< Among all ranks.
-  std::shared_ptr<const ParallelStep> step;  ///< Of later forwards; null: layers are not divided.
+  int index = 0;                             ///< The number of this rank among all ranks.
+  std::shared_ptr<const ParallelStep> step;  ///< The step of later forwards; null if undivided.
   ProcessGroup* all = nullptr;  ///< All ranks; delayed scaling reduces amaxes over them.
   /// The ranks with the same part of layers whose experts are not divided; null if it is alone.
   ProcessGroup* copies = nullptr;
@@ -170,7 +170,7 @@ class OneRankSession::State {
   int64_t bytes_max = std::numeric_limits<int64_t>::max();
   SessionState now;
   std::optional<CheckedForward> checked_forward;  ///< The last one.
-  const std::shared_ptr<const SessionRank> rank;  ///< Null: there are no others.
+  const std::shared_ptr<const SessionRank> rank;  ///< Null in a session on one rank.
 };
 
 using TensorVisitor = absl::FunctionRef<void(const std::string& name, Tensor& tensor)>;

@@ -180,7 +180,7 @@ class Session {
   /// Makes later steps fail with RESOURCE_EXHAUSTED, and do nothing, if the session would then hold
   /// more than before the step and more than `bytes_max`.
   virtual void LimitBytes(int64_t bytes_max) = 0;
-  virtual std::vector<std::string> microbatches() const = 0;  ///< The names of those in flight.
+  virtual std::vector<std::string> microbatches() const = 0;  ///< Microbatches in flight, by name.
   /// Every tensor of the state with its fingerprint; on several ranks "rank0.fc1.weight", ....
   virtual absl::StatusOr<std::vector<StateTensor>> Describe(const Cancellation* cancellation) = 0;
   /// The tensor of this name in the state; a quantized weight is dequantized. On several ranks

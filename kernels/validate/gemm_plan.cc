@@ -24,7 +24,7 @@ struct GemmSide {
     const Shape& shape = data.shape();
     const size_t index = of_k == k_contiguous ? 1 : 0;
     if (index >= shape.size()) return 0;
-    // Two codes a byte, of FP4 and of what may turn out to be FP4.
+    // A byte holds two codes of FP4; U8 may turn out to be FP4.
     const bool is_packed = data.dtype() == DType::kF4E2M1x2 || data.dtype() == DType::kU8;
     return shape[index] * (is_packed && index == 1 ? 2 : 1);
   }
@@ -34,9 +34,9 @@ struct GemmSide {
     const int64_t blocks = (DimOf(true) + 127) / 128;
     return scale_inv.shape() == (k_contiguous ? Shape{rows, blocks} : Shape{blocks, rows});
   }
-  /// [], [1], [1][1], as `amax / max` of arrays leaves it.
+  /// Whether scale_inv is [], [1] or [1][1], as `amax / max` of arrays leaves it.
   bool IsOneNumber() const { return scale_inv.rank() <= 2 && scale_inv.element_count() == 1; }
-  /// [rows][1], or [1][rows] beside data that has its rows there.
+  /// Whether scale_inv is [rows][1], or [1][rows] beside data that has its rows in that dim.
   bool IsLine() const {
     const int64_t rows = DimOf(false);
     return scale_inv.shape() == (k_contiguous ? Shape{rows, 1} : Shape{1, rows});

@@ -21,7 +21,7 @@ struct QuantizeRequest {
   Recipe recipe;
   TensorRole role = TensorRole::kInput;
   Usages usages;
-  uint64_t seed = 0;  ///< Of stochastic rounding.
+  uint64_t seed = 0;  ///< The seed of stochastic rounding.
   ScaleLayout scale_layout = ScaleLayout::kLogical;
 };
 

@@ -1,5 +1,5 @@
-// The table of arithmetics: the rule that each arithmetic follows for each class of operands, and
-// the evidence for it (docs/tensor-cores.md section 2).
+// The rule that each arithmetic follows for each class of operands, and the evidence for it
+// (docs/tensor-cores.md section 2). The table itself is in kernels/gemm/arithmetic_table.cc.
 #pragma once
 
 #include <string_view>

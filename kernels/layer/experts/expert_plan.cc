@@ -108,7 +108,7 @@ void ExpertPlan::PlanSending(const ExpertOptions& options, const ExpertRouting& 
 void ExpertPlan::PlanReceiving(const std::vector<std::vector<int64_t>>& counts,
                                const ExpertOptions& options, const SeededFaults& faults) {
   const size_t members = counts.size(), experts = counts[0].size();
-  std::vector<std::vector<int64_t>> begins(members);  // Of what arrived.
+  std::vector<std::vector<int64_t>> begins(members);  // [member][expert] in what arrived.
   int64_t arrived = 0;
   for (size_t member = 0; member < members; ++member) {
     received_from_.push_back(arrived);

@@ -53,7 +53,7 @@ struct ExpertGroups {
   ProcessGroup* experts;           ///< The ranks of its copy; it may be alone.
   ProcessGroup* copies = nullptr;  ///< The ranks with the same experts; null if there is one copy.
   ReductionProfile profile = {};   ///< How gradients are summed over the copies.
-  std::shared_ptr<const ParallelStep> step = nullptr;  ///< Has the amax groups; null: none.
+  std::shared_ptr<const ParallelStep> step = nullptr;  ///< Names the amax groups; null if none.
 };
 
 struct ExpertStep {
@@ -62,8 +62,8 @@ struct ExpertStep {
   /// are sums over the copies.
   LayerResult result;
   // Row numbers in the whole x, as a matrix.
-  std::vector<int64_t> tokens = {};             ///< Of this rank's tokens.
-  std::vector<int64_t> rows = {};               ///< Of this rank's experts.
+  std::vector<int64_t> tokens = {};             ///< The rows of this rank's tokens.
+  std::vector<int64_t> rows = {};               ///< The rows of this rank's experts.
   std::vector<NamedTensor> own_gradients = {};  ///< This copy's summands, if there are several.
 };
 /// Runs this rank's part of `whole`, which CheckLayer accepts; its tensors are in the engine's

@@ -11,12 +11,13 @@
 namespace quantgate {
 namespace {
 
-/// A saved operand in the form that the high-precision GEMMs of backward overrides read.
+/// A saved operand as GEMMs read it under a backward override: in high precision, dequantized if
+/// only its codes were saved, as a matrix of the activation dtype.
 absl::StatusOr<NamedOperand> OverrideOperand(StepRecorder& recorder, const LinearUnit& unit,
                                              const std::string& name, const char* base,
                                              const KeptOperand& kept) {
   const LinearDataflow& flow = unit.flow;
-  // Only codes: the override is `dequantized`, or the operand was given as codes.
+  // There are only codes under `dequantized`, or if the operand was given as codes.
   if (!kept.original.has_value()) {
     QG_ASSIGN_OR_RETURN(
         Tensor dequantized,
@@ -27,7 +28,8 @@ absl::StatusOr<NamedOperand> OverrideOperand(StepRecorder& recorder, const Linea
         dequantized.Reinterpret(dequantized.dtype(), {dequantized.rows(), dequantized.columns()}));
     return NamedOperand{PlainOperand(matrix), {name, OperandOrigin::Content::kDequantized}};
   }
-  // Under `dequantized`, an operand saved without codes has the activation dtype already: no cast.
+  // The original was saved: under `high_precision` as it was given, which may need a cast, or under
+  // `dequantized` for an operand without codes, which has the activation dtype already.
   QG_ASSIGN_OR_RETURN(
       Tensor cast, recorder.Cast(unit.names.Stage(absl::StrCat("cast saved ", base)), kept.original,
                                  flow.activation_dtype));
@@ -146,8 +148,8 @@ class BackwardPass {
   const StepOptions& options_;
   LayerState& state_;
   const LinearGradient& gradient_;
-  KeptOperand grad_output_;       ///< Where dgrad gathers it itself, this rank's rows until then.
-  std::optional<KeptOperand> x_;  ///< Of all ranks, where it was gathered beside dgrad.
+  KeptOperand grad_output_;       ///< This rank's rows until dgrad or a call before it gathers.
+  std::optional<KeptOperand> x_;  ///< x of all ranks, if it was gathered beside dgrad.
 };
 
 absl::Status BackwardPass::PrepareGradOutput() {
@@ -271,7 +273,7 @@ absl::StatusOr<Tensor> BackwardPass::DgradBesideX(GemmRecord record) {
   return std::move(gathered.d);
 }
 
-/// Of a unit that is not divided, too.
+/// dx of a row-parallel unit, or of one that is not divided.
 absl::StatusOr<Tensor> BackwardPass::RowDgrad(GemmRecord record) {
   if (overlap().dgrad == OverlapMethod::kNone) {
     return recorder_.Gemm(names_.Stage(kStageDgrad), std::move(record));

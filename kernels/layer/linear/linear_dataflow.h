@@ -1,5 +1,8 @@
 // What one linear unit does in a step, decided before anything is computed: the table of
-// docs/quantizers.md section 9 as data. Forward and backward read it and decide nothing themselves.
+// docs/quantizers.md section 9 as data. The dataflow decides which GEMMs read codes, in which
+// directions operands are quantized, what backward reads under an override, which gradients are
+// computed and the dtype of the bias. It does not decide the layouts of GEMMs (linear_operands.h)
+// and what ranks exchange (LinearParallel).
 #pragma once
 
 #include <string>

@@ -32,7 +32,7 @@ class ForwardPass {
   absl::StatusOr<Tensor> Fprop();
   absl::StatusOr<Tensor> ColumnFprop(GemmRecord record);
   absl::StatusOr<Tensor> RowFprop(GemmRecord record);
-  /// What backward gets, not yet marked.
+  /// What backward gets; the operands have no marks yet.
   LinearSaved OperandsToKeep() const;
   absl::StatusOr<LinearSaved> Save();
   std::string WeightContent(const KeptOperand& weight) const;
@@ -47,7 +47,7 @@ class ForwardPass {
 
   // The operands as fprop reads them; this rank's rows of x if fprop gathers x itself.
   KeptOperand x_;
-  KeptOperand x_shard_;  ///< Where x_ is gathered.
+  KeptOperand x_shard_;  ///< This rank's rows of x, if x_ is gathered.
   KeptOperand weight_;
 };
 
@@ -127,7 +127,7 @@ absl::StatusOr<Tensor> ForwardPass::Fprop() {
   return LinearCollectives(recorder_, unit_, *options_, state_).AddBias(y, input_.bias);
 }
 
-/// Of a unit that is not divided, too.
+/// y of a column-parallel unit, or of one that is not divided.
 absl::StatusOr<Tensor> ForwardPass::ColumnFprop(GemmRecord record) {
   if (unit_.parallel.overlap.fprop == OverlapMethod::kNone) {
     return recorder_.Gemm(names_.Stage(kStageFprop), std::move(record));

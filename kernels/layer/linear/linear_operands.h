@@ -1,5 +1,5 @@
 // Operands of a linear unit's GEMMs and their names in records, shared by the unit's forward,
-// backward and checks.
+// backward and checks. linear_unit.cc defines the functions.
 #pragma once
 
 #include <string>

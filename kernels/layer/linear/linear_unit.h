@@ -39,7 +39,7 @@ struct LinearNames {
 /// A unit in one step.
 struct LinearUnit {
   LinearNames names;
-  int index = 0;  ///< Among the units of its layer.
+  int index = 0;  ///< The number of the unit in its layer.
   uint32_t first_call_id = 0;
   int64_t m = 0, n = 0, k = 0;  ///< The GEMM's dims; m counts the rows of all ranks.
   LinearFacts facts;

@@ -1,9 +1,8 @@
 // Checkpoints of sessions: one safetensors file with every tensor of the state under its name, and
 // the rest of the state in the file's metadata. The parts of several ranks are joined, so that a
 // file does not depend on which ranks wrote it. Parts that cannot be joined are stored as
-// "rank0.NAME",
-// ..., and the metadata "ranks" describes the ranks; only the same ranks can continue from such a
-// file (docs/ranks.md section 9). Private to kernels/training.
+// "rank0.NAME", ..., and the metadata "ranks" describes the ranks; only the same ranks can continue
+// from such a file (docs/ranks.md section 9). Private to kernels/training.
 #pragma once
 
 #include <memory>

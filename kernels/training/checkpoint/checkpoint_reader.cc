@@ -66,7 +66,7 @@ class CheckpointReader {
   const SessionRank* const rank_;
   const Cancellation* const cancellation_;
   const std::unique_ptr<Engine> host_ = MakeCpuEngine({.threads = 1});
-  std::optional<Recipe> recipe_;  ///< The checkpoint's own.
+  std::optional<Recipe> recipe_;  ///< The recipe of the checkpoint.
 };
 
 absl::StatusOr<Json> CheckpointReader::Metadata(const char* key) const {
@@ -315,7 +315,7 @@ absl::Status CheckpointReader::Fill(const std::set<std::string>& all, SessionSta
   QG_RETURN_IF_ERROR(status);
   const std::set<std::string> own = HeldNames(spec_, state);
   for (const auto& [name, tensor] : tensors) {
-    // It is another rank's own.
+    // The tensor is another rank's own.
     if (has_ranks && absl::StartsWith(name, "rank") && !absl::StartsWith(name, prefix)) continue;
     if (all.count(name) != 0 && own.count(name) == 0) continue;
     return Malformed(absl::StrCat("tensor ", name, "; this state has none of that name"));

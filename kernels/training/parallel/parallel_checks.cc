@@ -228,7 +228,7 @@ QuantizedLayers QuantizedLayersOf(const SessionSpec& spec) {
 /// the largest of the parts' amaxes is the same in all these lists. Always true of groups of other
 /// kinds.
 bool HaveSameParts(const AmaxGroup& group, int tensor_parallel) {
-  std::map<int, std::set<int>> others;  // By part: those beside it, itself among them.
+  std::map<int, std::set<int>> others;  // By part: the parts in lists with it, itself included.
   for (const std::vector<int>& list : group.ranks) {
     std::set<int> parts;
     for (const int rank : list) parts.insert(rank % tensor_parallel);

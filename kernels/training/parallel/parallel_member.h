@@ -15,7 +15,7 @@ struct ParallelSession::Member {
   Engine* engine = nullptr;
   std::string device;
   std::shared_ptr<SessionRank> rank = std::make_shared<SessionRank>();
-  /// First that of later forwards, then those that forwards in flight still follow.
+  /// The step of later forwards, then the steps that forwards in flight still follow.
   std::vector<std::shared_ptr<ParallelStep>> steps;
   std::unique_ptr<RankOverlap> overlap;
   std::unique_ptr<OneRankSession> session;

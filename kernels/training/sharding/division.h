@@ -97,7 +97,7 @@ class Division {
   /// The whole weight; a quantized one in `usages` at least.
   absl::StatusOr<Parameter> GatherParameter(size_t layer, const DividedParameter& divided,
                                             const Parameter& rows, Usages usages) const;
-  /// `name`: in errors.
+  /// `name` is the name in errors.
   absl::StatusOr<MasterFragment> FragmentOf(const std::string& name,
                                             const DividedParameter& divided, const Tensor& own,
                                             const QuantizedTensor& weight,

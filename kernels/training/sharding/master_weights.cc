@@ -98,7 +98,7 @@ Bucket BucketOf(const QuantizerSpec& rule) {
 /// The cast of one direction of one weight.
 struct Cast {
   const MasterFragment* weight = nullptr;
-  size_t index = 0;  ///< The weight's.
+  size_t index = 0;  ///< The index of the weight.
   Usage usage = Usage::kRowwise;
   /// The layout of the codes as they are cast; formats that store them transposed are transposed
   /// later.

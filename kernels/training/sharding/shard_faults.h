@@ -19,7 +19,7 @@ inline constexpr char kFaultOddFragments[] = "fragment-odd-offset-in-fp4";
 /// The amaxes of fragments are taken from masters before their rounding to bf16.
 inline constexpr char kFaultAmaxBeforeRounding[] = "amax-of-unrounded-master";
 
-// Of sessions whose copies have rows of each weight.
+// The faults below are of sessions whose copies divide weights, or masters and moments.
 
 /// Every forward takes the weight that the first forward gathered.
 inline constexpr char kFaultGatheredOnce[] = "gathered-weight-not-refreshed";

@@ -84,10 +84,10 @@ class ShardedWeight {
   void SeedGatherFaults(const GatherContext& context, QuantizedTensor& whole);
 
   ShardedWeightSpec spec_;
-  std::optional<DType> dtype_;  ///< The weight's, also if an update has another dtype.
+  std::optional<DType> dtype_;  ///< The dtype of the weight, also if an update has another.
   QuantizedTensor shard_;
-  Tensor rows_;                  ///< WeightStorage::kHighPrecision.
-  QuantizeArguments arguments_;  ///< Of the last update, without row offsets.
+  Tensor rows_;                  ///< This rank's rows, under WeightStorage::kHighPrecision.
+  QuantizeArguments arguments_;  ///< Those of the last update, without row offsets.
   Tensor delayed_amax_;
   std::optional<QuantizedTensor> gathered_;
   std::optional<QuantizedTensor> first_;  ///< Only what seeded faults read.

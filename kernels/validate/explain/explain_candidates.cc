@@ -52,7 +52,7 @@ std::vector<std::string> NamesOf(const std::vector<ScaledBy>& by, NameOf name_of
   return names;
 }
 
-/// The first rule with its formula, the others without.
+/// Joins the names of the scale rules, the first with its formula, the others without.
 std::string ScaleRuleText(const std::vector<ScaledBy>& by) {
   std::vector<std::string> names =
       NamesOf(by, [](const ScaledBy& one) { return one.scaled->rule; });
@@ -111,7 +111,7 @@ bool AreOneWay(const ScaledGroup& one, const ScaledGroup& other) {
   if (one.stored != other.stored || one.format != other.format || one.overflow != other.overflow) {
     return false;
   }
-  // Of the shape of the scales only the lengths of blocks that cover a whole dim can differ.
+  // Their scale shapes can differ only in the lengths of blocks that cover a whole dim.
   const ScaledBlocks &a = one.scaled(), &b = other.scaled();
   const StoredCodes& stored = *one.stored;
   if (std::min(a.blocks.rows, stored.rows) != std::min(b.blocks.rows, stored.rows) ||
@@ -127,8 +127,8 @@ bool AreOneWay(const ScaledGroup& one, const ScaledGroup& other) {
                     });
 }
 
-/// The numbers of distinct amaxes whose scales the rule computes and of those at a bound, for that
-/// of the equivalent rules which has the fewest of the former.
+/// Counts the distinct amaxes whose scales the rule computes, and those whose scale is at a bound
+/// of the rule. Of several equivalent rules the one with the fewest of the first kind counts.
 std::pair<int64_t, int64_t> DistinctAmaxes(const std::vector<ScaledBy>& by) {
   std::optional<std::pair<int64_t, int64_t>> fewest;
   for (const ScaledBy& one : by) {

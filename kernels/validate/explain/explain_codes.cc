@@ -49,7 +49,7 @@ std::vector<CodeBlocks> BlocksThatFit(const StoredCodes& stored) {
         ceil_of(stored.columns, columns) != stored.scale_columns) {
       return;
     }
-    // Blocks longer than a dim are one.
+    // Two lengths that are both longer than a dim give the same block.
     const auto shape = [&](const CodeBlocks& blocks) {
       return std::array{
           std::min(blocks.rows, stored.rows), std::min(blocks.columns, stored.columns),
@@ -135,7 +135,7 @@ class CodesExplainer {
   const ExecutionContext& context_;
   std::vector<float> source_;  // [M][K]
   Tensor padded_source_;       // The same for 4over6: PaddedToBlocks.
-  int64_t described_ = 0;      // Ways to scale before any were found to be one.
+  int64_t described_ = 0;      // Ways to scale, before those that are alike are joined.
   std::vector<ScaledGroup> groups_;
 };
 
@@ -154,7 +154,7 @@ absl::StatusOr<std::vector<Tensor>> CodesExplainer::LogicalScales(bool transpose
     QG_ASSIGN_OR_RETURN(const Tensor scales,
                         Tensor::FromBytes(dtype, given.shape(), given.bytes()));
     for (const int block_dim : {1, 2}) {
-      // The scales of a micro format's tiles stand as those of its lines.
+      // A micro format stores the scales of tiles as it stores those of lines.
       if (block_dim == 2 && traits.is_micro) continue;
       for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
         const bool is_transposed = usage == Usage::kColumnwise && traits.turns_columnwise;
@@ -363,7 +363,7 @@ absl::Status CodesExplainer::AddNvfp4(const CodeFormat& format,
       if (row_scaled) {
         AddGroups(format, stored, Scale(*stored, blocks, TwoLevelRule(), format.dtype, true));
       }
-      if (row_scaled && stored->transposed) continue;  // No quantizer has both there.
+      if (row_scaled && stored->transposed) continue;  // Row-scaled 4over6 is never transposed.
       for (const FourOverSixKnobs& knobs : kAllFourOverSixKnobs) {
         QG_ASSIGN_OR_RETURN(ScaledBlocks scaled,
                             ScaleByFourOverSix(*stored, blocks, knobs, row_scaled));

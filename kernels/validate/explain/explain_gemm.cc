@@ -36,8 +36,8 @@ constexpr int64_t kPromotions[] = {32, 64, 128, 256, 512, 1024};
 constexpr int kAlignBits[] = {10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
                               22, 23, 24, 25, 26, 27, 28, 30, 32, 35, 40};
 
-/// Those of tensor cores: Hopper's and later ones in the order of the table, then earlier ones, the
-/// latest first.
+/// The families that model tensor cores: Hopper and later ones in the order of the table, then
+/// earlier ones, the latest first.
 std::vector<ArithmeticFamily> TensorCoreFamilies() {
   std::vector<ArithmeticFamily> families;
   size_t earlier = 0;
@@ -114,14 +114,14 @@ class GemmExplainer {
   absl::Status Prepare();
   void Add(const FusedRule& rule, const Arithmetic* name);
   void AddNamed();
-  /// Steps, alignments and results around `base`, of one chain.
+  /// Adds rules of one chain that differ from `base` in step, alignment or result.
   void AddChains(const FusedRule& base);
-  /// Promotion intervals and slices of K around `base`.
+  /// Adds rules that differ from `base` in promotion interval or slices of K.
   void AddPromotions(const FusedRule& base);
   /// Evaluates trials_[first ...) on the sample.
   absl::Status EvaluateFrom(size_t first);
   void Evaluate(Trial& trial) const;
-  /// Every `stride`-th sample row and column.
+  /// Compares the outputs of every `stride`-th sample row and column.
   void CountSample(const FusedRule& rule, const Epilogue& epilogue, size_t stride,
                    GemmCandidate& candidate) const;
   void Count(float accumulator, const Epilogue& epilogue, int64_t row, int64_t column,

@@ -8,7 +8,7 @@
 namespace quantgate {
 namespace {
 
-/// Which tensors' codes a library stores in blocks of a shape.
+/// In which orientation of a tensor a library stores codes in blocks of some shape.
 enum class Orientation { kAsGiven, kTransposed, kEither };
 
 constexpr DType kE4M3[] = {DType::kF8E4M3};
@@ -18,7 +18,7 @@ constexpr DType kAllElements[] = {DType::kF8E4M3, DType::kF8E5M2, DType::kF6E2M3
                                   DType::kF4E2M1x2};
 constexpr DType kE2M1[] = {DType::kF4E2M1x2};
 
-constexpr int64_t kWhole = std::numeric_limits<int64_t>::max();  // Of a dim.
+constexpr int64_t kWhole = std::numeric_limits<int64_t>::max();  // A block as long as its dim.
 constexpr CodeBlocks kRowsOf128[] = {{1, 128, 1, 128}};
 constexpr CodeBlocks kColumnsOf128[] = {{128, 1, 128, 1}};
 constexpr CodeBlocks kTilesOf128[] = {{128, 128, 128, 128}};
@@ -48,7 +48,7 @@ struct LibraryQuantizer {
   bool transforms = false;  ///< Hadamard-transforms values of transposed codes that lie in rows.
 };
 
-// The sources that have them: docs/quantizers.md section 1.6.
+// The sources of these rows: docs/quantizers.md section 1.6.
 constexpr LibraryQuantizer kLibraryQuantizers[] = {
     {.name = "Transformer Engine, FP8 block scaling, fp32 scales",
      .scale_rule = "divide or maximum",
@@ -120,7 +120,7 @@ constexpr LibraryQuantizer kLibraryQuantizers[] = {
      .elements = kFp8,
      .blocks = kRowsOf32,
      .marks_non_finite = true},
-    // Where a block that is not finite tells torchao's codes from these.
+    // Only a block that is not finite tells the codes of torchao, the row above, from these.
     {.name = "Transformer Engine, cuBLAS, cuDNN",
      .scale_rule = "round_up",
      .elements = kFp8,
@@ -226,7 +226,7 @@ bool HasRule(const ScaledBlocks& scaled, std::string_view name) {
          (scaled.rule.size() == name.size() || scaled.rule[name.size()] == ':');
 }
 
-/// A block that is longer than a dim ends with it.
+/// Whether the codes have blocks of the library. A block that is longer than a dim ends with it.
 bool HasBlocks(const StoredCodes& stored, const CodeBlocks& given,
                const LibraryQuantizer& quantizer) {
   const auto is_along = [&](int64_t length, int64_t given_length, int64_t of_library) {

@@ -8,9 +8,10 @@ namespace {
 
 // Each test alone rejects with a chance of kSpreadLevel / 7 = 1.43e-4.
 constexpr double kTestLevel = kSpreadLevel / 7;
-/// The standard normal exceeds it, in magnitude, with that chance; with a sixteenth of it.
+/// A standard normal exceeds kNormalCritical in magnitude with the chance kTestLevel, and
+/// kRippleCritical with a sixteenth of it.
 constexpr double kNormalCritical = 3.80317, kRippleCritical = 4.44162;
-/// Chi-square of 1 to 64 degrees of freedom exceeds them with that chance.
+/// By degrees of freedom, 1 to 64: what chi-square exceeds with the chance kTestLevel.
 constexpr double kChiSquareCritical[] = {
     14.465,  17.708,  20.362,  22.738,  24.944,  27.032,  29.031,  30.960,  32.832,  34.657,
     36.442,  38.192,  39.912,  41.604,  43.272,  44.919,  46.545,  48.154,  49.746,  51.323,
@@ -19,13 +20,15 @@ constexpr double kChiSquareCritical[] = {
     82.171,  83.568,  84.960,  86.347,  87.730,  89.108,  90.483,  91.853,  93.220,  94.583,
     95.943,  97.299,  98.652,  100.001, 101.347, 102.690, 104.030, 105.367, 106.701, 108.033,
     109.361, 110.687, 112.011, 113.332};
-/// A sum of less is not near enough to normal: bins are joined until they have it.
+/// The least variance of a bin. A sum with less is not near enough to normal, so bins are joined
+/// until they have it.
 constexpr double kBinVarianceMin = 9;
 constexpr int kBins = 16, kFineBins = 64;
 /// Ripples have 2, 4, 8 ... 256 parts, from their ends and from their middles: 16 of them.
 constexpr int kRipplePartsMax = 256;
 
-/// From -1/2 to 1/2 along each of the parts of [0, 1), the first of which begins at `from`.
+/// The place of p within its part, from -1/2 to 1/2. [0, 1) has `parts` equal parts, of which the
+/// first begins at `from`, in units of a part.
 double PlaceInPart(double p, int parts, double from) {
   const double place = parts * p - from + 1;  // At least 0, so that a cast takes its floor.
   return place - static_cast<int>(place) - 0.5;
@@ -68,7 +71,7 @@ double StochasticSpread::ChiSquare(int bin_count, int& bins) const {
     ++bins;
     joined = {};
   }
-  return chi_square;  // What is left in the last bins stands in the other tests alone.
+  return chi_square;  // A bin that is not full at the end is left to the other tests.
 }
 
 SpreadResult StochasticSpread::Result() const {

@@ -24,7 +24,7 @@ struct SpreadResult {
   double slope = 0;       ///< Standard normal: sum of (u - p)(p - 1/2); nearest is far above 0.
   double nearness = 0;    ///< Standard normal: the same with the place from a tie, far below 0.
   double ripple = 0;      ///< The standard normal, farthest from 0, of finer places.
-  int ripple_parts = 0;   ///< How many equal parts of the distance that one has; 0: none was taken.
+  int ripple_parts = 0;   ///< The number of equal parts in that ripple; 0 if none was measured.
   double chi_square = 0;  ///< Over `bins` sums of values with about the same p.
   int bins = 0;
   double fine_chi_square = 0;  ///< Over up to four times as many bins.

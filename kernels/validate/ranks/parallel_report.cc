@@ -473,7 +473,7 @@ absl::StatusOr<std::vector<NamedTensor>> ParallelReporter::StateOfExperts() {
         all.push_back({name, std::move(host)});
         continue;
       }
-      // The first copy's rank has this expert's state, and so has another copy's.
+      // A rank of an earlier copy has the state of this expert too, which must be equal.
       const auto first = known->tensor.bytes(), mine = host.bytes();
       if (std::equal(mine.begin(), mine.end(), first.begin(), first.end())) continue;
       if (std::count(differing.begin(), differing.end(), name) == 0) differing.push_back(name);

@@ -16,7 +16,7 @@ constexpr double kUnitF32 = 0x1p-24;
 /// The error of the fp64 sums here, with room for the roundings of the bound itself.
 constexpr double kUnitF64 = 0x1p-52;
 
-/// Half an ulp of 1 is 2^this.
+/// The exponent e for which half an ulp of 1 is 2^e.
 int UnitExponentOf(DType dtype) {
   if (dtype == DType::kBF16) return -8;
   return dtype == DType::kF16 ? -11 : -24;
@@ -42,7 +42,7 @@ bool AddsInFp32(const ReductionProfile& profile) {
   return order.ok() && order->accumulation == SumAccumulation::kF32;
 }
 
-/// The elements of one place of a sum.
+/// One element of the sum of the parts and of the sum of their magnitudes, and its bias.
 struct Element {
   double sum = 0, magnitude = 0, bias = 0;
 };

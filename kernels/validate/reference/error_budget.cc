@@ -306,7 +306,7 @@ absl::StatusOr<ErrorBudget> Budgets::Measure(const GemmRecord& gemm) {
   QG_RETURN_IF_ERROR(AddVersions(b));
   const Tensor& original_a = a.versions.front().matrix;
   const Tensor& original_b = b.versions.front().matrix;
-  std::vector<Tensor> kept;  // What the differences point into.
+  std::vector<Tensor> kept;  // Keeps alive what the differences point into.
   const auto values = [&](const Tensor& tensor) {
     kept.push_back(tensor);
     return tensor.as<float>();

@@ -86,7 +86,7 @@ absl::Status ExactValues::File() {
 }
 
 absl::Status ExactValues::BeginVariant() {
-  // Before the first variant there is nothing to forget, and filing waits.
+  // Before the first variant there is nothing to forget, and File would wait for the engine.
   if (!std::exchange(has_variant_, true)) return absl::OkStatus();
   QG_RETURN_IF_ERROR(File());
   contents_.Forget();

@@ -23,7 +23,7 @@ int64_t Grain(int64_t length) {
   return std::max<int64_t>(1, kGrainElements / std::max<int64_t>(1, length));
 }
 
-/// A tensor of the request as floats in host memory; none: empty.
+/// A tensor of the request as floats in host memory; empty if the tensor is absent.
 class Floats {
  public:
   absl::Status Load(Engine& engine, const Tensor& tensor, const Cancellation* cancellation) {
@@ -35,7 +35,7 @@ class Floats {
   bool has_value() const { return !values_.empty(); }
   int64_t size() const { return static_cast<int64_t>(values_.size()); }
   RunningError operator[](int64_t i) const { return Given(values_[static_cast<size_t>(i)]); }
-  /// Row `row` of `columns` elements; of a tensor with fewer, from its start again.
+  /// Row `row` of `columns` elements. The rows of a tensor that has fewer repeat.
   std::span<const float> Row(int64_t row, int64_t columns) const {
     return std::span(values_).subspan(static_cast<size_t>(row * columns % size()),
                                       static_cast<size_t>(columns));
@@ -114,7 +114,7 @@ class Evaluation {
   const OperationCall& call_;
   const ExecutionContext& context_;
   Floats x_, gamma_, beta_, gradient_, addend_;
-  int64_t rows_ = 0, columns_ = 0;  // Of what is summed, or of the output.
+  int64_t rows_ = 0, columns_ = 0;  // Dims of what is summed, or of the output.
   std::vector<RowStatistics> statistics_;
 };
 
@@ -205,7 +205,7 @@ absl::Status Evaluation::EvaluateColumns(OperationReference& reference) {
     });
     QG_RETURN_IF_ERROR(context_.CheckCancelled());
   }
-  // A cache line of floats at a time.
+  // 16 columns at a time are a cache line of floats.
   ParallelFor(context_, columns_, 16,
               [&](int64_t begin, int64_t end) { ColumnSums(begin, end, reference); });
   return context_.CheckCancelled();

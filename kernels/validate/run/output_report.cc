@@ -294,7 +294,7 @@ absl::StatusOr<OutputReporter::Measurement> OutputReporter::StartMeasurement(
   started.note = exact.note;
   QG_ASSIGN_OR_RETURN(started.parity, engine_.StartCompareBits(value, truth_own, cancellation_));
   QG_ASSIGN_OR_RETURN(started.error, engine_.StartMeasureError(value, truth_f32, cancellation_));
-  // Otherwise the variant's operands are the originals.
+  // If these are the same tensor, the operands are the originals and `error` is both.
   if (original.data() != truth_f32.data()) {
     QG_ASSIGN_OR_RETURN(started.against_unquantized,
                         engine_.StartMeasureError(value, original, cancellation_));

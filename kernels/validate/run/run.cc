@@ -104,7 +104,7 @@ VariantReport::GemmLine GemmLineOf(const GemmRecord& gemm) {
 
 namespace {
 
-/// Without what StartedLayer::Finish adds.
+/// The report of a variant, without what StartedLayer::Finish adds.
 VariantReport DescribeVariant(const Variant& variant, LayerResult& result) {
   VariantReport report;
   report.label = variant.Label();
@@ -181,7 +181,7 @@ class PlanRun {
   bool IsLinear() const { return request_.step.layer.traits().is_one_linear(); }
   bool HasIntermediates() const { return ReportsIntermediates(request_.step); }
 
-  /// Counted only if an output or what was quantized has NaN or infinities.
+  /// The NaN and infinities of the inputs. Empty unless an output or a quantized tensor has some.
   absl::StatusOr<std::vector<NonFinite>> NonFiniteInputs() {
     std::vector<NonFinite> counted;
     if (!HasNonFinite(report_.variants)) return counted;
@@ -232,7 +232,7 @@ class PlanRun {
   }
 
   absl::Status RunVariant(int index) {
-    layer_ = {};  // Of the variant before.
+    layer_ = {};  // Frees the variant before.
     QG_RETURN_IF_ERROR(exact_.BeginVariant());
     return request_.variants[index].parallel.has_value() ? RunOnSeveralRanks(index)
                                                          : RunOnOneRank(index);
@@ -321,7 +321,7 @@ class PlanRun {
         return absl::OkStatus();
       }));
     }
-    // The engine has the reports to make meanwhile.
+    // While this waits, the engine works on the reports.
     QG_RETURN_IF_ERROR(layer_.Finish());
     report.saved = std::move(result.saved);
     report.quantizations = std::move(result.quantizations);

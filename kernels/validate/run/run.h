@@ -100,7 +100,7 @@ struct VariantReport {
     std::vector<QuantizationRecord> quantizations;
     std::vector<GemmLine> gemms;
     std::vector<StageTime> stages;
-    std::vector<StageTimeline> timelines;  ///< Of stages that overlap.
+    std::vector<StageTimeline> timelines;  ///< Timelines of stages that overlap.
   };
   /// By rank. Intermediates, saved operands, quantizations and GEMMs are then only here.
   std::vector<RankReport> ranks;
@@ -123,7 +123,7 @@ struct PairSummary {
 
 struct RunReport {
   std::vector<VariantReport> variants;
-  std::vector<PairSummary> pairs;  ///< Every subject > reference, per tensor.
+  std::vector<PairSummary> pairs;  ///< For each tensor and each two variants, subject > reference.
   Verdict verdict;
   /// A tensor that the run was given.
   struct Input {

@@ -230,7 +230,8 @@ Verdict JudgeBound(const std::vector<VariantReport>& variants) {
     verdict.finding = findings.Text("every GEMM ran under exact");
     return verdict;
   }
-  // Bounds differ by GEMM; the one that comes nearest to its own is the run's.
+  // Every output has a bound of its own. The threshold of the run is the bound of the output that
+  // comes nearest to it.
   verdict.threshold = BoundText(*worst);
   verdict.source = absl::StrCat(worst_output, ": ", worst->bound.derivation);
   verdict.finding = findings.Text(

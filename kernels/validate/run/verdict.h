@@ -17,7 +17,7 @@ struct NonFinite {
   bool any() const { return counts.count() > 0; }
 };
 
-/// Those of the subject of a comparison.
+/// The counts of the subject of a comparison.
 NonFinite NonFiniteOf(const std::string& tensor, const ParityReport& parity);
 
 /// Whether any output of a variant, its exact value or a tensor that a variant quantized has NaN or

@@ -1,5 +1,4 @@
-// The classes of bugs that scenarios are about. Titles only: docs/scenarios.md says which scenario
-// looks where.
+// The classes of bugs that scenarios look for. docs/scenarios.md says which scenarios cover each.
 #include "kernels/validate/scenarios/scenario.h"
 
 namespace quantgate {

@@ -63,7 +63,7 @@ EngineAlterations ScaleNotWritten() {
   return {.quantize = [](Engine& engine, QuantizeCall call) -> absl::StatusOr<QuantizedTensor> {
     QG_ASSIGN_OR_RETURN(QuantizedTensor quantized, call.On(engine));
     if (call.source.element_count() > 0 || !quantized.rowwise.has_value()) return quantized;
-    // What happens to stand in the memory.
+    // Simulates memory that was never written: every word is a recognizable NaN.
     for (Tensor* part : {&quantized.rowwise->scale_inv, &quantized.rowwise->amax}) {
       if (!part->has_value() || part->dtype() != DType::kF32) continue;
       QG_ASSIGN_OR_RETURN(*part, WithAlteredBytes(engine, *part, [](Tensor& bytes) {

@@ -13,9 +13,10 @@
 namespace quantgate {
 namespace {
 
-constexpr float kEpsilon = 0.125f;  // In the recipes of CheckEpsilon.
+constexpr float kEpsilon = 0.125f;  // The amax_epsilon of the recipes that CheckEpsilon runs under.
 
-// Both scales are max / epsilon by hand: the tensor's amax is far below the floor, or zero.
+// The amax of both tensors (tiny values, zeros) is below epsilon, so that the expected scale is 448
+// / epsilon.
 absl::Status CheckEpsilon(ScenarioContext& context) {
   for (const Distribution distribution : {Distribution::kNormal, Distribution::kAllZero}) {
     for (const TensorRole role : {TensorRole::kInput, TensorRole::kWeight}) {
@@ -56,7 +57,8 @@ absl::Status CheckShapes(ScenarioContext& context) {
         context.engine().Dequantize(quantized, usage, DType::kF32, context.cancellation()));
     context.ExpectShape("dequantized", values.shape(), shape);
   }
-  // The parts of a split tensor, quantized columnwise under the scale of the whole, put together.
+  // Each half of the rows, quantized columnwise under the amax of the whole tensor, must dequantize
+  // to its rows of the whole.
   QuantizeArguments arguments;
   QG_ASSIGN_OR_RETURN(arguments.group_amax_rowwise, Tensor::FromScalar(ExpectedAmax(source)));
   for (int64_t begin = 0; begin < 64; begin += 32) {
@@ -73,7 +75,7 @@ absl::Status CheckShapes(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
-/// Where the framework's arrays have scale (line, block): docs/quantizers.md section 4.
+/// Index of scale (line, block) in the framework's padded array (docs/quantizers.md section 4).
 int64_t PaddedIndex(int block_dim, int64_t line, int64_t block, int64_t padded_columns) {
   return block_dim == 1 ? block * padded_columns + line : line * padded_columns + block;
 }
@@ -128,7 +130,7 @@ EngineAlterations ShapeOfStorage() {
   }};
 }
 
-/// Rearranges the padded array of 1-D block scales with these indices.
+/// Alters conversions to the padded layout: puts scale (line, block) of 1-D blocks at index_of().
 EngineAlterations PaddedWith(int64_t (*index_of)(int64_t line, int64_t block, const Shape& logical,
                                                  const Shape& padded)) {
   return {.convert_scales = [index_of](Engine& engine,

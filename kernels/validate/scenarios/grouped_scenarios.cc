@@ -18,7 +18,7 @@ namespace quantgate {
 namespace {
 
 constexpr int64_t kGroupedColumns = 128;
-/// Rows of each expert, which no number of ranks divides; one has none.
+/// Rows of each expert in the whole batch; one expert has none.
 constexpr int64_t kExpertRows[] = {32, 96, 0, 64};
 
 std::string ExpertWeight(size_t expert) { return absl::StrCat("weight.", expert); }
@@ -42,7 +42,7 @@ absl::StatusOr<LayerRequest> MakeGrouped(ScenarioContext& context, ParallelMode 
   return request;
 }
 
-/// One expert by itself, not divided yet.
+/// The linear layer of one expert on its own rows, before ranks divide its weight.
 absl::StatusOr<LayerRequest> ExpertAlone(const LayerRequest& whole, size_t expert) {
   LayerRequest linear;
   linear.layer.parallel_mode = whole.layer.parallel_mode;
@@ -54,11 +54,12 @@ absl::StatusOr<LayerRequest> ExpertAlone(const LayerRequest& whole, size_t exper
   return linear;
 }
 
-/// What one rank has: outputs by name.
+/// Outputs of one rank by name.
 using OutputsOfRank = std::map<std::string, Tensor>;
 
-/// Shards of linear layers on the reference engine, their rows one after the other, and sums by
-/// hand.
+/// The expected outputs of every rank. Each expert's shards run as linear layers on the reference
+/// engine; the rows of the experts are joined, and what the ranks compute in part (y or dx) is
+/// summed by hand.
 absl::StatusOr<std::vector<OutputsOfRank>> OutputsInOne(ScenarioContext& context,
                                                         const LayerRequest& whole, int size,
                                                         bool sequence_parallel) {

@@ -25,7 +25,8 @@ absl::Status CheckSameFormat(ScenarioContext& context) {
   return ExpectSameOutputs(context, "", run.outputs, expected);
 }
 
-// The recipe has the override; the hybrid one says the same in formats.
+// The recipe with its backward override must give the outputs of a hybrid recipe that states the
+// same dataflow by formats.
 absl::Status CheckDequantizedIsHybrid(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(const Recipe hybrid,
                       Recipe::Create("hybrid", {{"fprop", context.recipe().name()},
@@ -41,7 +42,8 @@ absl::Status CheckDequantizedIsHybrid(ScenarioContext& context) {
   return ExpectSameOutputs(context, "", overridden.outputs, expected);
 }
 
-// Before and after an update of the tensor from another source.
+// Two steps quantize different tensors: the columnwise codes must follow the rowwise codes of their
+// own step.
 absl::Status CheckColumnwiseSource(ScenarioContext& context) {
   const Quantizer& quantizer = context.recipe().QuantizerFor(TensorRole::kWeight);
   for (int64_t step = 0; step < 2; ++step) {
@@ -66,7 +68,8 @@ absl::Status CheckColumnwiseSource(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
-// The recipe's directions go together; put in each other's place they do not.
+// A recipe must have one format per GEMM, and a GEMM refuses operands of two formats, such as
+// rowwise codes of x and rowwise codes of grad_output.
 absl::Status CheckPairs(ScenarioContext& context) {
   const std::string other = R"({"rowwise":"fp8_block","columnwise":"fp8_block"})";
   Recipe::Knobs all = context.recipe().knobs();
@@ -76,7 +79,7 @@ absl::Status CheckPairs(ScenarioContext& context) {
     context.ExpectCode(absl::StrCat("recipe whose ", direction, " is of another format"),
                        Recipe::Create("hybrid", one).status(), absl::StatusCode::kInvalidArgument);
   }
-  // What was refused is that they differ.
+  // The format itself is accepted: the refusals above are because of the difference.
   context.ExpectCode("recipe of that format throughout", Recipe::Create("hybrid", all).status(),
                      absl::StatusCode::kOk);
   const Quantizer& x = context.recipe().QuantizerFor(TensorRole::kInput);
@@ -91,7 +94,7 @@ absl::Status CheckPairs(ScenarioContext& context) {
   context.ExpectCode("GEMM of x rowwise and grad_output rowwise",
                      context.engine().Gemm(desc, context.cancellation()).status(),
                      absl::StatusCode::kInvalidArgument);
-  desc.layout = GemmLayout::kNT;  // As mxfp8 holds columnwise codes.
+  desc.layout = GemmLayout::kNT;  // mxfp8 stores columnwise codes in the order of the source.
   desc.a = OperandOf(*of_dy.columnwise);
   desc.b = OperandOf(*of_x.columnwise);
   context.ExpectCode("GEMM of x columnwise and grad_output columnwise",
@@ -107,7 +110,7 @@ EngineAlterations ColumnwiseByRowwiseRule() {
   }};
 }
 
-/// The memory of the codes' source is still there, and is read in place of the codes.
+/// Keeps the source of all rowwise codes, and gives the source where the codes are dequantized.
 EngineAlterations DequantizeGivesSource() {
   auto sources = std::make_shared<std::vector<std::pair<Tensor, Tensor>>>();
   return {
@@ -136,7 +139,7 @@ EngineAlterations ColumnwiseFromSource() {
   }};
 }
 
-/// Operands that do not go together are multiplied as though both were b's.
+/// Where the operands' scalings differ, multiplies b by itself in place of refusing the GEMM.
 EngineAlterations MultipliesMismatched() {
   return {.gemm = [](Engine& engine, GemmDesc desc,
                      const Cancellation* cancellation) -> absl::StatusOr<GemmResult> {

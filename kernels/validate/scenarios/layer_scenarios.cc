@@ -25,8 +25,9 @@ std::string RequiresText(const RequiresGrad& requires_grad) {
                       requires_grad.bias ? 1 : 0, ": ");
 }
 
-/// What a step saves by docs/quantizers.md section 9: x for dw alone, the weight where there is a
-/// backward, its codes too where nothing reads them.
+/// The operands that a step must save (docs/quantizers.md section 9): x if dw is wanted, the weight
+/// if any gradient is, and under high_precision also the codes of the weight, although backward
+/// does not read them.
 std::string ExpectedSaved(const Recipe& recipe, const RequiresGrad& requires_grad) {
   if (!requires_grad.x && !requires_grad.weight && !requires_grad.bias) return "";
   std::string saved = requires_grad.weight ? "x " : "";
@@ -73,7 +74,7 @@ absl::Status CheckFrozenWeight(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
-/// Of opening a session and its first forward.
+/// Opens a session and returns the status of its first forward.
 absl::Status FirstStep(ScenarioContext& context, const SessionSpec& spec) {
   QG_ASSIGN_OR_RETURN(const auto parameters, MakeParameters(context, 50));
   QG_ASSIGN_OR_RETURN(auto session, OneRankSession::Open(context.engine(), spec, parameters,
@@ -283,7 +284,7 @@ absl::Status CheckNormRounding(ScenarioContext& context) {
 
 // ---- A step that fails
 
-/// Fails one GEMM, counted from when it is armed.
+/// Fails one GEMM: the `number`-th that starts after FailGemm.
 class FailingEngine final : public ForwardingEngine {
  public:
   explicit FailingEngine(Engine& engine) : ForwardingEngine(engine) {}
@@ -310,7 +311,7 @@ absl::Status CheckFailedStep(ScenarioContext& context) {
     ForwardStep forward;
     QG_ASSIGN_OR_RETURN(const Tensor x, training->MakeX(700 + step, 16.0f));
     QG_ASSIGN_OR_RETURN(forward.x, context.ToEngine(x));
-    failing.FailGemm(2);  // fc2's: fc1 has been through.
+    failing.FailGemm(2);  // Fails fc2's GEMM, after fc1's has succeeded.
     const absl::Status status =
         training->session().Forward(forward, context.cancellation()).status();
     on_failing.ExpectCode("a forward without memory", status, absl::StatusCode::kResourceExhausted);
@@ -371,7 +372,7 @@ bool IsExpertInput(const QuantizeCall& call) {
          call.quantizer.rowwise.format == QuantizerFormat::kFp8Tensor;
 }
 
-/// One quantizer for all experts: its scale is the first expert's.
+/// Scales the input of every expert by the amax of the first expert's.
 EngineAlterations ExpertsShareAmax() {
   auto first = std::make_shared<Tensor>();
   return {
@@ -405,7 +406,7 @@ EngineAlterations ExpertsShareRandomNumbers() {
   }};
 }
 
-/// An empty tensor leaves an amax of 448 behind, under which the next one's scale is 1.
+/// Quantizes the tensor after an empty one with an amax of 448, that is with scale 1.
 EngineAlterations EmptyLeavesAmax() {
   auto is_left = std::make_shared<bool>(false);
   return {

@@ -24,7 +24,8 @@ absl::Status CheckByHand(ScenarioContext& context) {
   return ExpectLinearAsByHand(context, "with a main gradient: ", operands).status();
 }
 
-// The tensors are f32; the recipe says bf16. What is expected starts from tensors cast before.
+// The tensors are f32, but the recipe has bf16 activations: the step is expected to equal that of x
+// and grad_output cast to bf16 beforehand.
 absl::Status CheckActivationCast(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(const LinearOperands given,
                       MakeLinearOperands(context, DType::kF32, 64, 64, 96, 6));
@@ -37,7 +38,7 @@ absl::Status CheckActivationCast(ScenarioContext& context) {
   return ExpectSameOutputs(context, "", run.outputs, expected);
 }
 
-// Long sums, in which the two ways to accumulate differ.
+// All three GEMMs sum over 256 products, enough for fast and split accumulation to differ.
 absl::Status CheckSplitAccumulator(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(const LinearOperands operands,
                       MakeLinearOperands(context, DType::kBF16, 256, 256, 256, 8));
@@ -80,7 +81,7 @@ absl::StatusOr<std::vector<Fingerprint>> FingerprintsOf(ScenarioContext& context
 absl::Status CheckSavedUnchanged(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(LinearOperands operands,
                       MakeLinearOperands(context, DType::kBF16, 64, 64, 96, 12));
-  // What the user still holds, in the engine's memory, where a saved operand may alias it.
+  // The user's own tensors in the engine's memory, which saved operands may alias.
   std::vector<Tensor> given;
   for (Tensor* tensor : {&operands.x, &operands.weight, &operands.bias, &operands.grad_output}) {
     QG_ASSIGN_OR_RETURN(*tensor, context.ToEngine(*tensor));
@@ -102,15 +103,15 @@ absl::Status CheckSavedUnchanged(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
-/// To nearest even with 10 mantissa bits, as tf32 operands are rounded (docs/tensor-cores.md
-/// section 3); finite and away from the largest.
+/// Rounds to nearest even with 10 mantissa bits, as tf32 operands are rounded (docs/tensor-cores.md
+/// section 3). `value` must be finite and well below the largest float.
 float RoundedToTf32(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t half_less_one = 0xFFF + ((bits >> 13) & 1);
   return std::bit_cast<float>((bits + half_less_one) & ~uint32_t{0x1FFF});
 }
 
-// grad_output has one 1 in each row: dx is the weight, as the GEMM reads it.
+// grad_output is the identity, so that dx is the weight as the GEMM rounds it.
 absl::Status CheckComputeType(ScenarioContext& context) {
   constexpr int64_t kSize = 32;
   QG_ASSIGN_OR_RETURN(LinearOperands operands,
@@ -151,7 +152,8 @@ EngineAlterations NoCastBeforeQuantization() {
   }};
 }
 
-/// Backward's first operation writes over what forward's GEMM read.
+/// The column sums of db, in backward, overwrite the first half of operand a of the first GEMM,
+/// which is forward's, as if that memory were scratch by then.
 EngineAlterations ScratchOverOperand() {
   auto operand = std::make_shared<Tensor>();
   return {.gemm =
@@ -183,7 +185,7 @@ EngineAlterations SumsInOrder() {
     QG_ASSIGN_OR_RETURN(Tensor sums, Tensor::Allocate(out, {source.columns()}));
     for (int64_t column = 0; column < source.columns(); ++column) {
       float sum = 0;
-      // A sum held in the output type: what many small additions lose is lost.
+      // Rounds every partial sum to the output type, which loses small addends.
       for (int64_t row = 0; row < source.rows(); ++row) {
         SetValue(sums, column, sum + ValueAt(on_host, row * source.columns() + column));
         sum = ValueAt(sums, column);

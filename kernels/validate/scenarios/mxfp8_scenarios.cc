@@ -23,7 +23,8 @@ struct Boundary {
   uint8_t code;
 };
 
-// amax = 448 * 2^k needs 2^k, any more 2^(k+1): the code of 448 is 0x7E, of half of it 0x76.
+// An amax of at most 448 * 2^k needs scale 2^k, a larger one 2^(k+1). 448 has code 0x7E and its
+// half 0x76.
 std::vector<Boundary> Boundaries() {
   std::vector<Boundary> boundaries;
   for (int k = -118; k <= 119; ++k) {
@@ -33,12 +34,12 @@ std::vector<Boundary> Boundaries() {
     boundaries.push_back({std::bit_cast<float>(bits), scale, 0x7E});
     boundaries.push_back({std::bit_cast<float>(bits + 1), uint8_t(scale + 1), 0x76});
   }
-  // Whole blocks in both directions.
+  // Pads the list, since there must be whole blocks in both directions.
   while (boundaries.size() % kBlock != 0) boundaries.push_back({448.0f, 127, 0x7E});
   return boundaries;
 }
 
-// Row i has boundary i as its only element that is not zero; columnwise the same, transposed.
+// Row i has boundary i as its only nonzero element; columnwise the same tensor is transposed.
 absl::Status CheckBoundaries(ScenarioContext& context) {
   const std::vector<Boundary> boundaries = Boundaries();
   const auto count = static_cast<int64_t>(boundaries.size());
@@ -67,7 +68,7 @@ absl::Status CheckBoundaries(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
-/// A [codes.size()][32] tensor of ones under these scale codes.
+/// A [scales.size()][32] tensor of ones, row i under scale code scales[i].
 absl::StatusOr<QuantizedTensor> OnesUnder(const std::vector<uint8_t>& scales) {
   const auto count = static_cast<int64_t>(scales.size());
   QuantizedCopy copy;
@@ -155,7 +156,7 @@ absl::Status CheckSwizzle(ScenarioContext& context) {
                           compact.as<uint8_t>()[i * blocks + j]);
     }
   }
-  // The flag says swizzled: what reads the tensor brings the scales back first.
+  // Brings the scales back from the swizzled layout; dequantization must find the same scales.
   QG_ASSIGN_OR_RETURN(quantized.rowwise->scale_inv,
                       context.engine().ConvertScales(swizzled, array, ScaleLayout::kSwizzled,
                                                      ScaleLayout::kLogical));
@@ -177,7 +178,7 @@ EngineAlterations FloorScales() {
   }};
 }
 
-/// Dequantized rows of blocks whose scale code is `code` read as `value`.
+/// Dequantizes every element of a block whose scale code is `code` to `value`.
 EngineAlterations ScaleCodeReadAs(uint8_t code, float value) {
   return {
       .dequantize = [code, value](Engine& engine, DequantizeCall call) -> absl::StatusOr<Tensor> {

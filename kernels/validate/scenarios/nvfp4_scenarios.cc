@@ -38,7 +38,8 @@ absl::Status CheckDerivation(ScenarioContext& context) {
 
 constexpr int64_t kGradientRows = 32, kGradientColumns = 48;
 
-/// Entry (i, j) of diag(d) H, whose quarter is the transform: docs/quantizers.md section 6.4.
+/// Entry (i, j) of diag(d) H; the transform is a quarter of this matrix (docs/quantizers.md section
+/// 6.4).
 double TransformEntry(int64_t i, int64_t j) {
   static constexpr int kSigns[16] = {1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1};
   int parity = 0;
@@ -46,8 +47,8 @@ double TransformEntry(int64_t i, int64_t j) {
   return kSigns[i] * (parity == 0 ? 1.0 : -1.0);
 }
 
-/// A tensor whose transformed columns are E2M1 numbers with a 6 in every group: amax 6, every block
-/// scale 448, so that codes are the transformed numbers themselves.
+/// A tensor whose transformed columns are E2M1 numbers, with a 6 in every group of 16. So the amax
+/// is 6, every block scale is 448, and the codes are the transformed numbers themselves.
 absl::StatusOr<Tensor> TensorWithExactTransform(ScenarioContext& context, uint64_t seed) {
   static constexpr float kNumbers[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
   QG_ASSIGN_OR_RETURN(const Tensor uniform,
@@ -74,7 +75,8 @@ absl::StatusOr<Tensor> TensorWithExactTransform(ScenarioContext& context, uint64
   return source;
 }
 
-/// The numbers that columnwise codes stand for where every block scale is 448 and the amax 6.
+/// Decodes the columnwise codes without scaling, and expects the amax 6 and block scales of 448
+/// under which they are the numbers themselves.
 absl::StatusOr<std::vector<double>> TransformedNumbers(ScenarioContext& context,
                                                        const std::string& name,
                                                        const QuantizedTensor& quantized) {
@@ -209,7 +211,7 @@ EngineAlterations ColumnwiseByTransposing() {
     if (!quantized.rowwise.has_value()) {
       return engine.UpdateUsages(quantized, usages, cancellation);
     }
-    // As though each scale were that of a tile.
+    // Claims that each scale covers a 2-D tile, so that columnwise codes are made by transposing.
     const int block_dim = std::exchange(quantized.rowwise->block_dim, 2);
     const absl::Status status = engine.UpdateUsages(quantized, usages, cancellation);
     quantized.rowwise->block_dim = block_dim;
@@ -230,7 +232,7 @@ EngineAlterations ScaleGridNotTransposed() {
   }};
 }
 
-/// Alters every second call that transforms, as one of the two operands of wgrad is.
+/// Alters every second quantization that transforms columns, which is that of one operand of wgrad.
 EngineAlterations EverySecondTransform(
     absl::StatusOr<QuantizedTensor> (*alter)(Engine& engine, QuantizeCall call)) {
   auto calls = std::make_shared<int>(0);
@@ -252,7 +254,8 @@ EngineAlterations OtherSigns() {
   return EverySecondTransform(
       [](Engine& engine, QuantizeCall call) -> absl::StatusOr<QuantizedTensor> {
         QG_ASSIGN_OR_RETURN(QuantizedTensor quantized, call.On(engine));
-        // Signs applied twice cancel: a transform without them.
+        // Negates what the transform negates: the signs cancel, and a transform without signs
+        // remains.
         QG_ASSIGN_OR_RETURN(call.source, WithAlteredBytes(engine, call.source, [](Tensor& source) {
                               for (int64_t i = 0; i < source.element_count(); ++i) {
                                 const int64_t row = i / source.columns();

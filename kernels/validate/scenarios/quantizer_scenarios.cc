@@ -14,7 +14,8 @@ namespace {
 
 constexpr TensorRole kRoles[] = {TensorRole::kInput, TensorRole::kWeight, TensorRole::kGradOutput};
 
-/// A quantization's arguments; under delayed scaling a scale that no amax of these tensors gives.
+/// Arguments of a quantization. Under delayed scaling they have a scale that no amax of these
+/// tensors gives.
 absl::StatusOr<QuantizeArguments> ArgumentsFor(const Quantizer& quantizer, uint32_t call_id) {
   QuantizeArguments arguments{.seed = 5, .call_id = call_id};
   if (quantizer.rowwise.scaling == Scaling::kDelayed) {
@@ -85,7 +86,7 @@ absl::Status CheckScalesStay(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
-/// The first scale_inv that was made goes with every tensor after it.
+/// Gives every later tensor the first scale_inv that was made, if it has the same shape.
 EngineAlterations StaleScaleInverse() {
   auto first = std::make_shared<Tensor>();
   return {
@@ -100,7 +101,7 @@ EngineAlterations StaleScaleInverse() {
       }};
 }
 
-/// Scales are written where those of the tensor before stand.
+/// Writes the scales of each tensor over those of the tensor before, as in a shared buffer.
 EngineAlterations SharedScaleBuffer() {
   auto last = std::make_shared<Tensor>();
   return {.quantize = [last](Engine& engine, QuantizeCall call) -> absl::StatusOr<QuantizedTensor> {

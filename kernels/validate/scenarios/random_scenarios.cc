@@ -24,7 +24,7 @@ absl::StatusOr<std::array<std::vector<float>, 2>> Draw(ScenarioContext& context,
                     NoiseCodes(*on_host.columnwise, Usage::kColumnwise)};
 }
 
-// Every element is 2.5 units: up or down with probability one half.
+// Every element is 2.5 units, half way between two codes: it rounds up with probability 1/2.
 absl::Status CheckIndependence(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(const Tensor source, TensorOfUnits([](int64_t) { return 2.5f; }));
   QG_ASSIGN_OR_RETURN(const auto first, Draw(context, source, 0));
@@ -70,7 +70,8 @@ EngineAlterations SharedByElement() {
   return {.quantize = [](Engine& engine, QuantizeCall call) -> absl::StatusOr<QuantizedTensor> {
     QG_ASSIGN_OR_RETURN(QuantizedTensor quantized, call.On(engine));
     if (!call.usages.rowwise || !call.usages.columnwise) return quantized;
-    // The codes are the same where the scales are, as in these tensors.
+    // These tensors have one scale in all blocks: the transposed rowwise codes are those that the
+    // same bytes give columnwise.
     QuantizedTensor rowwise = quantized;
     rowwise.columnwise.reset();
     rowwise.is_hybrid = false;

@@ -79,7 +79,7 @@ FaultResult RunFault(Engine& engine, const ScenarioLibrary& library, const Scena
   const ScenarioResult run = RunScenario(engine, scenario, fault, cancellation, places);
   result.seconds = run.seconds;
   result.message = run.message;
-  // A run that ended with an error did not find the fault, it fell over.
+  // Only a check that fails counts: a run that ended with an error did not find the fault.
   if (run.outcome == ScenarioOutcome::kFailed) {
     result.outcome = FaultOutcome::kCaught;
     result.first = run.differences.front();
@@ -132,7 +132,7 @@ absl::StatusOr<std::vector<const Scenario*>> FindScenarios(const ScenarioLibrary
     if (names.empty() || wanted.erase(scenario.name) > 0) found.push_back(&scenario);
   }
   if (wanted.empty()) return found;
-  // A client's text, of any length.
+  // The name is a client's text of any length; the error shows its beginning.
   constexpr size_t kNameShownMax = 64;
   const std::string shown = absl::CEscape(wanted.begin()->substr(0, kNameShownMax));
   return StatusOf({.code = absl::StatusCode::kNotFound,
@@ -161,7 +161,7 @@ ScenarioResult RunScenario(Engine& engine, const Scenario& scenario, const Fault
     if (!status.ok()) break;
     if (fault != nullptr && result.difference_count > 0) break;
   }
-  // What was found before an error stays found.
+  // Differences found before an error make the outcome a failure, not an error.
   result.outcome =
       status.ok() || result.difference_count > 0 ? OutcomeOf(result) : ScenarioOutcome::kError;
   if (!status.ok()) {

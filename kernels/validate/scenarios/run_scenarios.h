@@ -66,8 +66,8 @@ struct ScenarioObserver {
 absl::StatusOr<std::vector<const Scenario*>> FindScenarios(const ScenarioLibrary& library,
                                                            const std::vector<std::string>& names);
 
-/// Runs one scenario under all of its recipes, with `fault` in place if it is not null. `places`:
-/// where ranks are; null: every rank is virtual.
+/// Runs one scenario under all of its recipes, with `fault` in place if it is not null. `places`
+/// says where ranks are; if it is null, every rank is virtual.
 ScenarioResult RunScenario(Engine& engine, const Scenario& scenario, const Fault* fault,
                            const Cancellation* cancellation, RankPlaces* places = nullptr);
 

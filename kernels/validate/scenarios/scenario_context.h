@@ -38,7 +38,7 @@ struct RankPlacement {
   std::string transport;                                  ///< "local", "nccl 2.28.9 (...)".
   friend auto operator<=>(const RankPlacement&, const RankPlacement&) = default;
 };
-/// By placement, the sizes of the worlds that were placed so.
+/// The sizes of the worlds that were placed in each way.
 using RankPlacements = std::map<RankPlacement, std::set<int>>;
 void AddPlacements(const RankPlacements& more, RankPlacements& placements);
 
@@ -114,7 +114,7 @@ class ScenarioContext {
   const std::string& left_out() const { return left_out_; }
   int64_t checks() const { return checks_; }
   int64_t difference_count() const { return difference_count_; }
-  /// The first ones.
+  /// The first differences; difference_count() counts all.
   const std::vector<ScenarioDifference>& differences() const { return differences_; }
 
  private:

@@ -18,7 +18,7 @@ inline Fault InCode(const char* name, const char* description, int bug_class = 0
   return {name, description, bug_class, {}};
 }
 
-/// A fault that what stands around communication asks for by its name (comm_faults.h).
+/// A fault that faulty_communication.h asks for by its name, one of comm_faults.h.
 inline Fault InCommunication(const char* name, const char* description, int bug_class = 0) {
   return {name, description, bug_class, {}, /*is_around_communication=*/true};
 }

@@ -30,8 +30,8 @@ inline constexpr char kFaultDeadlinePasses[] = "deadline-passes-silently";
 /// Parts are added in the order in which the members arrived.
 inline constexpr char kFaultArrivalOrder[] = "sum-in-order-of-arrival";
 
-// Of calls that communicate and multiply at the same time (kernels/comm/overlap/overlap.h); a ring
-// has kFaultChunkOrder too.
+// The faults below are of calls that communicate while a GEMM runs
+// (kernels/comm/overlap/overlap.h). A ring has kFaultChunkOrder too.
 /// A ring passes codes on without their scales: the receiver takes its own.
 inline constexpr char kFaultScalesLeftBehind[] = "scales-left-behind";
 /// A GEMM does not wait for the copy of what it reads.

@@ -17,7 +17,7 @@
 namespace quantgate {
 namespace {
 
-/// The same rows in blocks that begin one row late, but for those at the end.
+/// The same rows cut into blocks that begin one row late, except that none reaches past the end.
 absl::StatusOr<std::vector<Tensor>> OneRowLate(Engine& engine, const std::vector<Tensor>& blocks) {
   QG_ASSIGN_OR_RETURN(const Tensor whole, engine.ConcatenateRows(blocks, nullptr));
   std::vector<Tensor> late;
@@ -31,7 +31,8 @@ absl::StatusOr<std::vector<Tensor>> OneRowLate(Engine& engine, const std::vector
   return late;
 }
 
-/// Whether there are no elements, or zeros alone, as amaxes of no elements are.
+/// Whether all elements are zeros, as the amaxes of empty tensors are, or there are no elements.
+/// False if there is no tensor.
 absl::StatusOr<bool> AreNothing(Engine& engine, const std::vector<Tensor>& tensors) {
   for (const Tensor& tensor : tensors) {
     QG_ASSIGN_OR_RETURN(const Tensor on_host, engine.ToHost(tensor, nullptr));
@@ -76,7 +77,7 @@ class FaultyTransport final : public Transport {
   absl::StatusOr<Postings> Meet(Rendezvous& rendezvous, int group, int place,
                                 Posting posting) override {
     const Seat seat = SeatOf(groups_.at(group), place, posting.signature.kind);
-    // In place of everybody's what this member has.
+    // Postings as if every member had posted what this one did.
     const auto alone =
         std::make_shared<const std::vector<Posting>>(seat.group->members.size(), posting);
     if (posting.contribution.offer == nothing_) return alone;
@@ -140,7 +141,7 @@ class FaultyTransport final : public Transport {
   absl::Status Settle() override { return transport_->Settle(); }
 
  private:
-  /// Which member of which group a rank is in a call.
+  /// The group that a rank meets in during a call, and its place there.
   struct Seat {
     const GroupDescription* group;
     int place;
@@ -168,7 +169,7 @@ class FaultyTransport final : public Transport {
     return {call.group, postings, call.place, call.engine, call.cancellation};
   }
 
-  /// The call on the group on which the members have met.
+  /// The call in the group in which the members have really met.
   AgreedCall Seated(const AgreedCall& call, CallKind kind = CallKind::kAllGather) const {
     const Seat seat = SeatOf(call.group, call.place, kind);
     return {*seat.group, call.postings, seat.place, call.engine, call.cancellation};
@@ -196,8 +197,8 @@ class FaultyTransport final : public Transport {
     return came;
   }
 
-  /// mxfp8's columnwise codes look like the rowwise ones, which came with their E8M0 scales before
-  /// them, and are sent again.
+  /// Sends rowwise codes of mxfp8 again in place of the columnwise ones. It knows columnwise codes
+  /// by what was gathered before: codes of the same dtype and shape, then E8M0 scales.
   absl::Status GatherSentBefore(const AgreedCall& call, const Tensor& whole) {
     std::vector<Posting> postings = call.postings;
     {
@@ -219,7 +220,7 @@ class FaultyTransport final : public Transport {
 
   const std::unique_ptr<Transport> transport_;
   const SeededFaults& faults_;
-  const std::shared_ptr<void> nothing_ = std::make_shared<int>();  // What who skips a call offers.
+  const std::shared_ptr<void> nothing_ = std::make_shared<int>();  // Offered to skip a call.
   std::map<int, GroupDescription> groups_;
   std::mutex mutex_;
   std::map<std::pair<int, int>, std::deque<std::vector<Posting>>> gathered_;  // Guarded by mutex_.
@@ -338,7 +339,8 @@ class FaultyOverlap final : public Overlap {
     return absl::OkStatus();
   }
 
-  /// Chunks of d where they belong if they came in the order r, r + 1, ...
+  /// The chunks of d as if they had come around the ring in the opposite order: place p gets chunk
+  /// 2 * rank - p.
   absl::StatusOr<Tensor> FromTheOtherEnd(const Tensor& d) {
     const int size = group().size();
     QG_ASSIGN_OR_RETURN(const std::vector<Tensor> chunks,
@@ -350,8 +352,8 @@ class FaultyOverlap final : public Overlap {
     return engine().ConcatenateRows(turned, nullptr);
   }
 
-  /// The operand as it is before anything has come: this rank's own rows, and of the others what
-  /// the buffer held.
+  /// The operand before any copy has arrived: the rank's own rows, and in place of the other rows
+  /// what was gathered into the buffer before (zeros the first time).
   absl::StatusOr<Tensor> BeforeTheCopies(const std::string& buffer, const Tensor& own,
                                          const Tensor& gathered) {
     Tensor& last = memories_.last[buffer];

@@ -46,8 +46,8 @@ struct ConvertScalesCall {
   }
 };
 
-/// Replacements of operations. `engine` is the one without the fault. Null: the operation is not
-/// altered.
+/// Replacements of operations; a null one leaves its operation as it is. `engine` is the engine
+/// without the fault.
 struct EngineAlterations {
   std::function<absl::StatusOr<QuantizedTensor>(Engine& engine, QuantizeCall call)> quantize = {};
   std::function<absl::StatusOr<Tensor>(Engine& engine, DequantizeCall call)> dequantize = {};
@@ -136,7 +136,7 @@ class FaultyEngine final : public ForwardingEngine {
                             const Tensor& to, const Cancellation* cancellation) override;
 
  private:
-  const std::unique_ptr<Engine> owned_;  // If this is a lane: the engine that engine_ refers to.
+  const std::unique_ptr<Engine> owned_;  // What engine_ refers to if this owns it; else null.
   Engine& engine_;
   const EngineAlterations alterations_;
 };

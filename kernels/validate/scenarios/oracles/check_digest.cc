@@ -6,7 +6,8 @@
 
 namespace quantgate {
 
-/// One check. Texts go with their lengths, so that no two checks are the same bytes.
+/// The bytes of one check. Every text follows its length, so that no two checks have the same
+/// bytes.
 class CheckDigest::Record {
  public:
   explicit Record(CheckDigest& digest) : digest_(digest) {

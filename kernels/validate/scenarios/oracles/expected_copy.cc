@@ -44,10 +44,11 @@ uint8_t EncodeCode(const QuantizerSpec& spec, float value) {
 
 float Larger(float a, float b) {
   const float magnitude = b < 0 ? -b : b;
-  return magnitude > a ? magnitude : a;  // False for NaN, which is ignored.
+  return magnitude > a ? magnitude : a;  // The comparison is false for NaN, which is thus ignored.
 }
 
-/// Where the elements of a direction stand: `lines` lines of `length` elements, blocks along them.
+/// How a direction divides the source: into `lines` lines of `length` elements, with blocks along
+/// the lines.
 struct Lines {
   Lines(Usage usage, int64_t rows, int64_t columns)
       : is_rowwise(usage == Usage::kRowwise),
@@ -63,7 +64,8 @@ struct Lines {
   const int64_t lines, length, columns;
 };
 
-/// Where codes and scales stand: in lines, except for those of mxfp8, which stand as the source's.
+/// Where codes and scales are stored: line by line, but columnwise mxfp8 in the order of the
+/// source.
 struct CopyLayout {
   CopyLayout(QuantizerFormat format, int block_dim, const Lines& lines)
       : keeps_source(format == QuantizerFormat::kMxfp8 && !lines.is_rowwise),
@@ -113,7 +115,7 @@ uint8_t ReadCode(const Tensor& data, int64_t index) {
   return index % 2 == 0 ? bytes[index / 2] & 0xF : bytes[index / 2] >> 4;
 }
 
-/// One direction in the making.
+/// Makes the copy of one direction.
 class CopyMaker {
  public:
   CopyMaker(const Tensor& source, const QuantizerSpec& spec, Usage usage,
@@ -284,7 +286,8 @@ class CopyMaker {
     return StochasticByte(bits, static_cast<int>(i % layout_.block));
   }
 
-  /// docs/quantizers.md section 6.7: lines in order, then pairwise at distances 8, 4, 2, 1.
+  /// The error of a block under a scale. The order of the sum is that of docs/quantizers.md section
+  /// 6.7: along each line, then, for 2-D blocks, over the lines pairwise at distances 8, 4, 2, 1.
   float ErrorOf(const Block& block, const Nvfp4BlockScale& scale) {
     float sums[16] = {};
     const float amax = copy_.amax.as<float>()[spec_.row_scaled ? block.line : 0];

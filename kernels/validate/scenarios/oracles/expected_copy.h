@@ -15,7 +15,8 @@ namespace quantgate {
 absl::StatusOr<QuantizedCopy> ExpectedCopy(const Tensor& source, const QuantizerSpec& spec,
                                            Usage usage, const QuantizeArguments& arguments = {});
 
-/// What Engine::Quantize must give. The columnwise direction may be made from the rowwise codes.
+/// What Engine::Quantize must give. The columnwise direction is made from the rowwise codes if the
+/// quantizer says so.
 absl::StatusOr<QuantizedTensor> ExpectedQuantization(const Tensor& source,
                                                      const Quantizer& quantizer, Usages usages,
                                                      const QuantizeArguments& arguments = {});

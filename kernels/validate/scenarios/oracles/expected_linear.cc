@@ -9,7 +9,8 @@
 namespace quantgate {
 namespace {
 
-/// A 2-D operand as rows along its contraction.
+/// A 2-D tensor as an unquantized operand whose rows are along the contraction; `turn` transposes
+/// it.
 absl::StatusOr<GemmOperand> Plain(const Tensor& tensor, bool turn) {
   GemmOperand operand;
   operand.data = tensor;
@@ -19,7 +20,8 @@ absl::StatusOr<GemmOperand> Plain(const Tensor& tensor, bool turn) {
   return operand;
 }
 
-/// Columnwise codes along their contraction: mxfp8 alone does not hold them so.
+/// Codes as an operand whose rows are along the contraction. Columnwise codes are stored so, except
+/// those of mxfp8, which are transposed here.
 absl::StatusOr<GemmOperand> Codes(const QuantizedCopy& copy, Usage usage) {
   QuantizedCopy turned = copy;
   if (usage == Usage::kColumnwise && copy.format == QuantizerFormat::kMxfp8) {
@@ -41,7 +43,7 @@ struct Operand {
     const QuantizerSpec& spec = quantizer.spec(usage);
     if (spec.is_quantized()) return Codes(*codes.copy(usage), usage);
     const bool is_columnwise = usage == Usage::kColumnwise;
-    // High precision made from the rowwise codes.
+    // The direction is in high precision, but made from the rowwise codes.
     if (is_columnwise && quantizer.rowwise.is_quantized() &&
         quantizer.columnwise_source == ColumnwiseSource::kRowwiseDequantized) {
       QG_ASSIGN_OR_RETURN(const Tensor cast, ExpectedCast(codes.columnwise->data, activation));
@@ -71,7 +73,8 @@ class LinearByHand {
   }
 
  private:
-  /// What a quantizer reads of x or grad_output.
+  /// The tensor that a quantizer reads of x or grad_output: as given if fused operations made it,
+  /// else rounded to the activation dtype.
   const Tensor& Given(const Tensor& given, const Tensor& rounded) const {
     return operands_.activation.has_value() ? given : rounded;
   }
@@ -135,7 +138,8 @@ class LinearByHand {
     return operands_.requires_grad.weight ? Wgrad() : absl::OkStatus();
   }
 
-  /// A saved operand under an override: as given, or the values of its rowwise codes.
+  /// A saved operand as a backward override reads it: in the activation dtype (high_precision), or
+  /// the values of its rowwise codes (dequantized).
   absl::StatusOr<GemmOperand> OverrideOperand(const Operand& operand) {
     Tensor values = operand.plain;
     if (recipe_.backward_override() == BackwardOverride::kDequantized &&

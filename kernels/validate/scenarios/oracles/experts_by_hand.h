@@ -17,21 +17,21 @@
 namespace quantgate {
 
 inline constexpr int64_t kExpertIn = 64, kExpertOut = 32;
-inline constexpr int64_t kDividedColumns = 64;  ///< Whole blocks of 32 on each of two ranks.
+inline constexpr int64_t kDividedColumns = 64;  ///< A whole block of 32 on each of two ranks.
 inline constexpr size_t kExpertCount = 4;
 
 using RowsOfExperts = std::vector<int64_t>;
-/// The rows of one copy.
+/// Rows of each expert, where there is one copy of the experts.
 inline const RowsOfExperts& FewRows() {
   static const auto& rows = *new RowsOfExperts{64, 0, 32, 96};
   return rows;
 }
-/// Rows that are whole blocks of 32 on each of four copies.
+/// Rows of each expert: whole blocks of 32 on each of four copies.
 inline const RowsOfExperts& RowsOfCopies() {
   static const auto& rows = *new RowsOfExperts{128, 0, 256, 128};
   return rows;
 }
-/// Rows that are whole blocks of 32 on each of two copies.
+/// Rows of each expert: whole blocks of 32 on each of two copies.
 inline const RowsOfExperts& RowsOfTwoCopies() {
   static const auto& rows = *new RowsOfExperts{64, 0, 128, 64};
   return rows;
@@ -95,7 +95,7 @@ class ExpertsByHand {
   ExpertsByHand(Engine& reference, const SessionSpec& spec,
                 const std::map<std::string, Tensor>& parameters, int copies = 1)
       : reference_(reference), rows_(spec.layers[0].spec.m_splits) {
-    // Each draws the random numbers of its place among the experts.
+    // Each expert draws the random numbers of its place among all experts.
     for (size_t expert = 0; expert < kExpertCount; ++expert) {
       SessionSpec alone = spec;
       alone.layers[0].spec = LayerSpec();

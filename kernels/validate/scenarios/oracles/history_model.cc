@@ -31,7 +31,7 @@ void HistoryModel::Update() {
   if (is_fused && last == 0) largest = 0;
   const float amax = algorithm_ == AmaxAlgorithm::kMostRecent ? last : largest;
   if (!is_fused || last != 0) {
-    // Oldest out, newest in at the back, row 0 free for the next step.
+    // The oldest amax leaves, the newest goes to the back, and row 0 is freed for the next step.
     history_.erase(history_.begin());
     history_.push_back(last);
     history_[0] = 0;

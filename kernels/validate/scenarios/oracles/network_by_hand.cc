@@ -25,7 +25,8 @@ float MaxFiniteOfFp8(DType element) {
   return element == DType::kF8E4M3 ? MaxFinite<E4M3>() : MaxFinite<E5M2>();
 }
 
-/// Of a finite master: to nearest, ties away (docs/numerics.md section 6.1).
+/// The upper 16 bits of a finite master, rounded to nearest, ties away (docs/numerics.md section
+/// 6.1).
 uint16_t UpperHalf(float master) {
   return static_cast<uint16_t>((std::bit_cast<uint32_t>(master) + 0x8000u) >> 16);
 }

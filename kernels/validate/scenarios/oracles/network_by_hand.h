@@ -81,7 +81,7 @@ class NetworkByHand {
   Engine& reference_;
   const SessionSpec spec_;
   Recipe recipe_;
-  std::map<TensorRole, Tensor> wholes_;  ///< TakeAmaxesOf.
+  std::map<TensorRole, Tensor> wholes_;  ///< The tensors that TakeAmaxesOf was given.
   uint32_t next_call_id_ = 0;
   uint32_t call_ids_between_ = 0;
   int64_t optimizer_steps_ = 0;

@@ -9,9 +9,9 @@
 namespace quantgate {
 namespace {
 
-// One element of every 16 in rows and in columns is 6 units, so that each block's scale is 256; the
-// first has the tensor's amax, 2688, under which the tensor's own scale is 1. Its blocks are not
-// looked at.
+// Markers: along rows and columns every 16th element is 6 units, so that the scale of each block is
+// 256. Element 0 is the amax of the tensor, 2688, under which the tensor's own scale is 1;
+// IsLookedAt leaves out the blocks that it is in.
 bool IsMarker(int64_t row, int64_t column) { return (row + column) % 16 == 0; }
 
 }  // namespace
@@ -63,7 +63,7 @@ void ExpectIndependent(ScenarioContext& context, const std::string& pair,
                  absl::StrCat(count / 2, " within ", 6 * deviation));
 }
 
-/// Bytes r with r / 256 >= (512 - odd) / 512, of 256.
+/// The fraction of the 256 bytes r with r / 256 >= (512 - odd) / 512.
 double RungCounts::Rung::probability_up() const {
   return odd == 0 ? 0 : (256 - (512 - odd + 1) / 2) / 256.0;
 }
@@ -73,7 +73,7 @@ RungCounts::RungCounts() {
   for (int i = 0; i + 1 < 8; ++i) {
     for (const int odd : {65, 257, 461}) rungs_.push_back({kNumbers[i], kNumbers[i + 1], odd});
   }
-  // The numbers themselves stay where they are.
+  // Values that are codes must not round.
   for (int i = 0; i + 1 < 8; ++i) rungs_.push_back({kNumbers[i], kNumbers[i + 1], 0});
 }
 

@@ -42,12 +42,12 @@ class RungCounts {
   /// Adds the codes of one draw of that tensor.
   void Take(ScenarioContext& context, const std::vector<float>& codes);
   /// Expects every count to be within the bound of its binomial, and values that are codes to stay.
-  /// `what`: "rowwise".
+  /// `what` names the codes in the report: "rowwise".
   void Expect(ScenarioContext& context, const std::string& what) const;
 
  private:
-  /// A value `odd` / 512 of the way between two neighbouring codes; `odd` values are never at an
-  /// edge between two of the 256 random bytes.
+  /// A value `odd` / 512 of the way between two neighbouring codes. Odd numerators keep it off the
+  /// edges between two of the 256 random bytes; 0 makes it the lower code itself.
   struct Rung {
     float low, high;
     int odd;

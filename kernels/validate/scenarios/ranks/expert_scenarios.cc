@@ -18,10 +18,10 @@ namespace quantgate {
 namespace {
 
 constexpr int64_t kIn = 64, kOut = 64, kExperts = 4, kChoices = 3, kTokens = 40;
-constexpr int64_t kIdle = 2;        ///< An expert to which nobody is routed.
-constexpr int64_t kWholeRows = 32;  ///< What blocks of every format fit into.
+constexpr int64_t kIdle = 2;        ///< An expert to which no token is routed.
+constexpr int64_t kWholeRows = 32;  ///< Rows of an expert are padded to this multiple.
 
-/// Tokens of all ranks, where they go, and the experts.
+/// The tokens of all ranks, their routing, and the weights of the experts.
 struct Mixture {
   Tensor x, grad_output, weights;
   std::vector<int64_t> experts;
@@ -34,7 +34,7 @@ absl::StatusOr<Mixture> MakeMixture(ScenarioContext& context) {
     return context.Generate(Distribution::kNormal, seed, dtype, std::move(shape));
   };
   QG_ASSIGN_OR_RETURN(mixture.x, normal(500, DType::kBF16, {kTokens, kIn}));
-  // The first token is far larger than the others: what it has no part in must not see it.
+  // The first token is far larger than the others, so that an amax that wrongly includes it shows.
   for (int64_t k = 0; k < kIn; ++k) SetValue(mixture.x, k, 64.0f * ValueAt(mixture.x, k));
   QG_ASSIGN_OR_RETURN(mixture.grad_output, normal(501, DType::kBF16, {kTokens, kOut}));
   QG_ASSIGN_OR_RETURN(mixture.weights, normal(502, DType::kF32, {kTokens, kChoices}));
@@ -49,7 +49,7 @@ absl::StatusOr<Mixture> MakeMixture(ScenarioContext& context) {
   return mixture;
 }
 
-/// The choices of an expert, in the order of tokens.
+/// Positions in Mixture::experts of the choices of an expert, in the order of tokens.
 std::vector<int64_t> ChoicesOf(const Mixture& mixture, int64_t expert) {
   std::vector<int64_t> choices;
   for (size_t i = 0; i < mixture.experts.size(); ++i) {
@@ -58,7 +58,8 @@ std::vector<int64_t> ChoicesOf(const Mixture& mixture, int64_t expert) {
   return choices;
 }
 
-/// A row of each choice's token, times `factors` where there are any, and zeros to whole blocks.
+/// For each choice the row of its token, times its factor if there are factors; then rows of zeros
+/// up to a multiple of kWholeRows.
 absl::StatusOr<Tensor> RowsFor(const std::vector<int64_t>& choices, const Tensor& tokens,
                                const Tensor& factors) {
   const int64_t columns = tokens.columns();
@@ -78,13 +79,13 @@ absl::StatusOr<Tensor> RowsFor(const std::vector<int64_t>& choices, const Tensor
   return rows;
 }
 
-/// RNE to bf16 where each partial sum is rounded.
+/// Rounds to bf16 (RNE) if `accumulation` rounds each partial sum.
 float Rounded(float value, SumAccumulation accumulation) {
   if (accumulation == SumAccumulation::kF32) return value;
   return DecodeFloat<BFloat16>(EncodeFloat<BFloat16>(value));
 }
 
-/// Rows of all choices, and their sums in the order of the choices.
+/// Collects the rows of all choices, and sums those of each token in the order of its choices.
 class ChoiceSums {
  public:
   ChoiceSums(int64_t columns, SumAccumulation accumulation)
@@ -126,7 +127,7 @@ struct Outcome {
   std::vector<Tensor> dw;
 };
 
-/// Expert by expert on the reference engine.
+/// Computes the layer expert by expert on the reference engine.
 absl::StatusOr<Outcome> ExpectedOutcome(ScenarioContext& context, const Mixture& mixture,
                                         SumAccumulation accumulation) {
   Outcome outcome;
@@ -152,7 +153,7 @@ absl::StatusOr<Outcome> ExpectedOutcome(ScenarioContext& context, const Mixture&
   return outcome;
 }
 
-/// Tokens of each rank: uneven, and none on one of four.
+/// Bounds of the tokens of each rank: uneven, and of four ranks one has no tokens.
 std::vector<int64_t> TokenBounds(int ranks) {
   if (ranks == 2) return {0, 23, kTokens};
   if (ranks == 4) return {0, 9, 9, 31, kTokens};
@@ -211,7 +212,7 @@ absl::Status StepOfRank(const GatherContext& rank, const Recipe& recipe, const M
   return absl::OkStatus();
 }
 
-/// Tensors are absent where the ranks could not.
+/// Runs the step on ranks. The tensors of the result are absent if a rank failed.
 absl::StatusOr<Outcome> OutcomeOnRanks(ScenarioContext& context, const Mixture& mixture,
                                        const MixtureStep& how) {
   std::vector<Tensor> y(static_cast<size_t>(how.ranks)), dx(y.size());
@@ -256,7 +257,8 @@ absl::Status CheckExperts(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
-/// Gradients rounded stochastically: experts draw by their number in the whole group.
+/// Gradients are rounded stochastically: each expert draws by its number in the whole group, so
+/// that the number of ranks does not matter.
 absl::Status CheckExpertNumbers(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(const Mixture mixture, MakeMixture(context));
   QG_ASSIGN_OR_RETURN(const Outcome alone,
@@ -267,7 +269,7 @@ absl::Status CheckExpertNumbers(ScenarioContext& context) {
   return ExpectOutcome(context, "on 4 ranks: ", outcome, alone);
 }
 
-/// y of rows that traveled as codes is that of rows that traveled as they are.
+/// Rows that travel as codes must give the same y as rows that travel unquantized.
 absl::Status CheckCodesTravel(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(const Mixture mixture, MakeMixture(context));
   QG_ASSIGN_OR_RETURN(const Outcome expected,

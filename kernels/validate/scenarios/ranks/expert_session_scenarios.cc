@@ -17,7 +17,8 @@
 namespace quantgate {
 namespace {
 
-// Gradients that no update has taken yet move with their experts.
+// When a session resumes on other ranks, gradients that no update has applied yet move with their
+// experts.
 absl::Status CheckExpertTraining(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(auto parameters, MakeExperts(context));
   QG_RETURN_IF_ERROR(AddBiases(context, kExpertOut, parameters));
@@ -40,8 +41,9 @@ absl::Status CheckExpertTraining(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
-/// Two copies of the experts, each on two ranks: an expert's gradients are summed over the ranks
-/// that hold it. Then on other ranks and copies, and on one rank.
+/// Two copies of the experts, each on two ranks: the gradients of an expert are summed over the
+/// ranks that hold it. Training then resumes on other numbers of ranks and copies, one rank among
+/// them.
 absl::Status CheckExpertCopies(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(const auto weights, MakeExperts(context));
   for (const WeightStorage storage : StoragesByHand(context.recipe())) {
@@ -69,7 +71,7 @@ absl::Status CheckExpertCopies(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
-/// Two updates of two microbatches each by two copies, each of which two ranks divide; then
+/// Trains two copies, each divided over two ranks: two updates of two microbatches each, then
 /// microbatches in flight over an update.
 absl::Status TrainDividedExperts(ScenarioContext& context, ParallelMode mode, bool has_rows,
                                  WeightStorage storage) {
@@ -77,7 +79,7 @@ absl::Status TrainDividedExperts(ScenarioContext& context, ParallelMode mode, bo
   if (mode == ParallelMode::kColumn) {
     QG_RETURN_IF_ERROR(AddBiases(context, kDividedColumns, parameters));
   }
-  // Without blocks copies divide every expert's rows, however many.
+  // Without quantization there are no blocks, and any number of rows can be divided over copies.
   const bool is_uneven = !context.recipe().is_quantized() && !has_rows;
   const RowsOfExperts rows = is_uneven ? RowsOfExperts{37, 0, 21, 6} : RowsOfTwoCopies();
   SessionSpec spec = ExpertSpec(context.recipe(), storage, rows);
@@ -103,7 +105,7 @@ absl::Status CheckDividedExperts(ScenarioContext& context) {
   for (const ParallelMode mode : kParallelModes) {
     for (const bool has_rows : {false, true}) {
       context.SetStep(run++);
-      // Either storage with either mode and either division of rows.
+      // Each storage meets both modes and both divisions of rows.
       const bool is_first = (mode == ParallelMode::kColumn) == has_rows;
       QG_RETURN_IF_ERROR(TrainDividedExperts(context, mode, has_rows,
                                              is_first ? storages.front() : storages.back()));
@@ -128,8 +130,9 @@ absl::Status TrainUnderSharedAmaxes(ScenarioContext& context, const SessionSpec&
   return training.Forward("last", 3);
 }
 
-/// Ranks that divide experts, over those with the same ones and over all, where an expert that a
-/// rank has not is 0; and ranks that divide their weights.
+/// Amax groups of ranks that divide the experts: the ranks with the same experts, and all ranks,
+/// where an expert counts as 0 on a rank that does not have it. Then groups of ranks that divide
+/// the weights of the experts.
 absl::Status CheckExpertAmaxes(ScenarioContext& context) {
   using Kind = AmaxGroup::Kind;
   QG_ASSIGN_OR_RETURN(const auto weights, MakeExperts(context, kDividedColumns));

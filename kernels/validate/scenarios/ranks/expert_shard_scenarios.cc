@@ -22,14 +22,15 @@ SessionSpec AdamExperts(const Recipe& recipe, WeightStorage weights, const RowsO
   return spec;
 }
 
-/// Whole blocks of 32 on each of two copies, and of three.
+/// Rows of each expert: whole blocks of 32 on each of two copies, and on each of three.
 const RowsOfExperts& RowsOfTwoOrThreeCopies() {
   static const auto& rows = *new RowsOfExperts{192, 0, 384, 192};
   return rows;
 }
 
-/// Two copies of the experts, each on two ranks; then on other ranks, which divide alike, and on
-/// one. Of three copies elements begin within a row, and some have no rows where a block is of 32.
+/// Trains two copies of the experts, each on two ranks, then resumes on other ranks with the same
+/// kind of division, one rank among them. With three copies the elements of some begin within a
+/// row, and where a block has 32 rows some have no rows.
 absl::Status TrainPiecesOfExperts(ScenarioContext& context, WeightStorage storage,
                                   CopyDivision division) {
   QG_ASSIGN_OR_RETURN(const auto weights, MakeExperts(context, kDividedColumns));
@@ -52,7 +53,7 @@ absl::Status TrainPiecesOfExperts(ScenarioContext& context, WeightStorage storag
   return training.Forward("last", seed);
 }
 
-/// Two copies of experts whose weights two ranks divide: of each part its pieces.
+/// Trains two copies of experts whose weights two ranks divide; the copies divide each part again.
 absl::Status TrainPiecesOfParts(ScenarioContext& context, WeightStorage storage,
                                 CopyDivision division, ParallelMode mode) {
   QG_ASSIGN_OR_RETURN(const auto weights, MakeExperts(context, kDividedColumns));
@@ -78,7 +79,7 @@ absl::Status CheckPiecesOfExperts(ScenarioContext& context) {
     for (const CopyDivision division : kDivisions) {
       context.SetStep(run++);
       QG_RETURN_IF_ERROR(TrainPiecesOfExperts(context, storage, division));
-      // Either division with either storage, and either mode.
+      // The mode alternates with the division and with the storage.
       const bool is_first = (storage == storages.front()) == (division == CopyDivision::kRows);
       QG_RETURN_IF_ERROR(TrainPiecesOfParts(context, storage, division,
                                             is_first ? ParallelMode::kColumn : ParallelMode::kRow));

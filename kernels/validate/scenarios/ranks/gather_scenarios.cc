@@ -23,7 +23,8 @@ constexpr Usages kRowwiseOnly{true, false};
 constexpr Usages kColumnwiseOnly{false, true};
 constexpr Usages kBothUsages{true, true};
 
-/// A tensor whose shards have other amaxes each, the largest element the last of all.
+/// A tensor whose shards have different amaxes, rising with the rank; the very last element is the
+/// largest.
 absl::StatusOr<Tensor> RisingTensor(ScenarioContext& context, int size) {
   QG_ASSIGN_OR_RETURN(const Tensor normal, context.Generate(Distribution::kNormal, 11, DType::kBF16,
                                                             {kGatherRows * size, kGatherColumns}));
@@ -68,7 +69,8 @@ absl::StatusOr<QuantizedTensor> GatherCodesToHost(const GatherContext& rank,
 
 // ---- D01, D04, D26
 
-/// Delayed scaling's amax is a note of one rank's own cast and no part of the tensor.
+/// Drops the amaxes that delayed scaling noted: each is of one rank's own cast and not part of the
+/// gathered tensor.
 void DropNotedAmaxes(QuantizedTensor& quantized) {
   for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
     std::optional<QuantizedCopy>& copy = quantized.copy(usage);
@@ -160,7 +162,7 @@ absl::Status CheckDirections(ScenarioContext& context) {
 
 // ---- D24: backward overrides
 
-/// What the rowwise codes of all ranks stand for, by gathering codes and by gathering values.
+/// Gathering codes and dequantizing must give the same values as dequantizing and gathering.
 absl::Status CheckGatherOfValues(ScenarioContext& context) {
   constexpr int kSize = 2;
   constexpr TensorRole kRole = TensorRole::kInput;
@@ -199,7 +201,7 @@ absl::Status CheckGatherOfValues(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
-/// Backward's operands that travel are whole and of the activation dtype.
+/// Expects the operand of wgrad that was gathered to have dtype and shape of the whole tensor.
 void ExpectHighPrecisionOperands(ScenarioContext& context, const LayerRequest& whole,
                                  const std::vector<StepTensors>& ranks) {
   const bool is_row = whole.layer.parallel_mode == ParallelMode::kRow;
@@ -242,16 +244,16 @@ std::vector<double> ColumnBlockAmaxes(const Tensor& x, int64_t rows) {
 double HalfStep(double value, double scale_inv) {
   return std::max(0x1p-4 * std::abs(value), 0x1p-10 * scale_inv);
 }
-/// Of a block: the next power of two above amax / 448 at most.
+/// The largest scale_inv of a block with this amax: the next power of two above amax / 448.
 double LargestScaleInv(double amax) { return 2 * amax / 448; }
 
-/// The two roundings of the operand that is quantized twice, and the one of the other. The first
-/// is under a scale of fp32: four roundings of 2^-24, and one to bf16.
+/// Values of x quantized twice and once. The first of the two quantizations has an fp32 scale; its
+/// error includes up to four roundings of 2^-24 and one to bf16.
 struct DoubleQuantization {
   Tensor x;       ///< As given.
-  Tensor values;  ///< What its rowwise codes stand for.
-  Tensor twice;   ///< What columnwise codes of those stand for, f32.
-  Tensor once;    ///< Those of x, f32.
+  Tensor values;  ///< The values of its rowwise codes.
+  Tensor twice;   ///< The values of columnwise codes of `values`, f32.
+  Tensor once;    ///< The values of columnwise codes of x, f32.
 };
 
 absl::StatusOr<DoubleQuantization> QuantizedTwice(const Tensor& x, const Quantizer& quantizer,
@@ -314,7 +316,7 @@ absl::Status CheckDoubleQuantization(ScenarioContext& context) {
     QG_RETURN_IF_ERROR(context.ExpectSameBits("x of wgrad scale_inv", rank.wgrad_x.scale_inv,
                                               twice.columnwise->scale_inv));
   }
-  // Forward: the same codes again.
+  // Forward reads rowwise codes, which the second quantization reproduces.
   QG_RETURN_IF_ERROR(
       context.ExpectSameCopy("x of fprop, twice and once", twice.rowwise, codes.rowwise));
   QG_ASSIGN_OR_RETURN(const DoubleQuantization both, QuantizedTwice(whole.x, quantizer, twice));
@@ -340,7 +342,7 @@ EngineAlterations InterleaveLeft() {
   return alterations;
 }
 
-/// As if the elements behind the shard, never written, were ones of it.
+/// Takes the memory behind the shard, never written, for elements of it.
 EngineAlterations PadInAmax() {
   EngineAlterations alterations;
   alterations.measured = [](Engine& engine, TensorAmaxes measured) -> absl::StatusOr<TensorAmaxes> {

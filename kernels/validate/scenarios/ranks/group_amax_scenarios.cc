@@ -19,8 +19,8 @@ constexpr int64_t kColumns = 32;
 constexpr int64_t kBlockRows = 16;
 constexpr float kOutlier = -300.0f;
 
-/// The quantization of a rank's tensor under the maxima of its group; without a group its own. On
-/// the host.
+/// Quantizes a rank's tensor under the maxima of its group, or under its own if `group` is empty.
+/// The result is on the host.
 absl::StatusOr<QuantizedTensor> QuantizeInGroup(ScenarioContext& context, Rank& rank,
                                                 const std::string& group, const Tensor& source) {
   const Quantizer& quantizer = context.recipe().QuantizerFor(TensorRole::kInput);
@@ -111,7 +111,7 @@ absl::Status CheckOverOtherGroup(ScenarioContext& context) {
 
 struct EdgeCase {
   const char* name;
-  float values[2];  ///< Of the two elements of rank 3 that are not zero.
+  float values[2];  ///< Values of two elements of rank 3; its other elements are zero.
 };
 
 absl::Status CheckEdges(ScenarioContext& context) {
@@ -142,7 +142,8 @@ absl::Status CheckEdges(ScenarioContext& context) {
 
 // ---- Two groups, and none
 
-/// One use of a tensor: which, and in which group; no group: by itself.
+/// One quantization of tensor number `tensor` under the maxima of `group`, or under its own if the
+/// name is empty.
 struct Pass {
   int tensor = 0;
   const char* group = "";

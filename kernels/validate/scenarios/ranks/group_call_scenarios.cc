@@ -13,7 +13,7 @@
 namespace quantgate {
 namespace {
 
-/// A tensor of bytes in which no two rows are alike.
+/// An i32 tensor in which no two rows are alike.
 absl::StatusOr<Tensor> MarkedRows(int64_t rows) {
   QG_ASSIGN_OR_RETURN(Tensor tensor, Tensor::Allocate(DType::kI32, {rows, 5}));
   for (int64_t i = 0; i < tensor.element_count(); ++i) {
@@ -27,7 +27,7 @@ absl::StatusOr<Tensor> MarkedRows(int64_t rows) {
 absl::Status CheckPlacement(ScenarioContext& context) {
   for (const int size : {1, 2, 3, 4, 8}) {
     QG_ASSIGN_OR_RETURN(const std::unique_ptr<World> world, MakeVirtualRanks(context, size));
-    // As many rows for all, one more for some, and none for most.
+    // Equal numbers of rows; one more for some ranks; one row, so that most ranks have none.
     for (const int64_t rows : {int64_t{3} * size, int64_t{2} * size + size / 2, int64_t{1}}) {
       QG_ASSIGN_OR_RETURN(const Tensor whole, MarkedRows(rows));
       QG_ASSIGN_OR_RETURN(const std::vector<Tensor> shards, RowBlocks(whole, EvenRows(rows, size)));
@@ -62,7 +62,8 @@ absl::Status Reduce(Rank& rank, ReductionProfile profile) {
 
 using Call = std::function<absl::Status(Rank&)>;
 
-/// What rank 1 does where the others gather or reduce; no call: it ends.
+/// Rank 1 makes the call `one` where the others make the call `others`. If `one` is empty, rank 1
+/// ends.
 struct Mismatch {
   const char* name;
   Call others, one;
@@ -94,7 +95,7 @@ std::vector<Mismatch> Mismatches() {
   };
 }
 
-/// Every rank's call fails, with the same error.
+/// Expects every rank's call to fail with this code and with this text in its error.
 void ExpectToldToAll(ScenarioContext& context, const std::string& name,
                      const std::vector<absl::Status>& statuses, absl::StatusCode code,
                      std::string_view message) {

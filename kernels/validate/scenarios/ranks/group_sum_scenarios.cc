@@ -15,12 +15,12 @@ namespace {
 
 constexpr int64_t kSumColumns = 24;
 
-/// What the definition of a profile says, in its own words (docs/ranks.md section 1.1).
+/// The definition of a reduction profile in terms of its own (docs/ranks.md section 1.1).
 struct ProfileByHand {
   const char* name;
-  int first = 0;             ///< Where the owner begins, counted from itself;
-  int step = 1;              ///< and where it goes from there.
-  bool from_zero = false;    ///< It begins at rank 0 whoever owns the row.
+  int first = 0;             ///< The first rank of the sum, counted from the owner of the row.
+  int step = 1;              ///< How many ranks further the next one is.
+  bool from_zero = false;    ///< The sum begins at rank 0, whichever rank owns the row.
   bool rounds_each = false;  ///< Each sum is rounded to bf16.
 };
 constexpr std::array<ProfileByHand, 6> kProfiles = {{
@@ -56,8 +56,8 @@ absl::StatusOr<Tensor> SumByHand(const std::vector<Tensor>& parts, const Profile
   return sum;
 }
 
-/// Large numbers that cancel beside small ones, so that every order and rounding shows: of two
-/// ranks that are two apart the large ones have one magnitude.
+/// Partial sums with large numbers that cancel beside small ones, so that every order and rounding
+/// shows: the large numbers of two ranks that are two apart differ in sign alone.
 absl::StatusOr<std::vector<Tensor>> Partials(ScenarioContext& context, int size, int64_t rows) {
   std::vector<Tensor> partials;
   QG_ASSIGN_OR_RETURN(const Tensor large, context.Generate(Distribution::kNormal, 400, DType::kBF16,
@@ -75,7 +75,7 @@ absl::StatusOr<std::vector<Tensor>> Partials(ScenarioContext& context, int size,
   return partials;
 }
 
-/// Rows of owners that are as unequal as can be: none for the first.
+/// Rows of each owner: as many as twice its rank, so that the first has none.
 std::vector<int64_t> UnequalRows(int size) {
   std::vector<int64_t> rows;
   for (int rank = 0; rank < size; ++rank) rows.push_back(2 * rank);
@@ -147,7 +147,7 @@ absl::Status CheckProfiles(ScenarioContext& context) {
 absl::Status CheckTwoRanks(ScenarioContext& context) {
   QG_RETURN_IF_ERROR(CheckProfilesOf(context, 2));
   if (context.difference_count() > 0) return absl::OkStatus();
-  // By hand they are all one: otherwise the words of a profile are wrong.
+  // With two ranks the sums by hand are equal under all profiles; if not, a ProfileByHand is wrong.
   const std::vector<int64_t> rows = UnequalRows(2);
   QG_ASSIGN_OR_RETURN(const std::vector<Tensor> partials, Partials(context, 2, TotalOf(rows)));
   QG_ASSIGN_OR_RETURN(const Tensor first, SumByHand(partials, kProfiles[0], rows));

@@ -1,6 +1,5 @@
 // Layers whose communication is hidden behind their GEMMs (docs/ranks.md section 10.1): virtual
-// ranks on the engine that is looked at, against shards run alone and against layers that gather
-// first.
+// ranks on the engine under test, compared with shards run alone and with layers that gather first.
 #include <map>
 #include <memory>
 #include <string>
@@ -23,7 +22,7 @@ bool Overlaps(const Recipe& recipe) {
          recipe.is_delayed() || IsMxfp8(recipe);
 }
 
-/// A sequence-parallel step of a rank, with the methods of the table.
+/// A sequence-parallel step of a rank, with the methods of DefaultOverlapPlan.
 ParallelStep OverlappedStep(const Recipe& recipe, VirtualOverlap& end) {
   ParallelStep step{.tp = &end.overlap->group(), .sequence_parallel = true};
   step.overlap = end.overlap.get();
@@ -60,7 +59,7 @@ absl::Status CheckLinear(ScenarioContext& context, ParallelMode mode, int size) 
 absl::Status CheckLinears(ScenarioContext& context) {
   for (const ParallelMode mode : kParallelModes) {
     QG_RETURN_IF_ERROR(CheckLinear(context, mode, 2));
-    // Whose shards of 128 rows and columns the reference would take long for.
+    // Shards of mxfp8 have 128 rows and columns: on 4 ranks the reference would take too long.
     if (IsMxfp8(context.recipe())) continue;
     QG_RETURN_IF_ERROR(CheckLinear(context, mode, 4));
   }
@@ -72,7 +71,7 @@ absl::Status CheckLinears(ScenarioContext& context) {
 constexpr int kTraceSteps = 10;
 constexpr float kLearningRate = 0.01f;
 
-/// Two linear layers with an activation between, of columns and then of rows.
+/// A column-parallel linear layer, an activation and a row-parallel linear layer.
 absl::StatusOr<LayerRequest> MakeMlp(ScenarioContext& context) {
   const int64_t unit = IsMxfp8(context.recipe()) ? 128 : 32;
   LayerRequest mlp;
@@ -99,14 +98,14 @@ absl::StatusOr<LayerRequest> MakeMlp(ScenarioContext& context) {
 /// y and the gradients of every step, on the host.
 using Trace = std::vector<std::vector<NamedTensor>>;
 
-/// Step after step of gradient descent on one rank; `step`: how the rank communicates.
+/// Steps of gradient descent on one rank. `step` says how the rank communicates.
 absl::StatusOr<Trace> Train(ScenarioContext& context, Engine& engine, const LayerRequest& whole,
                             const ParallelStep& step) {
   QG_ASSIGN_OR_RETURN(LayerRequest shard, ShardLayer(engine, whole, step));
   const Tensor x = shard.x;
   Trace trace;
   for (int i = 0; i < kTraceSteps; ++i) {
-    // Other amaxes in every step.
+    // Scales x so that the amaxes change from step to step.
     QG_ASSIGN_OR_RETURN(
         shard.x, engine.Scale(x, static_cast<float>(i % 4 + 1), x.dtype(), context.cancellation()));
     shard.seed = static_cast<uint64_t>(i);
@@ -132,8 +131,8 @@ absl::StatusOr<Trace> Train(ScenarioContext& context, Engine& engine, const Laye
   return trace;
 }
 
-/// Both ranks' traces of layers that gather first and reduce last, on the reference engine, with no
-/// fault anywhere.
+/// The traces of both ranks, computed by layers that gather first and reduce last, on the reference
+/// engine and without any fault.
 absl::StatusOr<std::vector<Trace>> ExpectedTraces(ScenarioContext& context,
                                                   const LayerRequest& whole) {
   QG_ASSIGN_OR_RETURN(const auto world,
@@ -178,8 +177,8 @@ absl::Status CheckTrace(ScenarioContext& context) {
 
 // ---- What comes back (bug class 42)
 
-/// Two layers that share their buffers, each forward and backward; what the first gave is looked at
-/// after the second.
+/// Two layers that share their buffers, each with forward and backward. The results of the first
+/// are compared after the second has run.
 absl::Status CheckGradientsLast(ScenarioContext& context) {
   std::vector<LayerRequest> wholes;
   for (const uint64_t seed : {30, 40}) {
@@ -187,7 +186,7 @@ absl::Status CheckGradientsLast(ScenarioContext& context) {
                         OverlappedLinear(context, ParallelMode::kColumn, seed));
   }
   QG_ASSIGN_OR_RETURN(const auto world, MakeVirtualRanks(context, 2));
-  std::vector<std::vector<StepTensors>> subjects(2, std::vector<StepTensors>(2));  // By layer.
+  std::vector<std::vector<StepTensors>> subjects(2, std::vector<StepTensors>(2));  // [layer][rank]
   RunBodies(context, "two layers", *world, [&](Rank& rank) -> absl::Status {
     QG_ASSIGN_OR_RETURN(const auto end, VirtualOverlap::Open(rank));
     for (size_t layer = 0; layer < 2; ++layer) {
@@ -196,7 +195,7 @@ absl::Status CheckGradientsLast(ScenarioContext& context) {
       QG_ASSIGN_OR_RETURN(subjects[layer][static_cast<size_t>(rank.index())],
                           OneStep(context, rank, shard));
     }
-    // When both have run, and before the buffers go.
+    // Reads the results after both layers have run and while the buffers exist.
     for (std::vector<StepTensors>& of_layer : subjects) {
       StepTensors& step = of_layer[static_cast<size_t>(rank.index())];
       QG_ASSIGN_OR_RETURN(step, OnHost(rank, std::move(step)));
@@ -212,7 +211,8 @@ absl::Status CheckGradientsLast(ScenarioContext& context) {
 
 // ---- Precision (bug class 47)
 
-/// A step under one recipe and then, over the same buffers, opened anew, one under another.
+/// Runs a step under one recipe, opens the overlap anew over the same buffers, and runs a step
+/// under the recipe of the context.
 absl::Status CheckReopened(ScenarioContext& context, ParallelMode mode) {
   QG_ASSIGN_OR_RETURN(const Recipe first,
                       Recipe::Parse(context.recipe().is_quantized() ? "bf16" : "fp8_current"));

@@ -1,5 +1,5 @@
-// Communication beside GEMMs (docs/ranks.md): virtual ranks, what they get against GEMMs of the
-// whole and sums by hand.
+// Communication beside GEMMs (docs/ranks.md): the results of virtual ranks, compared with GEMMs of
+// the whole and with sums by hand.
 #include <algorithm>
 #include <functional>
 #include <memory>
@@ -17,8 +17,8 @@
 namespace quantgate {
 namespace {
 
-constexpr int64_t kWidth = 128;      // Of x and of each rank's weight: one multiple of mxfp8.
-constexpr int64_t kShardRows = 128;  // Likewise.
+constexpr int64_t kWidth = 128;      // Columns of x, both sides of weights; mxfp8 needs 128.
+constexpr int64_t kShardRows = 128;  // Rows of each rank's x; likewise.
 
 absl::StatusOr<GemmOperand> Quantized(ScenarioContext& context, const Tensor& source,
                                       TensorRole role) {
@@ -46,7 +46,7 @@ struct Layer {
     return layer;
   }
 
-  /// Of all rows.
+  /// The rank's GEMM over the rows of all ranks.
   GemmDesc Whole(ScenarioContext& context, int rank) const {
     GemmDesc gemm;
     gemm.a = x;
@@ -56,7 +56,7 @@ struct Layer {
         IsFp8(x.data.dtype()) && context.recipe().UsesSplitAccumulator(GemmRole::kFprop);
     return gemm;
   }
-  /// Of the rank's own.
+  /// The rank's GEMM over its own rows.
   absl::StatusOr<GemmDesc> Shard(ScenarioContext& context, int rank) const {
     GemmDesc gemm = Whole(context, rank);
     const int64_t begin = rank * kShardRows;
@@ -94,7 +94,7 @@ absl::Status CheckRing(ScenarioContext& context, int size, bool aggregate) {
   const std::vector<TensorsOfRank> results =
       RunRanks(context, "ring", *world, [&](Rank& rank) -> absl::StatusOr<TensorsOfRank> {
         QG_ASSIGN_OR_RETURN(const auto end, VirtualOverlap::Open(rank));
-        // So that the buffer holds something that is not this layer's.
+        // Fills the buffer with another layer's operand first.
         QG_ASSIGN_OR_RETURN(
             GatheredGemm before,
             GatherAndMultiply(context, *end, earlier, rank.index(), "layer0", aggregate));
@@ -125,7 +125,8 @@ absl::Status CheckRings(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
-// ---- D13, D14: partials are f32 and come of a GEMM by the identity, so that orders differ.
+// ---- D13, D14: partials are f32 results of a GEMM by the identity, and orders of summing them
+// differ.
 
 absl::StatusOr<GemmDesc> PartialGemm(ScenarioContext& context, int rank, int64_t rows,
                                      int64_t columns) {
@@ -140,7 +141,8 @@ absl::StatusOr<GemmDesc> PartialGemm(ScenarioContext& context, int rank, int64_t
   return gemm;
 }
 
-/// p_r + p_(r-1) + ... in fp32 for the rows of each owner r.
+/// p_owner + p_(owner-1) + ... in fp32 for the rows of rank `owner`; p_r are the rows that rank r
+/// computed.
 absl::StatusOr<Tensor> SumDownwards(const std::vector<GemmDesc>& gemms, int owner, int64_t rows) {
   const int size = static_cast<int>(gemms.size());
   const int64_t columns = gemms[0].a.data.columns();
@@ -216,7 +218,8 @@ absl::Status CheckPipeline(ScenarioContext& context) {
 
 // ---- D15, D16
 
-/// Both bulk calls, and what they give: gathered x, the GEMM beside it, the GEMM beside the sum, y.
+/// Makes both bulk calls, and returns the gathered x, the GEMM beside the gather, the GEMM beside
+/// the sum, and the sum.
 absl::StatusOr<TensorsOfRank> BulkCalls(ScenarioContext& context, Rank& rank, const Layer& layer,
                                         const std::vector<GemmDesc>& partials) {
   QG_ASSIGN_OR_RETURN(const auto end, VirtualOverlap::Open(rank));
@@ -270,7 +273,7 @@ absl::Status CheckBulk(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
-/// One small ring and one small sum under a schedule.
+/// One small reduce-scatter and one small ring, under the schedule noise of `seed`.
 absl::Status CheckSchedule(ScenarioContext& context, uint64_t seed) {
   constexpr int kSize = 4;
   constexpr int64_t kRows = 4;
@@ -322,7 +325,7 @@ absl::Status CheckReuse(ScenarioContext& context) {
                         Layer::Make(context, kSize, 100 * static_cast<uint64_t>(i + 1)));
   }
   QG_ASSIGN_OR_RETURN(const auto world, MakeVirtualRanks(context, kSize));
-  // All forwards and then all backwards, which gather again what forward kept.
+  // Runs all forwards and then all backwards; a backward gathers again what its forward kept.
   const std::vector<TensorsOfRank> results =
       RunRanks(context, "layers", *world, [&](Rank& rank) -> absl::StatusOr<TensorsOfRank> {
         QG_ASSIGN_OR_RETURN(const auto end, VirtualOverlap::Open(rank));
@@ -345,7 +348,7 @@ absl::Status CheckReuse(ScenarioContext& context) {
                    .gemm = layers[i].Whole(context, rank.index()),
                    .shard = {own}}));
           QG_ASSIGN_OR_RETURN(const std::vector<Tensor> gathered, backward.gathered.Read());
-          // Copied out: the next layer's gather takes the memory.
+          // Copied out, since the next layer gathers into the same memory.
           QG_ASSIGN_OR_RETURN(tensors[i], rank.engine().Slice(gathered[0], 0, 0, kShardRows * kSize,
                                                               rank.cancellation()));
           QG_RETURN_IF_ERROR(backward.gathered.Release());

@@ -42,11 +42,11 @@ absl::Status CheckUnalignedSteps(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
-/// What divides no contraction and no block has the bits of one rank: y and dw of a column-parallel
-/// layer, dx and dw of a row-parallel one.
+/// Where ranks divide neither contraction nor block, outputs have the bits of one rank: y and dw of
+/// a column-parallel layer, dx and dw of a row-parallel one.
 absl::Status CheckAgainstOneRank(ScenarioContext& context, ParallelMode mode, int size) {
   Engine& reference = context.reference();
-  // Whole blocks on every rank.
+  // Every rank must have whole blocks.
   const int64_t columns = context.recipe().name() == "fp8_block" ? 128 * size : 128;
   QG_ASSIGN_OR_RETURN(const LayerRequest whole,
                       MakeParallelLinear(context, mode, 128 * size, 30, columns));
@@ -88,7 +88,8 @@ absl::Status CheckAgainstOne(ScenarioContext& context) {
 
 // ---- Bias (D17)
 
-/// Integers of which every product and sum is exact; 4 in every block, so that codes are too.
+/// Integers whose products and sums are exact. Every block of 32 has a 4 in it, so that codes are
+/// exact too.
 absl::StatusOr<Tensor> Integers(Shape shape, int64_t modulus) {
   QG_ASSIGN_OR_RETURN(Tensor tensor, Tensor::Allocate(DType::kF32, std::move(shape)));
   for (int64_t i = 0; i < tensor.element_count(); ++i) {

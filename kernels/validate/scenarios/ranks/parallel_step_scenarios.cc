@@ -1,4 +1,5 @@
-// Steps of layers that are divided over ranks: whose group, scale and codes each of them has.
+// Steps of layers that are divided over ranks: the group, the scale and the codes that each step
+// uses.
 #include <map>
 #include <memory>
 #include <span>
@@ -20,14 +21,14 @@ namespace {
 
 // ---- Groups (D18)
 
-/// Of two neighbours, and of ranks two apart.
+/// The two kinds of pairs of four ranks: neighbours, and ranks that are two apart.
 constexpr const char* kPairs[] = {kNeighbours, kHalfApart};
 
-/// Which pair of a group a rank is in, and where.
+/// The number of the pair of kind kPairs[group] that a rank is in, and its place in that pair.
 int TeamOf(size_t group, int rank) { return group == 0 ? rank / 2 : rank % 2; }
 int PlaceOf(size_t group, int rank) { return group == 0 ? rank % 2 : rank / 2; }
 
-/// Every pair has data of its own, so that the wrong partner shows.
+/// A layer for one pair. Every pair has data of its own, so that the wrong partner shows.
 absl::StatusOr<LayerRequest> TeamLinear(ScenarioContext& context, ParallelMode mode, size_t group,
                                         int team) {
   return MakeParallelLinear(context, mode, 64, 60 + 10 * group + 4 * static_cast<uint64_t>(team));
@@ -38,7 +39,8 @@ struct InterleavedSteps {
   Tensor alone;  ///< y of a forward in no group, after those in groups.
 };
 
-/// One module: forwards in two groups and in none, then the backwards.
+/// Runs one module on a rank: a forward in each group and one in none, then the backwards of the
+/// two.
 absl::StatusOr<InterleavedSteps> TakeInterleaved(ScenarioContext& context, Rank& rank,
                                                  const std::vector<LayerRequest>& wholes,
                                                  bool in_order) {
@@ -71,13 +73,13 @@ absl::StatusOr<InterleavedSteps> TakeInterleaved(ScenarioContext& context, Rank&
   return steps;
 }
 
-/// The weight of rank `rank`: its part in the first group.
+/// Part `place` of two of the weight, as ranks of the first group divide it.
 absl::StatusOr<Tensor> WeightOf(ScenarioContext& context, const LayerRequest& whole, int place) {
   return ShardOf(context.reference(), "weight", whole.parameters.at("weight"),
                  ParameterShardRule(whole.layer, "weight"), place, 2);
 }
 
-/// What rank `rank` computes by itself of its part of x.
+/// y of rank `rank` outside of any group, from its own parts of x and of the weight.
 absl::StatusOr<Tensor> ExpectedAlone(ScenarioContext& context, const LayerRequest& whole,
                                      int rank) {
   const int place = PlaceOf(0, rank);
@@ -113,7 +115,8 @@ absl::Status CheckOneModule(ScenarioContext& context, ParallelMode mode, bool in
   for (int rank = 0; rank < 4; ++rank) {
     const size_t i = static_cast<size_t>(rank);
     for (size_t group = 0; group < 2; ++group) {
-      // In the second group both members have the weight of the same place.
+      // Ranks that are two apart have the same part of the weight, that of their place in the first
+      // group.
       Tensor weight;
       if (group == 1) {
         QG_ASSIGN_OR_RETURN(weight, WeightOf(context, wholes[i][1], PlaceOf(0, rank)));
@@ -143,14 +146,14 @@ absl::Status CheckGroups(ScenarioContext& context) {
 
 // ---- What is saved (D19, D21)
 
-/// Training, an evaluation and training again, with the backwards behind: each step is what it is
-/// by itself.
+/// Runs three forwards (training, evaluation, training) before the backwards. Each step must equal
+/// the same step by itself.
 absl::Status CheckSaved(ScenarioContext& context) {
   std::vector<LayerRequest> wholes;
   for (const uint64_t seed : {120, 130, 140}) {
     QG_ASSIGN_OR_RETURN(LayerRequest whole,
                         MakeParallelLinear(context, ParallelMode::kColumn, 256, seed));
-    // Amaxes that no two steps share.
+    // Gives every step an amax of its own.
     QG_ASSIGN_OR_RETURN(whole.x, context.Generate(Distribution::kNormal, seed, DType::kBF16,
                                                   whole.x.shape(), static_cast<float>(seed)));
     wholes.push_back(std::move(whole));
@@ -196,10 +199,10 @@ absl::Status CheckSaved(ScenarioContext& context) {
 
 // ---- Histories of delayed scaling (D33)
 
-/// By what a step's tensors are multiplied; 0: it sees nothing.
+/// The factor on x and grad_output of each step; under 0 the step sees zeros alone.
 constexpr float kStepScales[] = {1.0f, 8.0f, 0.0f, 0.25f, 0.0f, 0.0f, 2.0f};
 
-/// Steps of two neighbours, each pair with amaxes of its own.
+/// Steps of pair `team` of neighbours; each pair has amaxes of its own.
 absl::StatusOr<std::vector<LayerRequest>> DelayedSteps(ScenarioContext& context, int team) {
   std::vector<LayerRequest> steps;
   for (const float scale : kStepScales) {
@@ -216,7 +219,8 @@ absl::StatusOr<std::vector<LayerRequest>> DelayedSteps(ScenarioContext& context,
   return steps;
 }
 
-/// All steps of a rank, each with the scales that the one before has left.
+/// Runs all steps of a rank, each with the states that the step before left, and adds the states
+/// after each to `after`.
 absl::Status TakeDelayedSteps(ScenarioContext& context, Rank& rank,
                               const std::vector<LayerRequest>& wholes,
                               std::vector<StatesByName>& after) {
@@ -232,7 +236,7 @@ absl::Status TakeDelayedSteps(ScenarioContext& context, Rank& rank,
   return absl::OkStatus();
 }
 
-/// The states of one pair's tensors against a model that sees the whole tensors.
+/// Expects the states to equal those of a model that sees the whole tensors of the pair.
 absl::Status ExpectHistories(ScenarioContext& context, const std::string& where,
                              const std::vector<LayerRequest>& wholes,
                              const std::vector<StatesByName>& after) {
@@ -286,7 +290,7 @@ absl::Status CheckRankHistories(ScenarioContext& context) {
 
 // ---- Hybrid recipes (D23)
 
-/// What the shards' rowwise codes stand for, under the amax of the whole.
+/// The values of the shards' rowwise codes, made under the amax of the whole tensor, put together.
 absl::StatusOr<Tensor> ValuesOfShards(ScenarioContext& context, const Tensor& whole, int size) {
   const Quantizer& quantizer = context.recipe().QuantizerFor(TensorRole::kInput);
   Engine& reference = context.reference();

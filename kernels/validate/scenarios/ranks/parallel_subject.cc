@@ -106,7 +106,7 @@ absl::StatusOr<std::vector<StepTensors>> ShardsAlone(ScenarioContext& context,
 absl::StatusOr<Tensor> SumInOrder(const std::vector<Tensor>& parts) {
   const ExecutionContext context;
   QG_ASSIGN_OR_RETURN(Tensor sum, CastTensor(parts[0], DType::kF32, context));
-  // The cast of an f32 tensor is itself.
+  // CastTensor returns an f32 tensor itself, which must not be added to: this copies it.
   QG_ASSIGN_OR_RETURN(sum, Tensor::FromBytes(DType::kF32, sum.shape(), sum.bytes()));
   for (size_t i = 1; i < parts.size(); ++i) {
     QG_ASSIGN_OR_RETURN(const Tensor part, CastTensor(parts[i], DType::kF32, context));

@@ -21,7 +21,7 @@ class RankLayer {
 
   absl::StatusOr<ForwardResult> Forward(const Tensor& x, const StepOptions& options);
   absl::StatusOr<BackwardResult> Backward(std::unique_ptr<LayerSaved> saved, const Tensor& dy);
-  /// Of the last backward.
+  /// The records of the last backward.
   const StepRecords& records() const { return records_; }
 
  private:
@@ -49,7 +49,7 @@ absl::StatusOr<LayerRequest> ShardOn(Rank& rank, const LayerRequest& whole, Proc
 StepOptions StepOptionsOf(ScenarioContext& context, const LayerRequest& shard);
 
 /// Runs each shard as a layer of one rank, with all rows, on the reference engine; a row-parallel
-/// shard without its bias. `weight`: a part that all ranks have in place of their own.
+/// shard without its bias. If `weight` is present, all ranks have it in place of their own parts.
 absl::StatusOr<std::vector<StepTensors>> ShardsAlone(ScenarioContext& context,
                                                      const LayerRequest& whole, int size,
                                                      const Tensor& weight = {});
@@ -62,12 +62,13 @@ absl::StatusOr<Tensor> RowPart(const Tensor& tensor, int rank, int size);
 /// A training step of one rank, in the memory of its engine.
 absl::StatusOr<StepTensors> OneStep(ScenarioContext& context, Rank& rank,
                                     const LayerRequest& shard);
-/// A training step of every rank of a new world, on the host; nothing where one of them refuses,
-/// which is a difference.
+/// A training step of every rank of a new world, on the host. Empty if a rank refuses, which is
+/// recorded as a difference.
 absl::StatusOr<std::vector<StepTensors>> StepOnRanks(ScenarioContext& context,
                                                      const LayerRequest& whole, int size,
                                                      bool sequence_parallel);
-/// What each rank of a group must give, computed from the shards alone. `weight` as above.
+/// What each rank of a group must give, computed from the shards alone. `weight`: as for
+/// ShardsAlone.
 absl::StatusOr<std::vector<StepTensors>> ExpectedRanks(ScenarioContext& context,
                                                        const LayerRequest& whole, int size,
                                                        bool sequence_parallel,
@@ -77,7 +78,7 @@ absl::Status ExpectStep(ScenarioContext& context, const std::string& name,
 /// Expects the steps of all ranks to equal ExpectedRanks; `subjects` may be empty.
 absl::Status ExpectStepsOfRanks(ScenarioContext& context, const std::vector<StepTensors>& subjects,
                                 const LayerRequest& whole, bool sequence_parallel);
-/// "column SP, rank 1:".
+/// A rank and its mode in the names of checks: "column SP, rank 1:".
 std::string ModeText(ParallelMode mode, bool sequence_parallel, int rank);
 
 inline constexpr ParallelMode kParallelModes[] = {ParallelMode::kColumn, ParallelMode::kRow};

@@ -19,8 +19,8 @@
 namespace quantgate {
 namespace {
 
-/// So many copies, which divide each weight, its master and its moments, or the latter alone; one
-/// rank where there is 1.
+/// The spec on `copies` copies that divide weights, masters and moments, or the latter two, as
+/// `division` says; on one rank if `copies` is 1.
 SessionSpec OnCopies(SessionSpec spec, int copies, CopyDivision division) {
   spec.parallel.reset();
   if (copies == 1) return spec;
@@ -39,7 +39,7 @@ SessionSpec ShardedSpec(const Recipe& recipe, WeightStorage weights) {
 }
 
 using ComparedCopies = ComparedRanks<CopiesByHand>;
-/// Of TwoLayerSpec, of which both sides have 32 columns.
+/// The batch of TwoLayerSpec, whose x and y have 32 columns.
 constexpr BatchShape kTwoLayerBatch = {128, 32, 32};
 
 absl::Status CheckShardedTraining(ScenarioContext& context) {
@@ -82,7 +82,7 @@ absl::Status CheckGoingOnElsewhere(ScenarioContext& context) {
     for (const CopyDivision division : {CopyDivision::kNone, CopyDivision::kRows}) {
       QG_RETURN_IF_ERROR(GoOnElsewhere(context, weights, division));
     }
-    // Elements are not cast by two rules of blocks.
+    // Masters divided by elements cannot be cast to the two formats of a hybrid recipe.
     const bool is_cast = weights == WeightStorage::kQuantized;
     if (is_cast && context.recipe().name() == "hybrid") continue;
     QG_RETURN_IF_ERROR(GoOnElsewhere(context, weights, CopyDivision::kElements));
@@ -94,7 +94,7 @@ absl::Status CheckGoingOnElsewhere(ScenarioContext& context) {
 
 constexpr int64_t kDividedRows = 128, kDividedWidth = 128;
 
-/// One layer on ranks that divide its weight, on so many copies.
+/// One linear layer whose weight `places` ranks divide, on `copies` copies.
 SessionSpec DividedSpec(const Recipe& recipe, WeightStorage weights, ParallelMode mode, int places,
                         int copies) {
   SessionSpec spec = ShardedSpec(recipe, weights);
@@ -134,7 +134,7 @@ absl::Status CheckGradientGroups(ScenarioContext& context) {
         DividedSpec(context.recipe(), WeightStorage::kHighPrecision, ParallelMode::kColumn, 2, 2);
     QG_ASSIGN_OR_RETURN(const auto training,
                         OpenDivided(context, DividedOverCopies(spec, division)));
-    // The second update is of what two backwards have added up.
+    // The second update applies the sum of the gradients of two backwards.
     for (const uint64_t seed : {1, 2}) {
       QG_RETURN_IF_ERROR(training->TrainStep(seed));
       if (seed == 2) QG_RETURN_IF_ERROR(training->TrainStep(3));

@@ -128,7 +128,8 @@ SessionSpec DividedOverCopies(SessionSpec spec, CopyDivision division) {
 
 namespace {
 
-/// By the amaxes of all of these.
+/// Updates the histories of all networks by the maxima over them: those of grad_output if
+/// `of_gradients`, else the others.
 void UpdateHistoriesOf(const std::vector<NetworkByHand*>& networks, bool of_gradients) {
   for (const auto& [name, history] : networks[0]->histories()) {
     if (absl::EndsWith(name, ".grad_output") != of_gradients) continue;

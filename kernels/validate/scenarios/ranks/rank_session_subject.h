@@ -33,7 +33,7 @@ class RankSession {
     setting_.make_transport = TransportWith(context.faults(), context.communicators());
   }
 
-  /// Parameters on the host.
+  /// `parameters` are on the host.
   absl::Status Open(const SessionSpec& spec, const std::map<std::string, Tensor>& parameters);
   /// Continues from the session's own checkpoint under this spec, which may have other ranks.
   absl::Status ResumeAs(const SessionSpec& spec);
@@ -51,13 +51,14 @@ class RankSession {
   /// Whether the call succeeded and its records are as they should be.
   bool Accept(const std::string& call, const absl::StatusOr<SessionStepResult>& result);
   static std::string MetadataText(const TensorFile& file);
-  /// Expects the next checkpoint to equal the one that the session began with.
+  /// Expects a checkpoint of the session to equal `file`, the checkpoint that it has just resumed
+  /// from.
   absl::Status ExpectSameCheckpoint(const TensorFile& file);
 
   ScenarioContext& context_;
   RankSetting setting_;
   std::unique_ptr<Session> session_;
-  std::set<std::string> deferred_;  // Microbatches in flight.
+  std::set<std::string> deferred_;  // Microbatches in flight whose forwards deferred wgrad.
 };
 
 struct BatchShape {
@@ -69,7 +70,7 @@ struct ForwardFlags {
   bool trains = true, recomputes = false, defers_wgrad = false;
 };
 
-/// Drives a session on ranks together with what it is compared with. `ByHand` has the steps of
+/// Drives a session on ranks together with its computation by hand. `ByHand` has the steps of
 /// CopiesByHand. Tensors are generated from the seeds of the calls.
 template <typename ByHand>
 class ComparedRanks {
@@ -116,16 +117,15 @@ class ComparedRanks {
   ByHand by_hand_;
 };
 
-/// Which parts of weights, masters and moments copies have (docs/ranks.md sections 9.1
-/// and 9.3).
+/// What each copy has of weights, masters and moments (docs/ranks.md sections 9.1 and 9.3).
 enum class CopyDivision {
-  kNone,      ///< All of them.
+  kNone,      ///< All of all three.
   kRows,      ///< Rows of all three.
-  kElements,  ///< Runs of elements of masters and moments.
+  kElements,  ///< Whole weights, and runs of elements of masters and moments.
 };
 inline constexpr CopyDivision kCopyDivisions[] = {CopyDivision::kNone, CopyDivision::kRows,
                                                   CopyDivision::kElements};
-/// The spec with this division, if it has several copies; that of one rank is returned as it is.
+/// The spec with its copies divided so; a spec without `parallel` is returned as it is.
 SessionSpec DividedOverCopies(SessionSpec spec, CopyDivision division);
 
 /// Trains with microbatches that wait for their backwards while an update changes the weights that
@@ -170,7 +170,8 @@ class CopiesByHand {
   absl::StatusOr<Tensor> WeightSource(const std::string& name) const {
     return copies_[0].WeightSource(name);
   }
-  /// Later passes only note amaxes; the owner of all ranks updates the histories.
+  /// Later passes only note amaxes; the caller updates the histories, over the networks of all
+  /// ranks.
   void SkipHistoryUpdates() { skips_history_updates_ = true; }
   std::vector<NetworkByHand*> networks();
 
@@ -184,9 +185,9 @@ class CopiesByHand {
 };
 
 /// One linear layer fc, column-parallel or row-parallel without bias, that tensor-parallel ranks
-/// divide (docs/ranks.md section 2), by hand: each place's part of the weight is on so many
-/// copies, and partial products are summed in the order of the places. Delayed scaling's amaxes are
-/// those of all ranks.
+/// divide (docs/ranks.md section 2), by hand. `copies` copies have each place's part of the weight,
+/// and partial products are summed in the order of the places. Delayed scaling's amaxes are those
+/// of all ranks.
 class PlacesByHand {
  public:
   PlacesByHand(Engine& reference, const SessionSpec& spec,
@@ -204,7 +205,7 @@ class PlacesByHand {
   absl::Status ShareAmaxOfWeight();
   void UpdateHistories(bool of_gradients);
   bool is_column() const { return mode_ == ParallelMode::kColumn; }
-  /// A place's columns, as many as every other's.
+  /// The columns of one place; all places have equally many.
   absl::StatusOr<Tensor> ColumnsOf(const Tensor& whole, size_t place) const;
   absl::StatusOr<Tensor> JoinColumns(const std::vector<NamedOutputs>& parts,
                                      const std::string& name) const;
@@ -217,8 +218,8 @@ class PlacesByHand {
   bool shares_amaxes_ = false;
 };
 
-/// The weight storages that NetworkByHand models. Not quantized ones under delayed scaling: their
-/// updates note amaxes, which NetworkByHand does in forward.
+/// The weight storages that NetworkByHand models. Quantized weights under delayed scaling are left
+/// out: sessions note their amaxes in updates, NetworkByHand in forward.
 std::vector<WeightStorage> StoragesByHand(const Recipe& recipe);
 
 /// Sums tensors of the same name over the parts, in this order.

@@ -1,4 +1,4 @@
-// What the scenarios of ranks are about. The numbers are cited: they stay.
+// The subjects of the scenarios of ranks. Their numbers are cited elsewhere and must not change.
 #include "kernels/validate/scenarios/scenario.h"
 
 namespace quantgate {

@@ -23,7 +23,7 @@ namespace {
 
 constexpr int64_t kShardedOut = 384, kShardedIn = 128, kShardBlockRows = 128;
 
-/// fp32 values whose magnitude doubles twice with every 128 rows: ranks have amaxes of their own.
+/// fp32 values whose magnitude quadruples every 128 rows, so that each rank has an amax of its own.
 absl::StatusOr<Tensor> RisingWeight(ScenarioContext& context, uint64_t seed, float scale) {
   QG_ASSIGN_OR_RETURN(Tensor weight, context.Generate(Distribution::kNormal, seed, DType::kF32,
                                                       {kShardedOut, kShardedIn}, scale));
@@ -55,7 +55,8 @@ absl::StatusOr<QuantizedTensor> GatherToHost(const GatherContext& rank, ShardedW
   return CopiesOnHost(rank.engine, whole);
 }
 
-/// Three updates, the second by rows that were quantized elsewhere.
+/// Updates the weight three times and gathers it after each. The second time it takes rows that
+/// another ShardedWeight quantized.
 absl::Status GatherThrice(const GatherContext& rank, const ShardedWeightSpec& spec,
                           const std::vector<Tensor>& weights, std::vector<Gathered>& gathered) {
   QG_ASSIGN_OR_RETURN(ShardedWeight weight, ShardedWeight::Create(spec, rank.group.size()));
@@ -117,8 +118,8 @@ absl::Status CheckGathers(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
-/// `weight` rounded stochastically, by the recipe's rule of gradients: each rank its rows, then
-/// gathered. By rank; nothing where one of them refuses.
+/// `weight` rounded stochastically by the quantizer of grad_output: each rank quantizes its rows,
+/// and all are gathered. One result per rank; empty if a rank refuses.
 absl::StatusOr<std::vector<QuantizedTensor>> DrawnByShards(ScenarioContext& context,
                                                            const Tensor& weight, int ranks,
                                                            const QuantizeArguments& arguments) {
@@ -162,7 +163,7 @@ absl::Status CheckRandomNumbers(ScenarioContext& context) {
 
 constexpr int kNoiseRanks = 4;
 
-/// Codes of a tensor of kNoiseSize rows; none where a rank refuses.
+/// Codes of a tensor of kNoiseSize rows, drawn by kNoiseRanks ranks; empty if a rank refuses.
 absl::StatusOr<std::vector<float>> DrawByShards(ScenarioContext& context, const Tensor& source,
                                                 uint32_t call_id) {
   QG_ASSIGN_OR_RETURN(
@@ -206,7 +207,7 @@ absl::Status CheckNoiseOfShards(ScenarioContext& context) {
 
 // ---- Masters in fragments
 
-/// A rank's fragment of the weight, cast.
+/// Casts a rank's fragment of the master and returns the whole weight that all ranks make.
 absl::StatusOr<QuantizedTensor> CastFragment(const GatherContext& rank, const Quantizer& quantizer,
                                              const Tensor& master, const ShardBounds& bounds,
                                              Requantization requantization) {
@@ -223,13 +224,13 @@ absl::StatusOr<QuantizedTensor> CastFragment(const GatherContext& rank, const Qu
   return CopiesOnHost(rank.engine, cast[0].weight);
 }
 
-/// Two ranks without elements among four, and cuts within rows.
+/// Four ranks, two of them without elements; the cuts are within rows.
 absl::Status CheckFragments(ScenarioContext& context) {
   const Quantizer& quantizer = context.recipe().QuantizerFor(TensorRole::kWeight);
   QG_ASSIGN_OR_RETURN(const Tensor master, RisingWeight(context, 420, 1.0f));
   QG_ASSIGN_OR_RETURN(const Tensor rounded, InBf16(master));
   const ShardBounds bounds = {0, 0, 10122, 10122, kShardedOut * kShardedIn};
-  std::vector<Tensor> codes;  // Through bf16, from fp32.
+  std::vector<Tensor> codes;  // By is_direct: through bf16, then from fp32.
   for (const bool is_direct : {false, true}) {
     std::vector<QuantizedTensor> weights(4);
     const bool is_done =
@@ -259,7 +260,7 @@ absl::Status CheckFragments(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
-/// Half bytes: both codes of a byte are one rank's, or nobody casts.
+/// Two 4-bit codes share a byte: if two fragments meet within one, every rank must refuse the cast.
 absl::Status CheckOddFragments(ScenarioContext& context) {
   const Quantizer& quantizer = context.recipe().QuantizerFor(TensorRole::kWeight);
   QG_ASSIGN_OR_RETURN(const Tensor master, RisingWeight(context, 430, 1.0f));

@@ -101,7 +101,7 @@ std::vector<absl::Status> StatusOfEachRank(ScenarioContext& context, World& worl
     statuses[rank.index()] = body(rank);
     return absl::OkStatus();
   };
-  // What went wrong is in the statuses.
+  // The errors of the bodies are in `statuses`.
   world.Run(run, context.cancellation()).IgnoreError();
   return statuses;
 }

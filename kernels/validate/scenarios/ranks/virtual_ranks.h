@@ -48,7 +48,7 @@ std::vector<std::vector<int>> GroupOfEachRank(int size, std::string_view kind);
 /// recorded as a difference named `what`.
 bool RunBodies(ScenarioContext& context, std::string_view what, World& world,
                absl::FunctionRef<absl::Status(Rank& rank)> body);
-/// The same on new ranks, in the group of all ranks.
+/// RunBodies on new ranks, in the group of all ranks.
 bool RunOnRanks(ScenarioContext& context, int ranks, std::string_view what,
                 absl::FunctionRef<absl::Status(const GatherContext& rank)> body);
 /// The context of a rank in the group of all ranks.

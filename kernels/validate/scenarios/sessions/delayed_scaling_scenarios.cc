@@ -21,7 +21,7 @@ bool IsFiniteAmax(float value) {
   return (std::bit_cast<uint32_t>(value) & 0x7F800000) != 0x7F800000;
 }
 
-/// A module's state by the engine, and by the model.
+/// One module's delayed-scaling state, updated by the engine and by the model side by side.
 class ModuleHistory {
  public:
   ModuleHistory(ScenarioContext& context, std::string name, DelayedScalingOptions options)
@@ -94,7 +94,7 @@ absl::Status CheckUpdatePaths(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
-// An infinite amax is in the history for L updates, and the scale stands still for as long.
+// An infinite amax stays in the history for L updates, and as long the scale does not change.
 absl::Status CheckInfinity(ScenarioContext& context) {
   const DelayedScalingOptions& options = context.recipe().delayed_scaling();
   const float infinity = std::bit_cast<float>(0x7F800000u);
@@ -110,14 +110,15 @@ absl::Status CheckInfinity(ScenarioContext& context) {
     context.SetStep(step);
     QG_ASSIGN_OR_RETURN(const Tensor scale, context.ToHost(module.state().scale));
     context.ExpectSameFloat("frozen scale", *scale.as<float>(), frozen);
-    // Meanwhile larger tensors saturate; how many elements do is part of what is reported.
+    // A tensor too large for the frozen scale saturates, and the summary counts how many elements
+    // do.
     QG_ASSIGN_OR_RETURN(
         const QuantizedTensor quantized,
         QuantizeOn(context, source, quantizer, {true, false}, {.scale = module.state().scale}));
     QG_ASSIGN_OR_RETURN(const auto summaries, context.engine().Summarize({&quantized, 1}));
     int64_t saturated = 0;
     for (int64_t i = 0; i < source.element_count(); ++i) {
-      // Above 464, half way to where the next code would be.
+      // 464 is half way between 448, the largest value, and 480, which would be the next.
       const float scaled = ValueAt(source, i) * frozen;
       saturated += scaled > 464.0f || scaled < -464.0f;
     }
@@ -131,7 +132,8 @@ absl::Status CheckInfinity(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
-/// All modules follow the algorithm of the first that updated: one buffer, whose key leaves it out.
+/// Applies the algorithm of the first module that updated to all modules, as if they shared a
+/// buffer whose key leaves the algorithm out.
 EngineAlterations OneAlgorithmForAll() {
   auto first = std::make_shared<std::optional<AmaxAlgorithm>>();
   return {.update_scale = [first](Engine& engine, const DelayedScalingState& state,

@@ -37,7 +37,8 @@ absl::Status CheckHundredSteps(ScenarioContext& context) {
   return TrainSteps(context, *training, 0, 100);
 }
 
-// Gradients shrink and grow, so that a scale that stands still shows.
+// x and the gradients grow and shrink from step to step, so that a scale that does not follow them
+// shows.
 absl::Status CheckHistories(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(const Training training, OpenTwoLayers(context));
   int64_t step = 0;
@@ -60,7 +61,7 @@ absl::Status CheckEvaluation(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
-// Three forwards before the first backward, of very different sizes.
+// Three microbatches of very different magnitudes, with all forwards before the first backward.
 absl::Status CheckInFlight(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(const Training training, OpenTwoLayers(context));
   for (int64_t round = 0; round < 2; ++round) {
@@ -89,7 +90,7 @@ absl::StatusOr<Recipe> WithKnob(const Recipe& recipe, const std::string& knob,
   return Recipe::Create(recipe.name(), knobs);
 }
 
-/// A change of the recipe that its class alone does not show.
+/// The recipe with one knob changed: a change that a comparison of recipe classes would miss.
 absl::StatusOr<Recipe> OtherKnobs(const Recipe& recipe) {
   if (recipe.name() == "mxfp8") return WithKnob(recipe, "fp8_format", "hybrid");
   if (recipe.name() == "nvfp4") return WithKnob(recipe, "disable_rht", "true");
@@ -106,7 +107,7 @@ absl::Status CheckKnobChange(ScenarioContext& context) {
   return TrainSteps(context, *training, 4, 5);
 }
 
-// The histories have a large amax, which the new algorithm does not look at.
+// The histories hold a large amax, which the new algorithm, most_recent, ignores.
 absl::Status CheckAlgorithmChange(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(const Training training, OpenTwoLayers(context));
   QG_RETURN_IF_ERROR(training->TrainStep(1, 32.0f));
@@ -133,7 +134,8 @@ absl::Status CheckForwardsRecipe(ScenarioContext& context) {
   return training->TrainStep(2);
 }
 
-// Two are on their way: between a forward and its recomputation scales and random numbers go on.
+// Two microbatches are in flight, so that scales and random numbers advance between a forward and
+// its recomputation.
 absl::Status CheckRecomputation(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(const Training training, OpenTwoLayers(context));
   for (int64_t round = 0; round < 2; ++round) {
@@ -157,7 +159,7 @@ absl::Status CheckUsersTensors(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(const Training training, OpenTwoLayers(context));
   QG_ASSIGN_OR_RETURN(const Tensor x, training->MakeX(1));
   QG_ASSIGN_OR_RETURN(const Tensor grad_output, training->MakeGradOutput(1));
-  // Copies of their own in the engine's memory, as a user holds them.
+  // Separate copies in the engine's memory stand for the user's tensors.
   Tensor held[2];
   const Tensor* const given[] = {&x, &grad_output};
   for (int i = 0; i < 2; ++i) {
@@ -208,7 +210,7 @@ absl::Status CheckCheckpoint(ScenarioContext& context) {
   return TrainSteps(context, *training, 3, 6);
 }
 
-// Steps whose x is all zeros: its amaxes are 0 beside histories that are not.
+// Some steps have zeros for x and grad_output: their amaxes are 0, unlike the histories before.
 absl::Status CheckZeroSteps(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(const Training training, OpenTwoLayers(context));
   int64_t step = 0;

@@ -15,7 +15,7 @@ namespace quantgate {
 /// fc1 (linear), a relu, fc2 (linear): 32 x 64 x 32 in bf16, with biases; fp32 masters and SGD.
 SessionSpec TwoLayerSpec(const Recipe& recipe);
 
-/// Parameters of a spec's linear layers, by OneRankSession's names, on the host.
+/// Parameters of TwoLayerSpec's linear layers, by OneRankSession's names, on the host.
 absl::StatusOr<std::map<std::string, Tensor>> MakeParameters(ScenarioContext& context,
                                                              uint64_t seed);
 
@@ -32,7 +32,7 @@ class ComparedTraining {
                         Microbatch is_first = Microbatch::kUnset);
   absl::Status Optimize();
   absl::Status ChangeRecipe(const Recipe& recipe);
-  /// Forward and backward of tensors made from `seed`, which counts up from step to step.
+  /// Forward and backward of an x and a grad_output generated from `seed`, both times `scale`.
   absl::Status TrainStep(uint64_t seed, float scale = 1.0f);
   absl::Status Evaluate(uint64_t seed, float scale = 1.0f);
 

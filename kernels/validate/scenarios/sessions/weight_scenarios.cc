@@ -23,7 +23,8 @@ SessionSpec QuantizedWeights(const Recipe& recipe) {
   return spec;
 }
 
-// dgrad after the update reads the columnwise codes.
+// An evaluation comes between a step and its update. The next dgrad reads the columnwise codes of
+// the weight, which must be those of the updated weight.
 absl::Status CheckFreshColumnwise(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(const Training training,
                       ComparedTraining::Open(context, QuantizedWeights(context.recipe()), 60));
@@ -51,8 +52,8 @@ absl::Status CheckRequantization(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
-// The cache is made in an evaluation, which needs no columnwise copy, and used in training; after
-// an update it is of the old weights.
+// An evaluation, which needs no columnwise copy, makes the cache, and training uses it. After an
+// update it holds codes of the old weights and must not be read.
 absl::Status CheckCache(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(const Training training,
                       ComparedTraining::Open(context, TwoLayerSpec(context.recipe()), 64));
@@ -137,7 +138,7 @@ absl::Status CheckMainGradients(ScenarioContext& context) {
     QG_ASSIGN_OR_RETURN(const Tensor found, session->Find("fc.main_grad", context.cancellation()));
     QG_ASSIGN_OR_RETURN(const Tensor main_grad, context.ToHost(found));
     for (size_t i = 0; i < expected.size(); ++i) {
-      // The sign of a zero sum is not what this is about.
+      // Compares values, not bits: the sign of a zero sum may differ.
       const auto value = static_cast<double>(main_grad.as<float>()[i]);
       context.Expect(value == expected[i], absl::StrCat("main_grad element ", i),
                      absl::StrCat(value), absl::StrCat(expected[i]));
@@ -150,7 +151,7 @@ absl::Status CheckMainGradients(ScenarioContext& context) {
 
 constexpr int64_t kGroupedExperts = 3, kGroupedRows = 32, kGroupedInputs = 64, kGroupedOutputs = 32;
 
-// Every expert by hand as a linear layer of its own, on its rows.
+// Computes every expert by hand as a linear layer of its own, on its own rows.
 absl::Status CheckExpertWeights(ScenarioContext& context) {
   SessionSpec spec = OneLinear(context.recipe(), LayerKind::kGroupedLinear);
   spec.weights = WeightStorage::kQuantized;
