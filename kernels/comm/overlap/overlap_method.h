@@ -66,6 +66,7 @@ struct OverlapPlan {
   }
   bool GivesWay(GemmRole role) const { return gives_way[static_cast<size_t>(role)]; }
   bool has_any() const;
+  friend bool operator==(const OverlapPlan&, const OverlapPlan&) = default;
 };
 /// The methods of the table.
 OverlapPlan DefaultOverlapPlan(OverlapSide side, bool is_mxfp8);
