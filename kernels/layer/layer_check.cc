@@ -98,28 +98,27 @@ absl::Status CheckGathered(const PlannedOperation& operation) {
                              " that a quantize operation made"));
 }
 
-/// Refuses a part of the step's overlap plan that a unit cannot carry out.
-absl::Status CheckOverlap(const LayerRequest& request, const ProgramPlan& program,
-                          const PlannedOperation& operation, const Recipe& recipe) {
+/// Refuses what the step's overlap plan asks for by name and a unit cannot carry out.
+absl::Status CheckOverlap(const LayerRequest& request, const PlannedOperation& operation,
+                          const Recipe& recipe) {
   const ParallelStep* const step = request.parallel.get();
   // The units of a grouped_linear do not communicate, so there is nothing to overlap.
   if (step == nullptr || !operation.linear.parallel.is_parallel()) return absl::OkStatus();
   const bool is_column = operation.parallel_mode == ParallelMode::kColumn;
-  const OverlapPlan& plan = is_column ? step->column_overlap : step->row_overlap;
-  const std::string field = absl::StrCat("parallel.", is_column ? "column" : "row", "_overlap");
-  const int input = operation.input;
-  const OverlapFacts facts{
-      .side = is_column ? OverlapSide::kColumn : OverlapSide::kRow,
-      .ranks = step->size(),
-      .sequence_parallel = step->sequence_parallel,
-      .is_grad_enabled = request.grad_output.has_value(),
-      .is_after_norm = input > 0 && program.operations[static_cast<size_t>(input - 1)].kind ==
-                                        OperationKind::kNorm,
-      .returns_norm_output = operation.linear.parallel.returns_x};
-  absl::Status status = CheckOverlapPlan(plan, facts, recipe);
+  OverlapPlan plan = is_column ? step->column_overlap : step->row_overlap;
+  const OverlapFacts& facts = operation.overlap_facts;
+  absl::Status status;
+  if (plan.has_any()) {
+    status = CheckSequenceParallel(facts);
+    if (status.ok()) status = CheckAggregate(plan.aggregate, plan.pieces, facts.ranks);
+  }
+  for (const GemmRole role : {GemmRole::kFprop, GemmRole::kDgrad, GemmRole::kWgrad}) {
+    if (plan.GivesWay(role)) plan.SetMethod(role, operation.linear.parallel.overlap.MethodOf(role));
+  }
+  if (status.ok()) status = CheckOverlapPlan(plan, facts, recipe);
   if (status.ok()) status = CheckLinearUnitOverlap(operation.linear, recipe, step->profile);
   if (status.ok()) return status;
-  return WithinField(field, status);
+  return WithinField(absl::StrCat("parallel.", is_column ? "column" : "row", "_overlap"), status);
 }
 
 }  // namespace
@@ -146,7 +145,7 @@ absl::StatusOr<LayerPlanPointer> DecideLayer(const LayerRequest& request, const 
       if (request.parallel != nullptr) {
         QG_RETURN_IF_ERROR(CheckAmaxes(operation.linear, recipe, request.parallel->amax_groups));
       }
-      QG_RETURN_IF_ERROR(CheckOverlap(request, program, operation, recipe));
+      QG_RETURN_IF_ERROR(CheckOverlap(request, operation, recipe));
     }
   }
   return plan;

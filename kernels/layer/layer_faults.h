@@ -12,6 +12,8 @@ inline constexpr char kFaultBiasGradientLeftToWgrad[] = "bias-gradient-left-to-w
 inline constexpr char kFaultOverrideQuantizes[] = "override-quantizes-gathered";
 /// Under the override dequantized a rank keeps and gathers the source of x.
 inline constexpr char kFaultOverrideGathersOriginal[] = "override-gathers-original";
+/// dx is left to a wgrad that the step's plan overlaps, and the unit runs without: nobody sums it.
+inline constexpr char kFaultSumLeftToWgrad[] = "dx-sum-left-to-wgrad";
 /// A row-parallel bias is added by each rank's GEMM, and so N times.
 inline constexpr char kFaultBiasOnAllRanks[] = "bias-on-all-ranks";
 /// Backward's gather takes the scale that the quantizer had last in place of the one that was saved

@@ -42,6 +42,9 @@ void AddNotes(StepRecorder& recorder, const LayerTraits& traits, const LayerPlan
   if (plan.is_calibration) {
     recorder.AddNote("calibration: computed in high precision, only the amaxes are noted");
   }
+  for (const ProgramPlan& program : plan.programs) {
+    for (const std::string& note : program.notes) recorder.AddNote(note);
+  }
 }
 
 absl::StatusOr<LayerValue> ForwardLinearOperation(ProgramRun& run, size_t index,

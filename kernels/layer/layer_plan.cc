@@ -42,6 +42,9 @@ class Planner {
       if (plan_.operations[i].kind == OperationKind::kQuantize) PlanQuantize(i);
       if (plan_.operations[i].kind == OperationKind::kActivation) PlanActivationGradient(i);
     }
+    for (size_t i = 0; i < plan_.operations.size(); ++i) {
+      if (plan_.operations[i].kind == OperationKind::kBasicLinear) PlanOverlap(i);
+    }
     return std::move(plan_);
   }
 
@@ -63,6 +66,7 @@ class Planner {
   void PlanUnrounded(size_t i);
   void PlanLinear(size_t i);
   void PlanParallel(size_t i);
+  void PlanOverlap(size_t i);
   void PlanQuantize(size_t i);
   void PlanActivationGradient(size_t i);
   void SetFirstCallId(PlannedOperation& operation);
@@ -176,9 +180,23 @@ void Planner::PlanLinear(size_t i) {
   unit.flow = DataflowOf(facts, recipe_);
   // The bias is added to the sum over the ranks, not in a GEMM.
   if (unit.parallel.is_row()) unit.flow.bias_dtype = layer_.activation_dtype;
-  if (unit.parallel.is_parallel()) {
-    unit.parallel.overlap = OverlapOf(*outline_.parallel, unit, options_.defer_wgrad);
-  }
+}
+
+void Planner::PlanOverlap(size_t i) {
+  PlannedOperation& operation = plan_.operations[i];
+  LinearUnit& unit = operation.linear;
+  if (!unit.parallel.is_parallel()) return;
+  operation.overlap_facts = {
+      .side = unit.parallel.is_column() ? OverlapSide::kColumn : OverlapSide::kRow,
+      .ranks = outline_.parallel->size(),
+      .sequence_parallel = outline_.parallel->sequence_parallel,
+      .is_grad_enabled = options_.grad_enabled,
+      .is_after_norm = operation.input > 0 &&
+                       plan_.operations[producer_of(operation.input)].kind == OperationKind::kNorm,
+      .returns_norm_output = unit.parallel.returns_x};
+  const std::vector<std::string> notes = ResolveOverlap(
+      *outline_.parallel, operation.overlap_facts, recipe_, options_.defer_wgrad, unit);
+  plan_.notes.insert(plan_.notes.end(), notes.begin(), notes.end());
 }
 
 void Planner::PlanParallel(size_t i) {

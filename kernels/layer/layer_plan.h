@@ -46,6 +46,7 @@ enum class ActivationGradient {
 
 struct PlannedOperation : ProgramOperation {
   LinearUnit linear;              ///< kBasicLinear; for kQuantize only what quantizing reads.
+  OverlapFacts overlap_facts;     ///< Of a linear unit that is divided over ranks.
   bool needs_backward = false;    ///< Something that this operation gives a gradient to needs it.
   bool needs_parameters = false;  ///< Gradients of its own parameters are needed.
   ActivationGradient gradient = ActivationGradient::kRounded;
@@ -59,6 +60,7 @@ struct ProgramPlan {
   std::vector<PlannedValue> values;
   int norm_out = -1;
   int64_t first_row = 0, rows = 0;  ///< The rows of x that it takes: one expert's, or all.
+  std::vector<std::string> notes;   ///< Which GEMMs do not overlap as the step asks, and why.
 };
 
 struct LayerPlan {

@@ -79,8 +79,8 @@ struct LinearParallel {
   GatherMethod x_gather = GatherMethod::kSource;
   GatherMethod grad_output_gather = GatherMethod::kSource;
   bool returns_x = false;  ///< The whole x is returned, so it is gathered in high precision.
-  /// The part of the step's plan that this unit carries out
-  /// (kernels/layer/linear/linear_overlap.h).
+  /// The part of the step's plan that this unit carries out (ResolveOverlap of
+  /// kernels/layer/linear/linear_overlap.h).
   OverlapPlan overlap = {};
 
   bool is_parallel() const { return mode != ParallelMode::kNone; }

@@ -172,7 +172,7 @@ absl::Status Forwarding::UpdateScales(std::vector<LayerState>& layers) {
 
 absl::StatusOr<SessionStepResult> Forwarding::Run() {
   QG_RETURN_IF_ERROR(CheckForward(next_, step_));
-  if (session_.rank == nullptr) QG_RETURN_IF_ERROR(CheckNoAmaxGroups(step_));
+  if (session_.rank == nullptr) QG_RETURN_IF_ERROR(CheckNamesNoRanks(step_));
   auto flight = std::make_shared<InFlight>();
   flight->recipe_number = next_.recipe_number;
   QG_ASSIGN_OR_RETURN(flight->y_shape, CheckTensors());

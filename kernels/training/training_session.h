@@ -88,6 +88,8 @@ struct ForwardStep {
   bool defer_wgrad = false;  ///< Its backward leaves the weights' gradients to the wgrad step.
   /// Replace the session's groups (ParallelSpec::amax_groups) in this forward and its backward.
   AmaxGroups amax_groups = {};
+  /// Replaces the session's overlap (ParallelSpec::overlap) in this forward and its backward.
+  std::optional<OverlapSpec> overlap = {};
   /// As LayerRequest::value_bytes_max.
   int64_t value_bytes_max = std::numeric_limits<int64_t>::max();
 };

@@ -71,6 +71,9 @@ absl::Status ForwardFromProto(const v1::SessionStepRequest::Forward& proto,
   forward.defer_wgrad = proto.defer_wgrad();
   QG_ASSIGN_OR_RETURN(forward.amax_groups,
                       AmaxGroupsFromProto(proto.amax_groups(), "forward.amax_groups"));
+  if (proto.has_overlap()) {
+    QG_ASSIGN_OR_RETURN(forward.overlap, OverlapFromProto(proto.overlap(), "forward.overlap"));
+  }
   if (proto.has_requires_grad()) {
     const v1::RequiresGrad& grad = proto.requires_grad();
     forward.requires_grad = {grad.x(), grad.weight(), grad.bias(), grad.norm()};

@@ -22,7 +22,6 @@
 #include "server/wire/request_fields.h"
 
 namespace quantgate {
-namespace {
 
 absl::StatusOr<OverlapSpec> OverlapFromProto(const v1::Overlap& proto, const std::string& field) {
   OverlapSpec overlap;
@@ -45,8 +44,6 @@ absl::StatusOr<OverlapSpec> OverlapFromProto(const v1::Overlap& proto, const std
   if (proto.splits() != 0) overlap.splits = proto.splits();
   return overlap;
 }
-
-}  // namespace
 
 absl::StatusOr<AmaxGroups> AmaxGroupsFromProto(
     const google::protobuf::Map<std::string, std::string>& proto, const std::string& field) {

@@ -14,6 +14,7 @@ namespace quantgate {
 /// Amax groups from a map of roles to groups, both by name.
 absl::StatusOr<AmaxGroups> AmaxGroupsFromProto(
     const google::protobuf::Map<std::string, std::string>& proto, const std::string& field);
+absl::StatusOr<OverlapSpec> OverlapFromProto(const v1::Overlap& proto, const std::string& field);
 absl::StatusOr<ParallelSpec> ParallelFromProto(const v1::Parallel& proto, const std::string& field);
 absl::StatusOr<Variant> VariantFromProto(const v1::Variant& proto, const std::string& field);
 absl::StatusOr<LayerSpec> LayerFromProto(const v1::Layer& proto, const std::string& field);

@@ -34,6 +34,7 @@ constexpr char kSessionStepExamples[] = R"(Examples:
 
 struct SessionStepOptions {
   std::string id, kind, x, grad_output, microbatch, is_first, requires_grad, recipe, output;
+  std::string overlap;
   std::vector<std::string> amax_groups;
   bool calibrate = false, defer_wgrad = false;
   std::optional<float> learning_rate;
@@ -58,6 +59,7 @@ absl::Status CheckStepOptions(const SessionStepOptions& options) {
       {"--defer-wgrad", options.defer_wgrad, training},
       {"--requires-grad", !options.requires_grad.empty(), training},
       {"--amax-group", !options.amax_groups.empty(), forwards},
+      {"--overlap", !options.overlap.empty(), forwards},
       {"--learning-rate", options.learning_rate.has_value(), {"optimize"}},
       {"--recipe", !options.recipe.empty(), {"recipe"}},
   };
@@ -83,6 +85,11 @@ absl::Status SetForward(const SessionStepOptions& options, TensorSources& source
   forward.set_calibrate(options.calibrate);
   forward.set_defer_wgrad(options.defer_wgrad);
   QG_RETURN_IF_ERROR(ParseAmaxGroupArguments(options.amax_groups, *forward.mutable_amax_groups()));
+  if (!options.overlap.empty()) {
+    QG_ASSIGN_OR_RETURN(const std::optional<v1::Overlap> overlap,
+                        ParseOverlapArgument(options.overlap));
+    *forward.mutable_overlap() = overlap.value_or(NoOverlap());
+  }
   if (options.requires_grad.empty()) return absl::OkStatus();
   QG_ASSIGN_OR_RETURN(*forward.mutable_requires_grad(),
                       ParseRequiresGradArgument(options.requires_grad));
@@ -217,6 +224,11 @@ void AddSessionStepCommand(CLI::App& group, Command& chosen) {
       ->type_name("LIST");
   AddAmaxGroupOption(*command, options->amax_groups,
                      "Of a forward and its backward: over which ranks the amax");
+  command
+      ->add_option("--overlap", options->overlap,
+                   "Of a forward and its backward: communicate beside GEMMs in place of the "
+                   "session's overlap")
+      ->type_name("none|default|KEY=METHOD,...");
   command->add_option("--learning-rate", options->learning_rate, "Of this update alone");
   command->add_option("--recipe", options->recipe, "Of KIND recipe")->type_name("RECIPE");
   command->add_option("-o,--output", options->output, "Write the step's outputs")

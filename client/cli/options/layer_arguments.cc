@@ -243,6 +243,17 @@ absl::StatusOr<std::optional<v1::Overlap>> ParseOverlapArgument(const std::strin
   return overlap;
 }
 
+v1::Overlap NoOverlap() {
+  v1::Overlap overlap;
+  const google::protobuf::Descriptor* const descriptor = v1::Overlap::descriptor();
+  for (int i = 0; i < descriptor->field_count(); ++i) {
+    const FieldDescriptor* const field = descriptor->field(i);
+    if (field->cpp_type() != FieldDescriptor::CPPTYPE_STRING) continue;
+    v1::Overlap::GetReflection()->SetString(&overlap, field, "none");
+  }
+  return overlap;
+}
+
 std::string OverlapArgument(const v1::Overlap& overlap) {
   std::vector<std::string> parts;
   const auto* const reflection = v1::Overlap::GetReflection();

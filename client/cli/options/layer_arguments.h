@@ -29,6 +29,8 @@ absl::StatusOr<v1::Operation> ParseOperationArgument(const std::string& text);
 /// "default" and what differs from it, "column_fprop=none,aggregate,pieces=2"; "none" and nothing:
 /// absent.
 absl::StatusOr<std::optional<v1::Overlap>> ParseOverlapArgument(const std::string& text);
+/// Every method "none", for a step of a session that overlaps.
+v1::Overlap NoOverlap();
 /// A message in the syntax that ParseOverlapArgument reads.
 std::string OverlapArgument(const v1::Overlap& overlap);
 

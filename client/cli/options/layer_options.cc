@@ -208,10 +208,11 @@ void AddRankOptions(CLI::App& command, LayerOptions& options) {
       ->check(CLI::IsMember({"local", "nccl"}))
       ->group(kRanks);
   command
-      .add_option("--overlap", options.overlap,
-                  "Communicate beside GEMMs: default, or what differs from it, of "
+      .add_option("--overlap", options.overlaps,
+                  "Communicate beside GEMMs: default (what can), or what differs from it, of "
                   "column_fprop=METHOD, ..._dgrad, ..._wgrad, row_fprop=METHOD, ..., aggregate, "
-                  "pieces=N, splits=N; needs --sequence-parallel")
+                  "pieces=N, splits=N; needs --sequence-parallel. Repeated: a variant for each")
+      ->allow_extra_args(false)
       ->type_name("none|default|KEY=METHOD,...")
       ->group(kRanks);
   AddAmaxGroupOption(command, options.amax_groups, "Over which ranks the amax");
@@ -390,9 +391,16 @@ std::string RankCountText(const LayerOptions& options) {
 
 absl::StatusOr<std::vector<v1::Variant>> WithParallelTwins(const LayerOptions& options,
                                                            std::vector<v1::Variant> variants) {
-  QG_ASSIGN_OR_RETURN(const std::optional<v1::Overlap> overlap,
-                      ParseOverlapArgument(options.overlap));
-  QG_RETURN_IF_ERROR(CheckRankOptions(options, overlap.has_value()));
+  std::vector<std::optional<v1::Overlap>> overlaps;
+  for (const std::string& text : options.overlaps) {
+    QG_ASSIGN_OR_RETURN(overlaps.emplace_back(), ParseOverlapArgument(text));
+    if (std::count(options.overlaps.begin(), options.overlaps.end(), text) == 1) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--overlap: \"", text, "\" is given twice; variants must differ"));
+  }
+  if (overlaps.empty()) overlaps.emplace_back();
+  const bool has_overlap = overlaps.size() > 1 || overlaps.front().has_value();
+  QG_RETURN_IF_ERROR(CheckRankOptions(options, has_overlap));
   google::protobuf::Map<std::string, std::string> amax_groups;
   QG_RETURN_IF_ERROR(ParseAmaxGroupArguments(options.amax_groups, amax_groups));
   if (!options.wants_ranks()) return variants;
@@ -414,9 +422,11 @@ absl::StatusOr<std::vector<v1::Variant>> WithParallelTwins(const LayerOptions& o
     parallel.set_distributed_optimizer(options.distributed_optimizer);
     if (options.keeps_gathered) parallel.set_reshard_after_forward(false);
     parallel.set_expert_parallel(options.expert_parallel);
-    if (overlap.has_value()) *parallel.mutable_overlap() = *overlap;
     *parallel.mutable_amax_groups() = amax_groups;
-    twins.push_back(std::move(variant));
+    for (const std::optional<v1::Overlap>& overlap : overlaps) {
+      v1::Variant& twin = twins.emplace_back(variant);
+      if (overlap.has_value()) *twin.mutable_parallel()->mutable_overlap() = *overlap;
+    }
   }
   return twins;
 }

@@ -38,7 +38,8 @@ struct LayerOptions {
   std::string parallel_mode;
   bool sequence_parallel = false;
   std::string reduction_profile, parallel_backend;
-  std::string overlap;  ///< "default", "none", "column_fprop=none,..."; empty: none.
+  /// "default", "none", "column_fprop=none,..." each, for a variant of its own; empty: none.
+  std::vector<std::string> overlaps;
   std::vector<std::string> amax_groups;  ///< ROLE=GROUP each.
   int data_parallel = 0;                 ///< --dp: sessions only. 0: one copy.
   bool fully_sharded = false;            ///< --fsdp: with --dp.

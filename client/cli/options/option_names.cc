@@ -165,6 +165,7 @@ constexpr FieldOption kFieldOptions[] = {
     {kStepCommand, "forward.calibrate", "--calibrate"},
     {kStepCommand, "forward.defer_wgrad", "--defer-wgrad"},
     {kStepCommand, "forward.requires_grad", "--requires-grad"},
+    {kStepCommand, "forward.overlap", "--overlap"},
     {kStepCommand, "forward.amax_groups", "--amax-group"},
     {kStepCommand, "forward.amax_groups[*]", "--amax-group *"},
     {kStepCommand, "forward.evaluate is true", "KIND is evaluate"},

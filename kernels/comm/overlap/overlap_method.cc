@@ -109,9 +109,7 @@ absl::Status CheckRecipe(const Recipe& recipe) {
 }
 
 absl::Status CheckFacts(const OverlapPlan& plan, const OverlapFacts& facts, const Recipe& recipe) {
-  if (!facts.sequence_parallel) {
-    return Refuse("sequence_parallel", "false", "overlap needs activations that are cut by rows");
-  }
+  QG_RETURN_IF_ERROR(CheckSequenceParallel(facts));
   const bool overlaps_backward =
       plan.dgrad != OverlapMethod::kNone || plan.wgrad != OverlapMethod::kNone;
   if (overlaps_backward && recipe.backward_override() != BackwardOverride::kNone) {
@@ -175,6 +173,11 @@ absl::Status CheckOverlapPlan(const OverlapPlan& plan, const OverlapFacts& facts
                                                         : CheckRowMethods(plan, is_mxfp8));
   QG_RETURN_IF_ERROR(CheckFacts(plan, facts, recipe));
   return CheckAggregate(plan.aggregate, plan.pieces, facts.ranks);
+}
+
+absl::Status CheckSequenceParallel(const OverlapFacts& facts) {
+  if (facts.sequence_parallel) return absl::OkStatus();
+  return Refuse("sequence_parallel", "false", "overlap needs activations that are cut by rows");
 }
 
 absl::Status CheckAggregate(bool aggregate, int pieces, int ranks) {

@@ -2,6 +2,7 @@
 // recipes that can (docs/ranks.md section 10.1).
 #pragma once
 
+#include <array>
 #include <span>
 #include <string>
 #include <string_view>
@@ -53,11 +54,19 @@ struct OverlapPlan {
   bool aggregate = false;  ///< A ring all-gather moves and multiplies two shards at a time.
   int pieces = 1;          ///< Into which a ring cuts each shard; up to kOverlapCutsMax.
   int splits = 4;          ///< Into which a pipeline cuts the columns; up to kOverlapCutsMax.
+  /// By GemmRole: the method is one that the request leaves open, and gives way to kNone where the
+  /// unit cannot carry it out.
+  std::array<bool, 3> gives_way = {};
 
   OverlapMethod MethodOf(GemmRole role) const {
     return role == GemmRole::kFprop ? fprop : role == GemmRole::kDgrad ? dgrad : wgrad;
   }
+  void SetMethod(GemmRole role, OverlapMethod method) {
+    (role == GemmRole::kFprop ? fprop : role == GemmRole::kDgrad ? dgrad : wgrad) = method;
+  }
+  bool GivesWay(GemmRole role) const { return gives_way[static_cast<size_t>(role)]; }
   bool has_any() const;
+  friend bool operator==(const OverlapPlan&, const OverlapPlan&) = default;
 };
 /// The methods of the table.
 OverlapPlan DefaultOverlapPlan(OverlapSide side, bool is_mxfp8);
@@ -85,6 +94,9 @@ struct OverlapFacts {
 /// - splits and pieces are in [1, kOverlapCutsMax].
 absl::Status CheckOverlapPlan(const OverlapPlan& plan, const OverlapFacts& facts,
                               const Recipe& recipe);
+
+/// INVALID_ARGUMENT unless activations are cut by rows, without which nothing overlaps.
+absl::Status CheckSequenceParallel(const OverlapFacts& facts);
 
 /// INVALID_ARGUMENT unless an aggregate ring has what it needs: an even number of ranks and 1
 /// piece.

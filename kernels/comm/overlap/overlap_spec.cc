@@ -34,14 +34,16 @@ OverlapPlan OverlapPlanOf(const OverlapSpec& spec, OverlapSide side, const Recip
     if (found == spec.methods.end()) return std::nullopt;
     return found->second;
   };
-  const bool is_overridden = recipe.backward_override() != BackwardOverride::kNone;
   OverlapPlan plan;
-  plan.fprop = asked(GemmRole::kFprop).value_or(defaults.fprop);
-  plan.dgrad =
-      asked(GemmRole::kDgrad).value_or(is_overridden ? OverlapMethod::kNone : defaults.dgrad);
+  for (const GemmRole role : {GemmRole::kFprop, GemmRole::kDgrad, GemmRole::kWgrad}) {
+    const std::optional<OverlapMethod> named = asked(role);
+    plan.SetMethod(role, named.value_or(defaults.MethodOf(role)));
+    plan.gives_way[static_cast<size_t>(role)] = !named.has_value();
+  }
   // The default of wgrad applies only together with the default of dgrad.
-  const bool follows = !is_overridden && plan.dgrad == defaults.dgrad;
-  plan.wgrad = asked(GemmRole::kWgrad).value_or(follows ? defaults.wgrad : OverlapMethod::kNone);
+  if (plan.dgrad != defaults.dgrad && plan.GivesWay(GemmRole::kWgrad)) {
+    plan.wgrad = OverlapMethod::kNone;
+  }
   plan.aggregate = spec.aggregate;
   plan.pieces = spec.pieces;
   plan.splits = spec.splits;

@@ -25,9 +25,9 @@ struct OverlapSpec {
 /// "column_fprop", "row_wgrad".
 std::string OverlapKey(OverlapSide side, GemmRole role);
 
-/// The plan of a unit: the methods that the request names, and elsewhere those of the table. Where
-/// the request names none, dgrad and wgrad under a backward override have kNone, and so has a wgrad
-/// whose dgrad has another method than the table's.
+/// The plan of a unit: the methods that the request names, and elsewhere those of the table, which
+/// give way. A wgrad that the request leaves open has kNone where the request names another dgrad
+/// than the table's.
 OverlapPlan OverlapPlanOf(const OverlapSpec& spec, OverlapSide side, const Recipe& recipe);
 
 }  // namespace quantgate

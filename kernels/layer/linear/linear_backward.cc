@@ -259,7 +259,9 @@ absl::StatusOr<Tensor> BackwardPass::ColumnDgrad(GemmRecord record) {
                       method == OverlapMethod::kBulk
                           ? DgradBesideX(std::move(record))
                           : recorder_.Gemm(names_.Stage(kStageDgrad), std::move(record)));
-  return reduces_dx_beside_wgrad() ? dx : Collectives().ReduceDx(dx);
+  const bool is_lost = recorder_.faults().Has(kFaultSumLeftToWgrad) &&
+                       options_.parallel->column_overlap.wgrad != OverlapMethod::kNone;
+  return reduces_dx_beside_wgrad() || is_lost ? dx : Collectives().ReduceDx(dx);
 }
 
 /// dgrad, while x is gathered for wgrad.

@@ -1,17 +1,23 @@
 #include "kernels/layer/linear/linear_overlap.h"
 
 #include <algorithm>
+#include <array>
+#include <optional>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/base/refusal.h"
+#include "kernels/layer/linear/linear_check.h"
 
 namespace quantgate {
 
-OverlapPlan OverlapOf(const ParallelStep& step, const LinearUnit& unit, bool defers_wgrad) {
+OverlapPlan OverlapOf(const OverlapPlan& whole, const LinearUnit& unit, bool defers_wgrad) {
   const LinearParallel& parallel = unit.parallel;
   const LinearDataflow& flow = unit.flow;
   if (parallel.rows.empty() || flow.is_empty) return {};
-  OverlapPlan plan = parallel.is_column() ? step.column_overlap : step.row_overlap;
+  OverlapPlan plan = whole;
   const bool gathers_for_wgrad = parallel.is_column() && plan.dgrad == OverlapMethod::kBulk;
   if (!flow.needs_dx || (gathers_for_wgrad && !flow.needs_dw)) plan.dgrad = OverlapMethod::kNone;
   const bool hides_in_wgrad = parallel.is_column();
@@ -19,6 +25,50 @@ OverlapPlan OverlapOf(const ParallelStep& step, const LinearUnit& unit, bool def
     plan.wgrad = OverlapMethod::kNone;
   }
   return plan;
+}
+
+namespace {
+
+/// Of a refusal about a method that nobody asked for by its name, the rule alone.
+std::string WhyNot(const absl::Status& status) {
+  const std::optional<Refusal> refusal = RefusalOf(status);
+  const bool is_of_method =
+      refusal.has_value() && absl::StartsWith(refusal->field, "overlap.") && !refusal->rule.empty();
+  return is_of_method ? refusal->rule : std::string(status.message());
+}
+
+}  // namespace
+
+std::vector<std::string> ResolveOverlap(const ParallelStep& step, const OverlapFacts& facts,
+                                        const Recipe& recipe, bool defers_wgrad, LinearUnit& unit) {
+  constexpr std::array kRoles = {GemmRole::kFprop, GemmRole::kDgrad, GemmRole::kWgrad};
+  OverlapPlan& plan = unit.parallel.overlap;
+  const OverlapPlan wanted = OverlapOf(
+      unit.parallel.is_column() ? step.column_overlap : step.row_overlap, unit, defers_wgrad);
+  plan = wanted;
+  for (const GemmRole role : kRoles) {
+    if (wanted.GivesWay(role)) plan.SetMethod(role, OverlapMethod::kNone);
+  }
+  std::vector<std::pair<std::string, std::vector<std::string>>> reasons;  // And the GEMMs.
+  for (const GemmRole role : kRoles) {
+    if (!wanted.GivesWay(role) || wanted.MethodOf(role) == OverlapMethod::kNone) continue;
+    plan.SetMethod(role, wanted.MethodOf(role));
+    absl::Status status = CheckOverlapPlan(plan, facts, recipe);
+    if (status.ok()) status = CheckLinearUnitOverlap(unit, recipe, step.profile);
+    if (status.ok()) continue;
+    plan.SetMethod(role, OverlapMethod::kNone);
+    if (reasons.empty() || reasons.back().first != WhyNot(status)) {
+      reasons.push_back({WhyNot(status), {}});
+    }
+    reasons.back().second.emplace_back(GemmRoleName(role));
+  }
+  std::vector<std::string> notes;
+  for (const auto& [reason, roles] : reasons) {
+    notes.push_back(unit.names.Stage(absl::StrCat(absl::StrJoin(roles, ", "),
+                                                  roles.size() == 1 ? " runs" : " run",
+                                                  " without overlap: ", reason)));
+  }
+  return notes;
 }
 
 std::vector<Tensor> TravellingParts(const KeptOperand& shard, Usage usage) {

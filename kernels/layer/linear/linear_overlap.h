@@ -11,10 +11,18 @@
 
 namespace quantgate {
 
-/// The part of the step's overlap plan that a unit carries out. Empty if the unit neither gathers
-/// nor scatters. Without methods whose GEMM or communication the step does not have; a deferred
-/// wgrad cannot hide communication of this backward.
-OverlapPlan OverlapOf(const ParallelStep& step, const LinearUnit& unit, bool defers_wgrad);
+/// The part of `plan`, the step's for units that are cut so, that a unit carries out. Empty if the
+/// unit neither gathers nor scatters. Without methods whose GEMM or communication the step does not
+/// have; a deferred wgrad cannot hide communication of this backward.
+OverlapPlan OverlapOf(const OverlapPlan& plan, const LinearUnit& unit, bool defers_wgrad);
+
+/// Sets the unit's overlap: that of OverlapOf for the step's plan, in which each method that gives
+/// way is kNone where CheckOverlapPlan or CheckLinearUnitOverlap refuses it. Methods that the
+/// request names stay, and are for the check of the layer to refuse. Returns a sentence for each
+/// reason, "fc1: dgrad and wgrad run without overlap: backward_override is ...". The unit's GEMMs
+/// and rows must be planned.
+std::vector<std::string> ResolveOverlap(const ParallelStep& step, const OverlapFacts& facts,
+                                        const Recipe& recipe, bool defers_wgrad, LinearUnit& unit);
 
 /// The direction in which a kept shard is gathered for wgrad: rowwise if it has no columnwise
 /// codes, as per-tensor FP8.

@@ -321,7 +321,20 @@ absl::Status CheckForwardAmaxGroups(const AmaxGroups& groups, const SessionSpec&
   return CheckAmaxGroups("", groups, *spec.parallel, recipe, QuantizedLayersOf(spec));
 }
 
-absl::Status CheckNoAmaxGroups(const ForwardStep& step) {
+absl::Status CheckForwardOverlap(const std::optional<OverlapSpec>& overlap,
+                                 const SessionSpec& spec) {
+  if (!overlap.has_value()) return absl::OkStatus();
+  SessionSpec with_it = spec;
+  with_it.parallel->overlap = overlap;
+  absl::Status status = CheckOptions(*with_it.parallel);
+  if (status.ok()) status = CheckOverlapHasLayers(with_it);
+  return AsField("overlap", status);
+}
+
+absl::Status CheckNamesNoRanks(const ForwardStep& step) {
+  if (step.overlap.has_value()) {
+    return Refuse("overlap", step.overlap->Text(), "a session on one rank communicates nothing");
+  }
   if (step.amax_groups.empty()) return absl::OkStatus();
   const auto& [role, group] = *step.amax_groups.begin();
   return Refuse(AmaxGroupField(role), group.Text(), "a session on one rank has no groups");

@@ -21,8 +21,12 @@ absl::Status CheckSessionAmaxGroups(const SessionSpec& spec, const Recipe& recip
 /// name one for weights that are held quantized.
 absl::Status CheckForwardAmaxGroups(const AmaxGroups& groups, const SessionSpec& spec,
                                     const Recipe& recipe);
-/// Checks that a forward of a session on one rank names no groups.
-absl::Status CheckNoAmaxGroups(const ForwardStep& step);
+/// Checks that the session's ranks and layers have communication for a forward's own overlap:
+/// "overlap". What of it each layer can carry out, the forward's own check says.
+absl::Status CheckForwardOverlap(const std::optional<OverlapSpec>& overlap,
+                                 const SessionSpec& spec);
+/// Checks that a forward of a session on one rank names neither groups nor an overlap.
+absl::Status CheckNamesNoRanks(const ForwardStep& step);
 
 /// Checks that a session has one rank. INVALID_ARGUMENT.
 absl::Status CheckOneRank(const SessionSpec& spec);

@@ -44,20 +44,22 @@ absl::Status ParallelSession::Attach(Rank& rank) {
         mine.rank->held_weights,
         FindAmaxGroup(rank, AmaxGroupOf(spec_.parallel->amax_groups, TensorRole::kWeight)));
   }
-  if (spec_.parallel->overlap.has_value()) {
-    QG_ASSIGN_OR_RETURN(mine.overlap, RankOverlap::Create(rank));
-  }
   for (const auto& step : mine.steps) QG_RETURN_IF_ERROR(AttachStep(rank, mine, *step));
   return absl::OkStatus();
 }
 
 absl::Status ParallelSession::AttachStep(Rank& rank, Member& mine, ParallelStep& step) {
   if (ep() == 1) step.tp = &rank.group(kTensorParallelGroup);
+  const bool overlaps = step.column_overlap.has_any() || step.row_overlap.has_any();
+  if (overlaps && mine.overlap == nullptr) {
+    QG_ASSIGN_OR_RETURN(mine.overlap, RankOverlap::Create(rank));
+  }
   step.overlap = mine.overlap == nullptr ? nullptr : &mine.overlap->overlap();
   return AttachAmaxGroups(rank, step);
 }
 
-absl::Status ParallelSession::UseAmaxGroups(const AmaxGroups& groups) {
+absl::Status ParallelSession::UseStepFor(const ForwardStep& forward) {
+  const AmaxGroups groups = WithGroupsOfCall(spec_.parallel->amax_groups, forward.amax_groups);
   for (const auto& [role, group] : groups) {
     if (group.kind != AmaxGroup::Kind::kRanks || rank_lists_.contains(group.Text())) continue;
     if (rank_lists_.size() == kRankListsMax) {
@@ -69,16 +71,26 @@ absl::Status ParallelSession::UseAmaxGroups(const AmaxGroups& groups) {
     rank_lists_.insert(group.Text());
   }
   QG_RETURN_IF_ERROR(AddAmaxGroups(groups, *world_));
+  ParallelSpec parallel = *spec_.parallel;
+  if (forward.overlap.has_value()) parallel.overlap = forward.overlap;
+  ParallelStep wanted = StepOf(parallel, recipe());
+  wanted.amax_groups = groups;
+  if (!forward.train && !forward.overlap.has_value()) {
+    wanted.column_overlap.gives_way.fill(true);
+    wanted.row_overlap.gives_way.fill(true);
+  }
+  const auto is_wanted = [&](const ParallelStep& step) {
+    return step.amax_groups == groups && step.column_overlap == wanted.column_overlap &&
+           step.row_overlap == wanted.row_overlap;
+  };
   for (const auto& member : members_) {
     const std::shared_ptr<const ParallelStep> now = member->rank->step;
-    if (now == nullptr ? groups.empty() : now->amax_groups == groups) continue;
+    if (now == nullptr ? groups.empty() : is_wanted(*now)) continue;
     if (tp() == 1 && groups.empty()) {
       member->rank->step = nullptr;
       continue;
     }
-    auto step = std::make_shared<ParallelStep>(StepOf(*spec_.parallel, recipe()));
-    step->amax_groups = groups;
-    member->UseStep(std::move(step));
+    member->UseStep(std::make_shared<ParallelStep>(wanted));
   }
   DropSteps();
   return absl::OkStatus();

@@ -154,10 +154,10 @@ absl::StatusOr<SessionStepResult> ParallelSession::Forward(const ForwardStep& st
   const Layout layout = InputLayout();
   QG_RETURN_IF_ERROR(CheckBatch("x", step.x, layout));
   QG_RETURN_IF_ERROR(CheckForwardAmaxGroups(step.amax_groups, spec_, recipe()));
+  QG_RETURN_IF_ERROR(CheckForwardOverlap(step.overlap, spec_));
   QG_RETURN_IF_ERROR(MakeRanks());
   const std::set<std::string> lists_before = rank_lists_;
-  QG_RETURN_IF_ERROR(
-      UseAmaxGroups(WithGroupsOfCall(spec_.parallel->amax_groups, step.amax_groups)));
+  QG_RETURN_IF_ERROR(UseStepFor(step));
   const auto forward = [&](Rank& rank, Member& mine) -> absl::StatusOr<SessionStepResult> {
     // Only this call's step is attached; earlier ones belong to forwards in flight.
     if (!mine.steps.empty()) QG_RETURN_IF_ERROR(AttachStep(rank, mine, *mine.steps.front()));

@@ -93,8 +93,10 @@ class ParallelSession final : public Session {
   absl::Status Attach(Rank& rank);
   /// Gives one of a member's steps its ends of the groups.
   absl::Status AttachStep(Rank& rank, Member& mine, ParallelStep& step);
-  /// Makes later forwards reduce amaxes over these groups, which are added to the world if needed.
-  absl::Status UseAmaxGroups(const AmaxGroups& groups);
+  /// Makes this and later forwards reduce amaxes over the groups of `forward`, which are added to
+  /// the world if needed, and overlap as it asks. An evaluation of a session whose overlap was
+  /// named for training runs what cannot overlap without.
+  absl::Status UseStepFor(const ForwardStep& forward);
   /// Forgets steps that no forward follows any more.
   void DropSteps();
   absl::Status OpenMembers(const std::map<std::string, Tensor>& parameters,

@@ -6,8 +6,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/layer/layer_faults.h"
 #include "kernels/validate/scenarios/faults/comm_faults.h"
 #include "kernels/validate/scenarios/ranks/parallel_subject.h"
 #include "kernels/validate/scenarios/scenario_groups.h"
@@ -68,12 +70,11 @@ absl::Status CheckLinears(ScenarioContext& context) {
 
 // ---- Training (D39)
 
-constexpr int kTraceSteps = 10;
 constexpr float kLearningRate = 0.01f;
 
-/// A column-parallel linear layer, an activation and a row-parallel linear layer.
-absl::StatusOr<LayerRequest> MakeMlp(ScenarioContext& context) {
-  const int64_t unit = IsMxfp8(context.recipe()) ? 128 : 32;
+/// A column-parallel linear layer, an activation and a row-parallel linear layer;
+/// `unit` is half of every dim.
+absl::StatusOr<LayerRequest> MakeMlp(ScenarioContext& context, int64_t unit) {
   LayerRequest mlp;
   mlp.layer.kind = LayerKind::kChain;
   std::vector<OperationSpec>& operations = mlp.layer.operations;
@@ -100,11 +101,11 @@ using Trace = std::vector<std::vector<NamedTensor>>;
 
 /// Steps of gradient descent on one rank. `step` says how the rank communicates.
 absl::StatusOr<Trace> Train(ScenarioContext& context, Engine& engine, const LayerRequest& whole,
-                            const ParallelStep& step) {
+                            const ParallelStep& step, int steps) {
   QG_ASSIGN_OR_RETURN(LayerRequest shard, ShardLayer(engine, whole, step));
   const Tensor x = shard.x;
   Trace trace;
-  for (int i = 0; i < kTraceSteps; ++i) {
+  for (int i = 0; i < steps; ++i) {
     // Scales x so that the amaxes change from step to step.
     QG_ASSIGN_OR_RETURN(
         shard.x, engine.Scale(x, static_cast<float>(i % 4 + 1), x.dtype(), context.cancellation()));
@@ -134,7 +135,7 @@ absl::StatusOr<Trace> Train(ScenarioContext& context, Engine& engine, const Laye
 /// The traces of both ranks, computed by layers that gather first and reduce last, on the reference
 /// engine and without any fault.
 absl::StatusOr<std::vector<Trace>> ExpectedTraces(ScenarioContext& context,
-                                                  const LayerRequest& whole) {
+                                                  const LayerRequest& whole, int steps) {
   QG_ASSIGN_OR_RETURN(const auto world,
                       World::Create({.engines = {&context.reference(), &context.reference()}}));
   std::vector<Trace> traces(2);
@@ -142,24 +143,23 @@ absl::StatusOr<std::vector<Trace>> ExpectedTraces(ScenarioContext& context,
       [&](Rank& rank) -> absl::Status {
         const ParallelStep step{.tp = &rank.group(kWorldGroup), .sequence_parallel = true};
         QG_ASSIGN_OR_RETURN(traces[static_cast<size_t>(rank.index())],
-                            Train(context, rank.engine(), whole, step));
+                            Train(context, rank.engine(), whole, step, steps));
         return absl::OkStatus();
       },
       context.cancellation()));
   return traces;
 }
 
-absl::Status CheckTrace(ScenarioContext& context) {
-  QG_ASSIGN_OR_RETURN(const LayerRequest whole, MakeMlp(context));
-  QG_ASSIGN_OR_RETURN(const std::vector<Trace> expected, ExpectedTraces(context, whole));
+/// Trains on 2 ranks. `step_of` gives a rank's step from its end of overlapped calls.
+absl::Status CheckTraining(ScenarioContext& context, const LayerRequest& whole, int steps,
+                           absl::FunctionRef<ParallelStep(VirtualOverlap&)> step_of) {
+  QG_ASSIGN_OR_RETURN(const std::vector<Trace> expected, ExpectedTraces(context, whole, steps));
   QG_ASSIGN_OR_RETURN(const auto world, MakeVirtualRanks(context, 2));
   std::vector<Trace> subjects(2);
   RunBodies(context, "training", *world, [&](Rank& rank) -> absl::Status {
     QG_ASSIGN_OR_RETURN(const auto end, VirtualOverlap::Open(rank));
-    ParallelStep step = OverlappedStep(context.recipe(), *end);
-    if (!Overlaps(context.recipe())) step.column_overlap = step.row_overlap = {};
     QG_ASSIGN_OR_RETURN(subjects[static_cast<size_t>(rank.index())],
-                        Train(context, rank.engine(), whole, step));
+                        Train(context, rank.engine(), whole, step_of(*end), steps));
     return absl::OkStatus();
   });
   for (size_t rank = 0; rank < 2; ++rank) {
@@ -173,6 +173,29 @@ absl::Status CheckTrace(ScenarioContext& context) {
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckTrace(ScenarioContext& context) {
+  QG_ASSIGN_OR_RETURN(const LayerRequest whole,
+                      MakeMlp(context, IsMxfp8(context.recipe()) ? 128 : 32));
+  return CheckTraining(context, whole, 10, [&](VirtualOverlap& end) {
+    ParallelStep step = OverlappedStep(context.recipe(), end);
+    if (!Overlaps(context.recipe())) step.column_overlap = step.row_overlap = {};
+    return step;
+  });
+}
+
+/// Trains with everything left open, also where mxfp8 has no dims that could be cut.
+absl::Status CheckGivesWay(ScenarioContext& context) {
+  QG_ASSIGN_OR_RETURN(const LayerRequest whole, MakeMlp(context, 32));
+  return CheckTraining(context, whole, 2, [&](VirtualOverlap& end) {
+    ParallelSpec parallel{.tensor_parallel = 2, .sequence_parallel = true};
+    parallel.overlap.emplace();
+    ParallelStep step = StepOf(parallel, context.recipe());
+    step.tp = &end.overlap->group();
+    step.overlap = end.overlap.get();
+    return step;
+  });
 }
 
 // ---- What comes back (bug class 42)
@@ -265,6 +288,19 @@ ScenarioGroup OverlapLayerScenarios() {
        .recipes = {"bf16", "fp8_current", "fp8_delayed:amax_history_len=4", "fp8_block", "mxfp8",
                    "nvfp4"},
        .run = &CheckTrace},
+      {.name = "overlap-gives-way-where-it-cannot",
+       .invariant = "Of what a request leaves open, each recipe and mode overlaps what it can and "
+                    "runs the rest without.",
+       .criterion = "y, dx and dw of two steps of two layers, of columns and then of rows, on 2 "
+                    "ranks with the default overlap, bit-equal to ranks that gather first on the "
+                    "reference engine.",
+       .faults = {kFaultSumLeftToWgrad},
+       .recipes = {"bf16", "bf16:backward_override=high_precision",
+                   "fp8_current:backward_override=dequantized",
+                   "fp8_current:backward_override=high_precision", "fp8_block", "mxfp8",
+                   "mxfp8:backward_override=dequantized", "nvfp4",
+                   "hybrid:fprop=mxfp8,dgrad=mxfp8,wgrad=mxfp8"},
+       .run = &CheckGivesWay},
       {.name = "gradients-outlive-shared-buffers",
        .invariant = "A gradient that was summed beside a GEMM stays what it was when another layer "
                     "takes the buffer.",
@@ -286,6 +322,8 @@ ScenarioGroup OverlapLayerScenarios() {
        .run = &CheckPrecisions},
   };
   group.faults = {
+      InCode(kFaultSumLeftToWgrad,
+             "dx is left to a wgrad that the step asks to overlap and that runs without."),
       InCommunication(kFaultGradientInBuffer,
                       "A bulk reduce-scatter gives its sum as a view of the shared buffer.", 42),
       InCommunication(kFaultBufferPrecisionKept,
