@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
 #include "kernels/comm/group/world.h"
 #include "kernels/comm/overlap/overlap.h"
@@ -15,7 +16,9 @@ namespace quantgate {
 namespace {
 
 using testing::AllOf;
+using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::IsEmpty;
 
 using enum OverlapMethod;
 
@@ -93,6 +96,113 @@ TEST(OverlapCheck, RefusesUnitsWithoutSequenceParallelism) {
   step.sequence_parallel = false;
   EXPECT_THAT(ErrorOf(Linear(ParallelMode::kColumn), step, "bf16"),
               HasSubstr("parallel.column_overlap.sequence_parallel is false"));
+}
+
+/// What a unit overlaps of a plan in which everything gives way, and the notes about the rest.
+struct Resolved {
+  OverlapPlan plan;
+  std::vector<std::string> notes;
+};
+Resolved ResolvedOf(const LayerRequest& whole, ParallelStep step, const std::string& recipe) {
+  step.column_overlap.gives_way.fill(true);
+  step.row_overlap.gives_way.fill(true);
+  const auto engine = MakeCpuEngine({.threads = 1});
+  const auto shard = ShardLayer(*engine, whole, step);
+  EXPECT_TRUE(shard.ok()) << shard.status();
+  const auto plan = DecideLayer(*shard, *Recipe::Parse(recipe));
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  const ProgramPlan& program = (*plan)->programs.front();
+  return {program.operations.back().linear.parallel.overlap, program.notes};
+}
+
+void ExpectMethods(const OverlapPlan& plan, OverlapMethod fprop, OverlapMethod dgrad,
+                   OverlapMethod wgrad) {
+  EXPECT_EQ(plan.fprop, fprop);
+  EXPECT_EQ(plan.dgrad, dgrad);
+  EXPECT_EQ(plan.wgrad, wgrad);
+}
+
+TEST(OverlapCheck, WhatIsLeftOpenGivesWayToTheRecipe) {
+  const ParallelStep step = StepOf(kColumnDefaults, kRowDefaults);
+  for (const ParallelMode mode : {ParallelMode::kColumn, ParallelMode::kRow}) {
+    for (const char* recipe :
+         {"nvfp4", "fp8_block", "hybrid:fprop=mxfp8,dgrad=mxfp8,wgrad=mxfp8"}) {
+      const Resolved resolved = ResolvedOf(Linear(mode), step, recipe);
+      ExpectMethods(resolved.plan, kNone, kNone, kNone);
+      EXPECT_THAT(
+          resolved.notes,
+          ElementsAre(AllOf(HasSubstr("dgrad"), HasSubstr(" run without overlap: recipe is "),
+                            HasSubstr("per-tensor FP8 and mxfp8 recipes overlap"))))
+          << recipe;
+    }
+  }
+  const Resolved column = ResolvedOf(Linear(ParallelMode::kColumn), step, "fp8_current");
+  ExpectMethods(column.plan, kRingExchange, kBulk, kBulk);
+  EXPECT_THAT(column.notes, IsEmpty());
+}
+
+TEST(OverlapCheck, WhatIsLeftOpenGivesWayToTheOverride) {
+  const ParallelStep step = StepOf(kColumnDefaults, kRowDefaults);
+  const char* recipe = "fp8_current:backward_override=dequantized";
+  const Resolved column = ResolvedOf(Linear(ParallelMode::kColumn), step, recipe);
+  ExpectMethods(column.plan, kRingExchange, kNone, kNone);
+  EXPECT_THAT(column.notes, ElementsAre("dgrad, wgrad run without overlap: backward_override is "
+                                        "dequantized: under a backward override dgrad and wgrad "
+                                        "gather in high precision and take none"));
+  const Resolved row = ResolvedOf(Linear(ParallelMode::kRow), step, recipe);
+  ExpectMethods(row.plan, kPipeline, kNone, kNone);
+  EXPECT_THAT(row.notes, ElementsAre(HasSubstr("dgrad runs without overlap: backward_override")));
+}
+
+TEST(OverlapCheck, WhatIsLeftOpenGivesWayToTheDims) {
+  ParallelStep step = StepOf(kColumnDefaults, kRowDefaults);
+  // Nothing that is gathered beside a GEMM is cut.
+  const Resolved column = ResolvedOf(Linear(ParallelMode::kColumn, 64), step, "mxfp8");
+  ExpectMethods(column.plan, kNone, kBulk, kBulk);
+  EXPECT_THAT(column.notes, ElementsAre(HasSubstr("fprop runs without overlap: fprop.rows is 64, "
+                                                  "64: shards of the mxfp8 operand x are ")));
+  step.row_overlap.wgrad = kExternal;
+  const Resolved row = ResolvedOf(Linear(ParallelMode::kRow, 64), step, "mxfp8");
+  ExpectMethods(row.plan, kPipeline, kNone, kNone);
+  EXPECT_THAT(row.notes, ElementsAre(HasSubstr("dgrad runs without overlap: dgrad.rows is 64, 64"),
+                                     HasSubstr("wgrad runs without overlap: external needs the "
+                                               "ring of dgrad")));
+  step.row_overlap.splits = 3;
+  const Resolved split = ResolvedOf(Linear(ParallelMode::kRow), step, "bf16");
+  ExpectMethods(split.plan, kNone, kRingExchange, kNone);
+  EXPECT_THAT(split.notes, ElementsAre(HasSubstr("fprop runs without overlap: fprop.splits is 3"),
+                                       HasSubstr("only mxfp8 gathers columnwise codes")));
+}
+
+TEST(OverlapCheck, WhatIsLeftOpenGivesWayAfterANorm) {
+  LayerRequest request = Linear(ParallelMode::kColumn);
+  request.layer.kind = LayerKind::kLayerNormLinear;
+  request.parameters["gamma"] = Generated(Distribution::kNormal, 3, DType::kBF16, {256});
+  const ParallelStep step = StepOf(kColumnDefaults, {});
+  ExpectMethods(ResolvedOf(request, step, "bf16").plan, kRingExchange, kBulk, kBulk);
+  request.layer.return_norm_output = true;
+  const Resolved returned = ResolvedOf(request, step, "bf16");
+  ExpectMethods(returned.plan, kNone, kBulk, kBulk);
+  EXPECT_THAT(returned.notes, ElementsAre(HasSubstr("return_norm_output is true")));
+  request.layer.return_norm_output = false;
+  request.grad_output = Tensor();
+  const Resolved evaluated = ResolvedOf(request, step, "bf16");
+  ExpectMethods(evaluated.plan, kNone, kNone, kNone);
+  EXPECT_THAT(evaluated.notes, ElementsAre(HasSubstr("fprop runs without overlap: grad is not "
+                                                     "enabled")));
+}
+
+TEST(OverlapCheck, WithoutSequenceParallelismNothingGivesWay) {
+  ParallelStep step = StepOf(kColumnDefaults, {});
+  step.sequence_parallel = false;
+  step.column_overlap.gives_way.fill(true);
+  EXPECT_THAT(ErrorOf(Linear(ParallelMode::kColumn), step, "bf16"),
+              HasSubstr("parallel.column_overlap.sequence_parallel is false"));
+  step.sequence_parallel = true;
+  step.column_overlap.aggregate = true;
+  step.column_overlap.pieces = 2;
+  EXPECT_THAT(ErrorOf(Linear(ParallelMode::kColumn), step, "bf16"),
+              HasSubstr("must be 1 with overlap.aggregate"));
 }
 
 TEST(OverlapCheck, RefusesMethodsThatTheTableDoesNotHave) {

@@ -23,11 +23,12 @@ class SessionStates : public testing::Test {
     return OpenSession(*engine_, spec, {{"fc1.weight", Normal(3, {out, in}, dtype)}}, nullptr,
                        nullptr);
   }
-  /// A column-parallel layer on two ranks that overlap as they do by default.
+  /// A column-parallel layer on two ranks, whose fprop is asked by name to overlap.
   static SessionSpec Overlapped(const std::string& recipe) {
     SessionSpec spec = LinearLayers(recipe, {ParallelMode::kColumn});
     spec.parallel = Ranks(2, 1, /*sp=*/true);
-    spec.parallel->overlap.emplace();
+    spec.parallel->overlap.emplace().methods[{OverlapSide::kColumn, GemmRole::kFprop}] =
+        OverlapMethod::kRingExchange;
     return spec;
   }
   const std::unique_ptr<Engine> engine_ = MakeCpuEngine({.threads = 2});

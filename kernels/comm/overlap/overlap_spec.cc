@@ -40,6 +40,10 @@ OverlapPlan OverlapPlanOf(const OverlapSpec& spec, OverlapSide side, const Recip
     plan.SetMethod(role, named.value_or(defaults.MethodOf(role)));
     plan.gives_way[static_cast<size_t>(role)] = !named.has_value();
   }
+  // Splits are asked for by their number, of the pipeline alone.
+  if (side == OverlapSide::kRow && spec.splits != OverlapSpec{}.splits) {
+    plan.gives_way[static_cast<size_t>(GemmRole::kFprop)] = false;
+  }
   // The default of wgrad applies only together with the default of dgrad.
   if (plan.dgrad != defaults.dgrad && plan.GivesWay(GemmRole::kWgrad)) {
     plan.wgrad = OverlapMethod::kNone;

@@ -1,6 +1,7 @@
 // What a request leaves open of overlap becomes what docs/ranks.md section 10.1 says of the recipe.
 #include "kernels/comm/overlap/overlap_spec.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 namespace quantgate {
@@ -21,9 +22,24 @@ TEST(OverlapSpec, DefaultsAreTheTables) {
   ExpectPlan(OverlapPlanOf({}, OverlapSide::kColumn, bf16), kRingExchange, kBulk, kBulk);
   ExpectPlan(OverlapPlanOf({}, OverlapSide::kRow, bf16), kPipeline, kRingExchange, kNone);
   ExpectPlan(OverlapPlanOf({}, OverlapSide::kRow, mxfp8), kPipeline, kRingExchange, kExternal);
-  const Recipe overridden = *Recipe::Parse("mxfp8:backward_override=dequantized");
-  ExpectPlan(OverlapPlanOf({}, OverlapSide::kColumn, overridden), kRingExchange, kNone, kNone);
-  ExpectPlan(OverlapPlanOf({}, OverlapSide::kRow, overridden), kPipeline, kNone, kNone);
+  for (const OverlapSide side : {OverlapSide::kColumn, OverlapSide::kRow}) {
+    EXPECT_THAT(OverlapPlanOf({}, side, mxfp8).gives_way, testing::Each(true));
+  }
+}
+
+TEST(OverlapSpec, WhatIsNamedDoesNotGiveWay) {
+  const Recipe bf16 = *Recipe::Parse("bf16");
+  OverlapSpec spec;
+  spec.methods[{OverlapSide::kColumn, kDgrad}] = kBulk;
+  const OverlapPlan column = OverlapPlanOf(spec, OverlapSide::kColumn, bf16);
+  ExpectPlan(column, kRingExchange, kBulk, kBulk);
+  EXPECT_THAT(column.gives_way, testing::ElementsAre(true, false, true));
+  // A number of splits names the method that has them.
+  spec.splits = 8;
+  EXPECT_THAT(OverlapPlanOf(spec, OverlapSide::kColumn, bf16).gives_way,
+              testing::ElementsAre(true, false, true));
+  EXPECT_THAT(OverlapPlanOf(spec, OverlapSide::kRow, bf16).gives_way,
+              testing::ElementsAre(false, true, true));
 }
 
 TEST(OverlapSpec, WhatIsAskedForReplacesThem) {

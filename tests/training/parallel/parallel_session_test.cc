@@ -10,9 +10,11 @@
 namespace quantgate {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 constexpr int64_t kBatch = 256, kWide = 256;
 
@@ -196,6 +198,96 @@ TEST(ParallelSession, OverlapLeavesTheBits) {
     const auto wanted = plain->Backward({"0", Batch(2)}, nullptr);
     EXPECT_EQ(HexOf(*engine, OutputOf(given, "dx")), HexOf(*engine, OutputOf(wanted, "dx")));
   }
+}
+
+std::vector<std::string> StagesThatOverlap(const absl::StatusOr<SessionStepResult>& result) {
+  EXPECT_TRUE(result.ok()) << result.status();
+  std::vector<std::string> stages;
+  if (!result.ok()) return stages;
+  for (const StageTimeline& stage : result->ranks[1].records.timelines) {
+    stages.push_back(stage.stage);
+  }
+  return stages;
+}
+
+// What a session leaves open gives way step by step; what it names, an evaluation runs without.
+TEST(ParallelSession, OverlapGivesWayStepByStep) {
+  const std::unique_ptr<Engine> engine = NewEngine();
+  for (const bool is_named : {false, true}) {
+    SessionSpec spec = LinearLayers("bf16", {ParallelMode::kColumn});
+    spec.layers[0].spec.kind = LayerKind::kLayerNormLinear;
+    auto parameters = Weights(spec);
+    parameters["fc1.gamma"] = Normal(8, {kWide});
+    spec.parallel = Ranks(2, 1, true);
+    const auto plain = OpenRanks(*engine, spec, parameters);
+    spec.parallel->overlap.emplace();
+    if (is_named) {
+      spec.parallel->overlap->methods[{OverlapSide::kColumn, GemmRole::kFprop}] =
+          OverlapMethod::kRingExchange;
+    }
+    const auto session = OpenRanks(*engine, spec, parameters);
+    ForwardStep evaluation = Forward(Batch(1), "e");
+    evaluation.train = false;
+    for (int round = 0; round < 2; ++round) {
+      const auto evaluated = session->Forward(evaluation, nullptr);
+      EXPECT_THAT(StagesThatOverlap(evaluated), IsEmpty());
+      EXPECT_THAT(evaluated->notes, Contains(HasSubstr("fprop runs without overlap: grad is not "
+                                                       "enabled")));
+      EXPECT_EQ(HexOf(*engine, OutputOf(evaluated, "y")),
+                HexOf(*engine, OutputOf(plain->Forward(evaluation, nullptr), "y")));
+      const auto trained = session->Forward(Forward(Batch(1)), nullptr);
+      EXPECT_THAT(StagesThatOverlap(trained), ElementsAre("fc1.fprop"));
+      EXPECT_THAT(trained->notes, Not(Contains(HasSubstr("without overlap"))));
+      ASSERT_TRUE(plain->Forward(Forward(Batch(1)), nullptr).ok());
+      const auto given = session->Backward({"0", Batch(2)}, nullptr);
+      EXPECT_THAT(StagesThatOverlap(given), ElementsAre("fc1.dgrad", "fc1.wgrad"));
+      const auto wanted = plain->Backward({"0", Batch(2)}, nullptr);
+      for (const char* name : {"dx", "fc1.dw", "fc1.dgamma"}) {
+        EXPECT_EQ(HexOf(*engine, OutputOf(given, name)), HexOf(*engine, OutputOf(wanted, name)));
+      }
+    }
+    // Named, the method is refused under a recipe that has none; left open, it gives way.
+    const absl::Status changed = session->ChangeRecipe(*Recipe::Parse("fp8_block"), nullptr);
+    EXPECT_EQ(changed.ok(), !is_named) << changed;
+    if (is_named) continue;
+    const auto without = session->Forward(Forward(Batch(1)), nullptr);
+    EXPECT_THAT(StagesThatOverlap(without), IsEmpty());
+    EXPECT_THAT(without->notes, Contains(HasSubstr("fprop, dgrad, wgrad run without overlap: "
+                                                   "recipe is fp8_block")));
+  }
+}
+
+TEST(ParallelSession, AForwardNamesItsOwnOverlap) {
+  const std::unique_ptr<Engine> engine = NewEngine();
+  SessionSpec spec = LinearLayers("bf16", {ParallelMode::kColumn});
+  spec.parallel = Ranks(2, 1, true);
+  const auto session = OpenRanks(*engine, spec, Weights(spec));
+  ForwardStep forward = Forward(Batch(1), "a");
+  forward.overlap.emplace();
+  EXPECT_THAT(StagesThatOverlap(session->Forward(forward, nullptr)), ElementsAre("fc1.fprop"));
+  // The next forward has the session's, the backward that of its own forward.
+  EXPECT_THAT(StagesThatOverlap(session->Forward(Forward(Batch(2), "b"), nullptr)), IsEmpty());
+  EXPECT_THAT(StagesThatOverlap(session->Backward({"a", Batch(3)}, nullptr)),
+              ElementsAre("fc1.dgrad", "fc1.wgrad"));
+  EXPECT_THAT(StagesThatOverlap(session->Backward({"b", Batch(3)}, nullptr)), IsEmpty());
+
+  const auto message = [&](const absl::StatusOr<SessionStepResult>& result) {
+    EXPECT_TRUE(absl::IsInvalidArgument(result.status())) << result.status();
+    return std::string(result.status().message());
+  };
+  forward.overlap->methods[{OverlapSide::kColumn, GemmRole::kFprop}] = OverlapMethod::kBulk;
+  EXPECT_THAT(message(session->Forward(forward, nullptr)),
+              HasSubstr("overlap.fprop is bulk: it gathers x for its own GEMM"));
+  forward.overlap.emplace();
+  const auto alone = OpenSession(*engine, LinearLayers("bf16", {ParallelMode::kNone}),
+                                 Weights(spec), nullptr, nullptr);
+  ASSERT_TRUE(alone.ok()) << alone.status();
+  EXPECT_THAT(message((*alone)->Forward(forward, nullptr)),
+              HasSubstr("overlap is default: a session on one rank communicates nothing"));
+  SessionSpec copies = LinearLayers("bf16", {ParallelMode::kNone});
+  copies.parallel = Ranks(1, 2);
+  EXPECT_THAT(message(OpenRanks(*engine, copies, Weights(spec))->Forward(forward, nullptr)),
+              HasSubstr("overlap is default: overlap needs tensor_parallel > 1"));
 }
 
 TEST(ParallelSession, MicrobatchesGoAwayAndComeBackAndRecipesChange) {

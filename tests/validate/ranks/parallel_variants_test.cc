@@ -204,9 +204,11 @@ TEST(ParallelVariants, Refusals) {
   EXPECT_THAT(Refusal(Twins(Linear(ParallelMode::kRow), "mxfp8", {.tensor_parallel = 8})),
               AllOf(StartsWith("x is bf16[64x16]: K is 16 "), EndsWith(" (of a rank's part under "
                                                                        "variants[1].parallel)")));
-  EXPECT_THAT(
-      Refusal(Twins(column, "fp8_block", {.sequence_parallel = true, .overlap = OverlapSpec{}})),
-      StartsWith("variants[1].parallel.overlap is default: recipe is fp8_block"));
+  OverlapSpec ring;
+  ring.methods[{OverlapSide::kColumn, GemmRole::kFprop}] = OverlapMethod::kRingExchange;
+  EXPECT_THAT(Refusal(Twins(column, "fp8_block", {.sequence_parallel = true, .overlap = ring})),
+              StartsWith("variants[1].parallel.overlap is column_fprop=ring_exchange: recipe is "
+                         "fp8_block"));
   OverlapSpec bulk;
   bulk.methods[{OverlapSide::kColumn, GemmRole::kFprop}] = OverlapMethod::kBulk;
   EXPECT_THAT(Refusal(Twins(column, "bf16", {.sequence_parallel = true, .overlap = bulk})),
