@@ -20,7 +20,8 @@ class VariantJoin {
   /// Merges outputs that came before into the variant (engine_service.proto, OutputFinished).
   void Join(v1::VariantFinished finished);
 
-  std::map<int, std::vector<v1::OutputReport>> told_;  ///< By variant.
+  /// Outputs that came before their variant, by its index.
+  std::map<int, std::vector<v1::OutputReport>> told_;
   std::map<int, v1::VariantReport> variants_;
 };
 

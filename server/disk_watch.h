@@ -16,8 +16,8 @@ struct DiskRoom {
 };
 using DiskRoomReader = std::function<DiskRoom(const std::string& path)>;
 
-/// By statvfs. INT64_MAX where the file system cannot be asked, and for files that it does not
-/// count.
+/// Reads the room by statvfs. INT64_MAX where the file system cannot be asked, and for the number
+/// of files where it does not count them.
 DiskRoom ReadDiskRoom(const std::string& path);
 
 class DiskWatch {
@@ -28,7 +28,7 @@ class DiskWatch {
 
   /// Asks the file system, which may be slow. Called by one thread at a time.
   void Look();
-  /// Why there is no room, as of the last Look; empty: there is.
+  /// Why there is no room, as of the last Look; empty where there is room.
   std::string why_full() const;
   int64_t free_bytes() const { return bytes_; }
 

@@ -46,7 +46,7 @@ inline constexpr int64_t kDescriptorsPerOpenUpload = 16;
 /// the times of the files for the time before the server's start.
 inline constexpr int kPartialUploadsMax = 4096;
 inline constexpr absl::Duration kPartialUploadAgeMax = absl::Hours(24);
-/// What the disk should have left for runs under way to be recorded: their events (8 MiB of each
+/// The room that the disk should have left to record runs in progress: their events (8 MiB of each
 /// are in memory at a time), the database's log (a few MiB) and copies of it at a checkpoint.
 inline constexpr int64_t kDiskReserveBytes = 64 << 20;
 /// Bytes after which the kernel is told to start writing an upload back, so that the last fsync has

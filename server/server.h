@@ -23,9 +23,10 @@ class Channel;
 namespace quantgate {
 
 struct ServerOptions {
-  /// "host:port" (port 0: any) or "unix:/path". Empty: no listener, in-process channel only.
+  /// "host:port" (port 0 means any) or "unix:/path". If empty, there is no listener but only the
+  /// in-process channel.
   std::vector<std::string> listen;
-  /// "host:port" of HTTP /metrics, /healthz, /readyz. Empty: none.
+  /// "host:port" for /metrics, /healthz and /readyz over HTTP. If empty, there is no HTTP.
   std::string metrics_listen;
   /// Programs that have a `metrics_listen` set this to &HttpEndpoint::Start. Others leave it null,
   /// and so do not link libmicrohttpd, whose own libraries take a sixth of the time in which a
@@ -43,7 +44,8 @@ struct ServerOptions {
   /// The devices that compute: "cpu", "cuda" (every CUDA device), "cuda:N".
   std::vector<std::string> devices = {"cpu"};
   CpuEngineOptions engine;  ///< Options of device "cpu".
-  /// Bytes of uploaded and generated tensors that stay in a CUDA device's memory; 0: half of it.
+  /// Bytes of uploaded and generated tensors that stay in a CUDA device's memory; 0 means half of
+  /// that memory.
   int64_t resident_bytes_max = 0;
   /// Whether CUDA devices are checked against their models before the server is ready: a few
   /// seconds, unless a result is remembered. on_hardware_checked gets the result as lines of text.

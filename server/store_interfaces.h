@@ -40,7 +40,7 @@ class Tensors {
                                            const Sha256& content) = 0;
   /// Every type under which a digest is registered, newest first.
   virtual absl::StatusOr<std::vector<TensorRecord>> Find(const Digest& digest) = 0;
-  /// A page of records, newest first, with ids below `before_id`; 0: from the newest on.
+  /// A page of records, newest first, with ids below `before_id`; 0 means from the newest on.
   virtual absl::StatusOr<TensorPage> List(int64_t before_id, int page_size) = 0;
 };
 

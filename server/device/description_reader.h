@@ -43,7 +43,7 @@ class DescriptionReader {
   absl::Time read_at_ ABSL_GUARDED_BY(mutex_);  ///< When the reading of latest_ began.
   bool asked_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;  ///< None where reading is quick.
+  std::thread thread_;  ///< Not started where reading is quick.
 };
 
 }  // namespace quantgate

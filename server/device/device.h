@@ -21,7 +21,7 @@ namespace quantgate {
 
 struct Device {
   /// `resident_bytes_max`: bound on the bytes of tensors that stay in the memory of a device with
-  /// its own; 0: half of that memory.
+  /// its own; 0 means half of that memory.
   Device(std::unique_ptr<Engine> engine_in, int64_t resident_bytes_max);
   virtual ~Device() = default;
 

@@ -41,7 +41,7 @@ struct DeviceGauges {
   int64_t total_bytes = 0;
   int64_t resident_bytes = 0;  ///< Used by tensors that stay between calls.
   int64_t resident_bytes_max = 0;
-  int64_t spilled_bytes = 0;  ///< Of resident tensors that are in host memory for now.
+  int64_t spilled_bytes = 0;  ///< Bytes of resident tensors that are in host memory for now.
   int64_t spilled_bytes_total = 0;
   int64_t dropped_bytes_total = 0;
   int64_t hits = 0;

@@ -19,7 +19,7 @@ class HttpEndpoint {
   struct Sources {
     /// The exposition text. May take its time; never called by two threads at once.
     std::function<std::string()> metrics;
-    /// Why the server takes no work; empty: it does. Must answer at once.
+    /// Why the server takes no work; empty where it does. Must answer at once.
     std::function<std::string()> why_not_ready;
   };
   struct Bounds {
@@ -28,8 +28,8 @@ class HttpEndpoint {
     absl::Duration connection_age_max = kHttpConnectionAgeMax;
   };
 
-  /// "host:port", port 0: any. INVALID_ARGUMENT for what is no address, UNAVAILABLE naming it when
-  /// it cannot be bound.
+  /// Listens on "host:port"; port 0 means any. INVALID_ARGUMENT for text that is not an address,
+  /// UNAVAILABLE naming the address when it cannot be bound.
   static absl::StatusOr<std::unique_ptr<HttpEndpoint>> Start(const std::string& listen,
                                                              Sources sources, Bounds bounds);
   using Starter = decltype(&Start);

@@ -13,13 +13,13 @@
 
 namespace quantgate {
 
-/// INVALID_ARGUMENT for what is neither "host:port", port 0 to 65535, nor "unix:/path": gRPC takes
-/// port 99999 for 34463. UNAVAILABLE for a Unix socket that somebody listens on: gRPC would remove
-/// it and leave that server without clients.
+/// INVALID_ARGUMENT for text that is neither "host:port" with a port from 0 to 65535 nor
+/// "unix:/path": gRPC would take port 99999 for 34463. UNAVAILABLE for a Unix socket that another
+/// process listens on: gRPC would remove it and leave that process without clients.
 absl::Status CheckListenAddress(const std::string& address);
 
-/// FAILED_PRECONDITION for an address that other machines may reach, unless `insecure`: one that is
-/// neither a Unix socket nor, with all that its host stands for, loopback. UNAVAILABLE for a host
+/// FAILED_PRECONDITION, unless `insecure`, for an address that other machines may reach: one that
+/// is neither a Unix socket nor a host whose addresses are all loopback. UNAVAILABLE for a host
 /// that has no address.
 absl::Status CheckReach(const std::string& address, bool insecure);
 

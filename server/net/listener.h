@@ -101,7 +101,7 @@ class Listener {
   std::mutex mutex_;
   std::vector<Connection> connections_ ABSL_GUARDED_BY(mutex_);
   std::chrono::steady_clock::time_point dropped_at_ ABSL_GUARDED_BY(mutex_){};
-  ListenerUsage usage_ ABSL_GUARDED_BY(mutex_);  ///< All but `connections`.
+  ListenerUsage usage_ ABSL_GUARDED_BY(mutex_);  ///< Without `connections`.
 };
 
 /// How many connections leave enough descriptors for everything else: the limit less those that are

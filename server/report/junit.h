@@ -20,7 +20,7 @@ struct JunitRun {
 struct JunitCase {
   std::string class_name, name;
   double seconds = 0;
-  std::string element = {};  ///< failure | error | skipped; empty: it passed.
+  std::string element = {};  ///< failure | error | skipped; empty if it passed.
   /// Type of the element: "difference", "missed fault", "error", "left out".
   std::string type = {};
   std::string message = {};

@@ -19,7 +19,7 @@
 namespace quantgate {
 
 struct TraceStep {
-  int round = 1;           ///< From 1.
+  int round = 1;           ///< Number of the round, from 1.
   std::string kind;        ///< "forward", "backward", "optimize", ...: SessionTrace's names.
   std::string microbatch;  ///< The microbatch of a step that has one.
 };
@@ -29,7 +29,7 @@ struct TraceStep {
 struct TraceTensor {
   int step = 0;                  ///< Index into steps.
   int variant = 0;               ///< Index into variants.
-  SubjectComparison comparison;  ///< Without heat maps.
+  SubjectComparison comparison;  ///< The comparison, without heat maps.
 };
 
 struct TraceQuantization {

@@ -1,6 +1,6 @@
 // Call: what every RPC has in common, whatever its shape: admission, deadline and cancellation,
-// metrics, and the conversion from absl::Status to grpc::Status at the end. CallRegistry knows the
-// calls under way.
+// metrics, and the conversion from absl::Status to grpc::Status at the end. CallRegistry has the
+// calls in progress.
 #pragma once
 
 #include <grpcpp/impl/codegen/proto_utils.h>

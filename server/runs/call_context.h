@@ -37,7 +37,7 @@ struct CallContext {
 struct DeviceWork {
   std::string recipe;  ///< Base name, for metrics; empty for operations without a recipe.
   absl::AnyInvocable<absl::Status(Device&, const Cancellation&) &&> run;
-  Device* device = nullptr;  ///< The device that it must run on; null: any.
+  Device* device = nullptr;  ///< The device that it must run on; null if any device will do.
 };
 
 }  // namespace quantgate

@@ -88,9 +88,9 @@ absl::StatusOr<TimedGemm> RunTimedGemm(Engine& engine, const GemmDesc& desc,
   return ran;
 }
 
-/// What differs between two results of one GEMM.
+/// The difference between two results of one GEMM.
 struct ResultDifference {
-  bool equal = false;  ///< d and, where the output has one, amax.
+  bool equal = false;  ///< Whether d and, where the output has one, amax are equal.
   int64_t mismatch_count = 0;
   std::optional<v1::ElementPair> first;
 };
@@ -143,7 +143,8 @@ class AlgorithmComparison {
     return difference;
   }
 
-  /// Null where no arithmetic models the algorithm for this GEMM. Algorithms share their models.
+  /// The result of the arithmetic that models the algorithm, which algorithms with the same model
+  /// share. Null where no arithmetic models it for this GEMM.
   absl::StatusOr<const GemmResult*> ModelResult(const CublasLtAlgorithm& algorithm) {
     const std::optional<Arithmetic> arithmetic = ModelOf(desc_, algorithm);
     if (!arithmetic.has_value()) return nullptr;

@@ -17,7 +17,7 @@ namespace quantgate {
 /// Which tensors become blobs.
 enum class KeepOutputs {
   kAll,    ///< Every tensor, also the small ones.
-  kLarge,  ///< Those that the message does not carry.
+  kLarge,  ///< Tensors that the message does not carry.
   kNone,   ///< None: a tensor that the message does not carry has only its fingerprint there.
 };
 

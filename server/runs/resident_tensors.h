@@ -19,12 +19,12 @@
 namespace quantgate {
 
 struct ResidentUsage {
-  int64_t resident_bytes = 0;  ///< In the engine's memory.
+  int64_t resident_bytes = 0;  ///< Bytes of tensors in the engine's memory.
   int64_t resident_tensors = 0;
-  int64_t spilled_bytes = 0;  ///< In host memory, waiting to be used again.
+  int64_t spilled_bytes = 0;  ///< Bytes of tensors in host memory, waiting to be used again.
   int64_t bytes_max = 0;
   // Totals over the life of the object.
-  int64_t hits = 0;    ///< Calls that found the tensor kept, or on its way for another call.
+  int64_t hits = 0;    ///< Calls that found the tensor kept, or being loaded by another call.
   int64_t misses = 0;  ///< Loads. A call that waited for a load that failed counts in both.
   int64_t spilled_bytes_total = 0;
   int64_t dropped_bytes_total = 0;
@@ -34,13 +34,14 @@ class ResidentTensors {
  public:
   /// Where a tensor's bytes are besides the engine's memory.
   enum class Source {
-    kStored,  ///< In the blob store: dropped when its turn comes.
+    kStored,  ///< In the blob store: the tensor is dropped when it is evicted.
     /// Nowhere: spilled to host memory, up to as many bytes as the budget; beyond that, dropped and
     /// made again.
     kGenerated,
   };
 
-  /// `bytes_max` 0: nothing is kept (the CPU engine, whose memory the blobs are mapped into).
+  /// With `bytes_max` 0 nothing is kept (for the CPU engine, which has the blobs mapped into
+  /// memory).
   ResidentTensors(Engine& engine, int64_t bytes_max) : engine_(engine), bytes_max_(bytes_max) {}
   ResidentTensors(const ResidentTensors&) = delete;
   ResidentTensors& operator=(const ResidentTensors&) = delete;

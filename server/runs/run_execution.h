@@ -77,7 +77,8 @@ class RunExecution {
   std::optional<v1::VariantReport> begun_;  // Its report, as far as it is known.
   size_t stages_counted_ = 0;               // The number of its stages that statistics have.
   std::optional<v1::VariantFinished> last_variant_;  // Carried by the event of the run's end.
-  v1::Environment environment_;                      // With the device as read last.
+  // The environment with the device's latest description.
+  v1::Environment environment_;
   size_t variants_published_ = 0;
   /// Bounds the rate of progress events, each of which is sent and stored, to what an eye can
   /// follow.

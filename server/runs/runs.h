@@ -45,7 +45,8 @@ class Runs {
 
   ServiceContext& context_;
   LiveRuns live_{context_.options.live_event_bytes_max};
-  std::mutex start_mutex_;  // One request id starts one run, however many streams ask at once.
+  // Ensures that one request id starts one run, however many streams ask at once.
+  std::mutex start_mutex_;
 };
 
 v1::Run RunRecordToProto(const RunRecord& record);

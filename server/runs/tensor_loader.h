@@ -28,7 +28,7 @@ class TensorLoader {
   /// generated tensors stay there for later calls.
   absl::StatusOr<Tensor> Load(const TensorReference& reference, Device& device,
                               const Cancellation* cancellation);
-  /// The same in host memory.
+  /// The tensor in host memory; no value for an absent reference.
   absl::StatusOr<Tensor> LoadToHost(const TensorReference& reference, Device& device,
                                     const Cancellation* cancellation);
 

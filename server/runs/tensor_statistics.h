@@ -18,7 +18,8 @@ struct TensorStatistics {
   int64_t subnormal_count = 0;
   int64_t infinite_count = 0;
   int64_t nan_count = 0;
-  std::map<int, int64_t> exponent_histogram;  ///< By floor(log2 |value|), finite non-zero values.
+  /// Number of finite non-zero values by floor(log2 |value|).
+  std::map<int, int64_t> exponent_histogram;
 };
 
 /// f32, bf16, f16 and FP8; INVALID_ARGUMENT for any other dtype. Sums are fp64 in order of index.

@@ -41,7 +41,7 @@ struct SessionRecord {
   int64_t bytes = 0;
   std::vector<std::string> microbatches;
   absl::Duration lease;
-  absl::Time lease_end;  ///< By SteadyNow.
+  absl::Time lease_end;  ///< When the lease ends, by SteadyNow.
 };
 
 /// A session and what its calls need. A step holds `mutex` while it runs.
@@ -154,8 +154,8 @@ class SessionStore {
   absl::StatusOr<SessionRecord> Close(const std::string& id) noexcept;
   void ExpireLeases() noexcept;
 
-  /// At most `count` open sessions, newest first, with numbers below `before`; 0: from the newest
-  /// on.
+  /// At most `count` open sessions with numbers below `before`, newest first; 0 means from the
+  /// newest on.
   std::vector<SessionRecord> List(int64_t before, int count) const;
   SessionUsage usage() const;
 

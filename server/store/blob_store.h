@@ -74,8 +74,8 @@ class BlobStore : public Blobs {
   absl::StatusOr<Digest> Put(std::span<const std::byte> bytes) override;
   /// The whole blob, verified. A damaged blob is set aside.
   absl::StatusOr<std::shared_ptr<Buffer>> Load(const Digest& digest) override;
-  /// Reads `limit` bytes from `offset` on; `limit` 0: to the end. NOT_FOUND, OUT_OF_RANGE. To read
-  /// a part, the whole blob is verified first, which `cancellation` can end.
+  /// Reads `limit` bytes from `offset` on; `limit` 0 means to the end. NOT_FOUND, OUT_OF_RANGE. To
+  /// read a part, the whole blob is verified first, which `cancellation` can end.
   absl::StatusOr<BlobReader> Read(const Digest& digest, int64_t offset, int64_t limit,
                                   const Cancellation* cancellation = nullptr);
 

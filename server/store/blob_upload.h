@@ -30,7 +30,7 @@ class BlobUpload {
   BlobUpload& operator=(const BlobUpload&) = delete;
 
   const Digest& digest() const { return digest_; }
-  /// Whether the blob exists, whoever has stored it.
+  /// Whether the blob exists, no matter which upload stored it.
   bool IsPresent() const;
 
   void Hash(Pieces pieces);

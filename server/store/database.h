@@ -140,7 +140,7 @@ class Database {
   int64_t flushed_ ABSL_GUARDED_BY(flush_mutex_) = 0;
   LogMark log_mark_ ABSL_GUARDED_BY(flush_mutex_);
   /// The generation of the log that is being moved or was moved last, which may be begun anew at
-  /// any moment; 0: none.
+  /// any moment; 0 if there is none.
   uint64_t moved_generation_ ABSL_GUARDED_BY(flush_mutex_) = 0;
   /// The first failure to flush, kept since the kernel reports a page that it could not write only
   /// once.

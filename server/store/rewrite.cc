@@ -156,7 +156,7 @@ absl::Status BindCrc(const SideFiles& files, sqlite3_stmt* row, sqlite3_stmt* in
   std::string event(bytes, bytes + sqlite3_column_bytes(row, 2));
   if (sqlite3_column_type(row, 3) != SQLITE_NULL) {
     auto read = files.Read(run_id, {sqlite3_column_int64(row, 3), sqlite3_column_int64(row, 4)});
-    // A lost event stays lost: whoever reads it gets the error.
+    // A lost event stays lost: its readers get the error.
     const bool is_lost = absl::IsNotFound(read.status()) || absl::IsDataLoss(read.status());
     if (!is_lost) QG_RETURN_IF_ERROR(read.status());
     if (read.ok()) event = *std::move(read);

@@ -97,7 +97,7 @@ class RunStore {
   /// The event as it was stored, verified by its checksum. Absent where the run has no such event
   /// yet. NOT_FOUND for an unknown run, DATA_LOSS for an event that is lost or damaged.
   absl::StatusOr<std::optional<StoredEvent>> ReadEvent(const std::string& run_id, int64_t sequence);
-  /// A page of records, newest first, with ids below `before_id`; 0: from the newest on.
+  /// A page of records, newest first, with ids below `before_id`; 0 means from the newest on.
   absl::StatusOr<RunPage> List(int64_t before_id, int page_size);
   /// Runs that an earlier process left queued or running.
   absl::StatusOr<std::vector<RunRecord>> ListUnfinished();

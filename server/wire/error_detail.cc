@@ -13,7 +13,7 @@ constexpr size_t kDetailTextBytesMax = 512;
 std::string CutText(const std::string& text, size_t bytes_max) {
   if (text.size() <= bytes_max) return text;
   size_t end = bytes_max;
-  // Not within a UTF-8 sequence: continuation bytes are 10xxxxxx.
+  // Does not cut within a UTF-8 sequence, whose continuation bytes are 10xxxxxx.
   while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
   return text.substr(0, end) + "...";
 }

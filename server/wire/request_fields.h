@@ -39,11 +39,11 @@ absl::StatusOr<Value> ParsedName(absl::StatusOr<Value> (*parse)(std::string_view
 
 /// A page of a listing, newest entry first.
 struct Page {
-  int64_t before_id = 0;  ///< Entries have smaller ids; 0: from the newest on.
-  int size = 0;           ///< Entries at most.
+  int64_t before_id = 0;  ///< Entries have smaller ids; 0 means from the newest on.
+  int size = 0;           ///< The most entries of the page.
 };
-/// The page that page_size (0: the default) and page_token ask for. The token is the id of the last
-/// entry of the page before.
+/// The page that page_size (0 means the default) and page_token ask for. The token is the id of the
+/// last entry of the page before.
 absl::StatusOr<Page> PageFromProto(int page_size, const std::string& page_token);
 /// The token of the page after the entry `before_id`; empty for 0, the end of the listing.
 std::string PageToken(int64_t before_id);
