@@ -57,8 +57,8 @@ struct Verdict {
   std::string found;   ///< What was found: "0"; "12 in y of fp8_current / none / sm90".
   /// "y of fp8_current / none / sm90 differs from ... in 12 of 524288 elements, first at (0, 7)".
   std::string finding;
-  /// The numbers of NaN and infinities in outputs and of those that `exact` has in the same places,
-  /// and the inputs that have any. Empty if all outputs are finite.
+  /// The numbers of NaN and infinities in outputs and of those that `exact` has in the same places;
+  /// empty if all outputs are finite. Then the inputs that have any, which outputs need not show.
   std::string non_finite, non_finite_inputs;
 };
 

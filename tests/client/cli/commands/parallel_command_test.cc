@@ -171,6 +171,42 @@ TEST_F(ParallelCommandTest, ReportsHaveEachRank) {
                           HasSubstr(ranks[1]["outputs"][0]["fingerprint"].get<std::string>())));
 }
 
+// What a recipe cannot overlap runs without, beside a variant that asks for none.
+TEST_F(ParallelCommandTest, OverlapsStandBesideEachOther) {
+  const Arguments command = Arguments{"compare",     "--tp",
+                                      "2",           "--sequence-parallel",
+                                      "--recipe",    "bf16,fp8_block",
+                                      "--overlap",   "none",
+                                      "--overlap",   "default",
+                                      "--require",   "bitwise",
+                                      "--reference", "bf16 / none / auto / tp2 sp"} +
+                            Layer("column");
+  const ProcessResult run = Quantgate(command + Arguments{"--output-format", "json"});
+  const Json variants = Json::parse(run.out)["run"]["variants"];
+  std::vector<std::string> labels;
+  for (const Json& variant : variants) labels.push_back(variant["label"]);
+  EXPECT_THAT(labels, ElementsAre("bf16 / none / auto", "bf16 / none / auto / tp2 sp",
+                                  "bf16 / none / auto / tp2 sp overlap:default",
+                                  "fp8_block / none / auto", "fp8_block / none / auto / tp2 sp",
+                                  "fp8_block / none / auto / tp2 sp overlap:default"));
+  const auto fingerprint = [&](size_t variant, const char* output) {
+    for (const Json& each : variants[variant]["outputs"]) {
+      if (each["tensor"]["name"] == output) return each["tensor"]["fingerprint"].dump();
+    }
+    return std::string("absent");
+  };
+  for (const char* output : {"y", "dx", "dw"}) {
+    EXPECT_NE(fingerprint(1, output), "absent");
+    EXPECT_EQ(fingerprint(1, output), fingerprint(2, output)) << output;
+    EXPECT_EQ(fingerprint(4, output), fingerprint(5, output)) << output;
+  }
+  EXPECT_TRUE(variants[2]["ranks"][0].contains("overlaps"));
+  EXPECT_FALSE(variants[5]["ranks"][0].contains("overlaps"));
+  EXPECT_THAT(variants[5]["notes"].dump(),
+              HasSubstr("fprop, dgrad, wgrad run without overlap: recipe is fp8_block"));
+  EXPECT_THAT(variants[2].value("notes", Json()).dump(), Not(HasSubstr("without overlap")));
+}
+
 TEST_F(ParallelCommandTest, OverlapIsShownAsNumbersAndAsAPicture) {
   const std::string html = Path("overlap.html");
   const Arguments command =
