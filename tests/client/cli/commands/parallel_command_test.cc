@@ -11,6 +11,7 @@ namespace quantgate {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using Arguments = std::vector<std::string>;
@@ -173,16 +174,11 @@ TEST_F(ParallelCommandTest, ReportsHaveEachRank) {
 
 // What a recipe cannot overlap runs without, beside a variant that asks for none.
 TEST_F(ParallelCommandTest, OverlapsStandBesideEachOther) {
-  const Arguments command = Arguments{"compare",     "--tp",
-                                      "2",           "--sequence-parallel",
-                                      "--recipe",    "bf16,fp8_block",
-                                      "--overlap",   "none",
-                                      "--overlap",   "default",
-                                      "--require",   "bitwise",
-                                      "--reference", "bf16 / none / auto / tp2 sp"} +
-                            Layer("column");
-  const ProcessResult run = Quantgate(command + Arguments{"--output-format", "json"});
-  const Json variants = Json::parse(run.out)["run"]["variants"];
+  const Arguments command =
+      Arguments{"compare",        "--tp",      "2",    "--sequence-parallel", "--recipe",
+                "bf16,fp8_block", "--overlap", "none", "--overlap",           "default"} +
+      Layer("column");
+  const Json variants = QuantgateJson(command)["run"]["variants"];
   std::vector<std::string> labels;
   for (const Json& variant : variants) labels.push_back(variant["label"]);
   EXPECT_THAT(labels, ElementsAre("bf16 / none / auto", "bf16 / none / auto / tp2 sp",
