@@ -7,6 +7,7 @@
 
 #include "kernels/comm/group/world.h"
 #include "kernels/comm/overlap/overlap.h"
+#include "kernels/layer/layer_plan.h"
 #include "kernels/layer/layer_sharding.h"
 #include "kernels/layer/layer_step.h"
 #include "tests/engine/tensor_values.h"

@@ -215,7 +215,7 @@ absl::StatusOr<Json> ParseJson(std::string_view text) {
         absl::StrCat("JSON of ", text.size(), " bytes; a knob has at most ", kKnobBytesMax));
   }
   absl::StatusOr<Json> json = ParseStrictJson(text, kDepthMax);
-  if (!json.ok()) return Refuse("", ShownValue(text), json.status().message());
+  if (!json.ok()) return Refuse("", ShownValue(text), std::string(json.status().message()));
   return json;
 }
 
