@@ -88,7 +88,7 @@ std::optional<Arrivals> ExecuteHere(v1::Engine::Stub& engine, v1::ExecuteRequest
 }
 
 void ServeRuns(int requests, int answers) {
-  std::map<std::string, std::unique_ptr<Connection>> connections;
+  std::map<std::string, std::unique_ptr<ChannelConnection>> connections;
   while (const std::optional<std::string> address = ReadText(requests)) {
     const std::optional<std::string> bytes = ReadText(requests);
     v1::ExecuteRequest request;
