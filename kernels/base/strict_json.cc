@@ -5,10 +5,16 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 
 namespace quantgate {
+namespace {
+
+/// Bytes of a text that a refusal shows.
+constexpr size_t kShownMax = 80;
+
+}  // namespace
 
 absl::StatusOr<nlohmann::json> ParseStrictJson(std::string_view text, int depth_max) {
   using Event = nlohmann::json::parse_event_t;
@@ -25,11 +31,14 @@ absl::StatusOr<nlohmann::json> ParseStrictJson(std::string_view text, int depth_
     return true;
   };
   nlohmann::json json = nlohmann::json::parse(text, watch, /*allow_exceptions=*/false);
-  if (is_deep) return absl::InvalidArgumentError(absl::StrCat("nested deeper than ", depth_max));
-  if (json.is_discarded()) return absl::InvalidArgumentError("not valid JSON");
+  const auto refuse = [&](const std::string& rule) {
+    return Refuse("", absl::StrCat("\"", std::string(text.substr(0, kShownMax)), "\""), rule);
+  };
+  if (is_deep) return refuse(absl::StrCat("nested deeper than ", depth_max));
+  if (json.is_discarded()) return refuse("not valid JSON");
   if (twin.has_value()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the key \"", twin->substr(0, 80), "\" stands twice in one object"));
+    return refuse(
+        absl::StrCat("the key \"", twin->substr(0, kShownMax), "\" stands twice in one object"));
   }
   return json;
 }

@@ -8,8 +8,9 @@
 
 namespace quantgate {
 
-/// INVALID_ARGUMENT, with the rule alone as its text, for text that is not JSON, has values nested
-/// deeper than `depth_max`, or has an object with a key twice, of which only one would be kept.
+/// INVALID_ARGUMENT, a refusal of the text without a field, for text that is not JSON, has values
+/// nested deeper than `depth_max`, or has an object with a key twice, of which only one would be
+/// kept.
 absl::StatusOr<nlohmann::json> ParseStrictJson(std::string_view text, int depth_max);
 
 }  // namespace quantgate

@@ -113,15 +113,19 @@ class Forwarding {
 absl::StatusOr<Shape> Forwarding::CheckTensors() {
   // Checking takes the host longer than launching the forward.
   const std::optional<CheckedForward>& last = session_.checked_forward;
-  if (last.has_value() && last->IsLike(step_, next_.recipe)) return last->y_shape;
-  QG_ASSIGN_OR_RETURN(const Shape y, CheckSessionForward(session_.spec, next_, next_.recipe, step_,
-                                                         session_.parallel()));
+  const std::shared_ptr<const ParallelStep> parallel = session_.parallel();
+  if (last.has_value() && last->IsLike(step_, next_.recipe, parallel.get())) return last->y_shape;
+  QG_ASSIGN_OR_RETURN(const Shape y,
+                      CheckSessionForward(session_.spec, next_, next_.recipe, step_, parallel));
   checked_ = CheckedForward{next_.recipe,
                             step_.x.dtype(),
                             step_.x.shape(),
                             step_.train,
                             step_.calibrate,
                             step_.requires_grad,
+                            parallel == nullptr ? OverlapPlan() : parallel->column_overlap,
+                            parallel == nullptr ? OverlapPlan() : parallel->row_overlap,
+                            parallel == nullptr ? AmaxGroups() : parallel->amax_groups,
                             y};
   return y;
 }

@@ -122,13 +122,20 @@ struct CheckedForward {
   bool train = true;
   bool calibrate = false;
   RequiresGrad requires_grad;
+  // What the step's ParallelStep says; defaults where there is none.
+  OverlapPlan column_overlap, row_overlap;
+  AmaxGroups amax_groups;
   Shape y_shape;  ///< What the checks gave.
 
-  bool IsLike(const ForwardStep& step, const Recipe& under) const {
+  /// `parallel`: the ranks that the forward is to have, or null.
+  bool IsLike(const ForwardStep& step, const Recipe& under, const ParallelStep* parallel) const {
+    const ParallelStep alone;
+    const ParallelStep& ranks = parallel == nullptr ? alone : *parallel;
     return step.x.has_value() && step.x.dtype() == x_dtype && step.x.shape() == x_shape &&
            step.train == train && step.calibrate == calibrate &&
-           step.requires_grad == requires_grad && under.name() == recipe.name() &&
-           under.knobs() == recipe.knobs();
+           step.requires_grad == requires_grad && ranks.column_overlap == column_overlap &&
+           ranks.row_overlap == row_overlap && ranks.amax_groups == amax_groups &&
+           under.name() == recipe.name() && under.knobs() == recipe.knobs();
   }
 };
 

@@ -4,12 +4,14 @@
 
 #include <string>
 
+#include "kernels/base/refusal.h"
+
 namespace quantgate {
 namespace {
 
 std::string RuleFor(std::string_view text, int depth_max = 3) {
   const auto json = ParseStrictJson(text, depth_max);
-  return json.ok() ? "" : std::string(json.status().message());
+  return json.ok() ? "" : RefusalOf(json.status())->rule;
 }
 
 TEST(StrictJsonTest, KeepsWhatItReads) {

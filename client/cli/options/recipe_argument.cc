@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/nested_split.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/strict_json.h"
 
@@ -62,7 +63,7 @@ absl::StatusOr<v1::Recipe> ReadRecipeFile(const std::string& path) {
   text.resize(static_cast<size_t>(file.gcount()));
   if (text.size() > kRecipeFileBytesMax) return RefuseRecipe(path, "longer than 1 MiB");
   const auto json = ParseStrictJson(text, kRecipeDepthMax);
-  if (!json.ok()) return RefuseRecipe(path, std::string(json.status().message()));
+  if (!json.ok()) return RefuseRecipe(path, RefusalOf(json.status())->rule);
   return RecipeOfJson(path, *json);
 }
 

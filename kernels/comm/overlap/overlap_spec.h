@@ -26,8 +26,8 @@ struct OverlapSpec {
 std::string OverlapKey(OverlapSide side, GemmRole role);
 
 /// The plan of a unit: the methods that the request names, and elsewhere those of the table, which
-/// give way; a number of splits names the row-parallel fprop's. A wgrad that the request leaves open has kNone where the request names another dgrad
-/// than the table's.
+/// give way; a number of splits names the row-parallel fprop's. A wgrad that the request leaves
+/// open has kNone where the request names another dgrad than the table's.
 OverlapPlan OverlapPlanOf(const OverlapSpec& spec, OverlapSide side, const Recipe& recipe);
 
 }  // namespace quantgate

@@ -330,6 +330,7 @@ TEST_F(OptionRefusalTest, OfSessions) {
           {"--is-first", {"nope"}},
           {"--requires-grad", {"q"}},
           {"--amax-group", {"nope", "nope=world"}},
+          {"--overlap", {"nope=1", "column_fprop=nope", "default"}},
           {"--learning-rate", {"x", "1"}},
           {"--recipe", {"bf16"}},
           {"--grad-output", {x}},
