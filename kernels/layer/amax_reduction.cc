@@ -71,7 +71,9 @@ std::string WhyNotUnder(const Recipe& recipe, TensorRole role) {
     if (recipe.delayed_scaling().reduce_amax) return "";
     return "under reduce_amax=false every rank has its own amaxes";
   }
-  if (ReducesAmax(recipe.QuantizerFor(role), {true, true})) return "";
+  for (const Quantizer& quantizer : recipe.QuantizersOf(role)) {
+    if (ReducesAmax(quantizer, {true, true})) return "";
+  }
   return absl::StrCat("recipe ", recipe.ShortText(), " has no amax of a whole ",
                       std::string(TensorRoleName(role)),
                       " tensor, as per-tensor FP8 and nvfp4 have");

@@ -252,7 +252,7 @@ absl::StatusOr<LayerResult> RunLayer(Engine& engine, const LayerRequest& request
                                      const Cancellation* cancellation, StageObserver on_stage) {
   QG_RETURN_IF_ERROR(CheckLayerTensors(request));
   QG_ASSIGN_OR_RETURN(const LayerPlanPointer plan, DecideLayer(request, recipe));
-  QG_RETURN_IF_ERROR(CheckLayerGemms(request.layer, *plan, recipe, arithmetic));
+  QG_RETURN_IF_ERROR(CheckLayerGemms(*plan, arithmetic));
   QG_ASSIGN_OR_RETURN(StartedLayer started, StartLayer(engine, request, plan, recipe, arithmetic,
                                                        cancellation, on_stage));
   QG_RETURN_IF_ERROR(started.Finish());

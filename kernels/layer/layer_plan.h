@@ -53,6 +53,15 @@ struct PlannedOperation : ProgramOperation {
   // kQuantize: the usages of its codes, and whether anything reads the values of the codes.
   Usages forward_usages{false, false}, backward_usages{false, false};
   bool dequantizes_forward = false, dequantizes_backward = false;
+  /// kQuantize: the recipe of the module whose grad_output it quantizes. linear.recipe is that of
+  /// the module whose x it quantizes. Where it feeds no module they are those of its own place.
+  std::shared_ptr<const Recipe> gradient_recipe;
+
+  /// What quantizes the tensor of this role here.
+  const Quantizer& QuantizerFor(TensorRole role) const {
+    const bool is_gradient = role == TensorRole::kGradOutput && gradient_recipe != nullptr;
+    return (is_gradient ? gradient_recipe : linear.recipe)->QuantizerFor(role);
+  }
 };
 
 struct ProgramPlan {

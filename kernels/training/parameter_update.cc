@@ -223,7 +223,8 @@ absl::Status ParameterUpdate::Quantize(const std::string& name, const Tensor& ma
                                        SessionLayerState& layer) {
   Parameter& parameter = layer.state.parameters.at(name);
   const QuantizedTensor before = parameter.quantized;
-  Quantizer quantizer = recipe_.QuantizerFor(TensorRole::kWeight);
+  Quantizer quantizer =
+      RecipeOfParameter(spec_.layers[layer_].spec, recipe_, name).QuantizerFor(TensorRole::kWeight);
   parameter.quantizer = quantizer;
   if (faults_.Has(kFaultWeightsRoundedStochastically)) quantizer = RoundedStochastically(quantizer);
 

@@ -137,7 +137,7 @@ absl::Status CheckLayerForward(const SessionLayer& layer, const SessionLayerStat
   }
   QG_RETURN_IF_ERROR(CheckLayerTensors(request));
   QG_ASSIGN_OR_RETURN(const LayerPlanPointer plan, DecideLayer(request, recipe));
-  return CheckLayerGemms(layer.spec, *plan, recipe, arithmetic);
+  return CheckLayerGemms(*plan, arithmetic);
 }
 
 }  // namespace
@@ -181,9 +181,16 @@ absl::Status CheckWeightQuantizer(const Recipe& recipe) {
 absl::Status CheckQuantizedWeightsOf(const std::vector<SessionLayer>& layers,
                                      const Recipe& recipe) {
   for (const SessionLayer& layer : layers) {
-    QG_RETURN_IF_ERROR(InLayer(layer, CheckWeightQuantizer(RecipeOfLayer(layer.spec, recipe))));
+    for (const Recipe& of_module : RecipesOfModules(layer.spec, recipe)) {
+      QG_RETURN_IF_ERROR(InLayer(layer, of_module.CheckRole(TensorRole::kWeight)));
+      QG_RETURN_IF_ERROR(InLayer(layer, CheckWeightQuantizer(of_module)));
+    }
   }
   return absl::OkStatus();
+}
+
+void NameLayers(SessionSpec& spec) {
+  for (SessionLayer& layer : spec.layers) layer.spec.name = layer.name;
 }
 
 absl::Status CheckSessionSpec(const SessionSpec& spec) {

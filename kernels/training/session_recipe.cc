@@ -48,8 +48,9 @@ class RecipeChange {
   absl::Status CheckQuantizedWeights() const;
   absl::Status ChangeDelayed(SessionLayerState& layer);
   absl::Status RequantizeWeights();
-  Quantizer WeightQuantizer(size_t layer) const {
-    return RecipeOfLayer(session_.spec.layers[layer].spec, to_).QuantizerFor(TensorRole::kWeight);
+  Quantizer WeightQuantizer(size_t layer, const std::string& weight) const {
+    return RecipeOfParameter(session_.spec.layers[layer].spec, to_, weight)
+        .QuantizerFor(TensorRole::kWeight);
   }
 
   const OneRankSession::State& session_;
@@ -61,9 +62,9 @@ class RecipeChange {
 absl::Status RecipeChange::CheckQuantizedWeights() const {
   const Recipe& from = next_.recipe;
   for (size_t i = 0; i < next_.layers.size(); ++i) {
-    const Quantizer quantizer = WeightQuantizer(i);
     for (const auto& [name, parameter] : next_.layers[i].state.parameters) {
       if (!parameter.is_quantized()) continue;
+      const Quantizer quantizer = WeightQuantizer(i, name);
       const std::string path = absl::StrCat(session_.spec.layers[i].name, ".", name);
       if (to_.name() != from.name()) {
         return RefusePrecondition(
@@ -113,7 +114,7 @@ absl::Status RecipeChange::RequantizeWeights() {
     const bool is_of_another_rule =
         std::any_of(parameters.begin(), parameters.end(), [&](const auto& parameter) {
           return parameter.second.is_quantized() &&
-                 parameter.second.quantizer != WeightQuantizer(i);
+                 parameter.second.quantizer != WeightQuantizer(i, parameter.first);
         });
     if (is_of_another_rule) changed.push_back(i);
   }

@@ -47,6 +47,7 @@ absl::Status CheckSource(const QuantizeRequest& request) {
   if (source.shape().empty()) {
     return Refuse("tensor", TensorText(source), "the rank is at least 1");
   }
+  QG_RETURN_IF_ERROR(AsField("recipe", request.recipe.CheckRole(request.role)));
   const absl::Status status = CheckQuantization(
       source.dtype(), source.shape(), request.recipe.QuantizerFor(request.role), request.usages);
   if (status.ok()) return status;

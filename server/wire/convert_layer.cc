@@ -252,6 +252,8 @@ absl::StatusOr<LayerSpec> LayerFromProto(const v1::Layer& proto, const std::stri
     layer.operations.push_back(std::move(operation));
   }
   if (proto.has_fused()) layer.fused = proto.fused();
+  QG_RETURN_IF_ERROR(CheckName(proto.name(), field + ".name"));
+  layer.name = proto.name();
   QG_ASSIGN_OR_RETURN(layer.parallel_mode,
                       ParsedName(ParseParallelMode, proto.parallel_mode(), field + ".parallel_mode",
                                  layer.parallel_mode));

@@ -91,8 +91,8 @@ absl::Status CheckQuantized(const std::string& field, TensorRole role, DType sou
        .rule = std::string(status.message())});
 }
 
-absl::Status CheckQuantizations(const LinearUnit& unit, const LinearFields& fields,
-                                const Recipe& recipe) {
+absl::Status CheckQuantizations(const LinearUnit& unit, const LinearFields& fields) {
+  const Recipe& recipe = *unit.recipe;
   const LinearDataflow& flow = unit.flow;
   const DType x = unit.facts.x_is_unrounded ? DType::kF32 : flow.activation_dtype;
   QG_RETURN_IF_ERROR(
@@ -108,8 +108,8 @@ absl::Status CheckQuantizations(const LinearUnit& unit, const LinearFields& fiel
 /// Outlines of the operands and GEMMs of one unit.
 class GemmOutlines {
  public:
-  GemmOutlines(const LinearUnit& unit, const Recipe& recipe)
-      : unit_(unit), flow_(unit.flow), recipe_(recipe) {}
+  explicit GemmOutlines(const LinearUnit& unit)
+      : unit_(unit), flow_(unit.flow), recipe_(*unit.recipe) {}
 
   absl::StatusOr<GemmDesc> Fprop() const {
     GemmDesc desc;
@@ -193,11 +193,11 @@ absl::Status CheckBlockScales(const GemmDesc& desc, const Recipe& recipe, GemmRo
 }
 
 absl::Status CheckOne(absl::StatusOr<GemmDesc> desc, const LinearUnit& unit, GemmRole role,
-                      const Recipe& recipe, const Arithmetic& arithmetic) {
+                      const Arithmetic& arithmetic) {
   QG_RETURN_IF_ERROR(desc.status());
   desc->arithmetic = arithmetic;
-  desc->use_split_accumulator = UsesSplit(recipe, role, desc->a);
-  absl::Status status = CheckBlockScales(*desc, recipe, role);
+  desc->use_split_accumulator = UsesSplit(*unit.recipe, role, desc->a);
+  absl::Status status = CheckBlockScales(*desc, *unit.recipe, role);
   const bool is_hardware = desc->arithmetic.family == ArithmeticFamily::kCublasLt;
   if (status.ok()) status = (is_hardware ? CheckCublasLtGemm(*desc) : CheckGemm(*desc)).status();
   if (status.ok()) return status;
@@ -229,13 +229,13 @@ absl::Status CheckCut(absl::StatusOr<GemmDesc> desc, const LinearUnit& unit, Gem
 
 }  // namespace
 
-absl::Status CheckLinearUnit(const LinearUnit& unit, const LinearFields& fields,
-                             const Recipe& recipe) {
+absl::Status CheckLinearUnit(const LinearUnit& unit, const LinearFields& fields) {
   const LinearDataflow& flow = unit.flow;
   const UnitDims dims(unit, fields);
   const auto check = [&](bool runs, GemmRole gemm, TensorRole role, Usage usage) {
     if (!runs) return absl::OkStatus();
-    return CheckAlignment(gemm, recipe.QuantizerFor(role).spec(usage).format, dims, flow.is_empty);
+    const QuantizerFormat format = unit.recipe->QuantizerFor(role).spec(usage).format;
+    return CheckAlignment(gemm, format, dims, flow.is_empty);
   };
   QG_RETURN_IF_ERROR(
       check(flow.quantizes_fprop, GemmRole::kFprop, TensorRole::kInput, Usage::kRowwise));
@@ -243,14 +243,13 @@ absl::Status CheckLinearUnit(const LinearUnit& unit, const LinearFields& fields,
       check(flow.quantizes_dgrad, GemmRole::kDgrad, TensorRole::kWeight, Usage::kColumnwise));
   QG_RETURN_IF_ERROR(
       check(flow.quantizes_wgrad, GemmRole::kWgrad, TensorRole::kInput, Usage::kColumnwise));
-  return CheckQuantizations(unit, fields, recipe);
+  return CheckQuantizations(unit, fields);
 }
 
-absl::Status CheckLinearUnitOverlap(const LinearUnit& unit, const Recipe& recipe,
-                                    const ReductionProfile& profile) {
+absl::Status CheckLinearUnitOverlap(const LinearUnit& unit, const ReductionProfile& profile) {
   using enum OverlapCollective;
   const OverlapPlan& plan = unit.parallel.overlap;
-  const GemmOutlines outlines(unit, recipe);
+  const GemmOutlines outlines(unit);
   const bool is_column = unit.parallel.is_column();
   if (plan.fprop != OverlapMethod::kNone) {
     QG_RETURN_IF_ERROR(CheckCut(outlines.Fprop(), unit, GemmRole::kFprop,
@@ -264,17 +263,16 @@ absl::Status CheckLinearUnitOverlap(const LinearUnit& unit, const Recipe& recipe
   return CheckOverlapProfile(profile);
 }
 
-absl::Status CheckLinearUnitGemms(const LinearUnit& unit, const Recipe& recipe,
-                                  const Arithmetic& arithmetic) {
-  const GemmOutlines outlines(unit, recipe);
+absl::Status CheckLinearUnitGemms(const LinearUnit& unit, const Arithmetic& arithmetic) {
+  const GemmOutlines outlines(unit);
   const LinearDataflow& flow = unit.flow;
-  QG_RETURN_IF_ERROR(CheckOne(outlines.Fprop(), unit, GemmRole::kFprop, recipe, arithmetic));
+  QG_RETURN_IF_ERROR(CheckOne(outlines.Fprop(), unit, GemmRole::kFprop, arithmetic));
   if (flow.needs_dx) {
-    QG_RETURN_IF_ERROR(CheckOne(outlines.Dgrad(), unit, GemmRole::kDgrad, recipe, arithmetic));
+    QG_RETURN_IF_ERROR(CheckOne(outlines.Dgrad(), unit, GemmRole::kDgrad, arithmetic));
   }
   // A sum over no rows is no GEMM.
   if (!flow.needs_dw || flow.is_empty) return absl::OkStatus();
-  return CheckOne(outlines.Wgrad(), unit, GemmRole::kWgrad, recipe, arithmetic);
+  return CheckOne(outlines.Wgrad(), unit, GemmRole::kWgrad, arithmetic);
 }
 
 }  // namespace quantgate

@@ -137,7 +137,7 @@ absl::StatusOr<QuantizedTensor> QuantizeOperand(StepRecorder& recorder, const Li
                                                 Usages usages, const StepOptions& options,
                                                 DelayedStates& states,
                                                 QuantizeArguments arguments) {
-  const Quantizer& quantizer = options.recipe.QuantizerFor(role);
+  const Quantizer& quantizer = unit.recipe->QuantizerFor(role);
   const RoleAmaxGroup amax(options, role);
   QG_RETURN_IF_ERROR(amax.Reduce(recorder, unit.names, source, quantizer, usages, arguments));
   const bool is_divided = unit.parallel.weight_mode != ParallelMode::kNone;
@@ -150,7 +150,7 @@ absl::StatusOr<QuantizedTensor> QuantizeOperand(StepRecorder& recorder, const Li
   if (recorder.faults().Has(kFaultExpertAmaxOverRanks) && is_divided &&
       !unit.parallel.is_parallel() && role != TensorRole::kWeight) {
     QG_RETURN_IF_ERROR(ReduceAmaxes({recorder.engine(), *options.parallel->tp, recorder.faults()},
-                                    source, options.recipe.QuantizerFor(role), usages, arguments));
+                                    source, quantizer, usages, arguments));
   }
   arguments.seed = options.seed;
   arguments.call_id = unit.first_call_id + CallIdOf(role);

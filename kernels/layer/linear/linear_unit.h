@@ -41,7 +41,8 @@ struct LinearUnit {
   LinearNames names;
   int index = 0;  ///< The number of the unit in its layer.
   uint32_t first_call_id = 0;
-  int64_t m = 0, n = 0, k = 0;  ///< The GEMM's dims; m counts the rows of all ranks.
+  int64_t m = 0, n = 0, k = 0;           ///< The GEMM's dims; m counts the rows of all ranks.
+  std::shared_ptr<const Recipe> recipe;  ///< The recipe of this module.
   LinearFacts facts;
   LinearDataflow flow;
   LinearParallel parallel;

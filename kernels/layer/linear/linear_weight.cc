@@ -56,7 +56,7 @@ absl::StatusOr<QuantizedTensor> LinearWeight::CodesOfParameter() {
   if (parameter_.quantizer != quantizer()) {
     return RefusePrecondition(
         field, "quantized as " + QuantizerText(parameter_.quantizer),
-        absl::StrCat("recipe ", options_.recipe.ShortText(), " reads weights as ",
+        absl::StrCat("recipe ", unit_.recipe->ShortText(), " reads weights as ",
                      QuantizerText(quantizer()), ", so it must be quantized anew"));
   }
   const Usages held = parameter_.quantized.usages();

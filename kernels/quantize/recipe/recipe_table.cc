@@ -205,7 +205,7 @@ RecipeEntry Hybrid() {
 RecipeEntry Custom() {
   return {RecipeKind::kCustom,
           "custom",
-          "a list of role -> quantizer rules, the first that fits",
+          "a list of rules from roles and modules to quantizers, the first that fits",
           {BackwardOverrideKnob(),
            ActivationKnob(),
            {"rules", KnobKind::kRules, {R"([{"quantizer":"bf16"}])"}, "the rules, as JSON"}}};

@@ -76,6 +76,7 @@ absl::StatusOr<std::unique_ptr<OneRankSession>> OneRankSession::Restore(
     const Cancellation* cancellation, const SeededFaults& faults,
     std::shared_ptr<const SessionRank> rank) {
   if (rank == nullptr) QG_RETURN_IF_ERROR(CheckOneRank(spec));
+  NameLayers(spec);
   QG_RETURN_IF_ERROR(CheckSessionSpec(spec));
   QG_RETURN_IF_ERROR(engine.CheckArithmetic(spec.arithmetic));
   QG_ASSIGN_OR_RETURN(SessionState state,

@@ -127,7 +127,7 @@ class Budgets {
   absl::StatusOr<ErrorBudget> Measure(const GemmRecord& gemm);
 
  private:
-  absl::Status AddVersions(Side& side) const;
+  absl::Status AddVersions(const Recipe& recipe, Side& side) const;
   /// The exact product of two f32 matrices in gemm's layout, with its epilogue, in f32.
   absl::StatusOr<Tensor> Exact(const GemmDesc& desc, const Tensor& a, const Tensor& b) const;
   absl::StatusOr<Tensor> Accumulated(const GemmRecord& gemm) const;
@@ -145,7 +145,8 @@ class Budgets {
   ExecutionContext context_;
 };
 
-absl::Status Budgets::AddVersions(Side& side) const {
+/// `recipe`: that of the GEMM's module.
+absl::Status Budgets::AddVersions(const Recipe& recipe, Side& side) const {
   Tensor given = FindGiven(request_, side.name);
   const bool is_given = given.has_value();
   if (!is_given) given = FindComputed(result_, side.name);
@@ -155,7 +156,7 @@ absl::Status Budgets::AddVersions(Side& side) const {
   }
   QG_ASSIGN_OR_RETURN(Tensor matrix,
                       given.Reinterpret(given.dtype(), {given.rows(), given.columns()}));
-  const QuantizerSpec spec = recipe_.QuantizerFor(side.role).spec(side.usage);
+  const QuantizerSpec spec = recipe.QuantizerFor(side.role).spec(side.usage);
   const auto add = [&](const std::string& stage, const Tensor& source) -> absl::Status {
     QG_ASSIGN_OR_RETURN(Tensor version, OnHost(engine_.Cast(source, DType::kF32, cancellation_)));
     if (side.is_transposed) {
@@ -302,8 +303,9 @@ void Summarize(const std::vector<Difference>& terms, const Difference& total, Er
 
 absl::StatusOr<ErrorBudget> Budgets::Measure(const GemmRecord& gemm) {
   auto [a, b] = SidesOf(gemm);
-  QG_RETURN_IF_ERROR(AddVersions(a));
-  QG_RETURN_IF_ERROR(AddVersions(b));
+  const Recipe recipe = RecipeOfParameter(request_.layer, recipe_, gemm.output);
+  QG_RETURN_IF_ERROR(AddVersions(recipe, a));
+  QG_RETURN_IF_ERROR(AddVersions(recipe, b));
   const Tensor& original_a = a.versions.front().matrix;
   const Tensor& original_b = b.versions.front().matrix;
   std::vector<Tensor> kept;  // Keeps alive what the differences point into.

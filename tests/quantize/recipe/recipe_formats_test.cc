@@ -239,11 +239,11 @@ TEST(Custom, ModuleTypesHaveRulesOfTheirOwn) {
       Parsed(R"(custom:rules=[{"module_type": "grouped_linear", "quantizer": "nvfp4"},)"
              R"({"module_type": "linear", "tensor_type": "weight", "quantizer": "fp8_block"},)"
              R"({"tensor_type": "weight", "quantizer": "mxfp8"}, {"quantizer": "fp8_block"}])");
-  const Recipe grouped = recipe.ForModule(ModuleType::kGroupedLinear);
+  const Recipe grouped = recipe.ForModule({ModuleType::kGroupedLinear});
   for (const TensorRole role : {kInput, kWeight, kGrad}) {
     EXPECT_EQ(grouped.QuantizerFor(role), Parsed("nvfp4").QuantizerFor(role));
     EXPECT_EQ(recipe.QuantizerFor(role), Parsed("fp8_block").QuantizerFor(role));
-    EXPECT_EQ(grouped.ForModule(ModuleType::kLinear).QuantizerFor(role), recipe.QuantizerFor(role));
+    EXPECT_EQ(grouped.ForModule({}).QuantizerFor(role), recipe.QuantizerFor(role));
   }
   EXPECT_TRUE(grouped.RoundsStochastically(kGrad));
   EXPECT_FALSE(recipe.RoundsStochastically(kGrad));
@@ -252,7 +252,68 @@ TEST(Custom, ModuleTypesHaveRulesOfTheirOwn) {
       Parsed(R"(custom:rules=[{"module_type":"grouped_linear","quantizer":"mxfp8"},)"
              R"({"quantizer":"bf16"}])");
   EXPECT_FALSE(experts_alone.is_quantized());
-  EXPECT_TRUE(experts_alone.ForModule(ModuleType::kGroupedLinear).is_quantized());
+  EXPECT_TRUE(experts_alone.ForModule({ModuleType::kGroupedLinear}).is_quantized());
+}
+
+TEST(Custom, RulesByTheNamesOfLayersAndModules) {
+  const Recipe recipe =
+      Parsed(R"(custom:rules=[{"module_path":"dec?der.*.fc1","quantizer":"mxfp8"},)"
+             R"({"layer_name":"*.mlp","tensor_type":"grad_output","quantizer":"nvfp4"},)"
+             R"({"layer_name":"head","quantizer":"fp8_block"},)"
+             R"({"module_type":"linear","quantizer":"nvfp4"}])");
+  EXPECT_TRUE(recipe.DependsOnModule());
+  struct Case {
+    ModulePlace place;
+    const char* same;
+  };
+  const Case cases[] = {
+      {{ModuleType::kLinear, "decoder.0.mlp", "fc1"}, "mxfp8"},
+      {{ModuleType::kLinear, "decoder", "0.fc1"}, "mxfp8"},
+      {{ModuleType::kLinear, "decoder.0.fc1", ""}, "mxfp8"},
+      {{ModuleType::kLinear, "decoder.fc1", ""}, "nvfp4"},
+      {{ModuleType::kLinear, "deccoder.0.mlp", "fc1"}, "nvfp4"},
+      {{ModuleType::kLinear, "decoder.0.mlp", "fc12"}, "nvfp4"},
+      {{ModuleType::kLinear, "decoder.0.mlp", "fc2"}, "nvfp4"},
+      {{ModuleType::kLinear, "head", ""}, "fp8_block"},
+      {{ModuleType::kGroupedLinear, "head", ""}, "fp8_block"},
+      {{ModuleType::kLinear, "heads", ""}, "nvfp4"},
+      {{}, "nvfp4"},
+  };
+  for (const Case& one : cases) {
+    SCOPED_TRACE(one.place.Text());
+    const Recipe there = recipe.ForModule(one.place);
+    EXPECT_TRUE(there.CheckModule().ok()) << there.CheckModule();
+    EXPECT_EQ(there.Digest(), recipe.Digest());
+    for (const TensorRole role : kRoles) {
+      EXPECT_EQ(there.QuantizerFor(role), Parsed(one.same).QuantizerFor(role));
+    }
+  }
+  const Recipe experts = recipe.ForModule({ModuleType::kGroupedLinear, "moe.mlp", ""});
+  EXPECT_THAT(std::string(experts.CheckModule().message()),
+              HasSubstr("custom: no rule fits input of a grouped_linear \"moe.mlp\""));
+  EXPECT_TRUE(experts.CheckRole(kGrad).ok());
+  EXPECT_FALSE(experts.CheckRole(kWeight).ok());
+  EXPECT_EQ(experts.QuantizerFor(kWeight), Quantizer());
+  EXPECT_EQ(recipe.ShortText(),
+            R"(custom:rules=[{"module_path":"dec?der.*.fc1","quantizer":"mxfp8"},)"
+            R"({"layer_name":"*.mlp","quantizer":"nvfp4","tensor_type":"grad_output"},)"
+            R"({"layer_name":"head","quantizer":"fp8_block"},)"
+            R"({"module_type":"linear","quantizer":"nvfp4"}])");
+  EXPECT_EQ(Parsed(recipe.ShortText()).Digest(), recipe.Digest());
+}
+
+TEST(Custom, RulesThatDependOnTheModuleAreJudgedThere) {
+  const Recipe linear = Parsed(R"(custom:rules=[{"module_type":"linear","quantizer":"mxfp8"}])");
+  EXPECT_TRUE(linear.CheckModule().ok());
+  EXPECT_THAT(std::string(linear.ForModule({ModuleType::kGroupedLinear}).CheckModule().message()),
+              HasSubstr("custom: no rule fits input of a grouped_linear; end with one that fits"));
+  const Recipe mixed =
+      Parsed(R"(custom:rules=[{"module_type":"grouped_linear","tensor_type":"weight",)"
+             R"("quantizer":"nvfp4"},{"quantizer":"mxfp8"}])");
+  EXPECT_TRUE(mixed.CheckModule().ok());
+  EXPECT_THAT(std::string(mixed.ForModule({ModuleType::kGroupedLinear}).CheckModule().message()),
+              HasSubstr("custom: grouped_linear: fprop reads input rowwise (mxfp8) and weight "
+                        "rowwise (nvfp4); both sides of a GEMM must have one scaling mode"));
 }
 
 TEST(Custom, QuantizersByTheirFields) {
@@ -355,13 +416,11 @@ TEST(Refused, ByName) {
        "the key \"quantizer\" stands twice in one object"},
       {"custom:rules=[]", "knobs[\"rules\"] is \"[]\": must be a list of 1 to 64 rules"},
       {"custom:rules=[{\"tensor_type\":\"weight\",\"quantizer\":\"mxfp8\"}]",
-       "no rule fits input of a linear; end with one without"},
-      {"custom:rules=[{\"module_type\":\"linear\",\"quantizer\":\"mxfp8\"}]",
-       "no rule fits input of a grouped_linear"},
-      {"custom:rules=[{\"module_type\":\"grouped_linear\",\"tensor_type\":\"weight\","
-       "\"quantizer\":\"nvfp4\"},{\"quantizer\":\"mxfp8\"}]",
-       "custom: grouped_linear: fprop reads input rowwise (mxfp8) and weight rowwise "
-       "(nvfp4); both sides of a GEMM must have one scaling mode"},
+       "no rule fits input of a linear; end with one that fits everything"},
+      {"custom:rules=[{\"layer_name\":\"fc 1\",\"quantizer\":\"mxfp8\"}]",
+       "knobs[\"rules\"][0].layer_name is \"fc 1\": must be a name"},
+      {"custom:rules=[{\"module_path\":5,\"quantizer\":\"mxfp8\"}]",
+       "knobs[\"rules\"][0].module_path is 5: must be a name"},
       {"custom:rules=[{\"tensor_type\":\"bias\",\"quantizer\":\"mxfp8\"}]",
        "knobs[\"rules\"][0].tensor_type is \"bias\": must be one of input, weight, "
        "grad_output"},
