@@ -89,10 +89,9 @@ TEST(LayerModules, EachLinearOfAnMlpIsThatOfItsRule) {
 
 TEST(LayerModules, ARuleForOneTensorOfOneModule) {
   const LayerRequest mlp = LayerNormMlpCase(ActivationKind::kGelu);
-  const LayerResult result = RunCase(
-      mlp, Rules({R"({"module_path":"fc2","tensor_type":"weight",)"
-                  R"("quantizer":{"format":"mxfp8","block_dim":2}})",
-                  ForAll(Quoted("mxfp8"))}));
+  const LayerResult result = RunCase(mlp, Rules({R"({"module_path":"fc2","tensor_type":"weight",)"
+                                                 R"("quantizer":{"format":"mxfp8","block_dim":2}})",
+                                                 ForAll(Quoted("mxfp8"))}));
   for (const QuantizationRecord& record : result.quantizations) {
     EXPECT_THAT(record.quantizer, HasSubstr(record.tensor == "fc2.weight" ? "32x32" : "1x32"))
         << record.tensor;
@@ -101,9 +100,9 @@ TEST(LayerModules, ARuleForOneTensorOfOneModule) {
 
 TEST(LayerModules, TheNameOfTheLayerCounts) {
   LayerRequest request = LinearCase();
-  const std::string recipe = Rules({Rule("layer_name", "decoder.*.mlp", Quoted("mxfp8")),
-                                    Rule("module_path", "head", Quoted("fp8_block")),
-                                    ForAll(Quoted("bf16"))});
+  const std::string recipe =
+      Rules({Rule("layer_name", "decoder.*.mlp", Quoted("mxfp8")),
+             Rule("module_path", "head", Quoted("fp8_block")), ForAll(Quoted("bf16"))});
   const std::pair<std::string, std::string> cases[] = {{"decoder.0.mlp", "mxfp8"},
                                                        {"decoder.11.mlp", "mxfp8"},
                                                        {"encoder.0.mlp", "bf16"},
@@ -113,6 +112,29 @@ TEST(LayerModules, TheNameOfTheLayerCounts) {
     SCOPED_TRACE(name);
     request.layer.name = name;
     ExpectSameOutputs(RunCase(request, recipe), RunCase(request, Rules({ForAll(Quoted(same))})));
+  }
+}
+
+// A rule of one direction quantizes as hybrid does for the GEMM that reads it.
+TEST(LayerModules, ADirectionAloneIsThatOfHybrid) {
+  const std::pair<std::string, std::string> cases[] = {
+      {Rules({R"({"tensor_type":"grad_output","quantizer":"bf16"})", R"({"rowwise":"mxfp8"})"}),
+       "hybrid:fprop=mxfp8"},
+      {Rules({R"({"tensor_type":"grad_output","quantizer":"bf16"})",
+              R"({"rowwise":"fp8_block","columnwise_source":"rowwise_dequantized"})"}),
+       "hybrid:fprop=fp8_block,input={\"columnwise_source\":\"rowwise_dequantized\"},"
+       "weight={\"columnwise_source\":\"rowwise_dequantized\"}"},
+      {Rules({R"({"tensor_type":"weight","quantizer":"bf16"})", R"({"columnwise":"mxfp8"})"}),
+       "hybrid:wgrad=mxfp8"},
+      {Rules({R"({"tensor_type":"weight","columnwise":"mxfp8"})",
+              R"({"tensor_type":"grad_output","rowwise":"mxfp8"})", ForAll(Quoted("bf16"))}),
+       "hybrid:dgrad=mxfp8"},
+  };
+  for (const auto& [custom, hybrid] : cases) {
+    SCOPED_TRACE(hybrid);
+    for (const LayerRequest& request : {LinearCase(), LayerNormMlpCase(ActivationKind::kSwiglu)}) {
+      ExpectSameOutputs(RunCase(request, custom), RunCase(request, hybrid));
+    }
   }
 }
 
@@ -129,11 +151,11 @@ LayerRequest QuantizedChain() {
 TEST(LayerModules, AQuantizeOperationFollowsTheLinearThatItFeeds) {
   const LayerRequest chain = QuantizedChain();
   const LayerResult all = RunCase(chain, Rules({ForAll(Quoted("mxfp8"))}));
-  ExpectSameOutputs(RunCase(chain, Rules({Rule("module_path", "q", Quoted("bf16")),
-                                          ForAll(Quoted("mxfp8"))})),
-                    all);
-  const LayerResult up = RunCase(
-      chain, Rules({Rule("module_path", "up", Quoted("mxfp8")), ForAll(Quoted("bf16"))}));
+  ExpectSameOutputs(
+      RunCase(chain, Rules({Rule("module_path", "q", Quoted("bf16")), ForAll(Quoted("mxfp8"))})),
+      all);
+  const LayerResult up =
+      RunCase(chain, Rules({Rule("module_path", "up", Quoted("mxfp8")), ForAll(Quoted("bf16"))}));
   EXPECT_TRUE(SameBits(Find(up, "up.y"), Find(all, "up.y")));
   EXPECT_FALSE(SameBits(Find(up, "y"), Find(all, "y")));
   for (const QuantizationRecord& record : up.quantizations) {

@@ -119,9 +119,11 @@ struct CustomRule {
            (!layer || Matches(*layer, within.layer)) && (!path || Matches(*path, within.Path()));
   }
   Quantizer For(TensorRole of) const {
-    Quantizer quantizer;
-    quantizer.rowwise = directions.rowwise->For(of, Usage::kRowwise);
-    quantizer.columnwise = directions.columnwise->For(of, Usage::kColumnwise);
+    Quantizer quantizer;  // A direction that the rule does not name is not quantized.
+    if (directions.rowwise) quantizer.rowwise = directions.rowwise->For(of, Usage::kRowwise);
+    if (directions.columnwise) {
+      quantizer.columnwise = directions.columnwise->For(of, Usage::kColumnwise);
+    }
     quantizer.columnwise_source = directions.source.value_or(ColumnwiseSource::kOriginal);
     return quantizer;
   }
@@ -162,11 +164,10 @@ absl::StatusOr<CustomRule> ParseCustomRule(const Json& json) {
     rule.role = *role;
     rule.canonical["tensor_type"] = tensor;
   }
-  const bool names_directions = rule.directions.rowwise && rule.directions.columnwise;
-  if (json.contains("quantizer") == names_directions ||
-      (json.contains("quantizer") && (rule.directions.rowwise || rule.directions.columnwise))) {
+  const bool names_directions = rule.directions.rowwise || rule.directions.columnwise;
+  if (json.contains("quantizer") == names_directions) {
     return Refuse("", ShownJson(json),
-                  "a rule has either \"quantizer\" or both \"rowwise\" and \"columnwise\"");
+                  "a rule has either \"quantizer\" or \"rowwise\", \"columnwise\" or both");
   }
   if (names_directions) return rule;
   const absl::StatusOr<QuantizerRule> both = ParseQuantizerRule(json["quantizer"]);

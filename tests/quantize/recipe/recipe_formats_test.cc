@@ -255,6 +255,28 @@ TEST(Custom, ModuleTypesHaveRulesOfTheirOwn) {
   EXPECT_TRUE(experts_alone.ForModule({ModuleType::kGroupedLinear}).is_quantized());
 }
 
+TEST(Custom, ADirectionAlone) {
+  const Recipe forward = Parsed(R"(custom:rules=[{"tensor_type":"grad_output","quantizer":"bf16"},)"
+                                R"({"rowwise":"mxfp8"}])");
+  for (const TensorRole role : {kInput, kWeight}) {
+    EXPECT_EQ(forward.QuantizerFor(role).rowwise, SpecOf("mxfp8", role));
+    EXPECT_EQ(forward.QuantizerFor(role).columnwise, QuantizerSpec());
+  }
+  for (const TensorRole role : kRoles) {
+    EXPECT_EQ(forward.QuantizerFor(role), Parsed("hybrid:fprop=mxfp8").QuantizerFor(role));
+  }
+  EXPECT_EQ(forward.ShortText(),
+            R"(custom:rules=[{"quantizer":"bf16","tensor_type":"grad_output"},)"
+            R"({"rowwise":"mxfp8"}])");
+  const Recipe wgrad = Parsed(R"(custom:rules=[{"tensor_type":"weight","quantizer":"bf16"},)"
+                              R"({"columnwise":{"format":"fp8_tensor"}}])");
+  EXPECT_EQ(wgrad.QuantizerFor(kGrad).columnwise.format, QuantizerFormat::kFp8Tensor);
+  for (const TensorRole role : kRoles) {
+    EXPECT_EQ(wgrad.QuantizerFor(role).rowwise, QuantizerSpec());
+  }
+  EXPECT_EQ(Parsed(wgrad.ShortText()).Digest(), wgrad.Digest());
+}
+
 TEST(Custom, RulesByTheNamesOfLayersAndModules) {
   const Recipe recipe =
       Parsed(R"(custom:rules=[{"module_path":"dec?der.*.fc1","quantizer":"mxfp8"},)"
@@ -426,8 +448,15 @@ TEST(Refused, ByName) {
        "grad_output"},
       {"custom:rules=[{\"module_type\":\"conv\",\"quantizer\":\"mxfp8\"}]",
        "knobs[\"rules\"][0].module_type is \"conv\": must be one of linear, grouped_linear"},
-      {"custom:rules=[{\"rowwise\":\"mxfp8\"}]",
-       "a rule has either \"quantizer\" or both \"rowwise\" and \"columnwise\""},
+      {"custom:rules=[{\"rowwise\":\"mxfp8\",\"quantizer\":\"mxfp8\"}]",
+       "a rule has either \"quantizer\" or \"rowwise\", \"columnwise\" or both"},
+      {"custom:rules=[{\"columnwise_source\":\"original\"}]", "a rule has either \"quantizer\" or"},
+      {"custom:rules=[{\"tensor_type\":\"weight\",\"rowwise\":\"mxfp8\"},{\"quantizer\":\"mxfp8\"}"
+       "]",
+       "custom: dgrad reads grad_output rowwise (mxfp8) and weight columnwise (not quantized)"},
+      {"custom:rules=[{\"tensor_type\":\"input\",\"columnwise\":\"mxfp8\"},"
+       "{\"quantizer\":\"mxfp8\"}]",
+       "custom: fprop reads input rowwise (not quantized) and weight rowwise (mxfp8)"},
       {"custom:rules=[{\"quantizer\":{\"format\":\"mxfp8\",\"colour\":1}}]",
        "unknown key \"colour\"; known: 4over6, amax_epsilon, block_dim"},
       {"custom:rules=[{\"quantizer\":{\"format\":\"mxfp8\",\"block_dim\":\"2\"}}]",
