@@ -246,7 +246,7 @@ void Planner::PlanQuantize(size_t i) {
     // The usages that the linear unit behind it would quantize itself. Other operations read the
     // values of the rowwise codes.
     Usages& usages = operation.forward_usages;
-    usages.rowwise = operation.QuantizerFor(TensorRole::kInput).rowwise.is_quantized();
+    usages.rowwise = operation.QuantizerFor(TensorRole::kInput).rowwise.makes_copy();
     if (feeds_linear) {
       usages.columnwise = next->linear.flow.x_usages.columnwise;
       next->linear.facts.x_is_codes = usages.rowwise || usages.columnwise;
@@ -259,7 +259,7 @@ void Planner::PlanQuantize(size_t i) {
     return;
   }
   Usages& usages = operation.backward_usages;
-  usages.rowwise = operation.QuantizerFor(TensorRole::kGradOutput).rowwise.is_quantized();
+  usages.rowwise = operation.QuantizerFor(TensorRole::kGradOutput).rowwise.makes_copy();
   if (linear != nullptr) {
     usages.columnwise = linear->linear.flow.grad_output_usages.columnwise;
     linear->linear.facts.grad_output_is_codes = usages.rowwise || usages.columnwise;

@@ -73,7 +73,9 @@ absl::Status CheckForeignFields(const QuantizerSpec& spec) {
       has_tensor_scale && spec.scaling == Scaling::kDelayed ? " with delayed scaling" : "");
   if (!spec.is_quantized()) {
     const QuantizerSpec plain;
-    if (spec.element != plain.element) return Refuse("element", DTypeName(spec.element), rule);
+    if (!spec.casts() && spec.element != plain.element) {
+      return Refuse("element", DTypeName(spec.element), "identity casts to f32, bf16 or f16");
+    }
     if (spec.overflow != plain.overflow) {
       return Refuse("overflow", OverflowName(spec.overflow), rule);
     }

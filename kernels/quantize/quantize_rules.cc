@@ -45,12 +45,13 @@ absl::Status CheckArguments(const Quantizer& quantizer, const QuantizeArguments&
 }
 
 /// Whether one pass makes both copies: the rules differ at most in the transform, which only the
-/// columnwise copy has.
+/// columnwise copy has. What a rowwise copy that is the source dequantizes to is the source.
 bool IsOneRule(const Quantizer& quantizer) {
   QuantizerSpec columnwise = quantizer.columnwise;
   columnwise.hadamard = false;
   return columnwise == quantizer.rowwise &&
-         quantizer.columnwise_source == ColumnwiseSource::kOriginal;
+         (quantizer.columnwise_source == ColumnwiseSource::kOriginal ||
+          !quantizer.rowwise.makes_copy());
 }
 
 /// Quantizes by one rule. `hadamard` is that of the columnwise copy.
@@ -85,6 +86,7 @@ absl::StatusOr<QuantizedTensor> QuantizeTwoRules(const Tensor& source, const Qua
                       QuantizeOneRule(columnwise_source, quantizer.columnwise,
                                       quantizer.columnwise.hadamard, {false, true}, quantize));
   columnwise.is_hybrid = true;
+  if (is_from_codes) columnwise.columnwise->is_cast = false;
   if (!usages.rowwise) return columnwise;
   rowwise.columnwise = std::move(columnwise.columnwise);
   // Only one scale is kept: that of the rowwise copy if both have one.

@@ -42,6 +42,7 @@ std::string_view FourOverSixName(FourOverSix mode);  ///< "none", "mae", "mse".
 /// The rule of one direction. Fields that do not apply to the format keep the defaults.
 struct QuantizerSpec {
   QuantizerFormat format = QuantizerFormat::kIdentity;
+  /// The dtype of the codes; of identity f32, bf16 or f16 to cast the source, else the default.
   DType element = DType::kF8E4M3;
   int block_dim = 1;                    ///< fp8_block, mxfp8, nvfp4.
   Scaling scaling = Scaling::kCurrent;  ///< fp8_tensor.
@@ -56,6 +57,12 @@ struct QuantizerSpec {
   int e4m3_max = 448;  ///< nvfp4.
 
   bool is_quantized() const { return format != QuantizerFormat::kIdentity; }
+  /// Whether it is an identity that casts its source.
+  bool casts() const { return !is_quantized() && IsHighPrecision(element); }
+  /// Whether a GEMM reads something else than the operand in the activation dtype.
+  bool makes_copy() const { return is_quantized() || casts(); }
+  /// The dtype of what is made of a source.
+  DType ElementOf(DType source) const { return makes_copy() ? element : source; }
   const ScalingTraits& traits() const { return TraitsOf(format); }
   friend bool operator==(const QuantizerSpec&, const QuantizerSpec&) = default;
 };
@@ -120,8 +127,8 @@ absl::Status CheckGroupAmaxes(const Quantizer& quantizer, Usages usages);
 
 /// Quantizes `source` (f32, bf16 or f16; any rank >= 1; M = 0 gives empty codes, amax 0, scale 1)
 /// in the given usages. Both at once give the same bytes as each alone. An identity copy
-/// is the source's own buffer. INVALID_ARGUMENT as CheckQuantization, or for a missing or unwanted
-/// argument. Formulas: docs/quantizers.md sections 1 to 7.
+/// is the source's own buffer unless it casts the source. INVALID_ARGUMENT as CheckQuantization, or
+/// for a missing or unwanted argument. Formulas: docs/quantizers.md sections 1 to 7.
 absl::StatusOr<QuantizedTensor> QuantizeCpu(const Tensor& source, const Quantizer& quantizer,
                                             Usages usages, const QuantizeArguments& arguments,
                                             const ExecutionContext& context);

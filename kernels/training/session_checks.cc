@@ -167,6 +167,11 @@ absl::Status CheckWeightQuantizer(const Recipe& recipe) {
         "weights", "quantized",
         absl::StrCat("recipe ", recipe.ShortText(), " does not quantize weights rowwise"));
   }
+  if (quantizer.columnwise.casts()) {
+    return Refuse("weights", "quantized",
+                  absl::StrCat("recipe ", recipe.ShortText(), " casts weights columnwise, and a ",
+                               "direction that is not quantized is held as the parameter is"));
+  }
   if (RoundsStochastically(quantizer)) {
     return Refuse("weights", "quantized",
                   absl::StrCat("recipe ", recipe.ShortText(),

@@ -28,21 +28,35 @@ absl::Status CheckArithmetic(const std::string& field, const Arithmetic& arithme
       "only sm90 takes parameters, and split_k must be at least 1");
 }
 
+bool CastsToF32(const Recipe& recipe) {
+  for (const TensorRole role : {TensorRole::kInput, TensorRole::kWeight, TensorRole::kGradOutput}) {
+    for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+      const QuantizerSpec& spec = recipe.QuantizerFor(role).spec(usage);
+      if (spec.casts() && spec.element == DType::kF32) return true;
+    }
+  }
+  return false;
+}
+
 // Split-K of tf32 GEMMs has not been measured (docs/tensor-cores.md section 3.2).
 absl::Status CheckSplitK(const std::string& field, const LayerRequest& step,
                          const Variant& variant) {
   if (variant.arithmetic.split_k <= 1) return absl::OkStatus();
   const Recipe& recipe = variant.recipe;
   const std::vector<Recipe> modules = RecipesOfModules(step.layer, recipe);
-  if (recipe.activation_dtype().value_or(step.x.dtype()) != DType::kF32) return absl::OkStatus();
+  const bool is_cast = std::any_of(modules.begin(), modules.end(), &CastsToF32);
+  const bool is_f32 = recipe.activation_dtype().value_or(step.x.dtype()) == DType::kF32;
+  if (!is_f32 && !is_cast) return absl::OkStatus();
   const RequiresGrad& wanted = step.requires_grad;
   // In layers of several operations a bias's or norm's gradient may need a dgrad.
   const bool needs_gemm = wanted.x || wanted.weight ||
                           (!step.layer.traits().is_one_linear() && (wanted.bias || wanted.norm));
   const bool has_backward_gemm = step.grad_output.has_value() && needs_gemm;
-  const bool runs_tf32 = !std::all_of(modules.begin(), modules.end(), [](const Recipe& of) {
-    return of.is_quantized();
-  }) || (recipe.backward_override() != BackwardOverride::kNone && has_backward_gemm);
+  const bool all_quantized = std::all_of(modules.begin(), modules.end(),
+                                         [](const Recipe& of) { return of.is_quantized(); });
+  const bool runs_tf32 =
+      is_cast || !all_quantized ||
+      (recipe.backward_override() != BackwardOverride::kNone && has_backward_gemm);
   if (!runs_tf32) return absl::OkStatus();
   return StatusOf(
       {.code = absl::StatusCode::kUnimplemented,

@@ -276,17 +276,23 @@ TEST(ParallelHybrid, IsTheLayerOfTheDequantizedShards) {
 
 // Rules of a caller's own: nothing is quantized before the gather.
 TEST(ParallelCustom, IsQuantizedOnceAfterTheGather) {
-  const Recipe recipe = *Recipe::Parse(R"(custom:rules=[{"quantizer":{"format":"mxfp8"}}])");
-  const LayerRequest column = CaseOf(ParallelMode::kColumn, 20);
-  const std::vector<LayerResult> results =
-      RunRanks(column, recipe, {.size = 2, .sequence_parallel = true});
-  for (int rank = 0; rank < 2; ++rank) {
-    const LayerResult alone = RunCase(AloneShard(column, rank, 2), recipe);
-    EXPECT_TRUE(SameBits(OutputOf(results[static_cast<size_t>(rank)], "y"), OutputOf(alone, "y")));
-    EXPECT_TRUE(
-        SameBits(OutputOf(results[static_cast<size_t>(rank)], "dw"), OutputOf(alone, "dw")));
-    for (const QuantizationRecord& record : results[static_cast<size_t>(rank)].quantizations) {
-      EXPECT_FALSE(record.tensor == "x" && record.usages.rowwise && record.usages.columnwise);
+  for (const char* quantizer :
+       {R"({"format":"mxfp8"})", R"({"format":"identity","element":"f16"})"}) {
+    SCOPED_TRACE(quantizer);
+    const Recipe recipe =
+        *Recipe::Parse(absl::StrCat("custom:rules=[{\"quantizer\":", quantizer, "}]"));
+    const LayerRequest column = CaseOf(ParallelMode::kColumn, 20);
+    const std::vector<LayerResult> results =
+        RunRanks(column, recipe, {.size = 2, .sequence_parallel = true});
+    for (int rank = 0; rank < 2; ++rank) {
+      const LayerResult alone = RunCase(AloneShard(column, rank, 2), recipe);
+      EXPECT_TRUE(
+          SameBits(OutputOf(results[static_cast<size_t>(rank)], "y"), OutputOf(alone, "y")));
+      EXPECT_TRUE(
+          SameBits(OutputOf(results[static_cast<size_t>(rank)], "dw"), OutputOf(alone, "dw")));
+      for (const QuantizationRecord& record : results[static_cast<size_t>(rank)].quantizations) {
+        EXPECT_FALSE(record.tensor == "x" && record.usages.rowwise && record.usages.columnwise);
+      }
     }
   }
 }

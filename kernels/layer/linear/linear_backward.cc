@@ -237,8 +237,8 @@ absl::StatusOr<Tensor> BackwardPass::Dgrad() {
   if (flow_.backward_override == BackwardOverride::kNone) {
     if (flow_.quantizes_dgrad) {
       desc.layout = DgradLayout(unit_.recipe->QuantizerFor(TensorRole::kWeight));
-      a = DirectionOf(names_.grad_output, grad_output_, Usage::kRowwise);
     }
+    a = DirectionOf(names_.grad_output, grad_output_, Usage::kRowwise);
     b = DirectionOf(names_.weight, saved_.weight, Usage::kColumnwise);
   } else {
     QG_ASSIGN_OR_RETURN(b,

@@ -115,9 +115,8 @@ class GemmOutlines {
     GemmDesc desc;
     desc.layout = GemmLayout::kTN;
     desc.out_dtype = flow_.activation_dtype;
-    const bool quantized = flow_.quantizes_fprop;
-    QG_ASSIGN_OR_RETURN(desc.a, Operand(TensorRole::kInput, Usage::kRowwise, quantized));
-    QG_ASSIGN_OR_RETURN(desc.b, Operand(TensorRole::kWeight, Usage::kRowwise, quantized));
+    QG_ASSIGN_OR_RETURN(desc.a, Operand(TensorRole::kInput, Usage::kRowwise));
+    QG_ASSIGN_OR_RETURN(desc.b, Operand(TensorRole::kWeight, Usage::kRowwise));
     if (unit_.adds_bias_in_gemm()) {
       QG_ASSIGN_OR_RETURN(desc.bias, OutlineTensor(flow_.bias_dtype, {unit_.n}));
     }
@@ -130,8 +129,8 @@ class GemmOutlines {
     desc.layout =
         quantized ? DgradLayout(recipe_.QuantizerFor(TensorRole::kWeight)) : GemmLayout::kNN;
     desc.out_dtype = flow_.activation_dtype;
-    QG_ASSIGN_OR_RETURN(desc.a, Operand(TensorRole::kGradOutput, Usage::kRowwise, quantized));
-    QG_ASSIGN_OR_RETURN(desc.b, Operand(TensorRole::kWeight, Usage::kColumnwise, quantized));
+    QG_ASSIGN_OR_RETURN(desc.a, Operand(TensorRole::kGradOutput, Usage::kRowwise));
+    QG_ASSIGN_OR_RETURN(desc.b, Operand(TensorRole::kWeight, Usage::kColumnwise));
     return desc;
   }
 
@@ -141,8 +140,8 @@ class GemmOutlines {
     desc.layout =
         quantized ? WgradLayout(recipe_.QuantizerFor(TensorRole::kInput)) : GemmLayout::kNT;
     desc.out_dtype = flow_.activation_dtype;
-    QG_ASSIGN_OR_RETURN(desc.a, Operand(TensorRole::kGradOutput, Usage::kColumnwise, quantized));
-    QG_ASSIGN_OR_RETURN(desc.b, Operand(TensorRole::kInput, Usage::kColumnwise, quantized));
+    QG_ASSIGN_OR_RETURN(desc.a, Operand(TensorRole::kGradOutput, Usage::kColumnwise));
+    QG_ASSIGN_OR_RETURN(desc.b, Operand(TensorRole::kInput, Usage::kColumnwise));
     if (unit_.facts.has_main_grad) {
       desc.out_dtype = DType::kF32;
       QG_ASSIGN_OR_RETURN(desc.c, OutlineTensor(DType::kF32, {unit_.n, unit_.k}));
@@ -158,16 +157,20 @@ class GemmOutlines {
     return role == TensorRole::kWeight ? Shape{unit_.n, unit_.k} : Shape{unit_.m, unit_.n};
   }
 
-  absl::StatusOr<GemmOperand> Operand(TensorRole role, Usage usage, bool quantized) const {
-    if (!quantized) {
+  /// What a GEMM reads of this direction; in the activation dtype unless the step makes a copy.
+  absl::StatusOr<GemmOperand> Operand(TensorRole role, Usage usage) const {
+    const Usages usages = role == TensorRole::kInput    ? flow_.x_usages
+                          : role == TensorRole::kWeight ? flow_.weight_usages
+                                                        : flow_.grad_output_usages;
+    const QuantizerSpec& spec = recipe_.QuantizerFor(role).spec(usage);
+    const bool is_made = usage == Usage::kRowwise ? usages.rowwise : usages.columnwise;
+    if (!is_made || !spec.makes_copy()) {
       QG_ASSIGN_OR_RETURN(const Tensor plain, OutlineTensor(flow_.activation_dtype, ShapeOf(role)));
       return PlainOperand(plain);
     }
     const DType source =
         role == TensorRole::kWeight ? unit_.facts.weight_dtype : flow_.activation_dtype;
-    QG_ASSIGN_OR_RETURN(
-        const QuantizedCopy copy,
-        OutlineCopy(recipe_.QuantizerFor(role).spec(usage), usage, source, ShapeOf(role)));
+    QG_ASSIGN_OR_RETURN(const QuantizedCopy copy, OutlineCopy(spec, usage, source, ShapeOf(role)));
     return OperandOf(copy);
   }
 

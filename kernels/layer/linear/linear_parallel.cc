@@ -63,7 +63,7 @@ Usages GradOutputShardUsages(const LinearUnit& unit) {
 
 /// Whether a GEMM of backward reads the unquantized grad_output.
 bool ReadsGradOutputSource(const LinearDataflow& flow) {
-  return (flow.needs_dx && !flow.quantizes_dgrad) ||
+  return (flow.needs_dx && !flow.grad_output_usages.rowwise) ||
          (flow.needs_dw && !flow.grad_output_usages.columnwise);
 }
 
@@ -172,7 +172,7 @@ absl::StatusOr<KeptOperand> LinearCollectives::FpropX(const KeptOperand& shard) 
   } else {
     QG_ASSIGN_OR_RETURN(whole.original, GatherValues(role, shard));
   }
-  if (unit_.flow.quantizes_fprop && !whole.has_codes()) {
+  if (unit_.flow.x_usages.rowwise && !whole.has_codes()) {
     QG_ASSIGN_OR_RETURN(whole.codes, QuantizeWhole(role, whole.original, kRowwiseOnly));
   }
   return whole;

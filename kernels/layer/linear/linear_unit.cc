@@ -61,7 +61,8 @@ NamedOperand DirectionOf(const std::string& name, const KeptOperand& operand, Us
   using Content = OperandOrigin::Content;
   if (!copy.has_value()) return {PlainOperand(operand.original), {name}};
   if (TraitsOf(copy->format).scales == ScaleKind::kNone) {
-    return {PlainOperand(copy->data), {name, Content::kDequantized}};
+    return {PlainOperand(copy->data),
+            {name, copy->is_cast ? Content::kCast : Content::kDequantized}};
   }
   const bool is_rowwise = usage == Usage::kRowwise;
   return {OperandOf(*copy),
@@ -179,22 +180,28 @@ std::string PlainContent(DType given, DType kept) {
 }
 
 std::string CodesContent(const QuantizedTensor& codes) {
-  const auto element = [](const QuantizedCopy& copy) {
-    return std::string(DTypeName(copy.element));
+  const auto text = [](const QuantizedCopy& copy, const char* direction) {
+    const std::string element(DTypeName(copy.element));
+    if (copy.is_cast) return absl::StrCat(element, " cast");
+    if (TraitsOf(copy.format).scales == ScaleKind::kNone) {
+      return absl::StrCat(element, " dequantized from rowwise codes");
+    }
+    return absl::StrCat(element, " ", direction, " codes");
   };
-  const bool is_copy_plain =
-      codes.columnwise.has_value() && TraitsOf(codes.columnwise->format).scales == ScaleKind::kNone;
-  std::string text;
-  if (codes.rowwise.has_value()) text = absl::StrCat(element(*codes.rowwise), " rowwise");
-  if (!codes.columnwise.has_value()) return absl::StrCat(text, " codes");
-  if (is_copy_plain) {
-    return absl::StrCat(text, text.empty() ? "" : " codes and ", element(*codes.columnwise),
-                        " dequantized from rowwise codes");
+  const std::string rowwise = codes.rowwise.has_value() ? text(*codes.rowwise, "rowwise") : "";
+  if (!codes.columnwise.has_value()) return rowwise;
+  const std::string columnwise = text(*codes.columnwise, "columnwise");
+  if (rowwise.empty() || rowwise == columnwise) return columnwise;
+  const auto has_codes = [](const QuantizedCopy& copy) {
+    return TraitsOf(copy.format).scales != ScaleKind::kNone;
+  };
+  if (!has_codes(*codes.rowwise) || !has_codes(*codes.columnwise)) {
+    return absl::StrCat(rowwise, " and ", columnwise);
   }
-  if (text.empty()) return absl::StrCat(element(*codes.columnwise), " columnwise codes");
-  const bool same = element(*codes.rowwise) == element(*codes.columnwise);
-  return absl::StrCat(text, " and ", same ? "" : element(*codes.columnwise) + " ",
-                      "columnwise codes");
+  const std::string element(DTypeName(codes.columnwise->element));
+  const bool same = codes.rowwise->element == codes.columnwise->element;
+  return absl::StrCat(std::string(DTypeName(codes.rowwise->element)), " rowwise and ",
+                      same ? "" : element + " ", "columnwise codes");
 }
 
 std::string ContentOf(const KeptOperand& kept, DType given) {

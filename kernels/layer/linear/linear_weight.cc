@@ -107,7 +107,7 @@ absl::StatusOr<KeptOperand> LinearWeight::Prepare() {
     QG_ASSIGN_OR_RETURN(weight.original, recorder_.Cast(unit_.names.Stage("cast weight"), source,
                                                         flow.activation_dtype));
   }
-  if (!flow.has_weight_copy()) return weight;
+  if (!flow.has_weight_copy() || quantizer().columnwise.casts()) return weight;
   QuantizedCopy& copy = *weight.codes.columnwise;
   QG_ASSIGN_OR_RETURN(copy.data, recorder_.Cast(unit_.names.Stage("cast dequantized weight"),
                                                 copy.data, flow.activation_dtype));

@@ -372,7 +372,7 @@ std::vector<Quantizer> Recipe::QuantizersOf(TensorRole role) const {
 
 bool Recipe::is_quantized() const {
   return std::any_of(quantizers_.begin(), quantizers_.end(), [](const Quantizer& quantizer) {
-    return quantizer.rowwise.is_quantized() || quantizer.columnwise.is_quantized();
+    return quantizer.rowwise.makes_copy() || quantizer.columnwise.makes_copy();
   });
 }
 

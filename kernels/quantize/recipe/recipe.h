@@ -112,7 +112,7 @@ class Recipe {
   /// Every quantizer that tensors of this role may have in some module.
   std::vector<Quantizer> QuantizersOf(TensorRole role) const;
 
-  /// Whether any direction of any role is quantized.
+  /// Whether any direction of any role is quantized, or cast by an identity quantizer.
   bool is_quantized() const;
   /// Whether scales come from the amaxes of earlier steps.
   bool is_delayed() const;

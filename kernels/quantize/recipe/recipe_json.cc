@@ -175,13 +175,18 @@ void DropVoidKnobs(Json& json) {
   }
 }
 
-/// Refuses fields about codes for an identity quantizer, which makes none: the source keeps its
-/// dtype (docs/quantizers.md section 7.1).
-absl::Status CheckOfCodes(QuantizerFormat format, const std::string& key, const Json& value) {
-  const bool is_of_codes =
-      key == "element" || key == "overflow" || key == "scale_rule" || key == "element_rounding";
-  if (TraitsOf(format).scales != ScaleKind::kNone || !is_of_codes) return absl::OkStatus();
-  return Refuse(key, ShownJson(value), "not a field of identity, which keeps its source as it is");
+/// Refuses fields about codes for an identity quantizer, which makes none: it keeps its source, or
+/// casts it to a high-precision element (docs/quantizers.md section 7.1).
+absl::Status CheckOfCodes(const QuantizerSpec& spec, const std::string& key, const Json& value) {
+  if (spec.is_quantized()) return absl::OkStatus();
+  if (key == "element") {
+    return spec.casts() ? absl::OkStatus()
+                        : Refuse(key, ShownJson(value), "identity casts to f32, bf16 or f16");
+  }
+  if (key != "overflow" && key != "scale_rule" && key != "element_rounding") {
+    return absl::OkStatus();
+  }
+  return Refuse(key, ShownJson(value), "not a field of identity, which makes no codes");
 }
 
 /// A quantizer given by fields. There is none for delayed scaling.
@@ -196,7 +201,7 @@ absl::StatusOr<QuantizerRule> SpecRule(const Json& json) {
   rule.spec = plain;
   for (const auto& [key, value] : json.items()) {
     QG_RETURN_IF_ERROR(SetField(key, value, rule.spec));
-    QG_RETURN_IF_ERROR(CheckOfCodes(plain.format, key, value));
+    QG_RETURN_IF_ERROR(CheckOfCodes(rule.spec, key, value));
   }
   // "usual" and the name of that rule mean the same.
   if (rule.spec.scale_rule == ResolveScaleRule(ScaleRule::kUsual, rule.spec.format)) {

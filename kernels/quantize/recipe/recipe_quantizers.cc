@@ -198,6 +198,10 @@ absl::Status CheckPair(const GemmPair& pair, const RecipeRules& rules) {
     return refuse(ModeName(a), ModeName(b),
                   "no GEMM multiplies codes by high precision: quantize both or neither");
   }
+  if (a.casts() && b.casts() && a.element != b.element) {
+    return refuse(std::string(DTypeName(a.element)), std::string(DTypeName(b.element)),
+                  "no GEMM multiplies two high-precision types");
+  }
   if (a.format != b.format) {
     return refuse(ModeName(a), ModeName(b), "both sides of a GEMM must have one scaling mode");
   }

@@ -32,6 +32,7 @@ struct Side {
   Usage usage;        ///< The copy that was read, or dequantized.
   bool is_quantized;  ///< Whether it was codes, or dequantized from codes.
   bool is_transposed;
+  bool is_cast;                   ///< Whether identity cast it to another dtype.
   std::vector<Version> versions;  ///< The original first.
 };
 
@@ -58,6 +59,7 @@ std::pair<Side, Side> SidesOf(const GemmRecord& gemm) {
          gemm.role == GemmRole::kWgrad ? Usage::kColumnwise : Usage::kRowwise,
          false,
          false,
+         gemm.a.content == OperandOrigin::Content::kCast,
          {}};
   const bool is_wgrad = gemm.role == GemmRole::kWgrad;
   Side b{is_wgrad ? TensorRole::kInput : TensorRole::kWeight,
@@ -67,6 +69,7 @@ std::pair<Side, Side> SidesOf(const GemmRecord& gemm) {
          is_fprop ? Usage::kRowwise : Usage::kColumnwise,
          false,
          false,
+         gemm.b.content == OperandOrigin::Content::kCast,
          {}};
   for (auto [side, origin] : {std::pair(&a, &gemm.a), std::pair(&b, &gemm.b)}) {
     const bool is_dequantized = origin->content == OperandOrigin::Content::kDequantized;
@@ -172,10 +175,16 @@ absl::Status Budgets::AddVersions(const Recipe& recipe, Side& side) const {
   // Activations and gradients enter in the activation dtype; weights are quantized as given, and
   // what another operation left unrounded as it is.
   const DType activation = recipe_.activation_dtype().value_or(request_.x.dtype());
-  const bool is_cast = side.role == TensorRole::kWeight ? !side.is_quantized : is_given;
+  const bool is_cast =
+      side.role == TensorRole::kWeight ? !side.is_quantized && !side.is_cast : is_given;
   if (matrix.dtype() != activation && is_cast) {
     QG_ASSIGN_OR_RETURN(const Tensor cast, engine_.Cast(matrix, activation, cancellation_));
     QG_RETURN_IF_ERROR(add(absl::StrCat(side.name, ": cast"), cast));
+  }
+  if (side.is_cast) {
+    QG_ASSIGN_OR_RETURN(Tensor used, OnHost(OperandValues(engine_, side, cancellation_)));
+    side.versions.push_back({absl::StrCat(side.name, ": identity"), std::move(used)});
+    return absl::OkStatus();
   }
   if (!side.is_quantized) return absl::OkStatus();
   const bool along_rows = side.k_is_last || side.usage == Usage::kRowwise;

@@ -255,6 +255,24 @@ TEST(Custom, ModuleTypesHaveRulesOfTheirOwn) {
   EXPECT_TRUE(experts_alone.ForModule({ModuleType::kGroupedLinear}).is_quantized());
 }
 
+TEST(Custom, IdentityWithAnElement) {
+  const Recipe recipe = Parsed(
+      R"(custom:rules=[{"tensor_type":"weight","rowwise":{"format":"identity","element":"bfloat16"}},)"
+      R"({"tensor_type":"input","rowwise":{"element":"bf16","format":"identity"}},)"
+      R"({"quantizer":{"format":"identity"}}])");
+  EXPECT_EQ(recipe.QuantizerFor(kInput).rowwise.element, DType::kBF16);
+  EXPECT_TRUE(recipe.QuantizerFor(kWeight).rowwise.casts());
+  EXPECT_FALSE(recipe.QuantizerFor(kWeight).columnwise.makes_copy());
+  EXPECT_EQ(recipe.QuantizerFor(kGrad), Quantizer());
+  EXPECT_TRUE(recipe.is_quantized());
+  EXPECT_FALSE(Parsed(R"(custom:rules=[{"quantizer":{"format":"identity"}}])").is_quantized());
+  EXPECT_EQ(recipe.ShortText(),
+            R"(custom:rules=[{"rowwise":{"element":"bf16","format":"identity"},)"
+            R"("tensor_type":"weight"},{"rowwise":{"element":"bf16","format":"identity"},)"
+            R"("tensor_type":"input"},{"quantizer":{"format":"identity"}}])");
+  EXPECT_EQ(Parsed(recipe.ShortText()).Digest(), recipe.Digest());
+}
+
 TEST(Custom, ADirectionAlone) {
   const Recipe forward = Parsed(R"(custom:rules=[{"tensor_type":"grad_output","quantizer":"bf16"},)"
                                 R"({"rowwise":"mxfp8"}])");
@@ -468,15 +486,17 @@ TEST(Refused, ByName) {
        "custom: input: quantizer.power_2_scale is true: not a field of mxfp8"},
       {"custom:rules=[{\"quantizer\":{\"format\":\"nvfp4\",\"hadamard\":true}}]",
        "custom: input: quantizer.rowwise.hadamard is true"},
-      {"custom:rules=[{\"quantizer\":{\"format\":\"identity\",\"element\":\"f16\"}}]",
-       "knobs[\"rules\"][0].quantizer.element"},
-      {"custom:rules=[{\"quantizer\":{\"format\":\"identity\",\"element\":\"f16\"}}]",
-       "[0].quantizer.element is \"f16\": not a field of identity, which keeps its source as "
-       "it is"},
       {"custom:rules=[{\"quantizer\":{\"format\":\"identity\",\"element\":\"u8\"}}]",
-       ": not a field of identity"},
+       "knobs[\"rules\"][0].quantizer.element is \"u8\": identity casts to f32, bf16 or f16"},
       {"custom:rules=[{\"quantizer\":{\"format\":\"identity\",\"element\":\"f8_e4m3\"}}]",
-       ": not a field of identity"},
+       "[0].quantizer.element is \"f8_e4m3\": identity casts to f32, bf16 or f16"},
+      {"hybrid:fprop={\"format\":\"identity\",\"element\":\"f16\"},"
+       "weight={\"rowwise\":{\"format\":\"identity\",\"element\":\"bf16\"}}",
+       "hybrid: fprop reads input rowwise (f16) and weight rowwise (bf16); no GEMM multiplies two "
+       "high-precision types"},
+      {"custom:rules=[{\"tensor_type\":\"input\",\"quantizer\":{\"format\":\"identity\","
+       "\"element\":\"f16\"}},{\"quantizer\":\"mxfp8\"}]",
+       "custom: fprop reads input rowwise (not quantized) and weight rowwise (mxfp8)"},
       {"custom:rules=[{\"quantizer\":{\"overflow\":\"saturate\",\"format\":\"identity\"}}]",
        "quantizer.overflow is \"saturate\": not a field of identity"},
       {"hybrid:weight={\"rowwise\":{\"format\":\"identity\",\"scale_rule\":\"divide\"}}",
