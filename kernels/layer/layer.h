@@ -13,7 +13,8 @@
 // "fc2.bias", ...; in grouped_linear "weight.0", "bias.0", ...; in a chain OPERATION.weight, .... A
 // gradient has the name of its parameter with dw, db, dgamma or dbeta as its word ("fc1.dw",
 // "dw.0"), or main_grad if the weight has a main gradient ("fc1.main_grad"). Delayed scaling's
-// states have the words "input", "weight", "grad_output" ("fc1.input", "weight.0").
+// states have the words "input", "weight", "grad_output" ("fc1.input", "weight.0"), and
+// "weight_columnwise", ... where a columnwise direction has a delayed scale of its own.
 #pragma once
 
 #include <cstdint>

@@ -20,7 +20,7 @@ absl::Status CheckDelayed(const LayerRequest& request, const Recipe& recipe) {
                   std::string(BackwardOverrideName(recipe.backward_override())),
                   "delayed scaling has no backward override");
   }
-  const std::vector<LayerDelayedState> known = DelayedStatesOf(request.layer);
+  const std::vector<LayerDelayedState> known = DelayedStatesOf(request.layer, recipe);
   for (const auto& [given, state] : request.delayed) {
     const std::string& name = given;
     const std::string field = absl::StrCat("delayed_state[", name, "]");
@@ -97,6 +97,13 @@ absl::Status CheckAmaxes(const LinearUnit& unit, const AmaxGroups& groups) {
 /// amax and the directions that are gathered.
 absl::Status CheckGathered(const PlannedOperation& operation) {
   const LinearUnit& unit = operation.linear;
+  const bool gathers = unit.parallel.gathers_x() || unit.parallel.gathers_grad_output();
+  if (gathers && unit.flow.is_delayed && unit.recipe->name() != "fp8_delayed") {
+    return Refuse("recipe", unit.recipe->ShortText(),
+                  "delayed scaling within hybrid and custom does not go with sequence parallelism: "
+                  "what they gather is quantized when it is gathered, in backward after the update "
+                  "of its scale");
+  }
   const bool x = unit.facts.x_is_codes && unit.parallel.gathers_x();
   const bool grad_output = unit.facts.grad_output_is_codes && unit.parallel.gathers_grad_output();
   if (!x && !grad_output) return absl::OkStatus();

@@ -90,13 +90,8 @@ PlannedOperation* Planner::Next(int value) {
 }
 
 PlannedOperation* Planner::LinearBehind(int value) {
-  while (value > 0 && plan_.values[value].consumers == 1) {
-    PlannedOperation& producer = plan_.operations[producer_of(value)];
-    if (producer.kind == OperationKind::kBasicLinear) return &producer;
-    if (producer.kind != OperationKind::kBias) return nullptr;
-    value = producer.input;
-  }
-  return nullptr;
+  const int index = quantgate::LinearBehind(plan_.operations, plan_.values, value);
+  return index < 0 ? nullptr : &plan_.operations[static_cast<size_t>(index)];
 }
 
 void Planner::PlanShapes() {
@@ -140,7 +135,7 @@ void Planner::PlanGradients() {
 void Planner::PlanUnrounded(size_t i) {
   const OperationKind kind = plan_.operations[i].kind;
   if (kind != OperationKind::kNorm && kind != OperationKind::kActivation) return;
-  if (!layer_.fused || !layer_.is_delayed) return;
+  if (!layer_.fused || !layer_.casts_unrounded) return;
   const int output = static_cast<int>(i) + 1;
   if (output == plan_.norm_out && layer_.returns_norm_output) return;
   const PlannedOperation* const next = Next(output);
@@ -237,7 +232,7 @@ void Planner::PlanQuantize(size_t i) {
   operation.linear.flow.is_calibration = layer_.is_calibration;
   const int output = static_cast<int>(i) + 1;
   PlannedOperation* const next = Next(output);
-  const bool feeds_linear = next != nullptr && next->kind == OperationKind::kBasicLinear;
+  const bool feeds_linear = LinearAfter(plan_.operations, plan_.values, output) >= 0;
   PlannedOperation* const linear = LinearBehind(operation.input);
   operation.linear.recipe = feeds_linear ? next->linear.recipe : RecipeOf(operation);
   operation.gradient_recipe = linear != nullptr ? linear->linear.recipe : RecipeOf(operation);
@@ -276,7 +271,7 @@ void Planner::PlanActivationGradient(size_t i) {
   PlannedOperation& operation = plan_.operations[i];
   const bool is_mxfp8 =
       recipe_.name() == "mxfp8" && recipe_.backward_override() == BackwardOverride::kNone;
-  if (!layer_.fused || !(layer_.is_delayed || is_mxfp8)) return;
+  if (!layer_.fused || !(layer_.casts_unrounded || is_mxfp8)) return;
   // Transformer Engine has one kernel for derivative, bias gradient and quantization of the others.
   if (IsGated(operation.activation.kind)) return;
   const int input = operation.input;
@@ -324,6 +319,8 @@ LayerPlan PlanLayer(const LayerSpec& spec, const LayerOutline& outline,
   layer.activation_dtype = options.recipe.activation_dtype().value_or(outline.x_dtype);
   layer.is_calibration = options.calibrate && options.recipe.is_delayed();
   layer.is_delayed = options.recipe.is_delayed() && !layer.is_calibration;
+  layer.casts_unrounded = layer.is_delayed && options.recipe.name() == "fp8_delayed";
+  layer.delayed_states = DelayedStatesOf(spec, options.recipe);
   const std::vector<LayerProgram> programs = ProgramsOf(
       spec, [&](const std::string& name) { return outline.parameters.count(name) != 0; });
   int64_t rows = 1;

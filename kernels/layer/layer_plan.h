@@ -57,10 +57,13 @@ struct PlannedOperation : ProgramOperation {
   /// the module whose x it quantizes. Where it feeds no module they are those of its own place.
   std::shared_ptr<const Recipe> gradient_recipe;
 
-  /// What quantizes the tensor of this role here.
-  const Quantizer& QuantizerFor(TensorRole role) const {
+  /// The recipe by which the tensor of this role is quantized here.
+  const Recipe& RecipeFor(TensorRole role) const {
     const bool is_gradient = role == TensorRole::kGradOutput && gradient_recipe != nullptr;
-    return (is_gradient ? gradient_recipe : linear.recipe)->QuantizerFor(role);
+    return is_gradient ? *gradient_recipe : *linear.recipe;
+  }
+  const Quantizer& QuantizerFor(TensorRole role) const {
+    return RecipeFor(role).QuantizerFor(role);
   }
 };
 
@@ -80,6 +83,10 @@ struct LayerPlan {
   bool returns_norm_output = false;
   bool has_backward = false;
   bool is_delayed = false, is_calibration = false;
+  /// The results of norms and activations are cast without being rounded before: under fp8_delayed
+  /// itself, since Transformer Engine has no such kernel for hybrid and custom recipes.
+  bool casts_unrounded = false;
+  std::vector<LayerDelayedState> delayed_states;  ///< Those that the step has; none if neither.
 
   /// x's shape with `columns` as the last dim.
   Shape ShapeOfRows(int64_t columns) const;

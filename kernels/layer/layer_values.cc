@@ -42,16 +42,16 @@ absl::StatusOr<Tensor> Dequantized(ProgramRun& run, const PlannedOperation& oper
 absl::Status PrepareState(ProgramRun& run, const PlannedOperation& operation, TensorRole role) {
   const LinearDataflow& flow = operation.linear.flow;
   if (!flow.is_delayed && !flow.is_calibration) return absl::OkStatus();
-  return PrepareDelayedState(run.recorder, operation.names.StateOf(role),
-                             operation.linear.recipe->delayed_scaling(), run.state.delayed);
+  return PrepareDelayedStates(run.recorder, operation.names, role, operation.RecipeFor(role),
+                              run.state.delayed);
 }
 
 absl::Status CalibrateState(ProgramRun& run, const PlannedOperation& operation, TensorRole role,
                             const char* what, const Tensor& source) {
   if (!operation.linear.flow.is_calibration) return absl::OkStatus();
-  return Calibrate(run.recorder, absl::StrCat(operation.name, ".calibrate ", what), source,
-                   operation.QuantizerFor(role).rowwise,
-                   run.state.delayed[operation.names.StateOf(role)]);
+  return CalibrateOperand(run.recorder, operation.names,
+                          absl::StrCat(operation.name, ".calibrate ", what), role, source,
+                          operation.RecipeFor(role), run.state.delayed);
 }
 
 struct NamedOperands {

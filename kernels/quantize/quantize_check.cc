@@ -196,10 +196,6 @@ absl::Status CheckQuantizer(const Quantizer& quantizer) {
   QG_RETURN_IF_ERROR(WithinField(
       PathOf(quantizer, Usage::kColumnwise),
       CheckSpec(quantizer.columnwise, is_uniform ? Usage::kRowwise : Usage::kColumnwise)));
-  if (!is_uniform && (quantizer.rowwise.scaling == Scaling::kDelayed ||
-                      quantizer.columnwise.scaling == Scaling::kDelayed)) {
-    return Refuse("quantizer.scaling", "delayed", "both directions must have the same rule");
-  }
   return absl::OkStatus();
 }
 

@@ -166,8 +166,7 @@ std::string_view ColumnwiseSourceName(ColumnwiseSource source) {
 }
 
 std::string QuantizerText(const Quantizer& quantizer) {
-  if (quantizer.rowwise == quantizer.columnwise &&
-      quantizer.columnwise_source == ColumnwiseSource::kOriginal) {
+  if (quantizer.is_uniform()) {
     return SpecText(quantizer.rowwise);
   }
   return absl::StrCat(

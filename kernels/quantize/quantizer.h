@@ -84,6 +84,20 @@ struct Quantizer {
   const QuantizerSpec& spec(Usage usage) const {
     return usage == Usage::kRowwise ? rowwise : columnwise;
   }
+  /// Whether both directions have one rule, and what columnwise codes are made from is the source.
+  bool is_uniform() const {
+    return rowwise == columnwise && columnwise_source == ColumnwiseSource::kOriginal;
+  }
+  /// The directions that have a delayed scale of their own. A uniform quantizer has one scale for
+  /// both, that of the rowwise direction.
+  std::vector<Usage> delayed_directions() const {
+    std::vector<Usage> directions;
+    if (rowwise.scaling == Scaling::kDelayed) directions.push_back(Usage::kRowwise);
+    if (columnwise.scaling == Scaling::kDelayed && !is_uniform()) {
+      directions.push_back(Usage::kColumnwise);
+    }
+    return directions;
+  }
   /// Whether a direction draws random numbers.
   bool rounds_stochastically() const {
     return rowwise.element_rounding == ElementRounding::kStochastic ||
@@ -98,7 +112,9 @@ std::string QuantizerText(const Quantizer& quantizer);
 
 /// What one call needs besides the rule.
 struct QuantizeArguments {
-  Tensor scale = {};     ///< f32 [1], delayed scaling only.
+  Tensor scale = {};  ///< f32 [1], delayed scaling only: of the rowwise direction, or of both.
+  /// f32 [1], of a columnwise direction with a delayed scale of its own.
+  Tensor columnwise_scale = {};
   uint64_t seed = 0;     ///< The Philox key of stochastic rounding.
   uint32_t call_id = 0;  ///< The number of this quantization among those with the same seed.
   /// Where this tensor begins in the whole one if it is a shard, so that random bytes do not depend

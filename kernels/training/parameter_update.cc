@@ -228,7 +228,8 @@ absl::Status ParameterUpdate::Quantize(const std::string& name, const Tensor& ma
   parameter.quantizer = quantizer;
   if (faults_.Has(kFaultWeightsRoundedStochastically)) quantizer = RoundedStochastically(quantizer);
 
-  DelayedScalingState* const delayed = recipe_.is_delayed() ? &layer.state.delayed[name] : nullptr;
+  DelayedScalingState* const delayed =
+      quantizer.delayed_directions().empty() ? nullptr : &layer.state.delayed[name];
   if (delayed != nullptr && !delayed->has_value()) {
     QG_ASSIGN_OR_RETURN(*delayed, FreshDelayedScaling(recipe_.delayed_scaling().amax_history_len));
   }

@@ -125,7 +125,11 @@ bool RoundsStochastically(const Quantizer& quantizer) {
 absl::Status CheckLayerForward(const SessionLayer& layer, const SessionLayerState& state,
                                const Recipe& recipe, const Arithmetic& arithmetic, bool train,
                                LayerRequest& request) {
-  request.delayed = state.state.delayed;
+  // Those of a recipe before a change are not the new one's.
+  for (const LayerDelayedState& delayed : DelayedStatesOf(request.layer, recipe)) {
+    const auto found = state.state.delayed.find(delayed.name);
+    if (found != state.state.delayed.end()) request.delayed[found->first] = found->second;
+  }
   // These may have another copy's number of rows.
   request.grad_output = Tensor();
   request.main_grads.clear();
@@ -166,6 +170,12 @@ absl::Status CheckWeightQuantizer(const Recipe& recipe) {
     return Refuse(
         "weights", "quantized",
         absl::StrCat("recipe ", recipe.ShortText(), " does not quantize weights rowwise"));
+  }
+  if (!quantizer.delayed_directions().empty() && recipe.name() != "fp8_delayed") {
+    return Refuse("weights", "quantized",
+                  absl::StrCat("recipe ", recipe.ShortText(),
+                               " scales weights by delayed scaling, and only fp8_delayed itself "
+                               "keeps the amaxes of weights between forwards"));
   }
   if (quantizer.columnwise.casts()) {
     return Refuse("weights", "quantized",

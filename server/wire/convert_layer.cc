@@ -299,6 +299,7 @@ std::optional<std::string> DelayedStateOf(absl::string_view name) {
   }
   const std::vector<absl::string_view> words = absl::StrSplit(name, '.');
   const bool has_role = std::any_of(words.begin(), words.end(), [](absl::string_view word) {
+    absl::ConsumeSuffix(&word, "_columnwise");
     return word == "input" || word == "weight" || word == "grad_output";
   });
   return has_role ? std::optional<std::string>(name) : std::nullopt;

@@ -360,6 +360,28 @@ TEST(Identity, DirectionsMayCastAndNotCast) {
   EXPECT_FALSE(q.columnwise->is_cast);
 }
 
+TEST(Delayed, EachDirectionHasItsScale) {
+  Tensor x = *Tensor::Allocate(DType::kF32, {2, 2});
+  const float values[] = {1.0f, -3.0f, 0.5f, 100.0f};
+  std::copy(values, values + 4, x.as<float>());
+  Quantizer quantizer(
+      QuantizerSpec{.format = QuantizerFormat::kFp8Tensor, .scaling = Scaling::kDelayed});
+  quantizer.columnwise.element = DType::kF8E5M2;
+  const QuantizeArguments arguments = {.scale = *Tensor::FromScalar(8.0f),
+                                       .columnwise_scale = *Tensor::FromScalar(2.0f)};
+  const QuantizedTensor q = *QuantizeCpu(x, quantizer, {true, true}, arguments, {});
+  const uint8_t rowwise[] = {0x50, 0xDC, 0x48, 0x7E};     // 8, -24, 4, 800 saturated.
+  const uint8_t columnwise[] = {0x40, 0x3C, 0xC6, 0x5A};  // 2, 1; -6, 200 to 192.
+  EXPECT_EQ(std::memcmp(q.rowwise->data.data(), rowwise, 4), 0);
+  EXPECT_EQ(std::memcmp(q.columnwise->data.data(), columnwise, 4), 0);
+  EXPECT_EQ(*q.rowwise->scale_inv.as<float>(), 0.125f);
+  EXPECT_EQ(*q.columnwise->scale_inv.as<float>(), 0.5f);
+  EXPECT_EQ(*q.columnwise->amax.as<float>(), 100.0f);
+  // Each alone is the same.
+  const QuantizedTensor alone = *QuantizeCpu(x, quantizer, {false, true}, arguments, {});
+  EXPECT_EQ(std::memcmp(alone.columnwise->data.data(), columnwise, 4), 0);
+}
+
 TEST(Delayed, GivenScaleAndRecordedAmax) {
   Tensor x = *Tensor::Allocate(DType::kF32, {2, 2});
   const float values[] = {1.0f, -3.0f, 0.5f, 100.0f};
@@ -519,12 +541,6 @@ TEST(CheckQuantizer, RefusesByName) {
        With(Format::kFp8Block, [](QuantizerSpec& s) { s.block_dim = 3; })},
       {"amax_epsilon is -1",
        With(Format::kFp8Block, [](QuantizerSpec& s) { s.amax_epsilon = -1; })},
-      {"quantizer.scaling is delayed: both directions",
-       [] {
-         Quantizer q(QuantizerSpec{.format = Format::kFp8Tensor});
-         q.rowwise.scaling = Scaling::kDelayed;
-         return q;
-       }()},
       {"amax_epsilon is 1: not a field of fp8_tensor with delayed scaling",
        With(Format::kFp8Tensor,
             [](QuantizerSpec& s) {
@@ -578,6 +594,13 @@ TEST(QuantizeCpu, RefusesArguments) {
   EXPECT_THAT(message(delayed, {}), HasSubstr("scale is absent: delayed scaling needs an f32"));
   EXPECT_THAT(message(delayed, {.scale = *Tensor::FromScalar(0)}),
               HasSubstr("scale is 0: must be positive"));
+  EXPECT_THAT(message(delayed, {.scale = *Tensor::FromScalar(1.0f),
+                                .columnwise_scale = *Tensor::FromScalar(1.0f)}),
+              HasSubstr("columnwise_scale is given: only delayed scaling takes one"));
+  Quantizer columnwise(QuantizerSpec{.format = QuantizerFormat::kFp8Tensor});
+  columnwise.columnwise.scaling = Scaling::kDelayed;
+  EXPECT_THAT(std::string(QuantizeCpu(x, columnwise, {}, {}, {}).status().message()),
+              HasSubstr("columnwise_scale is absent: delayed scaling needs an f32"));
   EXPECT_THAT(message(StochasticSpec(), {.row_offset = 8}),
               HasSubstr("row_offset is 8: must be a multiple of 16"));
 }

@@ -183,10 +183,9 @@ absl::StatusOr<Tensor> BackwardPass::BiasGradient() {
 
 absl::Status BackwardPass::QuantizeGradOutput() {
   if (flow_.is_calibration) {
-    QG_RETURN_IF_ERROR(Calibrate(recorder_, names_.Stage("calibrate grad_output"),
-                                 grad_output_.original,
-                                 unit_.recipe->QuantizerFor(TensorRole::kGradOutput).rowwise,
-                                 state_.delayed[names_.grad_output_state]));
+    QG_RETURN_IF_ERROR(CalibrateOperand(recorder_, names_, names_.Stage("calibrate grad_output"),
+                                        TensorRole::kGradOutput, grad_output_.original,
+                                        *unit_.recipe, state_.delayed));
   }
   if (gradient_.codes.rowwise.has_value() || gradient_.codes.columnwise.has_value()) {
     grad_output_.codes = gradient_.codes;

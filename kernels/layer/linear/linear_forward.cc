@@ -54,8 +54,8 @@ class ForwardPass {
 absl::Status ForwardPass::PrepareStates() {
   if (!flow_.is_delayed && !flow_.is_calibration) return absl::OkStatus();
   for (const TensorRole role : {TensorRole::kInput, TensorRole::kWeight, TensorRole::kGradOutput}) {
-    QG_RETURN_IF_ERROR(PrepareDelayedState(recorder_, names_.StateOf(role),
-                                           unit_.recipe->delayed_scaling(), state_.delayed));
+    QG_RETURN_IF_ERROR(
+        PrepareDelayedStates(recorder_, names_, role, *unit_.recipe, state_.delayed));
   }
   return absl::OkStatus();
 }
@@ -214,9 +214,9 @@ absl::StatusOr<LinearForward> ForwardPass::Run() {
   QG_RETURN_IF_ERROR(PrepareX());
   LinearWeight weight(recorder_, unit_, state_, *options_, input_.expert_amaxes);
   if (flow_.is_calibration) {
-    QG_RETURN_IF_ERROR(Calibrate(recorder_, names_.Stage("calibrate x"), x_.original,
-                                 unit_.recipe->QuantizerFor(TensorRole::kInput).rowwise,
-                                 state_.delayed[names_.input_state]));
+    QG_RETURN_IF_ERROR(CalibrateOperand(recorder_, names_, names_.Stage("calibrate x"),
+                                        TensorRole::kInput, x_.original, *unit_.recipe,
+                                        state_.delayed));
     QG_RETURN_IF_ERROR(weight.Calibrate());
   }
   QG_RETURN_IF_ERROR(QuantizeX());

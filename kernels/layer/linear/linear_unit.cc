@@ -13,15 +13,14 @@ namespace quantgate {
 
 LinearNames::LinearNames(const std::string& prefix_of_all, const std::string& suffix_of_all)
     : prefix(prefix_of_all), suffix(suffix_of_all) {
-  for (std::string* name : {&x, &weight, &bias, &y, &grad_output, &dx, &dw, &db, &main_grad,
-                            &input_state, &weight_state, &grad_output_state}) {
+  for (std::string* name : {&x, &weight, &bias, &y, &grad_output, &dx, &dw, &db, &main_grad}) {
     *name = absl::StrCat(prefix, *name, suffix);
   }
 }
 
-const std::string& LinearNames::StateOf(TensorRole role) const {
-  if (role == TensorRole::kInput) return input_state;
-  return role == TensorRole::kWeight ? weight_state : grad_output_state;
+std::string LinearNames::StateOf(TensorRole role, Usage usage) const {
+  const char* const direction = usage == Usage::kColumnwise ? "_columnwise" : "";
+  return Stage(absl::StrCat(std::string(TensorRoleName(role)), direction));
 }
 
 uint32_t CallIdOf(TensorRole role) { return static_cast<uint32_t>(role); }
@@ -155,15 +154,45 @@ absl::StatusOr<QuantizedTensor> QuantizeOperand(StepRecorder& recorder, const Li
   }
   arguments.seed = options.seed;
   arguments.call_id = unit.first_call_id + CallIdOf(role);
-  DelayedScalingState* const state =
-      unit.flow.is_delayed ? &states[unit.names.StateOf(role)] : nullptr;
-  if (state != nullptr) arguments.scale = state->scale;
+  std::vector<Usage> delayed;
+  if (unit.flow.is_delayed) delayed = quantizer.delayed_directions();
+  for (const Usage usage : delayed) {
+    (usage == Usage::kRowwise ? arguments.scale : arguments.columnwise_scale) =
+        states[unit.names.StateOf(role, usage)].scale;
+  }
   QG_ASSIGN_OR_RETURN(
       QuantizedTensor quantized,
       recorder.Quantize(unit.names.Stage(stage), tensor, role, source, quantizer, usages, arguments,
                         amax.Text(quantizer, usages, arguments)));
-  if (state != nullptr) QG_RETURN_IF_ERROR(NoteCast(recorder, quantized, *state));
+  for (const Usage usage : delayed) {
+    // One scale, and one amax, for both copies of a uniform quantizer.
+    const bool is_other = quantizer.is_uniform() && !quantized.copy(usage).has_value();
+    const std::optional<QuantizedCopy>& copy =
+        is_other ? quantized.columnwise : quantized.copy(usage);
+    if (!copy.has_value()) continue;
+    QG_RETURN_IF_ERROR(NoteCast(recorder, *copy, states[unit.names.StateOf(role, usage)]));
+  }
   return quantized;
+}
+
+absl::Status PrepareDelayedStates(StepRecorder& recorder, const LinearNames& names, TensorRole role,
+                                  const Recipe& recipe, DelayedStates& states) {
+  for (const Usage usage : recipe.QuantizerFor(role).delayed_directions()) {
+    QG_RETURN_IF_ERROR(PrepareDelayedState(recorder, names.StateOf(role, usage),
+                                           recipe.delayed_scaling(), states));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CalibrateOperand(StepRecorder& recorder, const LinearNames& names,
+                              const std::string& stage, TensorRole role, const Tensor& source,
+                              const Recipe& recipe, DelayedStates& states) {
+  const Quantizer& quantizer = recipe.QuantizerFor(role);
+  for (const Usage usage : quantizer.delayed_directions()) {
+    QG_RETURN_IF_ERROR(Calibrate(recorder, stage, source, quantizer.spec(usage),
+                                 states[names.StateOf(role, usage)]));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<QuantizeArguments> GroupAmaxesOf(StepRecorder& recorder, const LinearUnit& unit,

@@ -38,8 +38,8 @@ absl::StatusOr<Tensor> LinearWeight::HighPrecision() {
 
 absl::Status LinearWeight::Calibrate() {
   QG_ASSIGN_OR_RETURN(const Tensor source, HighPrecision());
-  return quantgate::Calibrate(recorder_, unit_.names.Stage("calibrate weight"), source,
-                              quantizer().rowwise, state_.delayed[unit_.names.weight_state]);
+  return CalibrateOperand(recorder_, unit_.names, unit_.names.Stage("calibrate weight"),
+                          TensorRole::kWeight, source, *unit_.recipe, state_.delayed);
 }
 
 absl::StatusOr<QuantizedTensor> LinearWeight::Quantize(Usages usages) {

@@ -91,10 +91,10 @@ absl::StatusOr<QuantizedTensor> QuantizeCpu(const Tensor& source, const Quantize
   const ScopedIeeeEnvironment ieee;
   return QuantizeByRules(
       source, quantizer, usages, arguments,
-      [&](const Tensor& of_rule, const QuantizerSpec& spec, bool hadamard, Usages of_spec,
-          QuantizedTensor& quantized) {
-        return QuantizerOf(spec.traits().scales)(
-            {of_rule, spec, of_spec, arguments, context, hadamard}, quantized);
+      [&](const RuleRequest& rule, QuantizedTensor& quantized) {
+        return QuantizerOf(rule.spec.traits().scales)(
+            {rule.source, rule.spec, rule.usages, rule.arguments, context, rule.hadamard},
+            quantized);
       },
       [&](const QuantizedTensor& quantized, DType out_dtype) {
         return DequantizeCpu(quantized, Usage::kRowwise, out_dtype, context);

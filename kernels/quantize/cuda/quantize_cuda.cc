@@ -216,9 +216,10 @@ absl::StatusOr<QuantizedTensor> QuantizeCuda(CudaDevice& device, const Tensor& s
                                              const QuantizeArguments& arguments) {
   auto quantized = QuantizeByRules(
       source, quantizer, usages, arguments,
-      [&](const Tensor& of_rule, const QuantizerSpec& spec, bool hadamard, Usages of_spec,
-          QuantizedTensor& quantized) {
-        return QuantizeFormat({device, of_rule, spec, of_spec, arguments, hadamard}, quantized);
+      [&](const RuleRequest& rule, QuantizedTensor& quantized) {
+        return QuantizeFormat(
+            {device, rule.source, rule.spec, rule.usages, rule.arguments, rule.hadamard},
+            quantized);
       },
       [&](const QuantizedTensor& quantized, DType out_dtype) {
         return DequantizeCuda(device, quantized, Usage::kRowwise, out_dtype);

@@ -279,6 +279,15 @@ absl::StatusOr<Recipe> Recipe::Make(std::string_view name, const Knobs& knobs, b
     if (!rules.ok()) return BadRecipe(*entry, rules.status());
     recipe.Take(*rules);
   }
+  for (const TensorRole role : kTensorRoles) {
+    for (const Quantizer& quantizer : recipe.QuantizersOf(role)) {
+      recipe.is_delayed_ |= !quantizer.delayed_directions().empty();
+    }
+  }
+  if (recipe.is_delayed_ && recipe.backward_override_ != BackwardOverride::kNone) {
+    return Refuse(KnobField("backward_override"), ShownValue(resolved.at("backward_override")),
+                  "delayed scaling has no backward override");
+  }
   recipe.knobs_ = std::make_shared<const Knobs>(std::move(resolved));
   return recipe;
 }
@@ -374,10 +383,6 @@ bool Recipe::is_quantized() const {
   return std::any_of(quantizers_.begin(), quantizers_.end(), [](const Quantizer& quantizer) {
     return quantizer.rowwise.makes_copy() || quantizer.columnwise.makes_copy();
   });
-}
-
-bool Recipe::is_delayed() const {
-  return QuantizerFor(TensorRole::kInput).rowwise.scaling == Scaling::kDelayed;
 }
 
 bool Recipe::RoundsStochastically(TensorRole role) const {

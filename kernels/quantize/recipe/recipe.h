@@ -114,8 +114,10 @@ class Recipe {
 
   /// Whether any direction of any role is quantized, or cast by an identity quantizer.
   bool is_quantized() const;
-  /// Whether scales come from the amaxes of earlier steps.
-  bool is_delayed() const;
+  /// Whether a scale, of some direction of some role in some module, comes from the amaxes of
+  /// earlier steps.
+  bool is_delayed() const { return is_delayed_; }
+  /// One for all such scales.
   const DelayedScalingOptions& delayed_scaling() const { return delayed_scaling_; }
   /// Whether the quantizer of the role draws random numbers.
   bool RoundsStochastically(TensorRole role) const;
@@ -148,6 +150,7 @@ class Recipe {
   ModulePlace place_;
   std::array<bool, 3> split_ = {};  ///< By GemmRole.
   DelayedScalingOptions delayed_scaling_;
+  bool is_delayed_ = false;
 };
 
 }  // namespace quantgate

@@ -102,6 +102,30 @@ absl::StatusOr<std::string> ParsePattern(const char* key, const Json& json) {
                              "one"));
 }
 
+/// The options of delayed scaling of those among the quantizers that have it. INVALID_ARGUMENT
+/// unless all have the same: the states of a module are updated together.
+absl::StatusOr<DelayedScalingOptions> DelayedOptionsOf(
+    const std::vector<const std::optional<QuantizerRule>*>& rules) {
+  const Recipe* first = nullptr;
+  for (const std::optional<QuantizerRule>* const rule : rules) {
+    if (!rule->has_value() || !(*rule)->recipe.has_value()) continue;
+    const Recipe& recipe = *(*rule)->recipe;
+    if (!recipe.is_delayed()) continue;
+    if (first == nullptr) first = &recipe;
+    for (const char* knob :
+         {"margin", "amax_history_len", "amax_compute_algo", "update", "reduce_amax"}) {
+      const std::string& value = recipe.knobs().find(knob)->second;
+      const std::string& other = first->knobs().find(knob)->second;
+      if (value == other) continue;
+      return Refuse(KnobField(knob), ShownValue(value),
+                    absl::StrCat("the quantizers of a recipe with delayed scaling have one value "
+                                 "of it, and another has ",
+                                 ShownValue(other)));
+    }
+  }
+  return first == nullptr ? DelayedScalingOptions() : first->delayed_scaling();
+}
+
 }  // namespace
 
 /// One entry in the list of a custom recipe. What is absent fits everything.
@@ -181,7 +205,7 @@ absl::StatusOr<CustomRule> ParseCustomRule(const Json& json) {
 
 absl::StatusOr<RecipeRules> RulesOfHybrid(const Recipe::Knobs& knobs) {
   RecipeRules rules;
-  std::vector<QuantizerRule> by_gemm;
+  std::vector<std::optional<QuantizerRule>> by_gemm;
   for (const GemmRole gemm : kGemmRoles) {
     QG_ASSIGN_OR_RETURN(QuantizerRule rule,
                         ParseQuantizerRuleText(knobs.find(GemmRoleName(gemm))->second));
@@ -191,8 +215,19 @@ absl::StatusOr<RecipeRules> RulesOfHybrid(const Recipe::Knobs& knobs) {
     rules.split[index] = has_word ? rule.recipe->UsesSplitAccumulator(gemm) : kModuleSplits[index];
     by_gemm.push_back(std::move(rule));
   }
+  std::vector<Directions> by_role;
+  for (const TensorRole role : kTensorRoles) {
+    QG_ASSIGN_OR_RETURN(by_role.emplace_back(),
+                        ParseDirectionText(knobs.find(TensorRoleName(role))->second));
+  }
+  std::vector<const std::optional<QuantizerRule>*> all;
+  for (const std::optional<QuantizerRule>& rule : by_gemm) all.push_back(&rule);
+  for (const Directions& directions : by_role) {
+    all.insert(all.end(), {&directions.rowwise, &directions.columnwise});
+  }
+  QG_ASSIGN_OR_RETURN(rules.delayed, DelayedOptionsOf(all));
   for (const GemmPair& pair : kGemmPairs) {
-    const QuantizerRule& rule = by_gemm[static_cast<size_t>(pair.gemm)];
+    const QuantizerRule& rule = *by_gemm[static_cast<size_t>(pair.gemm)];
     for (const auto& [role, usage] : {std::pair{pair.a, pair.a_usage}, {pair.b, pair.b_usage}}) {
       Quantizer& quantizer = rules.of(role);
       (usage == Usage::kRowwise ? quantizer.rowwise : quantizer.columnwise) = rule.For(role, usage);
@@ -201,8 +236,7 @@ absl::StatusOr<RecipeRules> RulesOfHybrid(const Recipe::Knobs& knobs) {
   QG_ASSIGN_OR_RETURN(const ColumnwiseSource source,
                       ParseSource(Json(knobs.find("columnwise_source")->second)));
   for (const TensorRole role : kTensorRoles) {
-    QG_ASSIGN_OR_RETURN(const Directions directions,
-                        ParseDirectionText(knobs.find(TensorRoleName(role))->second));
+    const Directions& directions = by_role[static_cast<size_t>(role)];
     Quantizer& quantizer = rules.of(role);
     if (directions.rowwise) quantizer.rowwise = directions.rowwise->For(role, Usage::kRowwise);
     if (directions.columnwise) {
@@ -225,7 +259,12 @@ absl::StatusOr<CustomRules> CustomRules::Parse(std::string_view text) {
     if (!rule.ok()) return WithinField(absl::StrCat("[", i, "]"), rule.status());
     list.push_back(*std::move(rule));
   }
+  std::vector<const std::optional<QuantizerRule>*> all;
+  for (const CustomRule& rule : list) {
+    all.insert(all.end(), {&rule.directions.rowwise, &rule.directions.columnwise});
+  }
   CustomRules rules;
+  QG_ASSIGN_OR_RETURN(rules.delayed_, DelayedOptionsOf(all));
   rules.list_ = std::make_shared<const std::vector<CustomRule>>(std::move(list));
   return rules;
 }
@@ -254,6 +293,7 @@ std::string CustomRules::NoRuleText(TensorRole role, const ModulePlace& place) {
 RecipeRules CustomRules::RulesFor(const ModulePlace& place) const {
   RecipeRules rules;
   rules.split = kModuleSplits;
+  rules.delayed = delayed_;
   for (const TensorRole role : kTensorRoles) {
     const CustomRule* const rule = Find(role, place);
     if (rule != nullptr) rules.of(role) = rule->For(role);

@@ -25,10 +25,6 @@ absl::StatusOr<std::string> KnobText(const std::string& name, const Json& value)
 
 absl::Status CheckComponent(const RecipeEntry& entry, const Recipe::Knobs& given) {
   if (entry.is_composed()) return Refuse("", entry.name, "does not go into another recipe");
-  if (entry.kind == RecipeKind::kDelayed) {
-    return Refuse("", entry.name,
-                  "nested delayed scaling is refused: fp8_delayed is a recipe of its own only");
-  }
   for (const char* knob : {"backward_override", "activation_dtype"}) {
     const auto found = given.find(knob);
     if (found == given.end()) continue;
@@ -189,7 +185,7 @@ absl::Status CheckOfCodes(const QuantizerSpec& spec, const std::string& key, con
   return Refuse(key, ShownJson(value), "not a field of identity, which makes no codes");
 }
 
-/// A quantizer given by fields. There is none for delayed scaling.
+/// A quantizer given by fields. Delayed scaling is a recipe by name.
 absl::StatusOr<QuantizerRule> SpecRule(const Json& json) {
   QG_RETURN_IF_ERROR(CheckKeys(
       json, {"format", "element", "block_dim", "power_2_scale", "amax_epsilon", "scale_rule",

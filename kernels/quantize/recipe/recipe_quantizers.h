@@ -92,6 +92,7 @@ class CustomRules {
  private:
   const CustomRule* Find(TensorRole role, const ModulePlace& place) const;
   std::shared_ptr<const std::vector<CustomRule>> list_;
+  DelayedScalingOptions delayed_;
 };
 
 }  // namespace quantgate

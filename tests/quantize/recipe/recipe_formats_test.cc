@@ -255,6 +255,30 @@ TEST(Custom, ModuleTypesHaveRulesOfTheirOwn) {
   EXPECT_TRUE(experts_alone.ForModule({ModuleType::kGroupedLinear}).is_quantized());
 }
 
+TEST(Hybrid, DelayedScalingByDirection) {
+  const Recipe recipe = Parsed(
+      R"(hybrid:fprop={"name":"fp8_delayed","knobs":{"margin":2}},dgrad=mxfp8,wgrad=fp8_current)");
+  EXPECT_TRUE(recipe.is_delayed());
+  EXPECT_EQ(recipe.delayed_scaling().margin, 2);
+  EXPECT_EQ(recipe.QuantizerFor(kWeight).delayed_directions(), std::vector<Usage>{kRow});
+  EXPECT_EQ(recipe.QuantizerFor(kInput).delayed_directions(), std::vector<Usage>{kRow});
+  EXPECT_TRUE(recipe.QuantizerFor(kGrad).delayed_directions().empty());
+  const Recipe all = Parsed("hybrid:fprop=fp8_delayed,dgrad=fp8_delayed,wgrad=fp8_delayed");
+  for (const TensorRole role : kRoles) {
+    EXPECT_EQ(all.QuantizerFor(role), Parsed("fp8_delayed").QuantizerFor(role));
+    EXPECT_EQ(all.QuantizerFor(role).delayed_directions(), std::vector<Usage>{kRow});
+  }
+  const Recipe turned = Parsed(
+      "hybrid:fprop=fp8_delayed,dgrad=fp8_delayed,wgrad=fp8_delayed,"
+      "columnwise_source=rowwise_dequantized");
+  EXPECT_EQ(turned.QuantizerFor(kGrad).delayed_directions(), (std::vector<Usage>{kRow, kColumn}));
+  const Recipe by_name = Parsed(
+      R"(custom:rules=[{"layer_name":"fc1","quantizer":"fp8_delayed"},{"quantizer":"bf16"}])");
+  EXPECT_TRUE(by_name.is_delayed());
+  EXPECT_FALSE(by_name.is_quantized());
+  EXPECT_EQ(Parsed(recipe.ShortText()).Digest(), recipe.Digest());
+}
+
 TEST(Custom, IdentityWithAnElement) {
   const Recipe recipe = Parsed(
       R"(custom:rules=[{"tensor_type":"weight","rowwise":{"format":"identity","element":"bfloat16"}},)"
@@ -421,10 +445,18 @@ TEST(Refused, ByName) {
        "nvfp4: input: quantizer.row_scaled is true: it does not go with stochastic "
        "rounding"},
       {"nvfp4:nvfp4_4over6_e4m3_max=300", "must be one of 256|448"},
-      {"hybrid:fprop=fp8_delayed",
-       "knobs[\"fprop\"] is fp8_delayed: nested delayed scaling is refused"},
-      {"custom:rules=[{\"quantizer\":\"fp8_delayed\"}]",
-       "knobs[\"rules\"][0].quantizer is fp8_delayed: nested delayed scaling is refused"},
+      {"hybrid:fprop=fp8_delayed,dgrad={\"name\":\"fp8_delayed\",\"knobs\":{\"margin\":1}}",
+       "knobs[\"margin\"] is \"1\": the quantizers of a recipe with delayed scaling have "
+       "one "
+       "value of it, and another has \"0\""},
+      {"custom:rules=[{\"layer_name\":\"a\",\"quantizer\":\"fp8_delayed\"},{\"quantizer\":{"
+       "\"name\":"
+       "\"fp8_delayed\",\"knobs\":{\"update\":\"unfused\"}}}]",
+       "knobs[\"update\"] is \"unfused\": the quantizers of a recipe with delayed scaling"},
+      {"hybrid:fprop=fp8_delayed,backward_override=dequantized",
+       "knobs[\"backward_override\"] is \"dequantized\": delayed scaling has no backward override"},
+      {"hybrid:fprop=fp8_delayed,weight={\"rowwise\":\"mxfp8\"}",
+       "hybrid: fprop reads input rowwise (fp8_tensor) and weight rowwise (mxfp8)"},
       {"hybrid:fprop=hybrid", "knobs[\"fprop\"] is hybrid: does not go into another recipe"},
       {"hybrid:fprop=fp9", "knobs[\"fprop\"].name is \"fp9\": unknown recipe"},
       {"hybrid:fprop={\"name\":\"mxfp8\",\"knobs\":{\"activation_dtype\":\"bf16\"}}",
