@@ -27,7 +27,7 @@ absl::Status CheckOffset(int64_t offset, std::string_view field) {
 }
 
 /// The value of a scale in device memory is not looked at.
-absl::Status CheckScale(const Tensor& scale, std::string_view field, bool is_delayed) {
+absl::Status CheckGivenScale(const Tensor& scale, std::string_view field, bool is_delayed) {
   if (!is_delayed) {
     return scale.has_value() ? Refuse(field, "given", "only delayed scaling takes one")
                              : absl::OkStatus();
@@ -49,7 +49,7 @@ absl::Status CheckArguments(const Quantizer& quantizer, const QuantizeArguments&
        {std::tuple(Usage::kRowwise, "scale", &arguments.scale),
         std::tuple(Usage::kColumnwise, "columnwise_scale", &arguments.columnwise_scale)}) {
     const bool is_delayed = std::find(delayed.begin(), delayed.end(), usage) != delayed.end();
-    QG_RETURN_IF_ERROR(CheckScale(*scale, field, is_delayed));
+    QG_RETURN_IF_ERROR(CheckGivenScale(*scale, field, is_delayed));
   }
   QG_RETURN_IF_ERROR(CheckOffset(arguments.row_offset, "row_offset"));
   return CheckOffset(arguments.column_offset, "column_offset");

@@ -26,7 +26,7 @@ float ScaledMax(const Recipe& recipe, DType element) {
 }
 
 /// What the layer's delayed scales cast to under the recipe, by the names of their states.
-std::map<std::string, DType> ElementsOf(const LayerSpec& spec, const Recipe& recipe) {
+std::map<std::string, DType> ElementsOfStates(const LayerSpec& spec, const Recipe& recipe) {
   std::map<std::string, DType> elements;
   for (const LayerDelayedState& state : DelayedStatesOf(spec, recipe)) {
     elements[state.name] = state.element;
@@ -90,8 +90,8 @@ absl::Status RecipeChange::CheckQuantizedWeights() const {
 
 absl::Status RecipeChange::ChangeDelayed(const LayerSpec& spec, SessionLayerState& layer) {
   const int length = to_.delayed_scaling().amax_history_len;
-  const std::map<std::string, DType> before = ElementsOf(spec, next_.recipe),
-                                     after = ElementsOf(spec, to_);
+  const std::map<std::string, DType> before = ElementsOfStates(spec, next_.recipe),
+                                     after = ElementsOfStates(spec, to_);
   std::erase_if(layer.state.delayed, [&](const auto& state) {
     return !before.contains(state.first) || !after.contains(state.first);
   });
