@@ -34,7 +34,7 @@ absl::Status CheckSeed(const QuantizeRequest& request) {
 
 /// The request has one state, so the tensor may have one delayed scale: that of rowwise codes, or
 /// of both directions.
-absl::Status CheckDirections(const QuantizeRequest& request) {
+absl::Status CheckOneState(const QuantizeRequest& request) {
   for (const Usage usage : request.recipe.QuantizerFor(request.role).delayed_directions()) {
     if (usage == Usage::kRowwise) continue;
     return Refuse("recipe", request.recipe.ShortText(),
@@ -106,7 +106,7 @@ absl::StatusOr<QuantizePlan> QuantizePlan::Create(QuantizeRequest request) {
     return RefuseAbsent("rowwise", "ask for rowwise, columnwise or both");
   }
   QG_RETURN_IF_ERROR(CheckSeed(request));
-  QG_RETURN_IF_ERROR(CheckDirections(request));
+  QG_RETURN_IF_ERROR(CheckOneState(request));
   QG_RETURN_IF_ERROR(CheckState(request));
   QG_RETURN_IF_ERROR(CheckSource(request));
   QG_RETURN_IF_ERROR(CheckScaleLayout(request));
