@@ -87,6 +87,8 @@ GatherMethod GatherMethodOf(const Recipe& recipe, TensorRole role, std::span<con
   const QuantizerSpec& columnwise = quantizer.columnwise;
   if (recipe.name() == "custom") return GatherMethod::kSource;
   if (!rowwise.is_quantized() && !columnwise.is_quantized()) return GatherMethod::kSource;
+  // The values of a cast, gathered in the source's dtype, may not be the cast of the source.
+  if (rowwise.casts() || columnwise.casts()) return GatherMethod::kSource;
   for (const QuantizerFormat format : {rowwise.format, columnwise.format}) {
     if (TraitsOf(format).is_micro && !AreWhole(rows, format)) return GatherMethod::kSource;
   }

@@ -67,11 +67,15 @@ std::string WhyNotOf(const AmaxGroup& group, const ParallelSpec& parallel, Quant
 }
 
 std::string WhyNotUnder(const Recipe& recipe, TensorRole role) {
-  if (recipe.is_delayed()) {
+  bool is_delayed = false;
+  for (const Quantizer& quantizer : recipe.QuantizersOf(role)) {
+    if (ReducesAmax(quantizer, {true, true})) return "";
+    is_delayed |= !quantizer.delayed_directions().empty();
+  }
+  if (is_delayed) {
     if (recipe.delayed_scaling().reduce_amax) return "";
     return "under reduce_amax=false every rank has its own amaxes";
   }
-  if (ReducesAmax(recipe.QuantizerFor(role), {true, true})) return "";
   return absl::StrCat("recipe ", recipe.ShortText(), " has no amax of a whole ",
                       std::string(TensorRoleName(role)),
                       " tensor, as per-tensor FP8 and nvfp4 have");
@@ -122,7 +126,7 @@ absl::Status AttachAmaxGroups(Rank& rank, ParallelStep& step) {
 }
 
 RoleAmaxGroup::RoleAmaxGroup(const StepOptions& options, TensorRole role)
-    : step_(options.parallel.get()), role_(role), is_delayed_(options.recipe.is_delayed()) {
+    : step_(options.parallel.get()), role_(role) {
   if (step_ != nullptr) group_ = &AmaxGroupOf(step_->amax_groups, role);
 }
 
@@ -149,7 +153,7 @@ absl::Status RoleAmaxGroup::Reduce(StepRecorder& recorder, const LinearNames& na
 std::string RoleAmaxGroup::Text(const Quantizer& quantizer, Usages usages,
                                 const QuantizeArguments& arguments) const {
   if (is_named()) {
-    if (!is_delayed_ && !ReducesAmax(quantizer, usages)) return "";
+    if (quantizer.delayed_directions().empty() && !ReducesAmax(quantizer, usages)) return "";
     if (group_->kind == Kind::kNone) return group_->Text();
     return TextOf(group_->Text(), end());
   }

@@ -61,7 +61,6 @@ class RoleAmaxGroup {
  private:
   const ParallelStep* const step_;
   const TensorRole role_;
-  const bool is_delayed_;
   const AmaxGroup* group_ = nullptr;
 };
 

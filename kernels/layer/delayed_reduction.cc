@@ -43,11 +43,12 @@ std::vector<std::pair<std::string, TensorRole>> GroupsAt(const AmaxGroups& group
 
 /// The states of the roles that `groups` gives this group ("": the default one). Null for states
 /// that this rank does not have.
-std::vector<DelayedScalingState*> StatesOf(std::span<const ReducedLayer> layers, UpdatePoint point,
+std::vector<DelayedScalingState*> StatesOf(std::span<const ReducedLayer> layers,
+                                           const Recipe& recipe, UpdatePoint point,
                                            const AmaxGroups& groups, const std::string& group) {
   std::vector<DelayedScalingState*> states;
   for (const ReducedLayer& layer : layers) {
-    for (const LayerDelayedState& delayed : DelayedStatesOf(*layer.spec)) {
+    for (const LayerDelayedState& delayed : DelayedStatesOf(*layer.spec, recipe)) {
       if (!IsUpdatedAt(point, delayed.role)) continue;
       if (NameOf(AmaxGroupOf(groups, delayed.role)) != group) continue;
       const auto found =
@@ -72,7 +73,8 @@ std::vector<Tensor*> AmaxesOfCached(std::span<const ReducedLayer> layers, Update
     for (auto& [name, workspace] : layer.state->workspaces) {
       for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
         std::optional<QuantizedCopy>& copy = workspace.quantized.copy(usage);
-        if (copy.has_value()) amaxes.push_back(&copy->amax);
+        const bool is_delayed = workspace.quantizer.spec(usage).scaling == Scaling::kDelayed;
+        if (copy.has_value() && is_delayed) amaxes.push_back(&copy->amax);
       }
     }
   }
@@ -140,7 +142,7 @@ absl::Status ReduceDelayedAmaxes(StepRecorder& recorder, ProcessGroup* group,
     ProcessGroup* const end = name.empty() ? group : step->amax_end(role);
     // A named group of one rank is asked too: which stages there are does not depend on the rank.
     const int ranks = !name.empty() ? kWorldSizeMax : end == nullptr ? 1 : end->size();
-    const std::vector<DelayedScalingState*> states = StatesOf(layers, point, groups, name);
+    const std::vector<DelayedScalingState*> states = StatesOf(layers, recipe, point, groups, name);
     if (!ReducesDelayedAmaxes(recipe, ranks) || states.empty()) continue;
     const std::vector<Tensor*> cached = AmaxesOfCached(layers, point, step, name);
     QG_RETURN_IF_ERROR(recorder.Timed({StageKind::kCommunicate, StageOf(point, name)},

@@ -5,10 +5,6 @@
 namespace quantgate {
 namespace {
 
-const Tensor& AmaxOf(const QuantizedTensor& quantized) {
-  return (quantized.rowwise.has_value() ? quantized.rowwise : quantized.columnwise)->amax;
-}
-
 float MaxFiniteOf(DType element) {
   return element == DType::kF8E4M3 ? MaxFinite<E4M3>() : MaxFinite<E5M2>();
 }
@@ -34,9 +30,9 @@ absl::Status PrepareDelayedState(StepRecorder& recorder, const std::string& name
   return absl::OkStatus();
 }
 
-absl::Status NoteCast(StepRecorder& recorder, const QuantizedTensor& quantized,
+absl::Status NoteCast(StepRecorder& recorder, const QuantizedCopy& copy,
                       DelayedScalingState& state) {
-  QG_ASSIGN_OR_RETURN(state, recorder.engine().NoteCast(state, AmaxOf(quantized)));
+  QG_ASSIGN_OR_RETURN(state, recorder.engine().NoteCast(state, copy.amax));
   return absl::OkStatus();
 }
 
@@ -48,7 +44,7 @@ absl::Status Calibrate(StepRecorder& recorder, const std::string& stage, const T
       const QuantizedTensor quantized, recorder.Timed({StageKind::kQuantize, stage}, [&] {
         return recorder.engine().Quantize(source, rule, {true, false}, {}, recorder.cancellation());
       }));
-  QG_ASSIGN_OR_RETURN(state, recorder.engine().NoteCalibration(state, AmaxOf(quantized)));
+  QG_ASSIGN_OR_RETURN(state, recorder.engine().NoteCalibration(state, quantized.rowwise->amax));
   return absl::OkStatus();
 }
 

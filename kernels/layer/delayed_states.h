@@ -19,7 +19,7 @@ absl::Status PrepareDelayedState(StepRecorder& recorder, const std::string& name
                                  const DelayedScalingOptions& options, DelayedStates& states);
 
 /// Merges the amax of a cast into row 0 of the history.
-absl::Status NoteCast(StepRecorder& recorder, const QuantizedTensor& quantized,
+absl::Status NoteCast(StepRecorder& recorder, const QuantizedCopy& copy,
                       DelayedScalingState& state);
 
 /// Puts the amax of `source` into row 0 of the history. `rule` is the quantizer that will cast such

@@ -41,8 +41,8 @@ void AddForwardOnlyNote(StepRecorder& recorder, const LayerPlan& plan) {
   recorder.AddNote("forward only: scales are not updated, row 0 of each history has the amax");
 }
 
-void AddState(const LayerSpec& spec, const LayerState& state, LayerResult& result) {
-  for (const LayerDelayedState& delayed : DelayedStatesOf(spec)) {
+void AddState(const LayerPlan& plan, const LayerState& state, LayerResult& result) {
+  for (const LayerDelayedState& delayed : plan.delayed_states) {
     const auto found = state.delayed.find(delayed.name);
     if (found == state.delayed.end()) continue;
     result.state.push_back({delayed.name + ".scale", found->second.scale});
@@ -117,7 +117,7 @@ LayerResult CollectStep(StepRecorder& recorder, const LayerRequest& request, Lay
   LayerResult result;
   static_cast<StepRecords&>(result) = recorder.TakeRecords();
   AddOutputs(request, state, forward, backward, result);
-  if (plan->is_delayed || plan->is_calibration) AddState(request.layer, state, result);
+  AddState(*plan, state, result);
   result.plan = std::move(plan);
   return result;
 }
@@ -159,13 +159,12 @@ absl::Status UpdateScales(StepRecorder& recorder, const LayerSpec& spec, LayerSt
   const bool is_backward = point == UpdatePoint::kBackward;
   const char* const stage = is_backward ? "update scales of backward" : "update scales of forward";
   return recorder.Timed({StageKind::kCompare, stage}, [&]() -> absl::Status {
-    for (const LayerDelayedState& delayed : DelayedStatesOf(spec)) {
+    for (const LayerDelayedState& delayed : DelayedStatesOf(spec, recipe)) {
       if ((delayed.role == TensorRole::kGradOutput) != is_backward) continue;
       const auto found = state.delayed.find(delayed.name);
       if (found == state.delayed.end()) continue;
-      QG_RETURN_IF_ERROR(UpdateDelayedState(recorder, recipe.delayed_scaling(),
-                                            recipe.QuantizerFor(delayed.role).rowwise.element,
-                                            found->second));
+      QG_RETURN_IF_ERROR(
+          UpdateDelayedState(recorder, recipe.delayed_scaling(), delayed.element, found->second));
     }
     return absl::OkStatus();
   });
@@ -252,7 +251,7 @@ absl::StatusOr<LayerResult> RunLayer(Engine& engine, const LayerRequest& request
                                      const Cancellation* cancellation, StageObserver on_stage) {
   QG_RETURN_IF_ERROR(CheckLayerTensors(request));
   QG_ASSIGN_OR_RETURN(const LayerPlanPointer plan, DecideLayer(request, recipe));
-  QG_RETURN_IF_ERROR(CheckLayerGemms(request.layer, *plan, recipe, arithmetic));
+  QG_RETURN_IF_ERROR(CheckLayerGemms(*plan, arithmetic));
   QG_ASSIGN_OR_RETURN(StartedLayer started, StartLayer(engine, request, plan, recipe, arithmetic,
                                                        cancellation, on_stage));
   QG_RETURN_IF_ERROR(started.Finish());

@@ -13,7 +13,8 @@
 // "fc2.bias", ...; in grouped_linear "weight.0", "bias.0", ...; in a chain OPERATION.weight, .... A
 // gradient has the name of its parameter with dw, db, dgamma or dbeta as its word ("fc1.dw",
 // "dw.0"), or main_grad if the weight has a main gradient ("fc1.main_grad"). Delayed scaling's
-// states have the words "input", "weight", "grad_output" ("fc1.input", "weight.0").
+// states have the words "input", "weight", "grad_output" ("fc1.input", "weight.0"), and
+// "weight_columnwise", ... where a columnwise direction has a delayed scale of its own.
 #pragma once
 
 #include <cstdint>
@@ -81,14 +82,28 @@ struct LayerSpec {
   /// own. A grouped_linear does not communicate: its y, or dx, is this rank's summand
   /// (kernels/layer/experts/grouped_run.h adds them up).
   ParallelMode parallel_mode = ParallelMode::kNone;
+  /// What rules of a custom recipe know the layer by; may be empty. A session gives its layers the
+  /// names that they have there.
+  std::string name = {};
 
   const LayerTraits& traits() const { return TraitsOf(kind); }
   friend bool operator==(const LayerSpec& a, const LayerSpec& b);
 };
 
-/// The recipe that the modules of this layer follow (Recipe::ForModule). Other functions of this
-/// folder apply the recipe that they are given as it is.
+/// The recipe of this layer's only module, or of the layer apart from its modules
+/// (Recipe::ForModule). Other functions of this folder apply the recipe that they are given as it
+/// is.
 Recipe RecipeOfLayer(const LayerSpec& spec, const Recipe& recipe);
+/// The recipe of the linear module whose names begin with `prefix`: "fc1.", or "" for the only one.
+Recipe RecipeOfModule(const LayerSpec& spec, const Recipe& recipe, const std::string& prefix);
+/// The recipe of the linear module that has the parameter: "fc1.weight", "weight.0".
+inline Recipe RecipeOfParameter(const LayerSpec& spec, const Recipe& recipe,
+                                std::string_view parameter) {
+  return RecipeOfModule(spec, recipe, ParameterName::Parse(parameter).path);
+}
+/// The recipes of all modules of the layer; that of the layer alone if the rules do not depend on
+/// the module.
+std::vector<Recipe> RecipesOfModules(const LayerSpec& spec, const Recipe& recipe);
 
 /// One step of one layer, forward and optionally backward, with nothing kept afterwards.
 struct LayerRequest {
@@ -137,10 +152,9 @@ absl::Status CheckLayer(const LayerRequest& request, const Recipe& recipe);
 /// The rest of CheckLayer for a request that CheckLayerTensors accepts. Gives the step's plan.
 absl::StatusOr<LayerPlanPointer> DecideLayer(const LayerRequest& request, const Recipe& recipe);
 
-/// Checks that the arithmetic takes every GEMM of a plan that DecideLayer made under `recipe`.
-/// INVALID_ARGUMENT or UNIMPLEMENTED naming the GEMM.
-absl::Status CheckLayerGemms(const LayerSpec& spec, const LayerPlan& plan, const Recipe& recipe,
-                             const Arithmetic& arithmetic);
+/// Checks that the arithmetic takes every GEMM of a plan that DecideLayer made. INVALID_ARGUMENT or
+/// UNIMPLEMENTED naming the GEMM.
+absl::Status CheckLayerGemms(const LayerPlan& plan, const Arithmetic& arithmetic);
 
 /// Names of the outputs that RunLayer gives for `request`, in order.
 std::vector<std::string> LayerOutputs(const LayerRequest& request);

@@ -20,7 +20,7 @@ absl::Status CheckDelayed(const LayerRequest& request, const Recipe& recipe) {
                   std::string(BackwardOverrideName(recipe.backward_override())),
                   "delayed scaling has no backward override");
   }
-  const std::vector<LayerDelayedState> known = DelayedStatesOf(request.layer);
+  const std::vector<LayerDelayedState> known = DelayedStatesOf(request.layer, recipe);
   for (const auto& [given, state] : request.delayed) {
     const std::string& name = given;
     const std::string field = absl::StrCat("delayed_state[", name, "]");
@@ -56,7 +56,13 @@ absl::StatusOr<LinearFields> FieldsOf(const LayerRequest& request, size_t progra
 
 /// Checks the codes that a quantize operation makes for others, which no linear unit checks.
 absl::Status CheckQuantize(const LayerPlan& plan, const ProgramPlan& program,
-                           const PlannedOperation& operation, const Recipe& recipe) {
+                           const PlannedOperation& operation) {
+  if (operation.quantizes_forward) {
+    QG_RETURN_IF_ERROR(operation.linear.recipe->CheckRole(TensorRole::kInput));
+  }
+  if (operation.quantizes_backward) {
+    QG_RETURN_IF_ERROR(operation.gradient_recipe->CheckRole(TensorRole::kGradOutput));
+  }
   const std::pair<TensorRole, Usages> quantizations[] = {
       {TensorRole::kInput, operation.forward_usages},
       {TensorRole::kGradOutput, operation.backward_usages}};
@@ -64,7 +70,7 @@ absl::Status CheckQuantize(const LayerPlan& plan, const ProgramPlan& program,
   for (const auto& [role, usages] : quantizations) {
     if (!usages.rowwise && !usages.columnwise) continue;
     const absl::Status status =
-        CheckQuantization(plan.activation_dtype, shape, recipe.QuantizerFor(role), usages);
+        CheckQuantization(plan.activation_dtype, shape, operation.QuantizerFor(role), usages);
     if (!status.ok()) {
       return Refuse(operation.field, ShapeText(shape), std::string(status.message()));
     }
@@ -73,7 +79,7 @@ absl::Status CheckQuantize(const LayerPlan& plan, const ProgramPlan& program,
 }
 
 /// Checks the amax groups of the operands that a linear operation quantizes itself.
-absl::Status CheckAmaxes(const LinearUnit& unit, const Recipe& recipe, const AmaxGroups& groups) {
+absl::Status CheckAmaxes(const LinearUnit& unit, const AmaxGroups& groups) {
   const LinearFacts& facts = unit.facts;
   const std::tuple<TensorRole, bool, Usages> operands[] = {
       {TensorRole::kInput, facts.x_is_codes, unit.flow.x_usages},
@@ -81,7 +87,8 @@ absl::Status CheckAmaxes(const LinearUnit& unit, const Recipe& recipe, const Ama
       {TensorRole::kGradOutput, facts.grad_output_is_codes, unit.flow.grad_output_usages}};
   for (const auto& [role, is_codes, usages] : operands) {
     if (is_codes) continue;
-    QG_RETURN_IF_ERROR(CheckAmaxesOfRole("", groups, role, recipe.QuantizerFor(role), usages));
+    QG_RETURN_IF_ERROR(
+        CheckAmaxesOfRole("", groups, role, unit.recipe->QuantizerFor(role), usages));
   }
   return absl::OkStatus();
 }
@@ -90,6 +97,13 @@ absl::Status CheckAmaxes(const LinearUnit& unit, const Recipe& recipe, const Ama
 /// amax and the directions that are gathered.
 absl::Status CheckGathered(const PlannedOperation& operation) {
   const LinearUnit& unit = operation.linear;
+  const bool gathers = unit.parallel.gathers_x() || unit.parallel.gathers_grad_output();
+  if (gathers && unit.flow.is_delayed && unit.recipe->name() != "fp8_delayed") {
+    return Refuse("recipe", unit.recipe->ShortText(),
+                  "delayed scaling within hybrid and custom does not go with sequence parallelism: "
+                  "what they gather is quantized when it is gathered, in backward after the update "
+                  "of its scale");
+  }
   const bool x = unit.facts.x_is_codes && unit.parallel.gathers_x();
   const bool grad_output = unit.facts.grad_output_is_codes && unit.parallel.gathers_grad_output();
   if (!x && !grad_output) return absl::OkStatus();
@@ -99,8 +113,7 @@ absl::Status CheckGathered(const PlannedOperation& operation) {
 }
 
 /// Refuses what the step's overlap plan asks for by name and a unit cannot carry out.
-absl::Status CheckOverlap(const LayerRequest& request, const PlannedOperation& operation,
-                          const Recipe& recipe) {
+absl::Status CheckOverlap(const LayerRequest& request, const PlannedOperation& operation) {
   const ParallelStep* const step = request.parallel.get();
   // The units of a grouped_linear do not communicate, so there is nothing to overlap.
   if (step == nullptr || !operation.linear.parallel.is_parallel()) return absl::OkStatus();
@@ -115,8 +128,8 @@ absl::Status CheckOverlap(const LayerRequest& request, const PlannedOperation& o
   for (const GemmRole role : {GemmRole::kFprop, GemmRole::kDgrad, GemmRole::kWgrad}) {
     if (plan.GivesWay(role)) plan.SetMethod(role, operation.linear.parallel.overlap.MethodOf(role));
   }
-  if (status.ok()) status = CheckOverlapPlan(plan, facts, recipe);
-  if (status.ok()) status = CheckLinearUnitOverlap(operation.linear, recipe, step->profile);
+  if (status.ok()) status = CheckOverlapPlan(plan, facts, *operation.linear.recipe);
+  if (status.ok()) status = CheckLinearUnitOverlap(operation.linear, step->profile);
   if (status.ok()) return status;
   return WithinField(absl::StrCat("parallel.", is_column ? "column" : "row", "_overlap"), status);
 }
@@ -136,28 +149,27 @@ absl::StatusOr<LayerPlanPointer> DecideLayer(const LayerRequest& request, const 
     const ProgramPlan& program = plan->programs[i];
     for (const PlannedOperation& operation : program.operations) {
       if (operation.kind == OperationKind::kQuantize) {
-        QG_RETURN_IF_ERROR(CheckQuantize(*plan, program, operation, recipe));
+        QG_RETURN_IF_ERROR(CheckQuantize(*plan, program, operation));
       }
       if (operation.kind != OperationKind::kBasicLinear) continue;
+      QG_RETURN_IF_ERROR(operation.linear.recipe->CheckModule());
       QG_RETURN_IF_ERROR(CheckGathered(operation));
       QG_ASSIGN_OR_RETURN(const LinearFields fields, FieldsOf(request, i, operation));
-      QG_RETURN_IF_ERROR(CheckLinearUnit(operation.linear, fields, recipe));
+      QG_RETURN_IF_ERROR(CheckLinearUnit(operation.linear, fields));
       if (request.parallel != nullptr) {
-        QG_RETURN_IF_ERROR(CheckAmaxes(operation.linear, recipe, request.parallel->amax_groups));
+        QG_RETURN_IF_ERROR(CheckAmaxes(operation.linear, request.parallel->amax_groups));
       }
-      QG_RETURN_IF_ERROR(CheckOverlap(request, operation, recipe));
+      QG_RETURN_IF_ERROR(CheckOverlap(request, operation));
     }
   }
   return plan;
 }
 
-absl::Status CheckLayerGemms(const LayerSpec& spec, const LayerPlan& plan, const Recipe& given,
-                             const Arithmetic& arithmetic) {
-  const Recipe recipe = RecipeOfLayer(spec, given);
+absl::Status CheckLayerGemms(const LayerPlan& plan, const Arithmetic& arithmetic) {
   for (const ProgramPlan& program : plan.programs) {
     for (const PlannedOperation& operation : program.operations) {
       if (operation.kind != OperationKind::kBasicLinear) continue;
-      QG_RETURN_IF_ERROR(CheckLinearUnitGemms(operation.linear, recipe, arithmetic));
+      QG_RETURN_IF_ERROR(CheckLinearUnitGemms(operation.linear, arithmetic));
     }
   }
   return absl::OkStatus();

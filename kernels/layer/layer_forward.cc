@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -28,11 +29,15 @@ LayerOutline OutlineOf(const LayerState& state, const Tensor& x, const StepOptio
   return outline;
 }
 
-void AddNotes(StepRecorder& recorder, const LayerTraits& traits, const LayerPlan& plan,
+void AddNotes(StepRecorder& recorder, const LayerSpec& spec, const LayerPlan& plan,
               const Recipe& recipe) {
+  const LayerTraits& traits = spec.traits();
+  const std::vector<Recipe> modules = RecipesOfModules(spec, recipe);
+  const bool is_quantized = std::any_of(modules.begin(), modules.end(),
+                                        [](const Recipe& of) { return of.is_quantized(); });
   const std::string mode(BackwardOverrideName(recipe.backward_override()));
   const bool has_override = recipe.backward_override() != BackwardOverride::kNone;
-  if (has_override && !recipe.is_quantized()) {
+  if (has_override && !is_quantized) {
     recorder.AddNote(
         absl::StrCat("backward_override=", mode, " has no effect without a quantized recipe"));
   } else if (has_override && !traits.override_note.empty()) {
@@ -185,7 +190,7 @@ absl::StatusOr<ForwardResult> ForwardLayer(StepRecorder& recorder, const LayerSp
   const LayerPlanPointer plan = std::exchange(options.plan, nullptr);
   RememberStep(recorder.faults(), options, state);
   const auto shared_options = std::make_shared<const StepOptions>(options);
-  AddNotes(recorder, spec.traits(), *plan, options.recipe);
+  AddNotes(recorder, spec, *plan, options.recipe);
   auto saved = std::make_unique<ForwardSaved>(plan, shared_options);
   saved->operations.resize(plan->programs.size());
   ForwardResult result;

@@ -12,9 +12,9 @@ namespace {
 
 class Planner {
  public:
-  Planner(const LayerOutline& outline, const StepOptions& options, LayerPlan& layer,
-          const LayerProgram& program)
-      : outline_(outline), options_(options), recipe_(options.recipe), layer_(layer) {
+  Planner(const LayerSpec& spec, const LayerOutline& outline, const StepOptions& options,
+          LayerPlan& layer, const LayerProgram& program)
+      : spec_(spec), outline_(outline), options_(options), recipe_(options.recipe), layer_(layer) {
     for (const ProgramOperation& operation : program.operations) {
       plan_.operations.emplace_back();
       static_cast<ProgramOperation&>(plan_.operations.back()) = operation;
@@ -70,7 +70,12 @@ class Planner {
   void PlanQuantize(size_t i);
   void PlanActivationGradient(size_t i);
   void SetFirstCallId(PlannedOperation& operation);
+  /// The recipe of the module that an operation is.
+  std::shared_ptr<const Recipe> RecipeOf(const PlannedOperation& operation) const {
+    return std::make_shared<const Recipe>(RecipeOfModule(spec_, recipe_, operation.names.prefix));
+  }
 
+  const LayerSpec& spec_;
   const LayerOutline& outline_;
   const StepOptions& options_;
   const Recipe& recipe_;
@@ -85,13 +90,8 @@ PlannedOperation* Planner::Next(int value) {
 }
 
 PlannedOperation* Planner::LinearBehind(int value) {
-  while (value > 0 && plan_.values[value].consumers == 1) {
-    PlannedOperation& producer = plan_.operations[producer_of(value)];
-    if (producer.kind == OperationKind::kBasicLinear) return &producer;
-    if (producer.kind != OperationKind::kBias) return nullptr;
-    value = producer.input;
-  }
-  return nullptr;
+  const int index = quantgate::LinearBehind(plan_.operations, plan_.values, value);
+  return index < 0 ? nullptr : &plan_.operations[static_cast<size_t>(index)];
 }
 
 void Planner::PlanShapes() {
@@ -135,7 +135,7 @@ void Planner::PlanGradients() {
 void Planner::PlanUnrounded(size_t i) {
   const OperationKind kind = plan_.operations[i].kind;
   if (kind != OperationKind::kNorm && kind != OperationKind::kActivation) return;
-  if (!layer_.fused || !layer_.is_delayed) return;
+  if (!layer_.fused || !layer_.casts_unrounded) return;
   const int output = static_cast<int>(i) + 1;
   if (output == plan_.norm_out && layer_.returns_norm_output) return;
   const PlannedOperation* const next = Next(output);
@@ -158,6 +158,7 @@ void Planner::PlanLinear(size_t i) {
   const PlannedValue& x = input_of(i);
   const ParameterOutline& weight = parameter(operation.weight);
   LinearUnit& unit = operation.linear;
+  unit.recipe = RecipeOf(operation);
   unit.k = x.shape.back();
   unit.n = weight.shape[0];
   unit.m = 1;
@@ -177,7 +178,7 @@ void Planner::PlanLinear(size_t i) {
   facts.has_main_grad = outline_.main_grads.count(operation.weight) != 0;
   facts.is_empty = unit.m == 0;
   facts.calibrate = options_.calibrate;
-  unit.flow = DataflowOf(facts, recipe_);
+  unit.flow = DataflowOf(facts, *unit.recipe);
   // The bias is added to the sum over the ranks, not in a GEMM.
   if (unit.parallel.is_row()) unit.flow.bias_dtype = layer_.activation_dtype;
 }
@@ -194,8 +195,8 @@ void Planner::PlanOverlap(size_t i) {
       .is_after_norm = operation.input > 0 &&
                        plan_.operations[producer_of(operation.input)].kind == OperationKind::kNorm,
       .returns_norm_output = unit.parallel.returns_x};
-  const std::vector<std::string> notes = ResolveOverlap(
-      *outline_.parallel, operation.overlap_facts, recipe_, options_.defer_wgrad, unit);
+  const std::vector<std::string> notes =
+      ResolveOverlap(*outline_.parallel, operation.overlap_facts, options_.defer_wgrad, unit);
   plan_.notes.insert(plan_.notes.end(), notes.begin(), notes.end());
 }
 
@@ -217,9 +218,9 @@ void Planner::PlanParallel(size_t i) {
   for (size_t dim = 1; dim + 1 < whole.size(); ++dim) inner *= whole[dim];
   for (const int64_t rows : rows_) parallel.rows.push_back(rows * inner);
   unit.m = whole.front() * inner;
-  parallel.x_gather = GatherMethodOf(recipe_, TensorRole::kInput, parallel.rows, unit.k);
+  parallel.x_gather = GatherMethodOf(*unit.recipe, TensorRole::kInput, parallel.rows, unit.k);
   parallel.grad_output_gather =
-      GatherMethodOf(recipe_, TensorRole::kGradOutput, parallel.rows, unit.n);
+      GatherMethodOf(*unit.recipe, TensorRole::kGradOutput, parallel.rows, unit.n);
   parallel.returns_x =
       parallel.is_column() && layer_.returns_norm_output && operation.input == plan_.norm_out;
 }
@@ -229,15 +230,18 @@ void Planner::PlanQuantize(size_t i) {
   SetFirstCallId(operation);
   operation.linear.flow.is_delayed = layer_.is_delayed;
   operation.linear.flow.is_calibration = layer_.is_calibration;
-  if (!recipe_.is_quantized() || layer_.is_calibration) return;
   const int output = static_cast<int>(i) + 1;
+  PlannedOperation* const next = Next(output);
+  const bool feeds_linear = LinearAfter(plan_.operations, plan_.values, output) >= 0;
+  PlannedOperation* const linear = LinearBehind(operation.input);
+  operation.linear.recipe = feeds_linear ? next->linear.recipe : RecipeOf(operation);
+  operation.gradient_recipe = linear != nullptr ? linear->linear.recipe : RecipeOf(operation);
+  if (layer_.is_calibration) return;
   if (operation.quantizes_forward) {
     // The usages that the linear unit behind it would quantize itself. Other operations read the
     // values of the rowwise codes.
     Usages& usages = operation.forward_usages;
-    usages.rowwise = recipe_.QuantizerFor(TensorRole::kInput).rowwise.is_quantized();
-    PlannedOperation* const next = Next(output);
-    const bool feeds_linear = next != nullptr && next->kind == OperationKind::kBasicLinear;
+    usages.rowwise = operation.QuantizerFor(TensorRole::kInput).rowwise.makes_copy();
     if (feeds_linear) {
       usages.columnwise = next->linear.flow.x_usages.columnwise;
       next->linear.facts.x_is_codes = usages.rowwise || usages.columnwise;
@@ -250,16 +254,15 @@ void Planner::PlanQuantize(size_t i) {
     return;
   }
   Usages& usages = operation.backward_usages;
-  usages.rowwise = recipe_.QuantizerFor(TensorRole::kGradOutput).rowwise.is_quantized();
-  PlannedOperation* const linear = LinearBehind(operation.input);
+  usages.rowwise = operation.QuantizerFor(TensorRole::kGradOutput).rowwise.makes_copy();
   if (linear != nullptr) {
     usages.columnwise = linear->linear.flow.grad_output_usages.columnwise;
     linear->linear.facts.grad_output_is_codes = usages.rowwise || usages.columnwise;
   }
-  const bool feeds_linear =
+  const bool is_before_linear =
       linear != nullptr &&
       plan_.operations[producer_of(operation.input)].kind == OperationKind::kBasicLinear;
-  operation.dequantizes_backward = usages.rowwise && !feeds_linear;
+  operation.dequantizes_backward = usages.rowwise && !is_before_linear;
 }
 
 // One kernel for derivative, bias gradient and quantization under delayed scaling and mxfp8
@@ -268,7 +271,7 @@ void Planner::PlanActivationGradient(size_t i) {
   PlannedOperation& operation = plan_.operations[i];
   const bool is_mxfp8 =
       recipe_.name() == "mxfp8" && recipe_.backward_override() == BackwardOverride::kNone;
-  if (!layer_.fused || !(layer_.is_delayed || is_mxfp8)) return;
+  if (!layer_.fused || !(layer_.casts_unrounded || is_mxfp8)) return;
   // Transformer Engine has one kernel for derivative, bias gradient and quantization of the others.
   if (IsGated(operation.activation.kind)) return;
   const int input = operation.input;
@@ -316,6 +319,8 @@ LayerPlan PlanLayer(const LayerSpec& spec, const LayerOutline& outline,
   layer.activation_dtype = options.recipe.activation_dtype().value_or(outline.x_dtype);
   layer.is_calibration = options.calibrate && options.recipe.is_delayed();
   layer.is_delayed = options.recipe.is_delayed() && !layer.is_calibration;
+  layer.casts_unrounded = layer.is_delayed && options.recipe.name() == "fp8_delayed";
+  layer.delayed_states = DelayedStatesOf(spec, options.recipe);
   const std::vector<LayerProgram> programs = ProgramsOf(
       spec, [&](const std::string& name) { return outline.parameters.count(name) != 0; });
   int64_t rows = 1;
@@ -323,7 +328,8 @@ LayerPlan PlanLayer(const LayerSpec& spec, const LayerOutline& outline,
   int64_t first_row = 0;
   for (size_t i = 0; i < programs.size(); ++i) {
     const int64_t count = layer.has_experts ? spec.m_splits[i] : rows;
-    layer.programs.push_back(Planner(outline, options, layer, programs[i]).Plan(first_row, count));
+    layer.programs.push_back(
+        Planner(spec, outline, options, layer, programs[i]).Plan(first_row, count));
     layer.has_backward |= layer.programs.back().values.back().needs_gradient;
     first_row += count;
   }

@@ -53,6 +53,18 @@ struct PlannedOperation : ProgramOperation {
   // kQuantize: the usages of its codes, and whether anything reads the values of the codes.
   Usages forward_usages{false, false}, backward_usages{false, false};
   bool dequantizes_forward = false, dequantizes_backward = false;
+  /// kQuantize: the recipe of the module whose grad_output it quantizes. linear.recipe is that of
+  /// the module whose x it quantizes. Where it feeds no module they are those of its own place.
+  std::shared_ptr<const Recipe> gradient_recipe;
+
+  /// The recipe by which the tensor of this role is quantized here.
+  const Recipe& RecipeFor(TensorRole role) const {
+    const bool is_gradient = role == TensorRole::kGradOutput && gradient_recipe != nullptr;
+    return is_gradient ? *gradient_recipe : *linear.recipe;
+  }
+  const Quantizer& QuantizerFor(TensorRole role) const {
+    return RecipeFor(role).QuantizerFor(role);
+  }
 };
 
 struct ProgramPlan {
@@ -71,6 +83,10 @@ struct LayerPlan {
   bool returns_norm_output = false;
   bool has_backward = false;
   bool is_delayed = false, is_calibration = false;
+  /// The results of norms and activations are cast without being rounded before: under fp8_delayed
+  /// itself, since Transformer Engine has no such kernel for hybrid and custom recipes.
+  bool casts_unrounded = false;
+  std::vector<LayerDelayedState> delayed_states;  ///< Those that the step has; none if neither.
 
   /// x's shape with `columns` as the last dim.
   Shape ShapeOfRows(int64_t columns) const;

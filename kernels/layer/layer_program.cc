@@ -240,19 +240,34 @@ std::vector<LayerProgram> ProgramsOf(const LayerSpec& spec,
   return programs;
 }
 
-std::vector<LayerDelayedState> DelayedStatesOf(const LayerSpec& spec) {
+std::vector<LayerDelayedState> DelayedStatesOf(const LayerSpec& spec, const Recipe& recipe) {
   std::vector<LayerDelayedState> states;
+  if (!recipe.is_delayed()) return states;
   const auto no_biases = [](const std::string&) { return false; };
   for (const LayerProgram& program : ProgramsOf(spec, no_biases)) {
-    for (const ProgramOperation& operation : program.operations) {
+    for (size_t i = 0; i < program.operations.size(); ++i) {
+      const ProgramOperation& operation = program.operations[i];
       if (operation.unit < 0) continue;
       const bool is_linear = operation.kind == OperationKind::kBasicLinear;
-      const auto add_if = [&](bool has, TensorRole role) {
-        if (has) states.push_back({operation.names.StateOf(role), role});
+      // A quantize operation follows the module that reads what it makes.
+      const auto add_if = [&](bool has, TensorRole role, int reader) {
+        if (!has) return;
+        const std::string& prefix =
+            program.operations[is_linear || reader < 0 ? i : static_cast<size_t>(reader)]
+                .names.prefix;
+        const Recipe of_module = RecipeOfModule(spec, recipe, prefix);
+        const Quantizer& quantizer = of_module.QuantizerFor(role);
+        for (const Usage usage : quantizer.delayed_directions()) {
+          states.push_back(
+              {operation.names.StateOf(role, usage), role, quantizer.spec(usage).element});
+        }
       };
-      add_if(is_linear || operation.quantizes_forward, TensorRole::kInput);
-      add_if(is_linear, TensorRole::kWeight);
-      add_if(is_linear || operation.quantizes_backward, TensorRole::kGradOutput);
+      const int after =
+          LinearAfter(program.operations, program.values, program.output_of(static_cast<int>(i)));
+      const int behind = LinearBehind(program.operations, program.values, operation.input);
+      add_if(is_linear || operation.quantizes_forward, TensorRole::kInput, after);
+      add_if(is_linear, TensorRole::kWeight, -1);
+      add_if(is_linear || operation.quantizes_backward, TensorRole::kGradOutput, behind);
     }
   }
   return states;

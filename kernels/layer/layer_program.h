@@ -66,13 +66,36 @@ struct LayerProgram {
 std::vector<LayerProgram> ProgramsOf(const LayerSpec& spec,
                                      const std::function<bool(const std::string&)>& has);
 
-/// One of a layer's delayed-scaling states: its name, and the role of the tensors that it scales.
+/// The basic_linear that reads a value next, and the one that a value's gradient goes to, perhaps
+/// through biases, which pass it on: their indices in `operations`; -1 if the operation after the
+/// value is another one, or if another operation contributes to the gradient.
+template <typename Operation, typename Value>
+int LinearAfter(const std::vector<Operation>& operations, const std::vector<Value>&, int value) {
+  const auto next = static_cast<size_t>(value);
+  const bool is_linear =
+      next < operations.size() && operations[next].kind == OperationKind::kBasicLinear;
+  return is_linear ? value : -1;
+}
+template <typename Operation, typename Value>
+int LinearBehind(const std::vector<Operation>& operations, const std::vector<Value>& values,
+                 int value) {
+  while (value > 0 && values[static_cast<size_t>(value)].consumers == 1) {
+    const Operation& producer = operations[static_cast<size_t>(value) - 1];
+    if (producer.kind == OperationKind::kBasicLinear) return value - 1;
+    if (producer.kind != OperationKind::kBias) return -1;
+    value = producer.input;
+  }
+  return -1;
+}
+
+/// One of a layer's delayed scales: the name of its state, and the tensors that it scales.
 struct LayerDelayedState {
   std::string name;
   TensorRole role = TensorRole::kInput;
+  DType element = DType::kF8E4M3;  ///< What they are cast to.
 };
-/// All of them, in order.
-std::vector<LayerDelayedState> DelayedStatesOf(const LayerSpec& spec);
+/// All of them under the recipe, in order.
+std::vector<LayerDelayedState> DelayedStatesOf(const LayerSpec& spec, const Recipe& recipe);
 
 /// Refuses a spec that no tensors can fit: INVALID_ARGUMENT naming field, value, rule.
 absl::Status CheckLayerSpec(const LayerSpec& spec);

@@ -3,8 +3,10 @@
 #include <set>
 #include <tuple>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "kernels/base/refusal.h"
 #include "kernels/layer/layer_program.h"
 
@@ -80,6 +82,17 @@ absl::Status CheckChain(const LayerSpec& spec) {
   return absl::OkStatus();
 }
 
+absl::Status CheckLayerName(const std::string& name) {
+  const bool is_good =
+      name.size() <= kNameLengthMax && std::all_of(name.begin(), name.end(), [](char c) {
+        return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-' ||
+               c == '.';
+      });
+  if (is_good) return absl::OkStatus();
+  return Refuse("layer.name", absl::StrCat("\"", name.substr(0, kNameLengthMax), "\""),
+                absl::StrCat("it has up to ", kNameLengthMax, " letters, digits, _, - and ."));
+}
+
 absl::Status CheckSplits(const LayerSpec& spec) {
   const size_t count = spec.m_splits.size();
   if (count < 1 || count > kExpertsMax) {
@@ -122,7 +135,7 @@ std::string ParameterName::Text() const {
 
 bool operator==(const OperationSpec& a, const OperationSpec& b) {
   const auto fields = [](const OperationSpec& one) {
-    return std::tuple_cat(std::tie(one.kind, one.name, one.norm, one.factor, one.addend,
+    return std::tuple_cat(std::tie(one.name, one.kind, one.norm, one.factor, one.addend,
                                    one.quantize_forward, one.quantize_backward, one.parallel_mode),
                           ActivationFieldsOf(one.activation));
   };
@@ -131,21 +144,39 @@ bool operator==(const OperationSpec& a, const OperationSpec& b) {
 
 bool operator==(const LayerSpec& a, const LayerSpec& b) {
   const auto fields = [](const LayerSpec& one) {
-    return std::tuple_cat(std::tie(one.kind, one.norm, one.return_norm_output, one.m_splits,
-                                   one.operations, one.fused, one.parallel_mode),
+    return std::tuple_cat(std::tie(one.name, one.kind, one.norm, one.return_norm_output,
+                                   one.m_splits, one.operations, one.fused, one.parallel_mode),
                           ActivationFieldsOf(one.activation));
   };
   return fields(a) == fields(b);
 }
 
 Recipe RecipeOfLayer(const LayerSpec& spec, const Recipe& recipe) {
-  return recipe.ForModule(spec.traits().has_experts ? ModuleType::kGroupedLinear
-                                                    : ModuleType::kLinear);
+  return RecipeOfModule(spec, recipe, "");
+}
+
+Recipe RecipeOfModule(const LayerSpec& spec, const Recipe& recipe, const std::string& prefix) {
+  const bool has_experts = spec.traits().has_experts;
+  return recipe.ForModule({has_experts ? ModuleType::kGroupedLinear : ModuleType::kLinear,
+                           spec.name, std::string(absl::StripSuffix(prefix, "."))});
+}
+
+std::vector<Recipe> RecipesOfModules(const LayerSpec& spec, const Recipe& recipe) {
+  // The experts of a layer have one place.
+  if (!recipe.DependsOnModule() || spec.traits().has_experts) return {RecipeOfLayer(spec, recipe)};
+  const auto no_biases = [](const std::string&) { return false; };
+  std::vector<Recipe> recipes;
+  for (const ProgramOperation& operation : ProgramsOf(spec, no_biases).front().operations) {
+    if (operation.unit < 0) continue;
+    recipes.push_back(RecipeOfModule(spec, recipe, operation.names.prefix));
+  }
+  return recipes;
 }
 
 absl::Status CheckLayerSpec(const LayerSpec& spec) {
   const LayerTraits& traits = spec.traits();
   const std::string kind(traits.name);
+  QG_RETURN_IF_ERROR(CheckLayerName(spec.name));
   if (spec.return_norm_output && !traits.has_norm()) {
     return Refuse("layer.return_norm_output", "true", absl::StrCat("a ", kind, " has no norm"));
   }

@@ -42,16 +42,16 @@ absl::StatusOr<Tensor> Dequantized(ProgramRun& run, const PlannedOperation& oper
 absl::Status PrepareState(ProgramRun& run, const PlannedOperation& operation, TensorRole role) {
   const LinearDataflow& flow = operation.linear.flow;
   if (!flow.is_delayed && !flow.is_calibration) return absl::OkStatus();
-  return PrepareDelayedState(run.recorder, operation.names.StateOf(role),
-                             run.options->recipe.delayed_scaling(), run.state.delayed);
+  return PrepareDelayedStates(run.recorder, operation.names, role, operation.RecipeFor(role),
+                              run.state.delayed);
 }
 
 absl::Status CalibrateState(ProgramRun& run, const PlannedOperation& operation, TensorRole role,
                             const char* what, const Tensor& source) {
   if (!operation.linear.flow.is_calibration) return absl::OkStatus();
-  return Calibrate(run.recorder, absl::StrCat(operation.name, ".calibrate ", what), source,
-                   run.options->recipe.QuantizerFor(role).rowwise,
-                   run.state.delayed[operation.names.StateOf(role)]);
+  return CalibrateOperand(run.recorder, operation.names,
+                          absl::StrCat(operation.name, ".calibrate ", what), role, source,
+                          operation.RecipeFor(role), run.state.delayed);
 }
 
 struct NamedOperands {
@@ -196,8 +196,10 @@ absl::StatusOr<ValueGradient> BackwardQuantize(ProgramRun& run, size_t index,
   }
   if (!IsAny(operation.backward_usages)) return dx;
   QG_ASSIGN_OR_RETURN(const Tensor matrix, AsMatrix(dx.value));
+  LinearUnit unit = operation.linear;
+  unit.recipe = operation.gradient_recipe;
   QG_ASSIGN_OR_RETURN(dx.codes,
-                      QuantizeOperand(run.recorder, operation.linear, TensorRole::kGradOutput,
+                      QuantizeOperand(run.recorder, unit, TensorRole::kGradOutput,
                                       kStageQuantizeGradOutput, operation.names.grad_output, matrix,
                                       operation.backward_usages, *run.options, run.state.delayed));
   if (operation.dequantizes_backward) {

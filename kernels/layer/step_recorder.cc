@@ -11,6 +11,8 @@ std::string OperandOrigin::Text() const {
   switch (content) {
     case Content::kAsGiven:
       break;
+    case Content::kCast:
+      return absl::StrCat(tensor, " cast");
     case Content::kRowwiseCodes:
       return absl::StrCat(tensor, " quantized rowwise");
     case Content::kColumnwiseCodes:

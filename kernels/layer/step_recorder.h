@@ -23,10 +23,10 @@ namespace quantgate {
 
 /// What an operand of a GEMM is made of.
 struct OperandOrigin {
-  enum class Content { kAsGiven, kRowwiseCodes, kColumnwiseCodes, kDequantized };
+  enum class Content { kAsGiven, kCast, kRowwiseCodes, kColumnwiseCodes, kDequantized };
   std::string tensor;  ///< The name of a given tensor, an output or an intermediate.
   Content content = Content::kAsGiven;
-  /// "x quantized rowwise", "grad_output", "weight dequantized".
+  /// "x quantized rowwise", "grad_output", "weight dequantized", "x cast".
   std::string Text() const;
   friend bool operator==(const OperandOrigin&, const OperandOrigin&) = default;
 };

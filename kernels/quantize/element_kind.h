@@ -47,4 +47,18 @@ QG_HOST_DEVICE constexpr ElementKind KindOfElement(FloatClass source, float scal
   return is_beyond ? ElementKind::kSaturated : ElementKind::kNormal;
 }
 
+/// The same for an element that identity keeps as it is, or cast to another format.
+template <class Source, class Kept>
+QG_HOST_DEVICE constexpr ElementKind KindOfKept(typename Source::Storage source,
+                                                typename Kept::Storage kept) {
+  const uint32_t from = source & (FormatConstants<Source>::kSignMask - 1u);
+  const uint32_t to = kept & (FormatConstants<Kept>::kSignMask - 1u);
+  if (from > kBeyondMaxFinite<Source>) return ElementKind::kNan;
+  if (from == kBeyondMaxFinite<Source>) return ElementKind::kInfinite;
+  if (from == 0) return ElementKind::kZero;
+  if (to == 0) return ElementKind::kFlushedToZero;
+  if (to <= FormatConstants<Kept>::kMantissaMask) return ElementKind::kSubnormal;
+  return to == kBeyondMaxFinite<Kept> ? ElementKind::kSaturated : ElementKind::kNormal;
+}
+
 }  // namespace quantgate

@@ -39,11 +39,17 @@ float TensorAmax(const Tensor& source, const ExecutionContext& context);
 
 // ---- shared by all engines (quantize_check.cc, quantize_rules.cc, usages.cc)
 
-/// An engine's quantization by one rule, whose scale rule is resolved. `hadamard` is that of the
-/// columnwise copy; the engine must not read spec.hadamard.
+/// A quantization by one rule, whose scale rule is resolved.
+struct RuleRequest {
+  const Tensor& source;
+  const QuantizerSpec& spec;
+  bool hadamard;  ///< Of the columnwise copy; the engine must not read spec.hadamard.
+  Usages usages;
+  const QuantizeArguments& arguments;  ///< `scale` is that of the rule.
+};
+/// An engine's quantization by one rule.
 using RuleQuantizer =
-    absl::FunctionRef<absl::Status(const Tensor& source, const QuantizerSpec& spec, bool hadamard,
-                                   Usages usages, QuantizedTensor& quantized)>;
+    absl::FunctionRef<absl::Status(const RuleRequest& request, QuantizedTensor& quantized)>;
 /// An engine's dequantization of a rowwise copy to `out_dtype`.
 using RowwiseDequantizer =
     absl::FunctionRef<absl::StatusOr<Tensor>(const QuantizedTensor& quantized, DType out_dtype)>;

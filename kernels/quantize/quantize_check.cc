@@ -73,7 +73,9 @@ absl::Status CheckForeignFields(const QuantizerSpec& spec) {
       has_tensor_scale && spec.scaling == Scaling::kDelayed ? " with delayed scaling" : "");
   if (!spec.is_quantized()) {
     const QuantizerSpec plain;
-    if (spec.element != plain.element) return Refuse("element", DTypeName(spec.element), rule);
+    if (!spec.casts() && spec.element != plain.element) {
+      return Refuse("element", DTypeName(spec.element), "identity casts to f32, bf16 or f16");
+    }
     if (spec.overflow != plain.overflow) {
       return Refuse("overflow", OverflowName(spec.overflow), rule);
     }
@@ -194,10 +196,6 @@ absl::Status CheckQuantizer(const Quantizer& quantizer) {
   QG_RETURN_IF_ERROR(WithinField(
       PathOf(quantizer, Usage::kColumnwise),
       CheckSpec(quantizer.columnwise, is_uniform ? Usage::kRowwise : Usage::kColumnwise)));
-  if (!is_uniform && (quantizer.rowwise.scaling == Scaling::kDelayed ||
-                      quantizer.columnwise.scaling == Scaling::kDelayed)) {
-    return Refuse("quantizer.scaling", "delayed", "both directions must have the same rule");
-  }
   return absl::OkStatus();
 }
 

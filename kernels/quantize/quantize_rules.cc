@@ -1,6 +1,9 @@
 // Decides which rule makes which copy, and from what, for every engine.
+#include <algorithm>
 #include <string>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
@@ -23,57 +26,68 @@ absl::Status CheckOffset(int64_t offset, std::string_view field) {
   return Refuse(field, absl::StrCat(offset), "must be a multiple of 16");
 }
 
-/// INVALID_ARGUMENT for a missing, unwanted or impossible argument. The value of a scale in device
-/// memory is not looked at.
+/// The value of a scale in device memory is not looked at.
+absl::Status CheckGivenScale(const Tensor& scale, std::string_view field, bool is_delayed) {
+  if (!is_delayed) {
+    return scale.has_value() ? Refuse(field, "given", "only delayed scaling takes one")
+                             : absl::OkStatus();
+  }
+  if (!scale.has_value() || scale.dtype() != DType::kF32 || scale.element_count() != 1) {
+    return Refuse(field, TensorText(scale), "delayed scaling needs an f32 of one element");
+  }
+  const float value = scale.space() == MemorySpace::kHost ? *scale.as<float>() : 1.0f;
+  if (value > 0.0f && value <= MaxFinite<Float32>()) return absl::OkStatus();
+  return Refuse(field, absl::StrCat(value), "must be positive and finite");
+}
+
+/// INVALID_ARGUMENT for a missing, unwanted or impossible argument.
 absl::Status CheckArguments(const Quantizer& quantizer, const QuantizeArguments& arguments) {
   QG_RETURN_IF_ERROR(CheckGroupAmax(arguments.group_amax_rowwise, "group_amax_rowwise"));
   QG_RETURN_IF_ERROR(CheckGroupAmax(arguments.group_amax_columnwise, "group_amax_columnwise"));
-  const Tensor& scale = arguments.scale;
-  if (quantizer.rowwise.scaling != Scaling::kDelayed) {
-    if (scale.has_value()) return Refuse("scale", "given", "only delayed scaling takes one");
-  } else {
-    if (!scale.has_value() || scale.dtype() != DType::kF32 || scale.element_count() != 1) {
-      return Refuse("scale", TensorText(scale), "delayed scaling needs an f32 of one element");
-    }
-    const float value = scale.space() == MemorySpace::kHost ? *scale.as<float>() : 1.0f;
-    if (!(value > 0.0f && value <= MaxFinite<Float32>())) {
-      return Refuse("scale", absl::StrCat(value), "must be positive and finite");
-    }
+  const std::vector<Usage> delayed = quantizer.delayed_directions();
+  for (const auto& [usage, field, scale] :
+       {std::tuple(Usage::kRowwise, "scale", &arguments.scale),
+        std::tuple(Usage::kColumnwise, "columnwise_scale", &arguments.columnwise_scale)}) {
+    const bool is_delayed = std::find(delayed.begin(), delayed.end(), usage) != delayed.end();
+    QG_RETURN_IF_ERROR(CheckGivenScale(*scale, field, is_delayed));
   }
   QG_RETURN_IF_ERROR(CheckOffset(arguments.row_offset, "row_offset"));
   return CheckOffset(arguments.column_offset, "column_offset");
 }
 
 /// Whether one pass makes both copies: the rules differ at most in the transform, which only the
-/// columnwise copy has.
+/// columnwise copy has. What a rowwise copy that is the source dequantizes to is the source.
 bool IsOneRule(const Quantizer& quantizer) {
   QuantizerSpec columnwise = quantizer.columnwise;
   columnwise.hadamard = false;
   return columnwise == quantizer.rowwise &&
-         quantizer.columnwise_source == ColumnwiseSource::kOriginal;
+         (quantizer.columnwise_source == ColumnwiseSource::kOriginal ||
+          !quantizer.rowwise.makes_copy());
 }
 
 /// Quantizes by one rule. `hadamard` is that of the columnwise copy.
 absl::StatusOr<QuantizedTensor> QuantizeOneRule(const Tensor& source, QuantizerSpec spec,
                                                 bool hadamard, Usages usages,
+                                                const QuantizeArguments& arguments,
                                                 RuleQuantizer quantize) {
   spec.scale_rule = ResolveScaleRule(spec.scale_rule, spec.format);
   QuantizedTensor quantized;
   quantized.source_dtype = source.dtype();
   quantized.shape = source.shape();
-  QG_RETURN_IF_ERROR(quantize(source, spec, hadamard, usages, quantized));
+  QG_RETURN_IF_ERROR(quantize({source, spec, hadamard, usages, arguments}, quantized));
   return quantized;
 }
 
 /// Quantizes each direction by its own rule, the columnwise one perhaps from the rowwise codes.
 absl::StatusOr<QuantizedTensor> QuantizeTwoRules(const Tensor& source, const Quantizer& quantizer,
-                                                 Usages usages, RuleQuantizer quantize,
+                                                 Usages usages, const QuantizeArguments& arguments,
+                                                 RuleQuantizer quantize,
                                                  RowwiseDequantizer dequantize) {
   const bool is_from_codes = quantizer.columnwise_source == ColumnwiseSource::kRowwiseDequantized;
   QuantizedTensor rowwise;
   if (usages.rowwise || is_from_codes) {
-    QG_ASSIGN_OR_RETURN(rowwise,
-                        QuantizeOneRule(source, quantizer.rowwise, false, {true, false}, quantize));
+    QG_ASSIGN_OR_RETURN(rowwise, QuantizeOneRule(source, quantizer.rowwise, false, {true, false},
+                                                 arguments, quantize));
   }
   rowwise.is_hybrid = true;
   if (!usages.columnwise) return rowwise;
@@ -81,10 +95,14 @@ absl::StatusOr<QuantizedTensor> QuantizeTwoRules(const Tensor& source, const Qua
   if (is_from_codes) {
     QG_ASSIGN_OR_RETURN(columnwise_source, dequantize(rowwise, source.dtype()));
   }
-  QG_ASSIGN_OR_RETURN(QuantizedTensor columnwise,
-                      QuantizeOneRule(columnwise_source, quantizer.columnwise,
-                                      quantizer.columnwise.hadamard, {false, true}, quantize));
+  QuantizeArguments of_columnwise = arguments;
+  of_columnwise.scale = arguments.columnwise_scale;
+  QG_ASSIGN_OR_RETURN(
+      QuantizedTensor columnwise,
+      QuantizeOneRule(columnwise_source, quantizer.columnwise, quantizer.columnwise.hadamard,
+                      {false, true}, of_columnwise, quantize));
   columnwise.is_hybrid = true;
+  if (is_from_codes) columnwise.columnwise->is_cast = false;
   if (!usages.rowwise) return columnwise;
   rowwise.columnwise = std::move(columnwise.columnwise);
   // Only one scale is kept: that of the rowwise copy if both have one.
@@ -147,9 +165,9 @@ absl::StatusOr<QuantizedTensor> QuantizeByRules(const Tensor& source, const Quan
   QG_RETURN_IF_ERROR(CheckArguments(quantizer, arguments));
   if (IsOneRule(quantizer)) {
     return QuantizeOneRule(source, quantizer.rowwise, quantizer.columnwise.hadamard, usages,
-                           quantize);
+                           arguments, quantize);
   }
-  return QuantizeTwoRules(source, quantizer, usages, quantize, dequantize);
+  return QuantizeTwoRules(source, quantizer, usages, arguments, quantize, dequantize);
 }
 
 }  // namespace quantgate

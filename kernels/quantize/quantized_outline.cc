@@ -16,7 +16,8 @@ absl::StatusOr<QuantizedCopy> OutlineCopy(const QuantizerSpec& spec, Usage usage
                                           const Shape& shape) {
   QuantizedCopy copy;
   copy.format = spec.format;
-  copy.element = spec.is_quantized() ? spec.element : source;
+  copy.element = spec.ElementOf(source);
+  copy.is_cast = spec.casts();
   copy.block_dim = spec.block_dim;
   copy.e4m3_max = spec.e4m3_max;
   copy.hadamard = spec.hadamard;

@@ -74,6 +74,7 @@ std::string BoolText(bool value) { return value ? "true" : "false"; }
 /// The rule of one direction: the element, the blocks, then all fields of the format that change
 /// bits.
 std::string SpecText(const QuantizerSpec& spec) {
+  if (spec.casts()) return absl::StrCat("identity cast to ", std::string(DTypeName(spec.element)));
   if (!spec.is_quantized()) return "identity";
   std::string text(DTypeName(spec.element));
   const bool is_tensor = spec.traits().scales == ScaleKind::kTensor;
@@ -165,8 +166,7 @@ std::string_view ColumnwiseSourceName(ColumnwiseSource source) {
 }
 
 std::string QuantizerText(const Quantizer& quantizer) {
-  if (quantizer.rowwise == quantizer.columnwise &&
-      quantizer.columnwise_source == ColumnwiseSource::kOriginal) {
+  if (quantizer.is_uniform()) {
     return SpecText(quantizer.rowwise);
   }
   return absl::StrCat(

@@ -42,6 +42,7 @@ std::string_view FourOverSixName(FourOverSix mode);  ///< "none", "mae", "mse".
 /// The rule of one direction. Fields that do not apply to the format keep the defaults.
 struct QuantizerSpec {
   QuantizerFormat format = QuantizerFormat::kIdentity;
+  /// The dtype of the codes; of identity f32, bf16 or f16 to cast the source, else the default.
   DType element = DType::kF8E4M3;
   int block_dim = 1;                    ///< fp8_block, mxfp8, nvfp4.
   Scaling scaling = Scaling::kCurrent;  ///< fp8_tensor.
@@ -56,6 +57,12 @@ struct QuantizerSpec {
   int e4m3_max = 448;  ///< nvfp4.
 
   bool is_quantized() const { return format != QuantizerFormat::kIdentity; }
+  /// Whether it is an identity that casts its source.
+  bool casts() const { return !is_quantized() && IsHighPrecision(element); }
+  /// Whether a GEMM reads something else than the operand in the activation dtype.
+  bool makes_copy() const { return is_quantized() || casts(); }
+  /// The dtype of what is made of a source.
+  DType ElementOf(DType source) const { return makes_copy() ? element : source; }
   const ScalingTraits& traits() const { return TraitsOf(format); }
   friend bool operator==(const QuantizerSpec&, const QuantizerSpec&) = default;
 };
@@ -77,6 +84,20 @@ struct Quantizer {
   const QuantizerSpec& spec(Usage usage) const {
     return usage == Usage::kRowwise ? rowwise : columnwise;
   }
+  /// Whether both directions have one rule, and what columnwise codes are made from is the source.
+  bool is_uniform() const {
+    return rowwise == columnwise && columnwise_source == ColumnwiseSource::kOriginal;
+  }
+  /// The directions that have a delayed scale of their own. A uniform quantizer has one scale for
+  /// both, that of the rowwise direction.
+  std::vector<Usage> delayed_directions() const {
+    std::vector<Usage> directions;
+    if (rowwise.scaling == Scaling::kDelayed) directions.push_back(Usage::kRowwise);
+    if (columnwise.scaling == Scaling::kDelayed && !is_uniform()) {
+      directions.push_back(Usage::kColumnwise);
+    }
+    return directions;
+  }
   /// Whether a direction draws random numbers.
   bool rounds_stochastically() const {
     return rowwise.element_rounding == ElementRounding::kStochastic ||
@@ -91,7 +112,9 @@ std::string QuantizerText(const Quantizer& quantizer);
 
 /// What one call needs besides the rule.
 struct QuantizeArguments {
-  Tensor scale = {};     ///< f32 [1], delayed scaling only.
+  Tensor scale = {};  ///< f32 [1], delayed scaling only: of the rowwise direction, or of both.
+  /// f32 [1], of a columnwise direction with a delayed scale of its own.
+  Tensor columnwise_scale = {};
   uint64_t seed = 0;     ///< The Philox key of stochastic rounding.
   uint32_t call_id = 0;  ///< The number of this quantization among those with the same seed.
   /// Where this tensor begins in the whole one if it is a shard, so that random bytes do not depend
@@ -120,8 +143,8 @@ absl::Status CheckGroupAmaxes(const Quantizer& quantizer, Usages usages);
 
 /// Quantizes `source` (f32, bf16 or f16; any rank >= 1; M = 0 gives empty codes, amax 0, scale 1)
 /// in the given usages. Both at once give the same bytes as each alone. An identity copy
-/// is the source's own buffer. INVALID_ARGUMENT as CheckQuantization, or for a missing or unwanted
-/// argument. Formulas: docs/quantizers.md sections 1 to 7.
+/// is the source's own buffer unless it casts the source. INVALID_ARGUMENT as CheckQuantization, or
+/// for a missing or unwanted argument. Formulas: docs/quantizers.md sections 1 to 7.
 absl::StatusOr<QuantizedTensor> QuantizeCpu(const Tensor& source, const Quantizer& quantizer,
                                             Usages usages, const QuantizeArguments& arguments,
                                             const ExecutionContext& context);

@@ -18,7 +18,8 @@ bool IsIdentity(const QuantizedTensor& quantized) {
   const auto is_identity = [](const std::optional<QuantizedCopy>& copy) {
     return !copy.has_value() || TraitsOf(copy->format).scales == ScaleKind::kNone;
   };
-  return is_identity(quantized.rowwise) && is_identity(quantized.columnwise);
+  return !quantized.is_hybrid && is_identity(quantized.rowwise) &&
+         is_identity(quantized.columnwise);
 }
 
 /// One buffer serves both directions, so there is nothing to drop or to make.

@@ -37,11 +37,14 @@ struct Usages {
 /// | nvfp4      | [M][K/2] bytes, e4m3 [M][K/16]        | [K][M/2] bytes, e4m3 [K][M/16]        |
 /// | identity   | [M][K], none                          | [M][K] (the same buffer), none        |
 ///
+/// The data of an identity copy are the source, or its cast.
+///
 /// 2-D scales of mxfp8 and nvfp4 are replicated to the shapes of 1-D ones. Rowwise data keep the
 /// source's leading dims.
 struct QuantizedCopy {
   QuantizerFormat format = QuantizerFormat::kIdentity;
   DType element = DType::kF8E4M3;  ///< kF4E2M1x2 for nvfp4.
+  bool is_cast = false;            ///< identity: the source was cast to `element`.
   int block_dim = 1;               ///< 1: blocks are rows; 2: square tiles.
   Tensor data;
   Tensor scale_inv;

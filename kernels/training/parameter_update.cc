@@ -223,11 +223,13 @@ absl::Status ParameterUpdate::Quantize(const std::string& name, const Tensor& ma
                                        SessionLayerState& layer) {
   Parameter& parameter = layer.state.parameters.at(name);
   const QuantizedTensor before = parameter.quantized;
-  Quantizer quantizer = recipe_.QuantizerFor(TensorRole::kWeight);
+  Quantizer quantizer =
+      RecipeOfParameter(spec_.layers[layer_].spec, recipe_, name).QuantizerFor(TensorRole::kWeight);
   parameter.quantizer = quantizer;
   if (faults_.Has(kFaultWeightsRoundedStochastically)) quantizer = RoundedStochastically(quantizer);
 
-  DelayedScalingState* const delayed = recipe_.is_delayed() ? &layer.state.delayed[name] : nullptr;
+  DelayedScalingState* const delayed =
+      quantizer.delayed_directions().empty() ? nullptr : &layer.state.delayed[name];
   if (delayed != nullptr && !delayed->has_value()) {
     QG_ASSIGN_OR_RETURN(*delayed, FreshDelayedScaling(recipe_.delayed_scaling().amax_history_len));
   }

@@ -125,7 +125,11 @@ bool RoundsStochastically(const Quantizer& quantizer) {
 absl::Status CheckLayerForward(const SessionLayer& layer, const SessionLayerState& state,
                                const Recipe& recipe, const Arithmetic& arithmetic, bool train,
                                LayerRequest& request) {
-  request.delayed = state.state.delayed;
+  // Those of a recipe before a change are not the new one's.
+  for (const LayerDelayedState& delayed : DelayedStatesOf(request.layer, recipe)) {
+    const auto found = state.state.delayed.find(delayed.name);
+    if (found != state.state.delayed.end()) request.delayed[found->first] = found->second;
+  }
   // These may have another copy's number of rows.
   request.grad_output = Tensor();
   request.main_grads.clear();
@@ -137,7 +141,7 @@ absl::Status CheckLayerForward(const SessionLayer& layer, const SessionLayerStat
   }
   QG_RETURN_IF_ERROR(CheckLayerTensors(request));
   QG_ASSIGN_OR_RETURN(const LayerPlanPointer plan, DecideLayer(request, recipe));
-  return CheckLayerGemms(layer.spec, *plan, recipe, arithmetic);
+  return CheckLayerGemms(*plan, arithmetic);
 }
 
 }  // namespace
@@ -167,6 +171,17 @@ absl::Status CheckWeightQuantizer(const Recipe& recipe) {
         "weights", "quantized",
         absl::StrCat("recipe ", recipe.ShortText(), " does not quantize weights rowwise"));
   }
+  if (!quantizer.delayed_directions().empty() && recipe.name() != "fp8_delayed") {
+    return Refuse("weights", "quantized",
+                  absl::StrCat("recipe ", recipe.ShortText(),
+                               " scales weights by delayed scaling, and only fp8_delayed itself "
+                               "keeps the amaxes of weights between forwards"));
+  }
+  if (quantizer.columnwise.casts()) {
+    return Refuse("weights", "quantized",
+                  absl::StrCat("recipe ", recipe.ShortText(), " casts weights columnwise, and a ",
+                               "direction that is not quantized is held as the parameter is"));
+  }
   if (RoundsStochastically(quantizer)) {
     return Refuse("weights", "quantized",
                   absl::StrCat("recipe ", recipe.ShortText(),
@@ -181,9 +196,16 @@ absl::Status CheckWeightQuantizer(const Recipe& recipe) {
 absl::Status CheckQuantizedWeightsOf(const std::vector<SessionLayer>& layers,
                                      const Recipe& recipe) {
   for (const SessionLayer& layer : layers) {
-    QG_RETURN_IF_ERROR(InLayer(layer, CheckWeightQuantizer(RecipeOfLayer(layer.spec, recipe))));
+    for (const Recipe& of_module : RecipesOfModules(layer.spec, recipe)) {
+      QG_RETURN_IF_ERROR(InLayer(layer, of_module.CheckRole(TensorRole::kWeight)));
+      QG_RETURN_IF_ERROR(InLayer(layer, CheckWeightQuantizer(of_module)));
+    }
   }
   return absl::OkStatus();
+}
+
+void NameLayers(SessionSpec& spec) {
+  for (SessionLayer& layer : spec.layers) layer.spec.name = layer.name;
 }
 
 absl::Status CheckSessionSpec(const SessionSpec& spec) {

@@ -12,6 +12,9 @@ namespace quantgate {
 /// The status with "layer NAME: " before its message.
 absl::Status InLayer(const SessionLayer& layer, const absl::Status& status);
 
+/// Gives each layer's spec the name that the layer has in the session.
+void NameLayers(SessionSpec& spec);
+
 /// Checks names, limits, the optimizer's options, and that the options go together.
 /// INVALID_ARGUMENT.
 absl::Status CheckSessionSpec(const SessionSpec& spec);

@@ -2,11 +2,14 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
+#include "kernels/layer/layer_program.h"
 #include "kernels/training/parameter_update.h"
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
@@ -16,17 +19,19 @@
 namespace quantgate {
 namespace {
 
-/// The value to which a scale of the role brings the amax: the format's maximum, less the margin.
-float ScaledMax(const Recipe& recipe, TensorRole role) {
-  const DType element = recipe.QuantizerFor(role).rowwise.element;
+/// The value to which a scale brings the amax: the format's maximum, less the margin.
+float ScaledMax(const Recipe& recipe, DType element) {
   const float max_finite = element == DType::kF8E4M3 ? MaxFinite<E4M3>() : MaxFinite<E5M2>();
   return std::ldexp(max_finite, -recipe.delayed_scaling().margin);
 }
 
-/// The role of "input", "fc1.weight", "grad_output.3".
-TensorRole RoleOfState(const std::string& name) {
-  if (WithLastWord(name, "input") == name) return TensorRole::kInput;
-  return IsWeight(name) ? TensorRole::kWeight : TensorRole::kGradOutput;
+/// What the layer's delayed scales cast to under the recipe, by the names of their states.
+std::map<std::string, DType> ElementsOfStates(const LayerSpec& spec, const Recipe& recipe) {
+  std::map<std::string, DType> elements;
+  for (const LayerDelayedState& state : DelayedStatesOf(spec, recipe)) {
+    elements[state.name] = state.element;
+  }
+  return elements;
 }
 
 bool IsFresh(const DelayedScalingState& state) {
@@ -46,10 +51,11 @@ class RecipeChange {
 
  private:
   absl::Status CheckQuantizedWeights() const;
-  absl::Status ChangeDelayed(SessionLayerState& layer);
+  absl::Status ChangeDelayed(const LayerSpec& spec, SessionLayerState& layer);
   absl::Status RequantizeWeights();
-  Quantizer WeightQuantizer(size_t layer) const {
-    return RecipeOfLayer(session_.spec.layers[layer].spec, to_).QuantizerFor(TensorRole::kWeight);
+  Quantizer WeightQuantizer(size_t layer, const std::string& weight) const {
+    return RecipeOfParameter(session_.spec.layers[layer].spec, to_, weight)
+        .QuantizerFor(TensorRole::kWeight);
   }
 
   const OneRankSession::State& session_;
@@ -61,9 +67,9 @@ class RecipeChange {
 absl::Status RecipeChange::CheckQuantizedWeights() const {
   const Recipe& from = next_.recipe;
   for (size_t i = 0; i < next_.layers.size(); ++i) {
-    const Quantizer quantizer = WeightQuantizer(i);
     for (const auto& [name, parameter] : next_.layers[i].state.parameters) {
       if (!parameter.is_quantized()) continue;
+      const Quantizer quantizer = WeightQuantizer(i, name);
       const std::string path = absl::StrCat(session_.spec.layers[i].name, ".", name);
       if (to_.name() != from.name()) {
         return RefusePrecondition(
@@ -82,16 +88,20 @@ absl::Status RecipeChange::CheckQuantizedWeights() const {
   return absl::OkStatus();
 }
 
-absl::Status RecipeChange::ChangeDelayed(SessionLayerState& layer) {
+absl::Status RecipeChange::ChangeDelayed(const LayerSpec& spec, SessionLayerState& layer) {
   const int length = to_.delayed_scaling().amax_history_len;
+  const std::map<std::string, DType> before = ElementsOfStates(spec, next_.recipe),
+                                     after = ElementsOfStates(spec, to_);
+  std::erase_if(layer.state.delayed, [&](const auto& state) {
+    return !before.contains(state.first) || !after.contains(state.first);
+  });
   for (auto& [name, state] : layer.state.delayed) {
     for (Tensor* tensor : {&state.scale, &state.amax_history}) {
       QG_ASSIGN_OR_RETURN(*tensor, session_.engine.ToHost(*tensor, cancellation_));
     }
     const bool is_fresh = IsFresh(state);
     QG_ASSIGN_OR_RETURN(state, WithHistoryLength(state, length));
-    const TensorRole role = RoleOfState(name);
-    const float ratio = ScaledMax(to_, role) / ScaledMax(next_.recipe, role);
+    const float ratio = ScaledMax(to_, after.at(name)) / ScaledMax(next_.recipe, before.at(name));
     // The formats' maxima and the margins differ by powers of two, so this product equals the scale
     // that the last update would have computed, rounding included.
     if (ratio != 1 && !is_fresh) {
@@ -113,7 +123,7 @@ absl::Status RecipeChange::RequantizeWeights() {
     const bool is_of_another_rule =
         std::any_of(parameters.begin(), parameters.end(), [&](const auto& parameter) {
           return parameter.second.is_quantized() &&
-                 parameter.second.quantizer != WeightQuantizer(i);
+                 parameter.second.quantizer != WeightQuantizer(i, parameter.first);
         });
     if (is_of_another_rule) changed.push_back(i);
   }
@@ -137,10 +147,11 @@ absl::Status RecipeChange::Run() {
     QG_RETURN_IF_ERROR(CheckQuantizedWeightsOf(session_.spec.layers, to_));
   }
   std::vector<DelayedStates> retired;
-  for (SessionLayerState& layer : next_.layers) {
+  for (size_t i = 0; i < next_.layers.size(); ++i) {
+    SessionLayerState& layer = next_.layers[i];
     retired.push_back(layer.state.delayed);
     if (to_.name() == next_.recipe.name()) {
-      QG_RETURN_IF_ERROR(ChangeDelayed(layer));
+      QG_RETURN_IF_ERROR(ChangeDelayed(session_.spec.layers[i].spec, layer));
     } else {
       layer.state.delayed.clear();
     }

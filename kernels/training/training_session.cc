@@ -143,6 +143,7 @@ absl::StatusOr<std::unique_ptr<OneRankSession>> OneRankSession::Open(
   if (spec.recipe.is_delayed() && faults.Has(kFaultOverrideIgnoredUnderDelayed)) {
     spec.recipe = spec.recipe.WithBackwardOverride(BackwardOverride::kNone);
   }
+  NameLayers(spec);
   QG_RETURN_IF_ERROR(CheckSessionSpec(spec));
   QG_RETURN_IF_ERROR(engine.CheckArithmetic(spec.arithmetic));
   SessionState state{.recipe = spec.recipe};

@@ -28,19 +28,34 @@ absl::Status CheckArithmetic(const std::string& field, const Arithmetic& arithme
       "only sm90 takes parameters, and split_k must be at least 1");
 }
 
+bool CastsToF32(const Recipe& recipe) {
+  for (const TensorRole role : {TensorRole::kInput, TensorRole::kWeight, TensorRole::kGradOutput}) {
+    for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+      const QuantizerSpec& spec = recipe.QuantizerFor(role).spec(usage);
+      if (spec.casts() && spec.element == DType::kF32) return true;
+    }
+  }
+  return false;
+}
+
 // Split-K of tf32 GEMMs has not been measured (docs/tensor-cores.md section 3.2).
 absl::Status CheckSplitK(const std::string& field, const LayerRequest& step,
                          const Variant& variant) {
   if (variant.arithmetic.split_k <= 1) return absl::OkStatus();
-  const Recipe recipe = RecipeOfLayer(step.layer, variant.recipe);
-  if (recipe.activation_dtype().value_or(step.x.dtype()) != DType::kF32) return absl::OkStatus();
+  const Recipe& recipe = variant.recipe;
+  const std::vector<Recipe> modules = RecipesOfModules(step.layer, recipe);
+  const bool is_cast = std::any_of(modules.begin(), modules.end(), &CastsToF32);
+  const bool is_f32 = recipe.activation_dtype().value_or(step.x.dtype()) == DType::kF32;
+  if (!is_f32 && !is_cast) return absl::OkStatus();
   const RequiresGrad& wanted = step.requires_grad;
   // In layers of several operations a bias's or norm's gradient may need a dgrad.
   const bool needs_gemm = wanted.x || wanted.weight ||
                           (!step.layer.traits().is_one_linear() && (wanted.bias || wanted.norm));
   const bool has_backward_gemm = step.grad_output.has_value() && needs_gemm;
+  const bool all_quantized = std::all_of(modules.begin(), modules.end(),
+                                         [](const Recipe& of) { return of.is_quantized(); });
   const bool runs_tf32 =
-      !recipe.is_quantized() ||
+      is_cast || !all_quantized ||
       (recipe.backward_override() != BackwardOverride::kNone && has_backward_gemm);
   if (!runs_tf32) return absl::OkStatus();
   return StatusOf(
@@ -52,9 +67,8 @@ absl::Status CheckSplitK(const std::string& field, const LayerRequest& step,
 }
 
 // Every GEMM of the layer, outlined: what an arithmetic does not take is refused before it runs.
-absl::Status CheckGemms(const std::string& field, const LayerRequest& step, const LayerPlan& plan,
-                        const Variant& variant) {
-  const absl::Status status = CheckLayerGemms(step.layer, plan, variant.recipe, variant.arithmetic);
+absl::Status CheckGemms(const std::string& field, const LayerPlan& plan, const Variant& variant) {
+  const absl::Status status = CheckLayerGemms(plan, variant.arithmetic);
   if (status.ok()) return status;
   return StatusOf({.code = status.code(),
                    .field = field + ".arithmetic",
@@ -81,7 +95,8 @@ absl::Status CheckUsed(const LayerRunRequest& request) {
   const auto any = [&](auto&& predicate) {
     return std::any_of(request.variants.begin(), request.variants.end(),
                        [&](const Variant& variant) {
-                         return predicate(RecipeOfLayer(request.step.layer, variant.recipe));
+                         const auto modules = RecipesOfModules(request.step.layer, variant.recipe);
+                         return std::any_of(modules.begin(), modules.end(), predicate);
                        });
   };
   const LayerRequest& step = request.step;
@@ -137,7 +152,7 @@ absl::StatusOr<std::vector<LayerPlanPointer>> DecideVariants(const LayerRunReque
                        .rule = std::string(WithinField("step", layer.status()).message())});
     }
     QG_RETURN_IF_ERROR(CheckSplitK(field, request.step, variant));
-    QG_RETURN_IF_ERROR(CheckGemms(field, request.step, **layer, variant));
+    QG_RETURN_IF_ERROR(CheckGemms(field, **layer, variant));
     if (variant.parallel.has_value()) {
       QG_RETURN_IF_ERROR(CheckParallel(field, request.step, *variant.parallel, variant.recipe,
                                        variant.arithmetic));

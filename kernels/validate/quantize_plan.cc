@@ -19,6 +19,10 @@ bool Wants(Usages usages, Usage usage) {
   return usage == Usage::kRowwise ? usages.rowwise : usages.columnwise;
 }
 
+bool IsDelayed(const QuantizeRequest& request) {
+  return !request.recipe.QuantizerFor(request.role).delayed_directions().empty();
+}
+
 absl::Status CheckSeed(const QuantizeRequest& request) {
   if (request.seed == 0 || request.recipe.RoundsStochastically(request.role)) {
     return absl::OkStatus();
@@ -28,10 +32,22 @@ absl::Status CheckSeed(const QuantizeRequest& request) {
                              std::string(TensorRoleName(request.role)), " stochastically"));
 }
 
+/// The request has one state, so the tensor may have one delayed scale: that of rowwise codes, or
+/// of both directions.
+absl::Status CheckOneState(const QuantizeRequest& request) {
+  for (const Usage usage : request.recipe.QuantizerFor(request.role).delayed_directions()) {
+    if (usage == Usage::kRowwise) continue;
+    return Refuse("recipe", request.recipe.ShortText(),
+                  "a columnwise direction with a delayed scale of its own is quantized within a "
+                  "layer");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckState(const QuantizeRequest& request) {
   const DelayedScalingState& state = request.state;
   if (!state.scale.has_value() && !state.amax_history.has_value()) return absl::OkStatus();
-  if (!request.recipe.is_delayed()) {
+  if (!IsDelayed(request)) {
     return Refuse(state.scale.has_value() ? "scale" : "amax_history", "given",
                   absl::StrCat("only fp8_delayed takes it; the recipe is ", request.recipe.name()));
   }
@@ -47,6 +63,7 @@ absl::Status CheckSource(const QuantizeRequest& request) {
   if (source.shape().empty()) {
     return Refuse("tensor", TensorText(source), "the rank is at least 1");
   }
+  QG_RETURN_IF_ERROR(AsField("recipe", request.recipe.CheckRole(request.role)));
   const absl::Status status = CheckQuantization(
       source.dtype(), source.shape(), request.recipe.QuantizerFor(request.role), request.usages);
   if (status.ok()) return status;
@@ -89,6 +106,7 @@ absl::StatusOr<QuantizePlan> QuantizePlan::Create(QuantizeRequest request) {
     return RefuseAbsent("rowwise", "ask for rowwise, columnwise or both");
   }
   QG_RETURN_IF_ERROR(CheckSeed(request));
+  QG_RETURN_IF_ERROR(CheckOneState(request));
   QG_RETURN_IF_ERROR(CheckState(request));
   QG_RETURN_IF_ERROR(CheckSource(request));
   QG_RETURN_IF_ERROR(CheckScaleLayout(request));
@@ -111,7 +129,7 @@ absl::StatusOr<QuantizeResult> QuantizePlan::Run(Engine& engine,
   arguments.seed = request_.seed;
   arguments.call_id = CallIdOf(request_.role);
   DelayedScalingState state;
-  if (request_.recipe.is_delayed()) {
+  if (IsDelayed(request_)) {
     const int length = request_.recipe.delayed_scaling().amax_history_len;
     QG_ASSIGN_OR_RETURN(state, request_.state.scale.has_value()
                                    ? WithHistoryLength(request_.state, length)
@@ -129,7 +147,7 @@ absl::StatusOr<QuantizeResult> QuantizePlan::Run(Engine& engine,
                       engine.Summarize({&result.quantized, 1}));
   static_cast<QuantizationSummary&>(result.record) = summaries[0];
   QG_RETURN_IF_ERROR(ConvertAllScales(engine, request_.scale_layout, result.quantized));
-  if (request_.recipe.is_delayed()) {
+  if (IsDelayed(request_)) {
     QG_ASSIGN_OR_RETURN(state, WithCast(state, result.record.amax.value_or(0.0f)));
     result.amax_history = state.amax_history;
   }

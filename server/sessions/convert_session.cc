@@ -101,7 +101,12 @@ absl::StatusOr<SessionSpec> SessionSpecFromProto(const v1::SessionSpec& proto,
     const std::string layer_field = absl::StrCat(field, ".layers[", i, "]");
     QG_ASSIGN_OR_RETURN(LayerSpec layer,
                         LayerFromProto(proto.layers(i).layer(), layer_field + ".layer"));
-    spec.layers.push_back({proto.layers(i).name(), std::move(layer)});
+    const std::string& name = proto.layers(i).name();
+    if (!layer.name.empty() && layer.name != name) {
+      return Refuse(layer_field + ".layer.name", Printable(layer.name),
+                    "a layer of a session has the name that stands beside it: " + Printable(name));
+    }
+    spec.layers.push_back({name, std::move(layer)});
   }
   QG_ASSIGN_OR_RETURN(spec.weights, ParsedName(ParseWeightStorage, proto.weights(),
                                                field + ".weights", WeightStorage::kHighPrecision));

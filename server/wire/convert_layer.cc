@@ -252,6 +252,8 @@ absl::StatusOr<LayerSpec> LayerFromProto(const v1::Layer& proto, const std::stri
     layer.operations.push_back(std::move(operation));
   }
   if (proto.has_fused()) layer.fused = proto.fused();
+  QG_RETURN_IF_ERROR(CheckName(proto.name(), field + ".name"));
+  layer.name = proto.name();
   QG_ASSIGN_OR_RETURN(layer.parallel_mode,
                       ParsedName(ParseParallelMode, proto.parallel_mode(), field + ".parallel_mode",
                                  layer.parallel_mode));
@@ -297,6 +299,7 @@ std::optional<std::string> DelayedStateOf(absl::string_view name) {
   }
   const std::vector<absl::string_view> words = absl::StrSplit(name, '.');
   const bool has_role = std::any_of(words.begin(), words.end(), [](absl::string_view word) {
+    absl::ConsumeSuffix(&word, "_columnwise");
     return word == "input" || word == "weight" || word == "grad_output";
   });
   return has_role ? std::optional<std::string>(name) : std::nullopt;

@@ -133,7 +133,8 @@ TEST_P(CudaResidency, ALayer) {
     request.grad_output = OnDevice(request.grad_output);
     for (auto& [name, tensor] : request.parameters) tensor = OnDevice(tensor);
     // What an earlier step of the same engine left, as in training.
-    for (const LayerDelayedState& state : DelayedStatesOf(request.layer)) {
+    for (const LayerDelayedState& state :
+         DelayedStatesOf(request.layer, *Recipe::Parse("fp8_delayed"))) {
       if (!recipe_.is_delayed()) continue;
       const DelayedScalingState fresh = FreshDelayedScaling(4).value();
       request.delayed[state.name] = {OnDevice(fresh.scale), OnDevice(fresh.amax_history)};

@@ -103,7 +103,8 @@ std::vector<NamedCase> AllLayerCases() {
 }
 
 LayerRequest WithScales(LayerRequest request) {
-  for (const LayerDelayedState& state : DelayedStatesOf(request.layer)) {
+  for (const LayerDelayedState& state :
+       DelayedStatesOf(request.layer, *Recipe::Parse("fp8_delayed"))) {
     DelayedScalingState& delayed = request.delayed[state.name];
     delayed = *FreshDelayedScaling(4);
     *delayed.scale.as<float>() = kCaseScales[static_cast<size_t>(state.role)];

@@ -44,7 +44,7 @@ RequiresGrad GradientsOf(int mask, bool norm);
 inline absl::Status CheckGemmsOf(const LayerRequest& request, const Recipe& recipe,
                                  const Arithmetic& arithmetic) {
   QG_ASSIGN_OR_RETURN(const LayerPlanPointer plan, DecideLayer(request, recipe));
-  return CheckLayerGemms(request.layer, *plan, recipe, arithmetic);
+  return CheckLayerGemms(*plan, arithmetic);
 }
 
 LayerResult RunCase(const LayerRequest& request, const Recipe& recipe);

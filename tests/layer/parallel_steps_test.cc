@@ -276,18 +276,47 @@ TEST(ParallelHybrid, IsTheLayerOfTheDequantizedShards) {
 
 // Rules of a caller's own: nothing is quantized before the gather.
 TEST(ParallelCustom, IsQuantizedOnceAfterTheGather) {
-  const Recipe recipe = *Recipe::Parse(R"(custom:rules=[{"quantizer":{"format":"mxfp8"}}])");
-  const LayerRequest column = CaseOf(ParallelMode::kColumn, 20);
-  const std::vector<LayerResult> results =
-      RunRanks(column, recipe, {.size = 2, .sequence_parallel = true});
-  for (int rank = 0; rank < 2; ++rank) {
-    const LayerResult alone = RunCase(AloneShard(column, rank, 2), recipe);
-    EXPECT_TRUE(SameBits(OutputOf(results[static_cast<size_t>(rank)], "y"), OutputOf(alone, "y")));
-    EXPECT_TRUE(
-        SameBits(OutputOf(results[static_cast<size_t>(rank)], "dw"), OutputOf(alone, "dw")));
-    for (const QuantizationRecord& record : results[static_cast<size_t>(rank)].quantizations) {
-      EXPECT_FALSE(record.tensor == "x" && record.usages.rowwise && record.usages.columnwise);
+  for (const char* quantizer :
+       {R"({"format":"mxfp8"})", R"({"format":"identity","element":"f16"})"}) {
+    SCOPED_TRACE(quantizer);
+    const Recipe recipe =
+        *Recipe::Parse(absl::StrCat("custom:rules=[{\"quantizer\":", quantizer, "}]"));
+    const LayerRequest column = CaseOf(ParallelMode::kColumn, 20);
+    const std::vector<LayerResult> results =
+        RunRanks(column, recipe, {.size = 2, .sequence_parallel = true});
+    for (int rank = 0; rank < 2; ++rank) {
+      const LayerResult alone = RunCase(AloneShard(column, rank, 2), recipe);
+      EXPECT_TRUE(
+          SameBits(OutputOf(results[static_cast<size_t>(rank)], "y"), OutputOf(alone, "y")));
+      EXPECT_TRUE(
+          SameBits(OutputOf(results[static_cast<size_t>(rank)], "dw"), OutputOf(alone, "dw")));
+      for (const QuantizationRecord& record : results[static_cast<size_t>(rank)].quantizations) {
+        EXPECT_FALSE(record.tensor == "x" && record.usages.rowwise && record.usages.columnwise);
+      }
     }
+  }
+}
+
+TEST(ParallelCustom, DelayedScalingOfARuleIsThatOfFp8Delayed) {
+  const Recipe plain = *Recipe::Parse("fp8_delayed");
+  const Recipe custom = *Recipe::Parse(R"(custom:rules=[{"quantizer":"fp8_delayed"}])");
+  for (const ParallelMode mode : {ParallelMode::kColumn, ParallelMode::kRow}) {
+    const LayerRequest whole = CaseOf(mode, 20);
+    const std::vector<LayerResult> results = RunRanks(whole, custom, {.size = 2}),
+                                   expected = RunRanks(whole, plain, {.size = 2});
+    for (size_t rank = 0; rank < 2; ++rank) {
+      ExpectSameOutputs(results[rank], expected[rank]);
+      ASSERT_EQ(results[rank].state.size(), expected[rank].state.size());
+      for (size_t i = 0; i < expected[rank].state.size(); ++i) {
+        EXPECT_EQ(results[rank].state[i].name, expected[rank].state[i].name);
+        EXPECT_TRUE(SameBits(results[rank].state[i].tensor, expected[rank].state[i].tensor));
+      }
+    }
+    const auto refused = TryRanks(whole, custom, {.size = 2, .sequence_parallel = true});
+    EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_NE(refused.status().message().find("does not go with sequence parallelism"),
+              std::string::npos)
+        << refused.status();
   }
 }
 

@@ -276,6 +276,12 @@ TEST(Hybrid, EachDirectionIsThatOfItsOwnQuantizer) {
   EXPECT_FALSE(alone.rowwise.has_value());
 }
 
+/// A row of 16-bit codes.
+Tensor FromBits(DType dtype, const std::vector<uint16_t>& codes) {
+  return *Tensor::FromBytes(dtype, {1, static_cast<int64_t>(codes.size())},
+                            std::as_bytes(std::span(codes)));
+}
+
 TEST(Identity, KeepsTheSourcesBuffer) {
   const Tensor x = Source(DType::kF16, {8, 8}, Distribution::kNormal, 4);
   const QuantizedTensor q = *QuantizeCpu(x, Quantizer(), {true, true}, {}, {});
@@ -285,6 +291,95 @@ TEST(Identity, KeepsTheSourcesBuffer) {
   EXPECT_EQ(SumOf(q.counts), 64);
   EXPECT_TRUE(SameBytes(*DequantizeCpu(q, Usage::kColumnwise, DType::kF32, {}),
                         *CastTensor(x, DType::kF32, {})));
+}
+
+// By hand: bf16 and f16 round to nearest even and overflow to infinity (docs/quantizers.md section
+// 7).
+TEST(Identity, CastsToItsElement) {
+  const std::pair<float, uint16_t> cases[] = {
+      {1.0f, 0x3C00},
+      {1.00048828125f, 0x3C00},    // 1 + 2^-11: a tie, to even.
+      {65504.0f, 0x7BFF},          // The largest.
+      {65519.996f, 0x7BFF},        // The last below the midpoint to 2^16.
+      {65520.0f, 0x7C00},          // The midpoint: infinity.
+      {6.103515625e-05f, 0x0400},  // 2^-14, the smallest normal.
+      {3.0517578125e-05f, 0x0200},
+      {4.470348358154297e-08f, 0x0001},   // 1.5 2^-25.
+      {2.9802322387695312e-08f, 0x0000},  // 2^-25: a tie, to zero.
+      {-1e-9f, 0x8000},
+      {-0.0f, 0x8000},
+      {std::numeric_limits<float>::infinity(), 0x7C00},
+      {std::numeric_limits<float>::quiet_NaN(), 0x7FFF},
+  };
+  Tensor x = *Tensor::Allocate(DType::kF32, {1, std::size(cases)});
+  for (size_t i = 0; i < std::size(cases); ++i) x.as<float>()[i] = cases[i].first;
+  const QuantizerSpec spec = {.format = QuantizerFormat::kIdentity, .element = DType::kF16};
+  EXPECT_EQ(QuantizerText(spec), "identity cast to f16");
+  const QuantizedTensor q = *QuantizeCpu(x, spec, {true, true}, {}, {});
+  EXPECT_EQ(q.source_dtype, DType::kF32);
+  EXPECT_FALSE(q.is_hybrid);
+  EXPECT_EQ(q.rowwise->data.data(), q.columnwise->data.data());
+  EXPECT_EQ(q.rowwise->element, DType::kF16);
+  EXPECT_TRUE(q.rowwise->is_cast);
+  EXPECT_FALSE(q.rowwise->scale_inv.has_value());
+  for (size_t i = 0; i < std::size(cases); ++i) {
+    EXPECT_EQ(q.rowwise->data.as<uint16_t>()[i], cases[i].second) << cases[i].first;
+  }
+  EXPECT_EQ(q.counts.normal, 5);
+  EXPECT_EQ(q.counts.subnormal, 2);
+  EXPECT_EQ(q.counts.flushed_to_zero, 2);
+  EXPECT_EQ(q.counts.saturated, 1);
+  EXPECT_EQ(q.counts.zero, 1);
+  EXPECT_EQ(q.counts.infinite, 1);
+  EXPECT_EQ(q.counts.nan, 1);
+  EXPECT_TRUE(SameBytes(*DequantizeCpu(q, Usage::kColumnwise, DType::kF32, {}),
+                        *CastTensor(q.rowwise->data, DType::kF32, {})));
+}
+
+TEST(Identity, DirectionsMayCastAndNotCast) {
+  const Tensor x = Source(DType::kBF16, {8, 8}, Distribution::kNormal, 4);
+  Quantizer quantizer;
+  quantizer.columnwise.element = DType::kF32;
+  QuantizedTensor q = *QuantizeCpu(x, quantizer, {true, true}, {}, {});
+  EXPECT_EQ(q.rowwise->data.data(), x.data());
+  EXPECT_TRUE(SameBytes(q.columnwise->data, *CastTensor(x, DType::kF32, {})));
+  QuantizedTensor rowwise = *QuantizeCpu(x, quantizer, {true, false}, {}, {});
+  EXPECT_EQ(UpdateUsagesCpu(rowwise, {true, true}, {}).code(),
+            absl::StatusCode::kFailedPrecondition);
+  // The source's own dtype is no cast.
+  quantizer = QuantizerSpec{.element = DType::kBF16};
+  q = *QuantizeCpu(x, quantizer, {true, true}, {}, {});
+  EXPECT_EQ(q.columnwise->data.data(), x.data());
+  // Columnwise from rowwise: the values of the f16 copy in the source's dtype.
+  quantizer.rowwise.element = DType::kF16;
+  quantizer.columnwise = QuantizerSpec();
+  quantizer.columnwise_source = ColumnwiseSource::kRowwiseDequantized;
+  const Tensor wide = FromBits(DType::kBF16, {0x4780, 0x3F80});  // 65536 and 1.
+  q = *QuantizeCpu(wide, quantizer, {false, true}, {}, {});
+  EXPECT_TRUE(SameBytes(q.columnwise->data, FromBits(DType::kBF16, {0x7F80, 0x3F80})));
+  EXPECT_FALSE(q.columnwise->is_cast);
+}
+
+TEST(Delayed, EachDirectionHasItsScale) {
+  Tensor x = *Tensor::Allocate(DType::kF32, {2, 2});
+  const float values[] = {1.0f, -3.0f, 0.5f, 100.0f};
+  std::copy(values, values + 4, x.as<float>());
+  Quantizer quantizer(
+      QuantizerSpec{.format = QuantizerFormat::kFp8Tensor, .scaling = Scaling::kDelayed});
+  quantizer.columnwise.element = DType::kF8E5M2;
+  const QuantizeArguments arguments = {.scale = *Tensor::FromScalar(8.0f),
+                                       .columnwise_scale = *Tensor::FromScalar(2.0f)};
+  const QuantizedTensor q = *QuantizeCpu(x, quantizer, {true, true}, arguments, {});
+  const uint8_t rowwise[] = {0x50, 0xDC, 0x48, 0x7E};     // 8, -24, 4, 800 saturated.
+  const uint8_t columnwise[] = {0x40, 0x3C, 0xC6, 0x5A};  // 2, 1; -6, 200 to 192.
+  EXPECT_EQ(std::memcmp(q.rowwise->data.data(), rowwise, 4), 0);
+  EXPECT_EQ(std::memcmp(q.columnwise->data.data(), columnwise, 4), 0);
+  EXPECT_EQ(*q.rowwise->scale_inv.as<float>(), 0.125f);
+  EXPECT_EQ(*q.columnwise->scale_inv.as<float>(), 0.5f);
+  EXPECT_EQ(*q.columnwise->amax.as<float>(), 100.0f);
+  // Each alone is the same.
+  const QuantizedTensor alone = *QuantizeCpu(x, quantizer, {false, true}, arguments, {});
+  EXPECT_EQ(std::memcmp(alone.columnwise->data.data(), columnwise, 4), 0);
 }
 
 TEST(Delayed, GivenScaleAndRecordedAmax) {
@@ -373,8 +468,8 @@ TEST(CheckQuantizer, RefusesByName) {
   const Refusal refusals[] = {
       {"quantizer.rowwise.hadamard is true",
        Nvfp4With([](Quantizer& q) { q.rowwise.hadamard = true; })},
-      {"quantizer.element is f16: not a field of identity",
-       With(Format::kIdentity, [](QuantizerSpec& spec) { spec.element = DType::kF16; })},
+      {"quantizer.element is f8_e5m2: identity casts to f32, bf16 or f16",
+       With(Format::kIdentity, [](QuantizerSpec& spec) { spec.element = DType::kF8E5M2; })},
       {"quantizer.overflow is nan: not a field of identity",
        With(Format::kIdentity, [](QuantizerSpec& spec) { spec.overflow = Overflow::kNan; })},
       {"quantizer.columnwise.hadamard is true: only blocks of rows", Nvfp4With([](Quantizer& q) {
@@ -446,12 +541,6 @@ TEST(CheckQuantizer, RefusesByName) {
        With(Format::kFp8Block, [](QuantizerSpec& s) { s.block_dim = 3; })},
       {"amax_epsilon is -1",
        With(Format::kFp8Block, [](QuantizerSpec& s) { s.amax_epsilon = -1; })},
-      {"quantizer.scaling is delayed: both directions",
-       [] {
-         Quantizer q(QuantizerSpec{.format = Format::kFp8Tensor});
-         q.rowwise.scaling = Scaling::kDelayed;
-         return q;
-       }()},
       {"amax_epsilon is 1: not a field of fp8_tensor with delayed scaling",
        With(Format::kFp8Tensor,
             [](QuantizerSpec& s) {
@@ -505,6 +594,13 @@ TEST(QuantizeCpu, RefusesArguments) {
   EXPECT_THAT(message(delayed, {}), HasSubstr("scale is absent: delayed scaling needs an f32"));
   EXPECT_THAT(message(delayed, {.scale = *Tensor::FromScalar(0)}),
               HasSubstr("scale is 0: must be positive"));
+  EXPECT_THAT(message(delayed, {.scale = *Tensor::FromScalar(1.0f),
+                                .columnwise_scale = *Tensor::FromScalar(1.0f)}),
+              HasSubstr("columnwise_scale is given: only delayed scaling takes one"));
+  Quantizer columnwise(QuantizerSpec{.format = QuantizerFormat::kFp8Tensor});
+  columnwise.columnwise.scaling = Scaling::kDelayed;
+  EXPECT_THAT(std::string(QuantizeCpu(x, columnwise, {}, {}, {}).status().message()),
+              HasSubstr("columnwise_scale is absent: delayed scaling needs an f32"));
   EXPECT_THAT(message(StochasticSpec(), {.row_offset = 8}),
               HasSubstr("row_offset is 8: must be a multiple of 16"));
 }

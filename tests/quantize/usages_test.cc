@@ -121,6 +121,13 @@ TEST(Usages, IdentityHasOneBufferForBothAndNothingToDrop) {
   }
 }
 
+TEST(Usages, IdentityOfOneDirectionIsNotThatOfTheOther) {
+  QuantizedTensor quantized = Made(QuantizerFormat::kIdentity, 1, kRow);
+  quantized.is_hybrid = true;
+  EXPECT_EQ(Update(quantized, kBoth).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(quantized.usages(), kRow);
+}
+
 TEST(Usages, PerTensorCodesAreTransposedByteByByte) {
   QuantizedTensor quantized = Made(QuantizerFormat::kFp8Tensor, 1, kRow);
   const Tensor rowwise = quantized.rowwise->data;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "tests/training/session_fixture.h"
 
 namespace quantgate {
@@ -225,6 +226,88 @@ TEST_F(SessionDelayed, AnotherRecipeDropsTheStatesAndAReturnIsFresh) {
   const auto fresh = session_->Forward(evaluation, nullptr);
   ASSERT_TRUE(fresh.ok());
   for (const QuantizationRecord& record : fresh->quantizations) EXPECT_EQ(record.scale, 1.0f);
+}
+
+/// A custom recipe of these rules, in which DELAYED stands for fp8_delayed with such knobs.
+std::string Rules(const std::string& rules, const std::string& knobs = "\"amax_history_len\":3") {
+  return absl::StrReplaceAll(
+      absl::StrCat("custom:rules=[", rules, "]"),
+      {{"DELAYED", absl::StrCat("{\"name\":\"fp8_delayed\",\"knobs\":{", knobs, "}}")}});
+}
+
+TEST_F(SessionDelayed, RulesOfACustomRecipeKeepTheStatesOfFp8Delayed) {
+  const std::string all = R"({"quantizer":DELAYED})";
+  const auto reference = OpenOn(*engine_, TwoLayerSpec("fp8_delayed:amax_history_len=3"));
+  Open(Rules(all));
+  for (const uint64_t seed : {100, 200}) {
+    EXPECT_EQ(TrainOnce(*session_, seed), TrainOnce(*reference, seed));
+  }
+  const std::string changed =
+      Rules(all, "\"amax_history_len\":2,\"margin\":1,\"fp8_format\":\"e4m3\"");
+  ASSERT_TRUE(session_->ChangeRecipe(*Recipe::Parse(changed)).ok());
+  ASSERT_TRUE(
+      reference
+          ->ChangeRecipe(*Recipe::Parse("fp8_delayed:amax_history_len=2,margin=1,fp8_format=e4m3"))
+          .ok());
+  EXPECT_EQ(DigestsOf(*session_), DigestsOf(*reference));
+  EXPECT_EQ(TrainOnce(*session_, 300), TrainOnce(*reference, 300));
+  const auto checkpoint = session_->Checkpoint(nullptr);
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const auto restored =
+      OneRankSession::Restore(*engine_, TwoLayerSpec(changed), *checkpoint, nullptr);
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  EXPECT_EQ(TrainOnce(**restored, 400), TrainOnce(*reference, 400));
+}
+
+TEST_F(SessionDelayed, AChangeOfTheRulesKeepsTheStatesThatTheNewOnesHave) {
+  Open(Rules(R"({"layer_name":"fc1","quantizer":DELAYED},{"quantizer":"mxfp8"})"));
+  const ForwardStep forward = ForwardOf(1);
+  Forward(forward);
+  ASSERT_TRUE(session_->Backward(BackwardOf(2), nullptr).ok());
+  const Floats input = State("fc1.input.scale"), history = State("fc1.input.amax_history"),
+               gradient = State("fc1.grad_output.scale");
+  EXPECT_EQ(input, (Floats{448.0f / AmaxOf(forward.x)}));
+  EXPECT_NE(gradient, (Floats{1}));
+  EXPECT_FALSE(session_->Find("fc2.input.scale", nullptr).ok());
+  const std::string fprop_alone =
+      R"({"layer_name":"fc1","tensor_type":"grad_output","quantizer":"bf16"},)"
+      R"({"layer_name":"fc1","rowwise":DELAYED},{"quantizer":"mxfp8"})";
+  ASSERT_TRUE(session_->ChangeRecipe(*Recipe::Parse(Rules(fprop_alone))).ok());
+  EXPECT_EQ(State("fc1.input.scale"), input);
+  EXPECT_EQ(State("fc1.input.amax_history"), history);
+  EXPECT_FALSE(session_->Find("fc1.grad_output.scale", nullptr).ok());
+  Forward(ForwardOf(3));
+  ASSERT_TRUE(session_->Backward(BackwardOf(4), nullptr).ok());
+  const auto checkpoint = session_->Checkpoint(nullptr);
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const auto restored =
+      OneRankSession::Restore(*engine_, TwoLayerSpec(Rules(fprop_alone)), *checkpoint, nullptr);
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  EXPECT_EQ(DigestsOf(**restored), DigestsOf(*session_));
+}
+
+// The columnwise codes of the weight and the rowwise ones of grad_output, of dgrad.
+TEST_F(SessionDelayed, DirectionsOfAHybridHaveStatesOfTheirOwn) {
+  Open(
+      R"(hybrid:fprop=mxfp8,dgrad={"name":"fp8_delayed","knobs":{"amax_history_len":3}},wgrad=mxfp8)");
+  Forward(ForwardOf(1));
+  const float w = AmaxOf(TwoLayerParameters().at("fc2.weight"));
+  EXPECT_EQ(State("fc2.weight_columnwise.scale"), (Floats{448.0f / w}));
+  EXPECT_EQ(State("fc2.weight_columnwise.amax_history"), (Floats{0, 0, w}));
+  EXPECT_FALSE(session_->Find("fc2.weight.scale", nullptr).ok());
+  EXPECT_FALSE(session_->Find("fc2.input.scale", nullptr).ok());
+  EXPECT_EQ(State("fc2.grad_output.scale"), (Floats{1}));
+  const BackwardStep backward = BackwardOf(2);
+  ASSERT_TRUE(session_->Backward(backward, nullptr).ok());
+  EXPECT_EQ(State("fc2.grad_output.scale"), (Floats{57344.0f / AmaxOf(backward.grad_output)}));
+}
+
+TEST_F(SessionDelayed, WeightsHeldQuantizedAreScaledByFp8DelayedItselfAlone) {
+  SessionSpec spec = TwoLayerSpec(Rules(R"({"quantizer":DELAYED})"));
+  spec.weights = WeightStorage::kQuantized;
+  const auto refused = OneRankSession::Open(*engine_, spec, TwoLayerParameters(), nullptr);
+  EXPECT_NE(refused.status().message().find("only fp8_delayed itself"), std::string::npos)
+      << refused.status();
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Every kind of layer in a session: what one step gives is what the layers give one by one, and
 // all that the session does with parameters reaches each of them.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -11,6 +12,8 @@
 namespace quantgate {
 namespace {
 
+using ::testing::HasSubstr;
+
 const ExecutionContext kContext;
 
 constexpr char kPlain[] = "nvfp4:disable_stochastic_rounding=true";
@@ -18,10 +21,24 @@ constexpr char kCustom[] =
     R"(custom:rules=[{"module_type":"grouped_linear","quantizer":"mxfp8"},)"
     R"({"quantizer":{"name":"nvfp4","knobs":{"disable_stochastic_rounding":true}}}])";
 
-/// The recipe that a layer follows; of kCustom the one that its rules name for the layer's modules.
-Recipe FollowedBy(const LayerSpec& layer, const Recipe& recipe) {
+constexpr char kByName[] =
+    R"(custom:rules=[{"layer_name":"qkv","quantizer":"mxfp8"},)"
+    R"({"module_path":"mlp.fc?","quantizer":"fp8_block"},)"
+    R"({"layer_name":"m*","module_type":"linear","quantizer":"bf16"},)"
+    R"({"layer_name":"moe","quantizer":"mxfp8"},)"
+    R"({"quantizer":{"name":"nvfp4","knobs":{"disable_stochastic_rounding":true}}}])";
+
+/// The recipe that a layer follows; of kCustom and kByName the one that their rules name for the
+/// layer's modules.
+Recipe FollowedBy(const SessionLayer& layer, const Recipe& recipe) {
   if (recipe.name() != "custom") return recipe;
-  return *Recipe::Parse(layer.kind == LayerKind::kGroupedLinear ? "mxfp8" : kPlain);
+  if (layer.spec.kind == LayerKind::kGroupedLinear) return *Recipe::Parse("mxfp8");
+  const bool is_by_name = recipe.CanonicalText() == Recipe::Parse(kByName)->CanonicalText();
+  if (is_by_name && layer.name == "qkv") return *Recipe::Parse("mxfp8");
+  if (is_by_name && layer.name == "mlp") {
+    return *Recipe::Parse(R"(custom:rules=[{"quantizer":"fp8_block"}])");
+  }
+  return *Recipe::Parse(kPlain);
 }
 
 class SessionLayers : public ::testing::TestWithParam<const char*> {
@@ -37,15 +54,14 @@ class SessionLayers : public ::testing::TestWithParam<const char*> {
       const std::string prefix = layer.name + ".";
       if (name.find(prefix) == 0) request.parameters[name.substr(prefix.size())] = tensor;
     }
-    auto result =
-        RunLayer(*engine_, request, FollowedBy(layer.spec, recipe), Arithmetic{}, nullptr);
+    auto result = RunLayer(*engine_, request, FollowedBy(layer, recipe), Arithmetic{}, nullptr);
     EXPECT_TRUE(result.ok()) << layer.name << ": " << result.status();
     return result.ok() ? *std::move(result) : LayerResult{};
   }
   static Quantizer WeightQuantizer(const SessionSpec& spec, const std::string& parameter) {
     for (const SessionLayer& layer : spec.layers) {
       if (parameter.find(layer.name + ".") != 0) continue;
-      return FollowedBy(layer.spec, spec.recipe).QuantizerFor(TensorRole::kWeight);
+      return FollowedBy(layer, spec.recipe).QuantizerFor(TensorRole::kWeight);
     }
     ADD_FAILURE() << parameter;
     return {};
@@ -142,7 +158,35 @@ TEST_P(SessionLayers, EveryParameterIsUpdatedAndEveryExpertIsFresh) {
 
 INSTANTIATE_TEST_SUITE_P(Recipes, SessionLayers,
                          ::testing::Values("bf16", "fp8_current", "fp8_delayed", "fp8_block",
-                                           "mxfp8", kPlain, kCustom));
+                                           "mxfp8", kPlain, kCustom, kByName));
+
+TEST(SessionRules, AreJudgedForTheLayersThatItHas) {
+  const auto engine = MakeCpuEngine({});
+  const auto open = [&](const char* recipe) {
+    return OneRankSession::Open(*engine, TwoLayerSpec(recipe), TwoLayerParameters(), nullptr);
+  };
+  const auto missing = open(R"(custom:rules=[{"layer_name":"fc1","quantizer":"mxfp8"}])");
+  EXPECT_EQ(missing.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(missing.status().message()),
+              HasSubstr("layers[fc2] is custom: no rule fits input of a linear \"fc2\""));
+  const auto opened = open(R"(custom:rules=[{"layer_name":"fc1","quantizer":"mxfp8"},)"
+                           R"({"layer_name":"fc2","quantizer":"fp8_current"},)"
+                           R"({"layer_name":"fc3","tensor_type":"input","quantizer":"nvfp4"}])");
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  OneRankSession& session = **opened;
+  const auto result = session.Forward(ForwardOf(1), nullptr);
+  ASSERT_TRUE(result.ok()) << result.status();
+  for (const QuantizationRecord& record : result->quantizations) {
+    const bool is_first = record.tensor.starts_with("fc1.");
+    EXPECT_THAT(record.quantizer, HasSubstr(is_first ? "mxfp8" : "per tensor")) << record.tensor;
+  }
+  // A change of the recipe is judged in the same way, and changes nothing where it is refused.
+  const absl::Status change =
+      session.ChangeRecipe(*Recipe::Parse(R"(custom:rules=[{"layer_name":"fc2",)"
+                                          R"("quantizer":"mxfp8"}])"));
+  EXPECT_THAT(std::string(change.message()), HasSubstr("no rule fits input of a linear \"fc1\""));
+  EXPECT_TRUE(session.Backward(BackwardOf(2), nullptr).ok());
+}
 
 }  // namespace
 }  // namespace quantgate

@@ -57,6 +57,11 @@ void AddSpecOptions(CLI::App& command, LayerOptions& options) {
       ->type_name("NAME")
       ->group(kLayer);
   command
+      .add_option("--layer-name", options.layer_name,
+                  "What rules of a custom recipe know the layer by, such as decoder.0.mlp")
+      ->type_name("NAME")
+      ->group(kLayer);
+  command
       .add_option(
           "--norm", options.norm,
           "layernorm (default) or rmsnorm, with eps=1e-5 and zero_centered: rmsnorm,eps=1e-6")

@@ -36,6 +36,7 @@ struct LayerOptions {
   std::string require;      ///< bitwise | bound; empty: inform only.
   int tensor_parallel = 0;  ///< --tp: runs every variant on so many ranks too. 0: on one rank only.
   std::string parallel_mode;
+  std::string layer_name;
   bool sequence_parallel = false;
   std::string reduction_profile, parallel_backend;
   /// "default", "none", "column_fprop=none,..." each, for a variant of its own; empty: none.

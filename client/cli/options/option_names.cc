@@ -53,6 +53,7 @@ constexpr FieldOption kFieldOptions[] = {
     {kLayerCommands, "spec.step.calibrate", "--calibrate"},
     {kLayerCommands, "spec.step.backward_override", "--backward-override"},
     {kLayerCommands, "spec.step.layer.kind", "--layer"},
+    {kLayerCommands, "spec.step.layer.name", "--layer-name"},
     {kLayerCommands, "spec.step.layer.norm", "--norm"},
     {kLayerCommands, "spec.step.layer.activation", "--activation"},
     {kLayerCommands, "spec.step.layer.m_splits", "--m-splits"},

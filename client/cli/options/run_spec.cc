@@ -237,6 +237,7 @@ absl::Status SetLayer(const LayerOptions& options, v1::Layer& layer) {
   if (options.return_norm_output) layer.set_return_norm_output(true);
   if (options.unfused) layer.set_fused(false);
   if (!options.parallel_mode.empty()) layer.set_parallel_mode(options.parallel_mode);
+  if (!options.layer_name.empty()) layer.set_name(options.layer_name);
   return absl::OkStatus();
 }
 

@@ -61,7 +61,7 @@ absl::StatusOr<GroupedStep> RunGrouped(Engine& engine, const LayerRequest& whole
   LayerRequest& request = step.request;
   QG_RETURN_IF_ERROR(CheckLayerTensors(request));
   QG_ASSIGN_OR_RETURN(const LayerPlanPointer plan, DecideLayer(request, recipe));
-  QG_RETURN_IF_ERROR(CheckLayerGemms(request.layer, *plan, recipe, arithmetic));
+  QG_RETURN_IF_ERROR(CheckLayerGemms(*plan, arithmetic));
   StepRecorder recorder(engine, arithmetic, cancellation);
   recorder.SeedFaults(request.parallel->tp->faults());
   const ParallelStep& step_of_rank = *request.parallel;

@@ -66,7 +66,7 @@ absl::StatusOr<Tensor> WgradGemm(StepRecorder& recorder, const LinearWgrad& wgra
   NamedOperand b;
   if (flow.backward_override == BackwardOverride::kNone) {
     if (flow.quantizes_wgrad) {
-      desc.layout = WgradLayout(wgrad.options->recipe.QuantizerFor(TensorRole::kInput));
+      desc.layout = WgradLayout(unit.recipe->QuantizerFor(TensorRole::kInput));
     }
     a = DirectionOf(names.grad_output, wgrad.grad_output, Usage::kColumnwise);
     b = DirectionOf(names.x, wgrad.x, Usage::kColumnwise);
@@ -74,8 +74,8 @@ absl::StatusOr<Tensor> WgradGemm(StepRecorder& recorder, const LinearWgrad& wgra
     QG_ASSIGN_OR_RETURN(b, OverrideOperand(recorder, unit, names.x, "x", wgrad.x));
   }
   const std::string& output = unit.facts.has_main_grad ? names.main_grad : names.dw;
-  GemmRecord record = LinearGemmRecord(GemmRole::kWgrad, wgrad.options->recipe,
-                                       recorder.arithmetic(), output, std::move(desc), a, b);
+  GemmRecord record = LinearGemmRecord(GemmRole::kWgrad, *unit.recipe, recorder.arithmetic(),
+                                       output, std::move(desc), a, b);
   if (partial_dx == nullptr) return recorder.Gemm(names.Stage(kStageWgrad), std::move(record));
   QG_ASSIGN_OR_RETURN(OverlappedReduction done,
                       LinearOverlap(recorder, unit, *wgrad.options)
@@ -183,10 +183,9 @@ absl::StatusOr<Tensor> BackwardPass::BiasGradient() {
 
 absl::Status BackwardPass::QuantizeGradOutput() {
   if (flow_.is_calibration) {
-    QG_RETURN_IF_ERROR(Calibrate(recorder_, names_.Stage("calibrate grad_output"),
-                                 grad_output_.original,
-                                 options_.recipe.QuantizerFor(TensorRole::kGradOutput).rowwise,
-                                 state_.delayed[names_.grad_output_state]));
+    QG_RETURN_IF_ERROR(CalibrateOperand(recorder_, names_, names_.Stage("calibrate grad_output"),
+                                        TensorRole::kGradOutput, grad_output_.original,
+                                        *unit_.recipe, state_.delayed));
   }
   if (gradient_.codes.rowwise.has_value() || gradient_.codes.columnwise.has_value()) {
     grad_output_.codes = gradient_.codes;
@@ -236,15 +235,15 @@ absl::StatusOr<Tensor> BackwardPass::Dgrad() {
   NamedOperand b;
   if (flow_.backward_override == BackwardOverride::kNone) {
     if (flow_.quantizes_dgrad) {
-      desc.layout = DgradLayout(options_.recipe.QuantizerFor(TensorRole::kWeight));
-      a = DirectionOf(names_.grad_output, grad_output_, Usage::kRowwise);
+      desc.layout = DgradLayout(unit_.recipe->QuantizerFor(TensorRole::kWeight));
     }
+    a = DirectionOf(names_.grad_output, grad_output_, Usage::kRowwise);
     b = DirectionOf(names_.weight, saved_.weight, Usage::kColumnwise);
   } else {
     QG_ASSIGN_OR_RETURN(b,
                         OverrideOperand(recorder_, unit_, names_.weight, "weight", saved_.weight));
   }
-  GemmRecord record = LinearGemmRecord(GemmRole::kDgrad, options_.recipe, recorder_.arithmetic(),
+  GemmRecord record = LinearGemmRecord(GemmRole::kDgrad, *unit_.recipe, recorder_.arithmetic(),
                                        names_.dx, std::move(desc), a, b);
   return unit_.parallel.is_column() ? ColumnDgrad(std::move(record)) : RowDgrad(std::move(record));
 }

@@ -91,8 +91,8 @@ absl::Status CheckQuantized(const std::string& field, TensorRole role, DType sou
        .rule = std::string(status.message())});
 }
 
-absl::Status CheckQuantizations(const LinearUnit& unit, const LinearFields& fields,
-                                const Recipe& recipe) {
+absl::Status CheckQuantizations(const LinearUnit& unit, const LinearFields& fields) {
+  const Recipe& recipe = *unit.recipe;
   const LinearDataflow& flow = unit.flow;
   const DType x = unit.facts.x_is_unrounded ? DType::kF32 : flow.activation_dtype;
   QG_RETURN_IF_ERROR(
@@ -108,16 +108,15 @@ absl::Status CheckQuantizations(const LinearUnit& unit, const LinearFields& fiel
 /// Outlines of the operands and GEMMs of one unit.
 class GemmOutlines {
  public:
-  GemmOutlines(const LinearUnit& unit, const Recipe& recipe)
-      : unit_(unit), flow_(unit.flow), recipe_(recipe) {}
+  explicit GemmOutlines(const LinearUnit& unit)
+      : unit_(unit), flow_(unit.flow), recipe_(*unit.recipe) {}
 
   absl::StatusOr<GemmDesc> Fprop() const {
     GemmDesc desc;
     desc.layout = GemmLayout::kTN;
     desc.out_dtype = flow_.activation_dtype;
-    const bool quantized = flow_.quantizes_fprop;
-    QG_ASSIGN_OR_RETURN(desc.a, Operand(TensorRole::kInput, Usage::kRowwise, quantized));
-    QG_ASSIGN_OR_RETURN(desc.b, Operand(TensorRole::kWeight, Usage::kRowwise, quantized));
+    QG_ASSIGN_OR_RETURN(desc.a, Operand(TensorRole::kInput, Usage::kRowwise));
+    QG_ASSIGN_OR_RETURN(desc.b, Operand(TensorRole::kWeight, Usage::kRowwise));
     if (unit_.adds_bias_in_gemm()) {
       QG_ASSIGN_OR_RETURN(desc.bias, OutlineTensor(flow_.bias_dtype, {unit_.n}));
     }
@@ -130,8 +129,8 @@ class GemmOutlines {
     desc.layout =
         quantized ? DgradLayout(recipe_.QuantizerFor(TensorRole::kWeight)) : GemmLayout::kNN;
     desc.out_dtype = flow_.activation_dtype;
-    QG_ASSIGN_OR_RETURN(desc.a, Operand(TensorRole::kGradOutput, Usage::kRowwise, quantized));
-    QG_ASSIGN_OR_RETURN(desc.b, Operand(TensorRole::kWeight, Usage::kColumnwise, quantized));
+    QG_ASSIGN_OR_RETURN(desc.a, Operand(TensorRole::kGradOutput, Usage::kRowwise));
+    QG_ASSIGN_OR_RETURN(desc.b, Operand(TensorRole::kWeight, Usage::kColumnwise));
     return desc;
   }
 
@@ -141,8 +140,8 @@ class GemmOutlines {
     desc.layout =
         quantized ? WgradLayout(recipe_.QuantizerFor(TensorRole::kInput)) : GemmLayout::kNT;
     desc.out_dtype = flow_.activation_dtype;
-    QG_ASSIGN_OR_RETURN(desc.a, Operand(TensorRole::kGradOutput, Usage::kColumnwise, quantized));
-    QG_ASSIGN_OR_RETURN(desc.b, Operand(TensorRole::kInput, Usage::kColumnwise, quantized));
+    QG_ASSIGN_OR_RETURN(desc.a, Operand(TensorRole::kGradOutput, Usage::kColumnwise));
+    QG_ASSIGN_OR_RETURN(desc.b, Operand(TensorRole::kInput, Usage::kColumnwise));
     if (unit_.facts.has_main_grad) {
       desc.out_dtype = DType::kF32;
       QG_ASSIGN_OR_RETURN(desc.c, OutlineTensor(DType::kF32, {unit_.n, unit_.k}));
@@ -158,16 +157,20 @@ class GemmOutlines {
     return role == TensorRole::kWeight ? Shape{unit_.n, unit_.k} : Shape{unit_.m, unit_.n};
   }
 
-  absl::StatusOr<GemmOperand> Operand(TensorRole role, Usage usage, bool quantized) const {
-    if (!quantized) {
+  /// What a GEMM reads of this direction; in the activation dtype unless the step makes a copy.
+  absl::StatusOr<GemmOperand> Operand(TensorRole role, Usage usage) const {
+    const Usages usages = role == TensorRole::kInput    ? flow_.x_usages
+                          : role == TensorRole::kWeight ? flow_.weight_usages
+                                                        : flow_.grad_output_usages;
+    const QuantizerSpec& spec = recipe_.QuantizerFor(role).spec(usage);
+    const bool is_made = usage == Usage::kRowwise ? usages.rowwise : usages.columnwise;
+    if (!is_made || !spec.makes_copy()) {
       QG_ASSIGN_OR_RETURN(const Tensor plain, OutlineTensor(flow_.activation_dtype, ShapeOf(role)));
       return PlainOperand(plain);
     }
     const DType source =
         role == TensorRole::kWeight ? unit_.facts.weight_dtype : flow_.activation_dtype;
-    QG_ASSIGN_OR_RETURN(
-        const QuantizedCopy copy,
-        OutlineCopy(recipe_.QuantizerFor(role).spec(usage), usage, source, ShapeOf(role)));
+    QG_ASSIGN_OR_RETURN(const QuantizedCopy copy, OutlineCopy(spec, usage, source, ShapeOf(role)));
     return OperandOf(copy);
   }
 
@@ -193,11 +196,11 @@ absl::Status CheckBlockScales(const GemmDesc& desc, const Recipe& recipe, GemmRo
 }
 
 absl::Status CheckOne(absl::StatusOr<GemmDesc> desc, const LinearUnit& unit, GemmRole role,
-                      const Recipe& recipe, const Arithmetic& arithmetic) {
+                      const Arithmetic& arithmetic) {
   QG_RETURN_IF_ERROR(desc.status());
   desc->arithmetic = arithmetic;
-  desc->use_split_accumulator = UsesSplit(recipe, role, desc->a);
-  absl::Status status = CheckBlockScales(*desc, recipe, role);
+  desc->use_split_accumulator = UsesSplit(*unit.recipe, role, desc->a);
+  absl::Status status = CheckBlockScales(*desc, *unit.recipe, role);
   const bool is_hardware = desc->arithmetic.family == ArithmeticFamily::kCublasLt;
   if (status.ok()) status = (is_hardware ? CheckCublasLtGemm(*desc) : CheckGemm(*desc)).status();
   if (status.ok()) return status;
@@ -229,13 +232,13 @@ absl::Status CheckCut(absl::StatusOr<GemmDesc> desc, const LinearUnit& unit, Gem
 
 }  // namespace
 
-absl::Status CheckLinearUnit(const LinearUnit& unit, const LinearFields& fields,
-                             const Recipe& recipe) {
+absl::Status CheckLinearUnit(const LinearUnit& unit, const LinearFields& fields) {
   const LinearDataflow& flow = unit.flow;
   const UnitDims dims(unit, fields);
   const auto check = [&](bool runs, GemmRole gemm, TensorRole role, Usage usage) {
     if (!runs) return absl::OkStatus();
-    return CheckAlignment(gemm, recipe.QuantizerFor(role).spec(usage).format, dims, flow.is_empty);
+    const QuantizerFormat format = unit.recipe->QuantizerFor(role).spec(usage).format;
+    return CheckAlignment(gemm, format, dims, flow.is_empty);
   };
   QG_RETURN_IF_ERROR(
       check(flow.quantizes_fprop, GemmRole::kFprop, TensorRole::kInput, Usage::kRowwise));
@@ -243,14 +246,13 @@ absl::Status CheckLinearUnit(const LinearUnit& unit, const LinearFields& fields,
       check(flow.quantizes_dgrad, GemmRole::kDgrad, TensorRole::kWeight, Usage::kColumnwise));
   QG_RETURN_IF_ERROR(
       check(flow.quantizes_wgrad, GemmRole::kWgrad, TensorRole::kInput, Usage::kColumnwise));
-  return CheckQuantizations(unit, fields, recipe);
+  return CheckQuantizations(unit, fields);
 }
 
-absl::Status CheckLinearUnitOverlap(const LinearUnit& unit, const Recipe& recipe,
-                                    const ReductionProfile& profile) {
+absl::Status CheckLinearUnitOverlap(const LinearUnit& unit, const ReductionProfile& profile) {
   using enum OverlapCollective;
   const OverlapPlan& plan = unit.parallel.overlap;
-  const GemmOutlines outlines(unit, recipe);
+  const GemmOutlines outlines(unit);
   const bool is_column = unit.parallel.is_column();
   if (plan.fprop != OverlapMethod::kNone) {
     QG_RETURN_IF_ERROR(CheckCut(outlines.Fprop(), unit, GemmRole::kFprop,
@@ -264,17 +266,16 @@ absl::Status CheckLinearUnitOverlap(const LinearUnit& unit, const Recipe& recipe
   return CheckOverlapProfile(profile);
 }
 
-absl::Status CheckLinearUnitGemms(const LinearUnit& unit, const Recipe& recipe,
-                                  const Arithmetic& arithmetic) {
-  const GemmOutlines outlines(unit, recipe);
+absl::Status CheckLinearUnitGemms(const LinearUnit& unit, const Arithmetic& arithmetic) {
+  const GemmOutlines outlines(unit);
   const LinearDataflow& flow = unit.flow;
-  QG_RETURN_IF_ERROR(CheckOne(outlines.Fprop(), unit, GemmRole::kFprop, recipe, arithmetic));
+  QG_RETURN_IF_ERROR(CheckOne(outlines.Fprop(), unit, GemmRole::kFprop, arithmetic));
   if (flow.needs_dx) {
-    QG_RETURN_IF_ERROR(CheckOne(outlines.Dgrad(), unit, GemmRole::kDgrad, recipe, arithmetic));
+    QG_RETURN_IF_ERROR(CheckOne(outlines.Dgrad(), unit, GemmRole::kDgrad, arithmetic));
   }
   // A sum over no rows is no GEMM.
   if (!flow.needs_dw || flow.is_empty) return absl::OkStatus();
-  return CheckOne(outlines.Wgrad(), unit, GemmRole::kWgrad, recipe, arithmetic);
+  return CheckOne(outlines.Wgrad(), unit, GemmRole::kWgrad, arithmetic);
 }
 
 }  // namespace quantgate

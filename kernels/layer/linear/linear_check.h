@@ -22,16 +22,13 @@ struct LinearFields {
 /// Checks the unit's dims. Per-tensor FP8 and fp8_block need K % 16 == 0, M % 8 == 0, N % 8 == 0,
 /// and what their backward GEMMs need; mxfp8 and nvfp4 need whole blocks. Also refuses what the
 /// quantizers refuse.
-absl::Status CheckLinearUnit(const LinearUnit& unit, const LinearFields& fields,
-                             const Recipe& recipe);
+absl::Status CheckLinearUnit(const LinearUnit& unit, const LinearFields& fields);
 
 /// Checks that the dims of a unit, and the profile of its sums, permit its overlap plan.
 /// CheckLinearUnit must accept the unit and CheckOverlapPlan the plan.
-absl::Status CheckLinearUnitOverlap(const LinearUnit& unit, const Recipe& recipe,
-                                    const ReductionProfile& profile);
+absl::Status CheckLinearUnitOverlap(const LinearUnit& unit, const ReductionProfile& profile);
 
 /// Checks every GEMM of a unit that CheckLinearUnit accepts, by outlines of the operands.
-absl::Status CheckLinearUnitGemms(const LinearUnit& unit, const Recipe& recipe,
-                                  const Arithmetic& arithmetic);
+absl::Status CheckLinearUnitGemms(const LinearUnit& unit, const Arithmetic& arithmetic);
 
 }  // namespace quantgate

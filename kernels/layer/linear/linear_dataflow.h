@@ -36,6 +36,9 @@ struct LinearFacts {
 struct LinearDataflow {
   DType activation_dtype = DType::kBF16;
   DType bias_dtype = DType::kBF16;  ///< What the fprop epilogue adds.
+  /// The dtypes of the operands of GEMMs that read no codes: the activation dtype, or that to which
+  /// identity casts.
+  DType fprop_dtype = DType::kBF16, dgrad_dtype = DType::kBF16, wgrad_dtype = DType::kBF16;
   /// The GEMMs whose operands are codes.
   bool quantizes_fprop = false;
   bool quantizes_dgrad = false;
@@ -46,8 +49,9 @@ struct LinearDataflow {
   bool needs_dx = false;
   bool needs_dw = false;
   bool needs_db = false;
-  /// The directions that are read as codes or, where columnwise_source says so of the columnwise
-  /// copy, as high precision made from codes. Neither direction: the operand is not quantized.
+  /// The directions that are read as codes, as a cast by identity or, where columnwise_source says
+  /// so of the columnwise copy, as high precision made from codes. The others are read in the
+  /// activation dtype.
   Usages x_usages{false, false};
   Usages weight_usages{false, false};
   Usages grad_output_usages{false, false};
@@ -67,13 +71,13 @@ struct LinearDataflow {
     return needs_dx && !quantizes_dgrad && !has_weight_copy() &&
            backward_override == BackwardOverride::kNone;
   }
-  /// dgrad reads a dequantized copy that was made beside the codes.
+  /// dgrad reads a copy in high precision, cast or dequantized.
   bool has_weight_copy() const { return weight_usages.columnwise && !quantizes_dgrad; }
   /// Backward reads x and weight in the activation dtype, cast from what was given.
   bool reads_originals() const { return backward_override == BackwardOverride::kHighPrecision; }
   /// Backward reads the dequantized rowwise codes.
   bool reads_dequantized() const {
-    return backward_override == BackwardOverride::kDequantized && quantizes_fprop;
+    return backward_override == BackwardOverride::kDequantized && x_usages.rowwise;
   }
 };
 

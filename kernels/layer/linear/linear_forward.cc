@@ -54,8 +54,8 @@ class ForwardPass {
 absl::Status ForwardPass::PrepareStates() {
   if (!flow_.is_delayed && !flow_.is_calibration) return absl::OkStatus();
   for (const TensorRole role : {TensorRole::kInput, TensorRole::kWeight, TensorRole::kGradOutput}) {
-    QG_RETURN_IF_ERROR(PrepareDelayedState(recorder_, names_.StateOf(role),
-                                           options_->recipe.delayed_scaling(), state_.delayed));
+    QG_RETURN_IF_ERROR(
+        PrepareDelayedStates(recorder_, names_, role, *unit_.recipe, state_.delayed));
   }
   return absl::OkStatus();
 }
@@ -100,7 +100,7 @@ absl::Status ForwardPass::QuantizeX() {
   if (recorder_.faults().Has(kFaultGroupKept) && state_.seeded_memory != nullptr) {
     QG_RETURN_IF_ERROR(ReduceAmaxes(
         {recorder_.engine(), *state_.seeded_memory->parallel->tp, recorder_.faults()}, x_.original,
-        options_->recipe.QuantizerFor(TensorRole::kInput), flow_.x_usages, arguments));
+        unit_.recipe->QuantizerFor(TensorRole::kInput), flow_.x_usages, arguments));
   }
   QG_ASSIGN_OR_RETURN(
       x_.codes,
@@ -119,7 +119,7 @@ absl::StatusOr<Tensor> ForwardPass::Fprop() {
                         recorder_.Cast(names_.Stage("cast bias"), input_.bias, flow_.bias_dtype));
   }
   GemmRecord record =
-      LinearGemmRecord(GemmRole::kFprop, options_->recipe, recorder_.arithmetic(), names_.y,
+      LinearGemmRecord(GemmRole::kFprop, *unit_.recipe, recorder_.arithmetic(), names_.y,
                        std::move(desc), DirectionOf(names_.x, x_, Usage::kRowwise),
                        DirectionOf(names_.weight, weight_, Usage::kRowwise));
   if (!is_row) return ColumnFprop(std::move(record));
@@ -214,9 +214,9 @@ absl::StatusOr<LinearForward> ForwardPass::Run() {
   QG_RETURN_IF_ERROR(PrepareX());
   LinearWeight weight(recorder_, unit_, state_, *options_, input_.expert_amaxes);
   if (flow_.is_calibration) {
-    QG_RETURN_IF_ERROR(Calibrate(recorder_, names_.Stage("calibrate x"), x_.original,
-                                 options_->recipe.QuantizerFor(TensorRole::kInput).rowwise,
-                                 state_.delayed[names_.input_state]));
+    QG_RETURN_IF_ERROR(CalibrateOperand(recorder_, names_, names_.Stage("calibrate x"),
+                                        TensorRole::kInput, x_.original, *unit_.recipe,
+                                        state_.delayed));
     QG_RETURN_IF_ERROR(weight.Calibrate());
   }
   QG_RETURN_IF_ERROR(QuantizeX());

@@ -41,8 +41,8 @@ absl::StatusOr<Tensor> DequantizeAny(StepRecorder& recorder, const std::string& 
                                      const QuantizedTensor& codes, DType dtype);
 
 /// Quantizes `source` by the step's recipe, with the role's call id and the amaxes of the group
-/// that the step names for the role. Under delayed scaling takes the scale of the role's state and
-/// notes the amax there. `arguments` give the amaxes if the step names no group, and row_offset if
+/// that the step names for the role. Takes delayed scales from their states and notes the amaxes
+/// there. `arguments` give the amaxes if the step names no group, and row_offset if
 /// `source` has the rows of some ranks only.
 absl::StatusOr<QuantizedTensor> QuantizeOperand(StepRecorder& recorder, const LinearUnit& unit,
                                                 TensorRole role, const char* stage,
@@ -50,6 +50,14 @@ absl::StatusOr<QuantizedTensor> QuantizeOperand(StepRecorder& recorder, const Li
                                                 Usages usages, const StepOptions& options,
                                                 DelayedStates& states,
                                                 QuantizeArguments arguments = {});
+
+/// Prepares the states of the role's delayed scales under the module's recipe.
+absl::Status PrepareDelayedStates(StepRecorder& recorder, const LinearNames& names, TensorRole role,
+                                  const Recipe& recipe, DelayedStates& states);
+/// Notes the amax of `source` in these states; quantizes nothing.
+absl::Status CalibrateOperand(StepRecorder& recorder, const LinearNames& names,
+                              const std::string& stage, TensorRole role, const Tensor& source,
+                              const Recipe& recipe, DelayedStates& states);
 
 /// The arguments with the reduced amaxes of a unit that is an expert (ExpertAmaxes::ArgumentsFor).
 /// Without amaxes if `expert_amaxes` is null: the unit is no expert.

@@ -40,7 +40,7 @@ std::string WhyNot(const absl::Status& status) {
 }  // namespace
 
 std::vector<std::string> ResolveOverlap(const ParallelStep& step, const OverlapFacts& facts,
-                                        const Recipe& recipe, bool defers_wgrad, LinearUnit& unit) {
+                                        bool defers_wgrad, LinearUnit& unit) {
   constexpr std::array kRoles = {GemmRole::kFprop, GemmRole::kDgrad, GemmRole::kWgrad};
   OverlapPlan& plan = unit.parallel.overlap;
   const OverlapPlan wanted = OverlapOf(
@@ -53,8 +53,8 @@ std::vector<std::string> ResolveOverlap(const ParallelStep& step, const OverlapF
   for (const GemmRole role : kRoles) {
     if (!wanted.GivesWay(role) || wanted.MethodOf(role) == OverlapMethod::kNone) continue;
     plan.SetMethod(role, wanted.MethodOf(role));
-    absl::Status status = CheckOverlapPlan(plan, facts, recipe);
-    if (status.ok()) status = CheckLinearUnitOverlap(unit, recipe, step.profile);
+    absl::Status status = CheckOverlapPlan(plan, facts, *unit.recipe);
+    if (status.ok()) status = CheckLinearUnitOverlap(unit, step.profile);
     if (status.ok()) continue;
     plan.SetMethod(role, OverlapMethod::kNone);
     if (reasons.empty() || reasons.back().first != WhyNot(status)) {

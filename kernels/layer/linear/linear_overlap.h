@@ -22,7 +22,7 @@ OverlapPlan OverlapOf(const OverlapPlan& plan, const LinearUnit& unit, bool defe
 /// reason, "fc1: dgrad and wgrad run without overlap: backward_override is ...". The unit's GEMMs
 /// and rows must be planned.
 std::vector<std::string> ResolveOverlap(const ParallelStep& step, const OverlapFacts& facts,
-                                        const Recipe& recipe, bool defers_wgrad, LinearUnit& unit);
+                                        bool defers_wgrad, LinearUnit& unit);
 
 /// The direction in which a kept shard is gathered for wgrad: rowwise if it has no columnwise
 /// codes, as per-tensor FP8.

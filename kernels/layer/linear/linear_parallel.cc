@@ -23,13 +23,13 @@ bool StartsFromRowwise(const Quantizer& quantizer) {
 }
 
 /// The directions of x's shard that are kept for backward; none: the source is kept.
-Usages KeptShardUsages(const LinearUnit& unit, const Recipe& recipe) {
+Usages KeptShardUsages(const LinearUnit& unit) {
   const LinearDataflow& flow = unit.flow;
   const GatherMethod method = unit.parallel.x_gather;
   if (!flow.needs_dw || method == GatherMethod::kSource) return {false, false};
   if (flow.reads_dequantized()) return kRowwiseOnly;
   if (!flow.x_usages.columnwise) return {false, false};
-  const Quantizer& quantizer = recipe.QuantizerFor(TensorRole::kInput);
+  const Quantizer& quantizer = unit.recipe->QuantizerFor(TensorRole::kInput);
   if (method == GatherMethod::kCodes) return ShardUsages(quantizer, kColumnwiseOnly);
   if (!StartsFromRowwise(quantizer)) return kColumnwiseOnly;
   return {quantizer.rowwise.is_quantized(), false};
@@ -42,14 +42,14 @@ bool GathersXSource(const LinearUnit& unit) {
 }
 
 /// The directions in which forward quantizes x's shard, and backward grad_output's.
-Usages XShardUsages(const LinearUnit& unit, const Recipe& recipe) {
-  const Usages kept = KeptShardUsages(unit, recipe);
+Usages XShardUsages(const LinearUnit& unit) {
+  const Usages kept = KeptShardUsages(unit);
   return {kept.rowwise || !GathersXSource(unit), kept.columnwise};
 }
 
-Usages GradOutputShardUsages(const LinearUnit& unit, const Recipe& recipe) {
+Usages GradOutputShardUsages(const LinearUnit& unit) {
   const LinearDataflow& flow = unit.flow;
-  const Quantizer& quantizer = recipe.QuantizerFor(TensorRole::kGradOutput);
+  const Quantizer& quantizer = unit.recipe->QuantizerFor(TensorRole::kGradOutput);
   switch (unit.parallel.grad_output_gather) {
     case GatherMethod::kSource:
       break;
@@ -63,7 +63,7 @@ Usages GradOutputShardUsages(const LinearUnit& unit, const Recipe& recipe) {
 
 /// Whether a GEMM of backward reads the unquantized grad_output.
 bool ReadsGradOutputSource(const LinearDataflow& flow) {
-  return (flow.needs_dx && !flow.quantizes_dgrad) ||
+  return (flow.needs_dx && !flow.grad_output_usages.rowwise) ||
          (flow.needs_dw && !flow.grad_output_usages.columnwise);
 }
 
@@ -107,7 +107,7 @@ absl::StatusOr<Tensor> LinearCollectives::Gather(const char* what, const Tensor&
 absl::StatusOr<QuantizedTensor> LinearCollectives::QuantizeShard(const Role& role,
                                                                  const Tensor& shard,
                                                                  Usages usages) {
-  const Quantizer& quantizer = options_.recipe.QuantizerFor(role.role);
+  const Quantizer& quantizer = unit_.recipe->QuantizerFor(role.role);
   QuantizeArguments arguments;
   const bool is_unset =
       recorder_.faults().Has(kFaultGroupOfWrapper) && role.method == GatherMethod::kValues;
@@ -172,15 +172,15 @@ absl::StatusOr<KeptOperand> LinearCollectives::FpropX(const KeptOperand& shard) 
   } else {
     QG_ASSIGN_OR_RETURN(whole.original, GatherValues(role, shard));
   }
-  if (unit_.flow.quantizes_fprop && !whole.has_codes()) {
+  if (unit_.flow.x_usages.rowwise && !whole.has_codes()) {
     QG_ASSIGN_OR_RETURN(whole.codes, QuantizeWhole(role, whole.original, kRowwiseOnly));
   }
   return whole;
 }
 
 absl::StatusOr<GatheredOperand> LinearCollectives::GatherX(const Tensor& shard) {
-  const Usages kept = KeptShardUsages(unit_, options_.recipe);
-  const Usages made = XShardUsages(unit_, options_.recipe);
+  const Usages kept = KeptShardUsages(unit_);
+  const Usages made = XShardUsages(unit_);
   GatheredOperand x;
   x.shard.original = shard;
   if (IsAny(made)) {
@@ -242,7 +242,7 @@ absl::StatusOr<Tensor> LinearCollectives::GatherOverriddenX(const Tensor& shard)
 absl::StatusOr<KeptOperand> LinearCollectives::GradOutputShard(const Tensor& shard) {
   KeptOperand part;
   part.original = shard;
-  const Usages made = GradOutputShardUsages(unit_, options_.recipe);
+  const Usages made = GradOutputShardUsages(unit_);
   if (unit_.flow.reads_grad_output_codes() && IsAny(made)) {
     QG_ASSIGN_OR_RETURN(part.codes, QuantizeShard(GradOutput(), shard, made));
   }

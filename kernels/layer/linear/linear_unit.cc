@@ -13,15 +13,14 @@ namespace quantgate {
 
 LinearNames::LinearNames(const std::string& prefix_of_all, const std::string& suffix_of_all)
     : prefix(prefix_of_all), suffix(suffix_of_all) {
-  for (std::string* name : {&x, &weight, &bias, &y, &grad_output, &dx, &dw, &db, &main_grad,
-                            &input_state, &weight_state, &grad_output_state}) {
+  for (std::string* name : {&x, &weight, &bias, &y, &grad_output, &dx, &dw, &db, &main_grad}) {
     *name = absl::StrCat(prefix, *name, suffix);
   }
 }
 
-const std::string& LinearNames::StateOf(TensorRole role) const {
-  if (role == TensorRole::kInput) return input_state;
-  return role == TensorRole::kWeight ? weight_state : grad_output_state;
+std::string LinearNames::StateOf(TensorRole role, Usage usage) const {
+  const char* const direction = usage == Usage::kColumnwise ? "_columnwise" : "";
+  return Stage(absl::StrCat(std::string(TensorRoleName(role)), direction));
 }
 
 uint32_t CallIdOf(TensorRole role) { return static_cast<uint32_t>(role); }
@@ -61,7 +60,8 @@ NamedOperand DirectionOf(const std::string& name, const KeptOperand& operand, Us
   using Content = OperandOrigin::Content;
   if (!copy.has_value()) return {PlainOperand(operand.original), {name}};
   if (TraitsOf(copy->format).scales == ScaleKind::kNone) {
-    return {PlainOperand(copy->data), {name, Content::kDequantized}};
+    return {PlainOperand(copy->data),
+            {name, copy->is_cast ? Content::kCast : Content::kDequantized}};
   }
   const bool is_rowwise = usage == Usage::kRowwise;
   return {OperandOf(*copy),
@@ -137,7 +137,7 @@ absl::StatusOr<QuantizedTensor> QuantizeOperand(StepRecorder& recorder, const Li
                                                 Usages usages, const StepOptions& options,
                                                 DelayedStates& states,
                                                 QuantizeArguments arguments) {
-  const Quantizer& quantizer = options.recipe.QuantizerFor(role);
+  const Quantizer& quantizer = unit.recipe->QuantizerFor(role);
   const RoleAmaxGroup amax(options, role);
   QG_RETURN_IF_ERROR(amax.Reduce(recorder, unit.names, source, quantizer, usages, arguments));
   const bool is_divided = unit.parallel.weight_mode != ParallelMode::kNone;
@@ -150,19 +150,49 @@ absl::StatusOr<QuantizedTensor> QuantizeOperand(StepRecorder& recorder, const Li
   if (recorder.faults().Has(kFaultExpertAmaxOverRanks) && is_divided &&
       !unit.parallel.is_parallel() && role != TensorRole::kWeight) {
     QG_RETURN_IF_ERROR(ReduceAmaxes({recorder.engine(), *options.parallel->tp, recorder.faults()},
-                                    source, options.recipe.QuantizerFor(role), usages, arguments));
+                                    source, quantizer, usages, arguments));
   }
   arguments.seed = options.seed;
   arguments.call_id = unit.first_call_id + CallIdOf(role);
-  DelayedScalingState* const state =
-      unit.flow.is_delayed ? &states[unit.names.StateOf(role)] : nullptr;
-  if (state != nullptr) arguments.scale = state->scale;
+  std::vector<Usage> delayed;
+  if (unit.flow.is_delayed) delayed = quantizer.delayed_directions();
+  for (const Usage usage : delayed) {
+    (usage == Usage::kRowwise ? arguments.scale : arguments.columnwise_scale) =
+        states[unit.names.StateOf(role, usage)].scale;
+  }
   QG_ASSIGN_OR_RETURN(
       QuantizedTensor quantized,
       recorder.Quantize(unit.names.Stage(stage), tensor, role, source, quantizer, usages, arguments,
                         amax.Text(quantizer, usages, arguments)));
-  if (state != nullptr) QG_RETURN_IF_ERROR(NoteCast(recorder, quantized, *state));
+  for (const Usage usage : delayed) {
+    // One scale, and one amax, for both copies of a uniform quantizer.
+    const bool is_other = quantizer.is_uniform() && !quantized.copy(usage).has_value();
+    const std::optional<QuantizedCopy>& copy =
+        is_other ? quantized.columnwise : quantized.copy(usage);
+    if (!copy.has_value()) continue;
+    QG_RETURN_IF_ERROR(NoteCast(recorder, *copy, states[unit.names.StateOf(role, usage)]));
+  }
   return quantized;
+}
+
+absl::Status PrepareDelayedStates(StepRecorder& recorder, const LinearNames& names, TensorRole role,
+                                  const Recipe& recipe, DelayedStates& states) {
+  for (const Usage usage : recipe.QuantizerFor(role).delayed_directions()) {
+    QG_RETURN_IF_ERROR(PrepareDelayedState(recorder, names.StateOf(role, usage),
+                                           recipe.delayed_scaling(), states));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CalibrateOperand(StepRecorder& recorder, const LinearNames& names,
+                              const std::string& stage, TensorRole role, const Tensor& source,
+                              const Recipe& recipe, DelayedStates& states) {
+  const Quantizer& quantizer = recipe.QuantizerFor(role);
+  for (const Usage usage : quantizer.delayed_directions()) {
+    QG_RETURN_IF_ERROR(Calibrate(recorder, stage, source, quantizer.spec(usage),
+                                 states[names.StateOf(role, usage)]));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<QuantizeArguments> GroupAmaxesOf(StepRecorder& recorder, const LinearUnit& unit,
@@ -179,22 +209,28 @@ std::string PlainContent(DType given, DType kept) {
 }
 
 std::string CodesContent(const QuantizedTensor& codes) {
-  const auto element = [](const QuantizedCopy& copy) {
-    return std::string(DTypeName(copy.element));
+  const auto text = [](const QuantizedCopy& copy, const char* direction) {
+    const std::string element(DTypeName(copy.element));
+    if (copy.is_cast) return absl::StrCat(element, " cast");
+    if (TraitsOf(copy.format).scales == ScaleKind::kNone) {
+      return absl::StrCat(element, " dequantized from rowwise codes");
+    }
+    return absl::StrCat(element, " ", direction, " codes");
   };
-  const bool is_copy_plain =
-      codes.columnwise.has_value() && TraitsOf(codes.columnwise->format).scales == ScaleKind::kNone;
-  std::string text;
-  if (codes.rowwise.has_value()) text = absl::StrCat(element(*codes.rowwise), " rowwise");
-  if (!codes.columnwise.has_value()) return absl::StrCat(text, " codes");
-  if (is_copy_plain) {
-    return absl::StrCat(text, text.empty() ? "" : " codes and ", element(*codes.columnwise),
-                        " dequantized from rowwise codes");
+  const std::string rowwise = codes.rowwise.has_value() ? text(*codes.rowwise, "rowwise") : "";
+  if (!codes.columnwise.has_value()) return rowwise;
+  const std::string columnwise = text(*codes.columnwise, "columnwise");
+  if (rowwise.empty() || rowwise == columnwise) return columnwise;
+  const auto has_codes = [](const QuantizedCopy& copy) {
+    return TraitsOf(copy.format).scales != ScaleKind::kNone;
+  };
+  if (!has_codes(*codes.rowwise) || !has_codes(*codes.columnwise)) {
+    return absl::StrCat(rowwise, " and ", columnwise);
   }
-  if (text.empty()) return absl::StrCat(element(*codes.columnwise), " columnwise codes");
-  const bool same = element(*codes.rowwise) == element(*codes.columnwise);
-  return absl::StrCat(text, " and ", same ? "" : element(*codes.columnwise) + " ",
-                      "columnwise codes");
+  const std::string element(DTypeName(codes.columnwise->element));
+  const bool same = codes.rowwise->element == codes.columnwise->element;
+  return absl::StrCat(std::string(DTypeName(codes.rowwise->element)), " rowwise and ",
+                      same ? "" : element + " ", "columnwise codes");
 }
 
 std::string ContentOf(const KeptOperand& kept, DType given) {

@@ -27,11 +27,11 @@ struct LinearNames {
   std::string x = "x", weight = "weight", bias = "bias", y = "y";
   std::string grad_output = "grad_output", dx = "dx", dw = "dw", db = "db";
   std::string main_grad = "main_grad";
-  // Names of delayed scaling's states.
-  std::string input_state = "input", weight_state = "weight", grad_output_state = "grad_output";
 
   std::string Stage(const std::string& stage) const { return prefix + stage + suffix; }
-  const std::string& StateOf(TensorRole role) const;
+  /// The name of the delayed scale of a role: "fc1.input", "weight.3"; of a columnwise direction
+  /// with a scale of its own (Quantizer::delayed_directions) "fc1.input_columnwise".
+  std::string StateOf(TensorRole role, Usage usage) const;
 
   std::string prefix, suffix;
 };
@@ -41,7 +41,8 @@ struct LinearUnit {
   LinearNames names;
   int index = 0;  ///< The number of the unit in its layer.
   uint32_t first_call_id = 0;
-  int64_t m = 0, n = 0, k = 0;  ///< The GEMM's dims; m counts the rows of all ranks.
+  int64_t m = 0, n = 0, k = 0;           ///< The GEMM's dims; m counts the rows of all ranks.
+  std::shared_ptr<const Recipe> recipe;  ///< The recipe of this module.
   LinearFacts facts;
   LinearDataflow flow;
   LinearParallel parallel;

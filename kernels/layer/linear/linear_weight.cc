@@ -38,8 +38,8 @@ absl::StatusOr<Tensor> LinearWeight::HighPrecision() {
 
 absl::Status LinearWeight::Calibrate() {
   QG_ASSIGN_OR_RETURN(const Tensor source, HighPrecision());
-  return quantgate::Calibrate(recorder_, unit_.names.Stage("calibrate weight"), source,
-                              quantizer().rowwise, state_.delayed[unit_.names.weight_state]);
+  return CalibrateOperand(recorder_, unit_.names, unit_.names.Stage("calibrate weight"),
+                          TensorRole::kWeight, source, *unit_.recipe, state_.delayed);
 }
 
 absl::StatusOr<QuantizedTensor> LinearWeight::Quantize(Usages usages) {
@@ -56,7 +56,7 @@ absl::StatusOr<QuantizedTensor> LinearWeight::CodesOfParameter() {
   if (parameter_.quantizer != quantizer()) {
     return RefusePrecondition(
         field, "quantized as " + QuantizerText(parameter_.quantizer),
-        absl::StrCat("recipe ", options_.recipe.ShortText(), " reads weights as ",
+        absl::StrCat("recipe ", unit_.recipe->ShortText(), " reads weights as ",
                      QuantizerText(quantizer()), ", so it must be quantized anew"));
   }
   const Usages held = parameter_.quantized.usages();
@@ -107,7 +107,7 @@ absl::StatusOr<KeptOperand> LinearWeight::Prepare() {
     QG_ASSIGN_OR_RETURN(weight.original, recorder_.Cast(unit_.names.Stage("cast weight"), source,
                                                         flow.activation_dtype));
   }
-  if (!flow.has_weight_copy()) return weight;
+  if (!flow.has_weight_copy() || quantizer().columnwise.casts()) return weight;
   QuantizedCopy& copy = *weight.codes.columnwise;
   QG_ASSIGN_OR_RETURN(copy.data, recorder_.Cast(unit_.names.Stage("cast dequantized weight"),
                                                 copy.data, flow.activation_dtype));

@@ -22,7 +22,7 @@ class LinearWeight {
   absl::StatusOr<QuantizedTensor> Codes();
   absl::StatusOr<QuantizedTensor> CodesOfParameter();
   absl::StatusOr<QuantizedTensor> Quantize(Usages usages);
-  const Quantizer& quantizer() const { return options_.recipe.QuantizerFor(TensorRole::kWeight); }
+  const Quantizer& quantizer() const { return unit_.recipe->QuantizerFor(TensorRole::kWeight); }
 
   StepRecorder& recorder_;
   const LinearUnit& unit_;

@@ -3,6 +3,7 @@
 #include "kernels/quantize/compiled_formats.h"
 #include "kernels/quantize/cpu/block_lines.h"
 #include "kernels/quantize/format_quantizers.h"
+#include "kernels/tensor/convert.h"
 #include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
@@ -37,15 +38,32 @@ QuantizationCounts CountSource(const Tensor& source, const ExecutionContext& con
       });
 }
 
+QuantizationCounts CountsOfTensor(const Tensor& tensor, const ExecutionContext& context) {
+  QuantizationCounts counts;
+  VisitFormat<SourceFormats>(
+      tensor.dtype(), [&]<class Source>() { counts = CountSource<Source>(tensor, context); });
+  return counts;
+}
+
+/// Keeps the source, or its cast.
 absl::Status KeepSource(const FormatRequest& request, QuantizedTensor& quantized) {
+  const Tensor& source = request.source;
   QuantizedCopy copy;
-  copy.element = request.source.dtype();
-  copy.data = request.source;
+  copy.element = request.spec.ElementOf(source.dtype());
+  copy.is_cast = request.spec.casts();
+  QG_ASSIGN_OR_RETURN(copy.data, CastTensor(source, copy.element, request.context));
+  QuantizationCounts& counts = quantized.counts;
+  counts = CountsOfTensor(source, request.context);
+  if (copy.element != source.dtype()) {
+    // The sums of KindOfKept over the elements, which the GPU forms one by one.
+    const QuantizationCounts kept = CountsOfTensor(copy.data, request.context);
+    counts.normal = kept.normal;
+    counts.subnormal = kept.subnormal;
+    counts.flushed_to_zero = kept.zero - counts.zero;
+    counts.saturated = kept.infinite - counts.infinite;
+  }
   if (request.usages.rowwise) quantized.rowwise = copy;
   if (request.usages.columnwise) quantized.columnwise = copy;
-  VisitFormat<SourceFormats>(request.source.dtype(), [&]<class Source>() {
-    quantized.counts = CountSource<Source>(request.source, request.context);
-  });
   return request.context.CheckCancelled();
 }
 
@@ -73,10 +91,10 @@ absl::StatusOr<QuantizedTensor> QuantizeCpu(const Tensor& source, const Quantize
   const ScopedIeeeEnvironment ieee;
   return QuantizeByRules(
       source, quantizer, usages, arguments,
-      [&](const Tensor& of_rule, const QuantizerSpec& spec, bool hadamard, Usages of_spec,
-          QuantizedTensor& quantized) {
-        return QuantizerOf(spec.traits().scales)(
-            {of_rule, spec, of_spec, arguments, context, hadamard}, quantized);
+      [&](const RuleRequest& rule, QuantizedTensor& quantized) {
+        return QuantizerOf(rule.spec.traits().scales)(
+            {rule.source, rule.spec, rule.usages, rule.arguments, context, rule.hadamard},
+            quantized);
       },
       [&](const QuantizedTensor& quantized, DType out_dtype) {
         return DequantizeCpu(quantized, Usage::kRowwise, out_dtype, context);

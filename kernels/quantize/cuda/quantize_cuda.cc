@@ -9,6 +9,7 @@
 #include "kernels/quantize/format_quantizers.h"
 #include "kernels/quantize/nvfp4/quantize_nvfp4_cuda.h"
 #include "kernels/quantize/quantized_outline.h"
+#include "kernels/tensor/device/tensor_cuda.h"
 #include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
@@ -28,18 +29,25 @@ unsigned long long* CountsOf(QuantizedTensor& quantized) {
   return quantized.device_counts.as<unsigned long long>();
 }
 
+/// Keeps the source, or its cast.
 absl::Status KeepSource(const CudaRequest& request, QuantizedTensor& quantized) {
   CudaDevice& device = request.device;
+  const Tensor& source = request.source;
   QuantizedCopy copy;
-  copy.element = request.source.dtype();
-  copy.data = request.source;
+  copy.element = request.spec.ElementOf(source.dtype());
+  copy.is_cast = request.spec.casts();
+  QG_ASSIGN_OR_RETURN(copy.data, CastTensorCuda(device, source, copy.element));
   if (request.usages.rowwise) quantized.rowwise = copy;
   if (request.usages.columnwise) quantized.columnwise = copy;
   QG_ASSIGN_OR_RETURN(quantized.device_counts,
                       device.AllocateZeroed(DType::kI64, {kQuantizationCountKinds}));
-  QG_CUDA_RETURN_IF_ERROR(LaunchCountSource(request.source.data(), FormatOf(request.source.dtype()),
-                                            request.source.element_count(), CountsOf(quantized),
-                                            device.facts().multiprocessors, device.stream()));
+  QG_CUDA_RETURN_IF_ERROR(LaunchCountKept({.source = source.data(),
+                                           .kept = copy.data.data(),
+                                           .source_format = FormatOf(source.dtype()),
+                                           .kept_format = FormatOf(copy.element),
+                                           .count = source.element_count()},
+                                          CountsOf(quantized), device.facts().multiprocessors,
+                                          device.stream()));
   return absl::OkStatus();
 }
 
@@ -208,9 +216,10 @@ absl::StatusOr<QuantizedTensor> QuantizeCuda(CudaDevice& device, const Tensor& s
                                              const QuantizeArguments& arguments) {
   auto quantized = QuantizeByRules(
       source, quantizer, usages, arguments,
-      [&](const Tensor& of_rule, const QuantizerSpec& spec, bool hadamard, Usages of_spec,
-          QuantizedTensor& quantized) {
-        return QuantizeFormat({device, of_rule, spec, of_spec, arguments, hadamard}, quantized);
+      [&](const RuleRequest& rule, QuantizedTensor& quantized) {
+        return QuantizeFormat(
+            {device, rule.source, rule.spec, rule.usages, rule.arguments, rule.hadamard},
+            quantized);
       },
       [&](const QuantizedTensor& quantized, DType out_dtype) {
         return DequantizeCuda(device, quantized, Usage::kRowwise, out_dtype);

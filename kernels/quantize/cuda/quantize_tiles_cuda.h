@@ -96,8 +96,15 @@ struct TileDequantization {
 cudaError_t LaunchDequantizeTiles(const TileDequantization& job, int multiprocessors,
                                   cudaStream_t stream);
 
-/// Counts the kinds of the source's own codes (identity) and adds them to counts[7].
-cudaError_t LaunchCountSource(const void* source, FormatId format, int64_t count,
-                              unsigned long long* counts, int multiprocessors, cudaStream_t stream);
+/// Elements that identity keeps as they are, or cast.
+struct KeptElements {
+  const void* source = nullptr;
+  const void* kept = nullptr;
+  FormatId source_format = kFormatId<BFloat16>, kept_format = kFormatId<BFloat16>;
+  int64_t count = 0;
+};
+/// Counts their kinds (KindOfKept) and adds them to counts[7].
+cudaError_t LaunchCountKept(const KeptElements& elements, unsigned long long* counts,
+                            int multiprocessors, cudaStream_t stream);
 
 }  // namespace quantgate

@@ -87,27 +87,21 @@ __global__ void MakeTensorScale(const TensorScaleJob job) {
   *job.scale_inv = ScaleInverse(scale);
 }
 
-template <class Source>
-__device__ ElementKind KindOfSource(typename Source::Storage code) {
-  using C = FormatConstants<Source>;
-  const uint32_t magnitude = code & (C::kSignMask - 1u);
-  if (magnitude == 0) return ElementKind::kZero;
-  if (magnitude <= C::kMantissaMask) return ElementKind::kSubnormal;
-  if (magnitude == kBeyondMaxFinite<Source>) return ElementKind::kInfinite;
-  return magnitude > kBeyondMaxFinite<Source> ? ElementKind::kNan : ElementKind::kNormal;
-}
-
-template <class Source>
+template <class Source, class Kept>
 __global__ void __launch_bounds__(kThreads)
-    CountSource(const void* source, int64_t count, unsigned long long* counts) {
+    CountKept(const void* source, const void* kept, int64_t count, unsigned long long* counts) {
+  const auto* from = static_cast<const typename Source::Storage*>(source);
+  const auto* to = static_cast<const typename Kept::Storage*>(kept);
   const int64_t threads = int64_t{gridDim.x} * kThreads;
   ThreadCounts found;
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += threads) {
-    found.Add(KindOfSource<Source>(static_cast<const typename Source::Storage*>(source)[i]));
+    found.Add(KindOfKept<Source, Kept>(from[i], to[i]));
   }
   __shared__ WarpCounts<kWarps> of_warps;
   found.AddTo(counts, of_warps);
 }
+
+using CountKernel = void (*)(const void*, const void*, int64_t, unsigned long long*);
 
 }  // namespace
 
@@ -125,13 +119,16 @@ cudaError_t LaunchTensorScale(const TensorScaleJob& job, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-cudaError_t LaunchCountSource(const void* source, FormatId format, int64_t count,
-                              unsigned long long* counts, int multiprocessors,
-                              cudaStream_t stream) {
-  if (count == 0) return cudaSuccess;
-  const auto kernel =
-      VisitFormatIn(SourceFormats{}, format, [&]<class Source>() { return &CountSource<Source>; });
-  kernel<<<multiprocessors * 8, kThreads, 0, stream>>>(source, count, counts);
+cudaError_t LaunchCountKept(const KeptElements& elements, unsigned long long* counts,
+                            int multiprocessors, cudaStream_t stream) {
+  if (elements.count == 0) return cudaSuccess;
+  const CountKernel kernel =
+      VisitFormatIn(SourceFormats{}, elements.source_format, [&]<class Source>() {
+        return VisitFormatIn(SourceFormats{}, elements.kept_format,
+                             [&]<class Kept>() -> CountKernel { return &CountKept<Source, Kept>; });
+      });
+  kernel<<<multiprocessors * 8, kThreads, 0, stream>>>(elements.source, elements.kept,
+                                                       elements.count, counts);
   return cudaGetLastError();
 }
 

@@ -131,16 +131,12 @@ RecipeDescription Describe(const RecipeEntry& entry) {
   return description;
 }
 
-absl::StatusOr<RecipeRules> RulesOf(const RecipeEntry& entry, const Recipe::Knobs& resolved,
-                                    ModuleType module) {
-  QG_ASSIGN_OR_RETURN(const RecipeRules rules, entry.is_composed()
-                                                   ? RulesOfComposed(entry.kind, resolved, module)
+absl::StatusOr<RecipeRules> RulesOf(const RecipeEntry& entry, const Recipe::Knobs& resolved) {
+  QG_ASSIGN_OR_RETURN(const RecipeRules rules, entry.kind == RecipeKind::kHybrid
+                                                   ? RulesOfHybrid(resolved)
                                                    : RulesOfKnobs(entry.name, resolved));
-  absl::Status status = CheckRules(rules);
-  if (status.ok()) return rules;
-  // An error in the rules of linear modules is one of the recipe; grouped_linear comes after.
-  if (module == ModuleType::kLinear) return status;
-  return Refuse("", "", absl::StrCat(std::string(ModuleTypeName(module)), ": ", status.message()));
+  QG_RETURN_IF_ERROR(CheckRules(rules));
+  return rules;
 }
 
 std::string_view NameIn(std::string_view text) { return text.substr(0, text.find(':')); }
@@ -197,6 +193,16 @@ absl::StatusOr<TensorRole> ParseTensorRole(std::string_view name) {
 
 std::string_view ModuleTypeName(ModuleType module) {
   return module == ModuleType::kLinear ? "linear" : "grouped_linear";
+}
+
+std::string ModulePlace::Path() const {
+  return absl::StrCat(layer, layer.empty() || unit.empty() ? "" : ".", unit);
+}
+
+std::string ModulePlace::Text() const {
+  const std::string path = Path();
+  return absl::StrCat(std::string(ModuleTypeName(type)), path.empty() ? "" : " ",
+                      path.empty() ? "" : ShownValue(path));
 }
 
 std::string_view GemmRoleName(GemmRole role) {
@@ -266,21 +272,45 @@ absl::StatusOr<Recipe> Recipe::Make(std::string_view name, const Knobs& knobs, b
                       ParseBackwardOverride(resolved.at("backward_override")));
   recipe.activation_dtype_ = ActivationDType(resolved.at("activation_dtype"));
 
-  std::array<Quantizers, kModuleTypes.size()> by_module;
-  for (const ModuleType module : kModuleTypes) {
-    const absl::StatusOr<RecipeRules> rules = RulesOf(*entry, resolved, module);
+  if (entry->kind == RecipeKind::kCustom) {
+    QG_RETURN_IF_ERROR(recipe.TakeRules(resolved.at("rules")));
+  } else {
+    const absl::StatusOr<RecipeRules> rules = RulesOf(*entry, resolved);
     if (!rules.ok()) return BadRecipe(*entry, rules.status());
-    by_module[static_cast<size_t>(module)] = rules->quantizers;
-    if (module != ModuleType::kLinear) continue;
-    recipe.quantizers_ = rules->quantizers;
-    recipe.split_ = rules->split;
-    recipe.delayed_scaling_ = rules->delayed;
+    recipe.Take(*rules);
   }
-  if (by_module.front() != by_module.back()) {
-    recipe.by_module_ = std::make_shared<const decltype(by_module)>(by_module);
+  for (const TensorRole role : kTensorRoles) {
+    for (const Quantizer& quantizer : recipe.QuantizersOf(role)) {
+      recipe.is_delayed_ |= !quantizer.delayed_directions().empty();
+    }
+  }
+  if (recipe.is_delayed_ && recipe.backward_override_ != BackwardOverride::kNone) {
+    return Refuse(KnobField("backward_override"), ShownValue(resolved.at("backward_override")),
+                  "delayed scaling has no backward override");
   }
   recipe.knobs_ = std::make_shared<const Knobs>(std::move(resolved));
   return recipe;
+}
+
+void Recipe::Take(const RecipeRules& rules) {
+  quantizers_ = rules.quantizers;
+  split_ = rules.split;
+  delayed_scaling_ = rules.delayed;
+}
+
+absl::Status Recipe::TakeRules(const std::string& text) {
+  QG_ASSIGN_OR_RETURN(CustomRules rules, CustomRules::Parse(text));
+  if (rules.DependOnModule()) {
+    rules_ = std::make_shared<const CustomRules>(std::move(rules));
+    Take(rules_->RulesFor(place_));
+    return absl::OkStatus();
+  }
+  for (const TensorRole role : kTensorRoles) {
+    if (!rules.Fits(role, place_))
+      return Refuse(KnobField("rules"), ShownValue(text), CustomRules::NoRuleText(role, place_));
+  }
+  Take(rules.RulesFor(place_));
+  return BadRecipe(*FindRecipeEntry(name_), CheckRules(rules.RulesFor(place_)));
 }
 
 absl::StatusOr<Recipe> Recipe::Parse(std::string_view text) {
@@ -315,20 +345,44 @@ std::string Recipe::Digest() const {
   return Sha256Of(std::as_bytes(std::span(text))).Hex();
 }
 
-Recipe Recipe::ForModule(ModuleType module) const {
+Recipe Recipe::ForModule(const ModulePlace& place) const {
   Recipe recipe = *this;
-  if (by_module_ != nullptr) recipe.quantizers_ = (*by_module_)[static_cast<size_t>(module)];
+  if (rules_ == nullptr || place == place_) return recipe;
+  recipe.place_ = place;
+  recipe.Take(rules_->RulesFor(place));
   return recipe;
+}
+
+absl::Status Recipe::CheckModule() const {
+  if (rules_ == nullptr) return absl::OkStatus();
+  for (const TensorRole role : kTensorRoles) QG_RETURN_IF_ERROR(CheckFits(role));
+  const absl::Status status = CheckRules(rules_->RulesFor(place_));
+  if (status.ok()) return status;
+  return Refuse("", name_, absl::StrCat(place_.Text(), ": ", status.message()));
+}
+
+absl::Status Recipe::CheckRole(TensorRole role) const {
+  if (rules_ == nullptr) return absl::OkStatus();
+  QG_RETURN_IF_ERROR(CheckFits(role));
+  const absl::Status status = CheckQuantizerOf(role, QuantizerFor(role));
+  if (status.ok()) return status;
+  return Refuse("", name_, absl::StrCat(place_.Text(), ": ", status.message()));
+}
+
+absl::Status Recipe::CheckFits(TensorRole role) const {
+  if (rules_->Fits(role, place_)) return absl::OkStatus();
+  return Refuse("", name_, CustomRules::NoRuleText(role, place_));
+}
+
+std::vector<Quantizer> Recipe::QuantizersOf(TensorRole role) const {
+  if (rules_ == nullptr) return {QuantizerFor(role)};
+  return rules_->QuantizersOf(role);
 }
 
 bool Recipe::is_quantized() const {
   return std::any_of(quantizers_.begin(), quantizers_.end(), [](const Quantizer& quantizer) {
-    return quantizer.rowwise.is_quantized() || quantizer.columnwise.is_quantized();
+    return quantizer.rowwise.makes_copy() || quantizer.columnwise.makes_copy();
   });
-}
-
-bool Recipe::is_delayed() const {
-  return QuantizerFor(TensorRole::kInput).rowwise.scaling == Scaling::kDelayed;
 }
 
 bool Recipe::RoundsStochastically(TensorRole role) const {

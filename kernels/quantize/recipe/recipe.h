@@ -22,10 +22,23 @@ enum class TensorRole { kInput, kWeight, kGradOutput };
 std::string_view TensorRoleName(TensorRole role);  ///< "input", "weight", "grad_output".
 absl::StatusOr<TensorRole> ParseTensorRole(std::string_view name);
 
-/// The type of the module that a tensor belongs to, on which rules of a custom recipe may depend.
-/// Every layer except grouped_linear consists of linear modules.
+/// The type of the module that a tensor belongs to. Every layer except grouped_linear consists of
+/// linear modules.
 enum class ModuleType { kLinear, kGroupedLinear };
 std::string_view ModuleTypeName(ModuleType module);  ///< "linear", "grouped_linear".
+
+/// The place of a module, on which rules of a custom recipe may depend (docs/recipes.md section
+/// 1). The experts of a grouped_linear have one place. A tensor that is quantized by itself is of a
+/// linear module without names.
+struct ModulePlace {
+  ModuleType type = ModuleType::kLinear;
+  std::string layer = {};  ///< The layer's name; may be empty.
+  std::string unit = {};   ///< Its name in the layer: "fc1"; empty if the layer has one module.
+
+  std::string Path() const;  ///< "LAYER.UNIT", or that of the two which is not empty.
+  std::string Text() const;  ///< For errors: "linear", "linear \"mlp.fc1\"".
+  friend bool operator==(const ModulePlace&, const ModulePlace&) = default;
+};
 
 /// The three GEMMs of a linear module.
 enum class GemmRole { kFprop, kDgrad, kWgrad };
@@ -56,6 +69,10 @@ struct RecipeDescription {
 /// Every recipe of this build, in the order of listings.
 const std::vector<RecipeDescription>& AllRecipes();
 
+// Private to kernels/quantize.
+class CustomRules;
+struct RecipeRules;
+
 class Recipe {
  public:
   using Knobs = std::map<std::string, std::string, std::less<>>;
@@ -63,7 +80,7 @@ class Recipe {
   /// Knobs that are not given take the defaults. INVALID_ARGUMENT names the recipe or knob, the
   /// value and what is allowed; it also refuses knobs of other recipes and combinations that are
   /// invalid as a whole, such as a GEMM whose operands do not go together (docs/quantizers.md
-  /// section 7.2).
+  /// section 7.2). Rules that depend on the module are judged by CheckModule alone.
   static absl::StatusOr<Recipe> Create(std::string_view name, const Knobs& knobs);
   /// "name" or "name:key=value,key=value"; values that are JSON may hold commas.
   static absl::StatusOr<Recipe> Parse(std::string_view text);
@@ -81,14 +98,26 @@ class Recipe {
   /// SHA-256 of CanonicalText(), lower-case hex.
   std::string Digest() const;
 
-  /// The same recipe for modules of this type. It changes nothing unless the rules depend on the
-  /// module type. Without it, the functions below answer for linear modules.
-  Recipe ForModule(ModuleType module) const;
+  /// The same recipe for the module at this place. It changes nothing unless rules depend on the
+  /// module. Without it, the functions below answer for a linear module without names.
+  Recipe ForModule(const ModulePlace& place) const;
+  /// The place that ForModule gave, if rules depend on it.
+  const ModulePlace& module() const { return place_; }
+  bool DependsOnModule() const { return rules_ != nullptr; }
+  /// INVALID_ARGUMENT naming module, role and rule unless every role of this module has a rule and
+  /// the quantizers go together. A role without a rule is not quantized.
+  absl::Status CheckModule() const;
+  /// The same of one role, whatever the others are.
+  absl::Status CheckRole(TensorRole role) const;
+  /// Every quantizer that tensors of this role may have in some module.
+  std::vector<Quantizer> QuantizersOf(TensorRole role) const;
 
-  /// Whether any direction of any role is quantized.
+  /// Whether any direction of any role is quantized, or cast by an identity quantizer.
   bool is_quantized() const;
-  /// Whether scales come from the amaxes of earlier steps.
-  bool is_delayed() const;
+  /// Whether a scale, of some direction of some role in some module, comes from the amaxes of
+  /// earlier steps.
+  bool is_delayed() const { return is_delayed_; }
+  /// One for all such scales.
   const DelayedScalingOptions& delayed_scaling() const { return delayed_scaling_; }
   /// Whether the quantizer of the role draws random numbers.
   bool RoundsStochastically(TensorRole role) const;
@@ -108,16 +137,20 @@ class Recipe {
  private:
   Recipe() = default;
   static absl::StatusOr<Recipe> Make(std::string_view name, const Knobs& knobs, bool is_stored);
+  void Take(const RecipeRules& rules);
+  absl::Status TakeRules(const std::string& text);
+  absl::Status CheckFits(TensorRole role) const;
   std::string name_;
   std::shared_ptr<const Knobs> knobs_;  ///< Shared, since every training step copies recipes.
   BackwardOverride backward_override_ = BackwardOverride::kNone;
   std::optional<DType> activation_dtype_;
   using Quantizers = std::array<Quantizer, 3>;  ///< By TensorRole.
-  Quantizers quantizers_;
-  /// By ModuleType; null if all module types have the same.
-  std::shared_ptr<const std::array<Quantizers, 2>> by_module_;
+  Quantizers quantizers_;                       ///< Of the module at place_.
+  std::shared_ptr<const CustomRules> rules_;    ///< Null unless they depend on the module.
+  ModulePlace place_;
   std::array<bool, 3> split_ = {};  ///< By GemmRole.
   DelayedScalingOptions delayed_scaling_;
+  bool is_delayed_ = false;
 };
 
 }  // namespace quantgate

@@ -2,8 +2,12 @@
 
 #include <algorithm>
 #include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
@@ -60,17 +64,96 @@ absl::StatusOr<Directions> ParseDirectionText(std::string_view text) {
   return ParseDirections(json);
 }
 
-/// One entry in the list of a custom recipe.
+/// The longest pattern; no longer name is matched.
+constexpr size_t kPatternLengthMax = 160;
+
+/// Whether `text` is `pattern`, in which * stands for any characters and ? for one.
+bool Matches(std::string_view pattern, std::string_view text) {
+  size_t at = 0, star = pattern.npos, resume = 0;
+  for (size_t i = 0; i < text.size();) {
+    if (at < pattern.size() && pattern[at] == '*') {
+      star = at++;
+      resume = i;
+    } else if (at < pattern.size() && (pattern[at] == '?' || pattern[at] == text[i])) {
+      ++at;
+      ++i;
+    } else if (star != pattern.npos) {
+      // The last * takes one character more.
+      at = star + 1;
+      i = ++resume;
+    } else {
+      return false;
+    }
+  }
+  return pattern.find_first_not_of('*', at) == pattern.npos;
+}
+
+absl::StatusOr<std::string> ParsePattern(const char* key, const Json& json) {
+  const std::string pattern = json.is_string() ? json.get<std::string>() : "";
+  const bool is_good = json.is_string() && pattern.size() <= kPatternLengthMax &&
+                       std::all_of(pattern.begin(), pattern.end(), [](char c) {
+                         return absl::ascii_isalnum(static_cast<unsigned char>(c)) ||
+                                std::string_view("_-.*?").find(c) != std::string_view::npos;
+                       });
+  if (is_good) return pattern;
+  return Refuse(key, ShownJson(json),
+                absl::StrCat("must be a name: up to ", kPatternLengthMax,
+                             " letters, digits, _, - and ., with * for any characters and ? for "
+                             "one"));
+}
+
+/// The options of delayed scaling of those among the quantizers that have it. INVALID_ARGUMENT
+/// unless all have the same: the states of a module are updated together.
+absl::StatusOr<DelayedScalingOptions> DelayedOptionsOf(
+    const std::vector<const std::optional<QuantizerRule>*>& rules) {
+  const Recipe* first = nullptr;
+  for (const std::optional<QuantizerRule>* const rule : rules) {
+    if (!rule->has_value() || !(*rule)->recipe.has_value()) continue;
+    const Recipe& recipe = *(*rule)->recipe;
+    if (!recipe.is_delayed()) continue;
+    if (first == nullptr) first = &recipe;
+    for (const char* knob :
+         {"margin", "amax_history_len", "amax_compute_algo", "update", "reduce_amax"}) {
+      const std::string& value = recipe.knobs().find(knob)->second;
+      const std::string& other = first->knobs().find(knob)->second;
+      if (value == other) continue;
+      return Refuse(KnobField(knob), ShownValue(value),
+                    absl::StrCat("the quantizers of a recipe with delayed scaling have one value "
+                                 "of it, and another has ",
+                                 ShownValue(other)));
+    }
+  }
+  return first == nullptr ? DelayedScalingOptions() : first->delayed_scaling();
+}
+
+}  // namespace
+
+/// One entry in the list of a custom recipe. What is absent fits everything.
 struct CustomRule {
   std::optional<ModuleType> module;
   std::optional<TensorRole> role;
+  std::optional<std::string> layer, path;  ///< Patterns.
   Directions directions;
   Json canonical;
 
-  bool Fits(TensorRole of, ModuleType within) const {
-    return module.value_or(within) == within && role.value_or(of) == of;
+  bool depends_on_module() const { return module || layer || path; }
+  bool Fits(TensorRole of) const { return role.value_or(of) == of; }
+  bool Fits(TensorRole of, const ModulePlace& within) const {
+    return Fits(of) && module.value_or(within.type) == within.type &&
+           (!layer || Matches(*layer, within.layer)) && (!path || Matches(*path, within.Path()));
+  }
+  Quantizer For(TensorRole of) const {
+    Quantizer quantizer;  // A direction that the rule does not name is not quantized.
+    if (directions.rowwise) quantizer.rowwise = directions.rowwise->For(of, Usage::kRowwise);
+    if (directions.columnwise) {
+      quantizer.columnwise = directions.columnwise->For(of, Usage::kColumnwise);
+    }
+    quantizer.columnwise_source = directions.source.value_or(ColumnwiseSource::kOriginal);
+    return quantizer;
   }
 };
+
+namespace {
 
 absl::StatusOr<ModuleType> ParseModuleType(const Json& json) {
   for (const ModuleType module : kModuleTypes) {
@@ -81,14 +164,20 @@ absl::StatusOr<ModuleType> ParseModuleType(const Json& json) {
 
 absl::StatusOr<CustomRule> ParseCustomRule(const Json& json) {
   if (!json.is_object()) return Refuse("", ShownJson(json), "a rule is an object");
-  QG_RETURN_IF_ERROR(CheckKeys(json, {"module_type", "tensor_type", "quantizer", "rowwise",
-                                      "columnwise", "columnwise_source"}));
+  QG_RETURN_IF_ERROR(CheckKeys(json, {"module_type", "layer_name", "module_path", "tensor_type",
+                                      "quantizer", "rowwise", "columnwise", "columnwise_source"}));
   CustomRule rule;
   QG_ASSIGN_OR_RETURN(rule.directions, ParseDirections(json));
   rule.canonical = rule.directions.canonical;
   if (json.contains("module_type")) {
     QG_ASSIGN_OR_RETURN(rule.module, ParseModuleType(json["module_type"]));
     rule.canonical["module_type"] = json["module_type"];
+  }
+  for (const auto& [key, pattern] :
+       {std::pair{"layer_name", &rule.layer}, {"module_path", &rule.path}}) {
+    if (!json.contains(key)) continue;
+    QG_ASSIGN_OR_RETURN(*pattern, ParsePattern(key, json[key]));
+    rule.canonical[key] = json[key];
   }
   if (json.contains("tensor_type")) {
     const Json& tensor = json["tensor_type"];
@@ -99,11 +188,10 @@ absl::StatusOr<CustomRule> ParseCustomRule(const Json& json) {
     rule.role = *role;
     rule.canonical["tensor_type"] = tensor;
   }
-  const bool names_directions = rule.directions.rowwise && rule.directions.columnwise;
-  if (json.contains("quantizer") == names_directions ||
-      (json.contains("quantizer") && (rule.directions.rowwise || rule.directions.columnwise))) {
+  const bool names_directions = rule.directions.rowwise || rule.directions.columnwise;
+  if (json.contains("quantizer") == names_directions) {
     return Refuse("", ShownJson(json),
-                  "a rule has either \"quantizer\" or both \"rowwise\" and \"columnwise\"");
+                  "a rule has either \"quantizer\" or \"rowwise\", \"columnwise\" or both");
   }
   if (names_directions) return rule;
   const absl::StatusOr<QuantizerRule> both = ParseQuantizerRule(json["quantizer"]);
@@ -113,24 +201,11 @@ absl::StatusOr<CustomRule> ParseCustomRule(const Json& json) {
   return rule;
 }
 
-absl::StatusOr<std::vector<CustomRule>> ParseCustomRules(std::string_view text) {
-  QG_ASSIGN_OR_RETURN(const Json json, ParseJson(text));
-  if (!json.is_array() || json.empty() || json.size() > kRulesMax) {
-    return Refuse("", ShownValue(text),
-                  absl::StrCat("must be a list of 1 to ", kRulesMax, " rules"));
-  }
-  std::vector<CustomRule> rules;
-  for (size_t i = 0; i < json.size(); ++i) {
-    absl::StatusOr<CustomRule> rule = ParseCustomRule(json[i]);
-    if (!rule.ok()) return WithinField(absl::StrCat("[", i, "]"), rule.status());
-    rules.push_back(*std::move(rule));
-  }
-  return rules;
-}
+}  // namespace
 
-absl::StatusOr<RecipeRules> HybridRules(const Recipe::Knobs& knobs) {
+absl::StatusOr<RecipeRules> RulesOfHybrid(const Recipe::Knobs& knobs) {
   RecipeRules rules;
-  std::vector<QuantizerRule> by_gemm;
+  std::vector<std::optional<QuantizerRule>> by_gemm;
   for (const GemmRole gemm : kGemmRoles) {
     QG_ASSIGN_OR_RETURN(QuantizerRule rule,
                         ParseQuantizerRuleText(knobs.find(GemmRoleName(gemm))->second));
@@ -140,8 +215,19 @@ absl::StatusOr<RecipeRules> HybridRules(const Recipe::Knobs& knobs) {
     rules.split[index] = has_word ? rule.recipe->UsesSplitAccumulator(gemm) : kModuleSplits[index];
     by_gemm.push_back(std::move(rule));
   }
+  std::vector<Directions> by_role;
+  for (const TensorRole role : kTensorRoles) {
+    QG_ASSIGN_OR_RETURN(by_role.emplace_back(),
+                        ParseDirectionText(knobs.find(TensorRoleName(role))->second));
+  }
+  std::vector<const std::optional<QuantizerRule>*> all;
+  for (const std::optional<QuantizerRule>& rule : by_gemm) all.push_back(&rule);
+  for (const Directions& directions : by_role) {
+    all.insert(all.end(), {&directions.rowwise, &directions.columnwise});
+  }
+  QG_ASSIGN_OR_RETURN(rules.delayed, DelayedOptionsOf(all));
   for (const GemmPair& pair : kGemmPairs) {
-    const QuantizerRule& rule = by_gemm[static_cast<size_t>(pair.gemm)];
+    const QuantizerRule& rule = *by_gemm[static_cast<size_t>(pair.gemm)];
     for (const auto& [role, usage] : {std::pair{pair.a, pair.a_usage}, {pair.b, pair.b_usage}}) {
       Quantizer& quantizer = rules.of(role);
       (usage == Usage::kRowwise ? quantizer.rowwise : quantizer.columnwise) = rule.For(role, usage);
@@ -150,8 +236,7 @@ absl::StatusOr<RecipeRules> HybridRules(const Recipe::Knobs& knobs) {
   QG_ASSIGN_OR_RETURN(const ColumnwiseSource source,
                       ParseSource(Json(knobs.find("columnwise_source")->second)));
   for (const TensorRole role : kTensorRoles) {
-    QG_ASSIGN_OR_RETURN(const Directions directions,
-                        ParseDirectionText(knobs.find(TensorRoleName(role))->second));
+    const Directions& directions = by_role[static_cast<size_t>(role)];
     Quantizer& quantizer = rules.of(role);
     if (directions.rowwise) quantizer.rowwise = directions.rowwise->For(role, Usage::kRowwise);
     if (directions.columnwise) {
@@ -162,30 +247,73 @@ absl::StatusOr<RecipeRules> HybridRules(const Recipe::Knobs& knobs) {
   return rules;
 }
 
-absl::StatusOr<RecipeRules> CustomRulesOf(const Recipe::Knobs& knobs, ModuleType module) {
-  QG_ASSIGN_OR_RETURN(const std::vector<CustomRule> list,
-                      ParseCustomRules(knobs.find("rules")->second));
+absl::StatusOr<CustomRules> CustomRules::Parse(std::string_view text) {
+  QG_ASSIGN_OR_RETURN(const Json json, ParseJson(text));
+  if (!json.is_array() || json.empty() || json.size() > kRulesMax) {
+    return Refuse("", ShownValue(text),
+                  absl::StrCat("must be a list of 1 to ", kRulesMax, " rules"));
+  }
+  std::vector<CustomRule> list;
+  for (size_t i = 0; i < json.size(); ++i) {
+    absl::StatusOr<CustomRule> rule = ParseCustomRule(json[i]);
+    if (!rule.ok()) return WithinField(absl::StrCat("[", i, "]"), rule.status());
+    list.push_back(*std::move(rule));
+  }
+  std::vector<const std::optional<QuantizerRule>*> all;
+  for (const CustomRule& rule : list) {
+    all.insert(all.end(), {&rule.directions.rowwise, &rule.directions.columnwise});
+  }
+  CustomRules rules;
+  QG_ASSIGN_OR_RETURN(rules.delayed_, DelayedOptionsOf(all));
+  rules.list_ = std::make_shared<const std::vector<CustomRule>>(std::move(list));
+  return rules;
+}
+
+bool CustomRules::DependOnModule() const {
+  return std::any_of(list_->begin(), list_->end(),
+                     [](const CustomRule& rule) { return rule.depends_on_module(); });
+}
+
+const CustomRule* CustomRules::Find(TensorRole role, const ModulePlace& place) const {
+  for (const CustomRule& rule : *list_) {
+    if (rule.Fits(role, place)) return &rule;
+  }
+  return nullptr;
+}
+
+bool CustomRules::Fits(TensorRole role, const ModulePlace& place) const {
+  return Find(role, place) != nullptr;
+}
+
+std::string CustomRules::NoRuleText(TensorRole role, const ModulePlace& place) {
+  return absl::StrCat("no rule fits ", std::string(TensorRoleName(role)), " of a ", place.Text(),
+                      "; end with one that fits everything, such as {\"quantizer\": \"bf16\"}");
+}
+
+RecipeRules CustomRules::RulesFor(const ModulePlace& place) const {
   RecipeRules rules;
   rules.split = kModuleSplits;
+  rules.delayed = delayed_;
   for (const TensorRole role : kTensorRoles) {
-    const auto fits = [&](const CustomRule& rule) { return rule.Fits(role, module); };
-    const auto found = std::find_if(list.begin(), list.end(), fits);
-    if (found == list.end()) {
-      return Refuse(KnobField("rules"), ShownValue(knobs.find("rules")->second),
-                    absl::StrCat("no rule fits ", std::string(TensorRoleName(role)), " of a ",
-                                 std::string(ModuleTypeName(module)),
-                                 "; end with one without tensor_type and module_type, such as "
-                                 "{\"quantizer\": \"bf16\"}"));
-    }
-    Quantizer& quantizer = rules.of(role);
-    quantizer.rowwise = found->directions.rowwise->For(role, Usage::kRowwise);
-    quantizer.columnwise = found->directions.columnwise->For(role, Usage::kColumnwise);
-    quantizer.columnwise_source = found->directions.source.value_or(ColumnwiseSource::kOriginal);
+    const CustomRule* const rule = Find(role, place);
+    if (rule != nullptr) rules.of(role) = rule->For(role);
   }
   return rules;
 }
 
-}  // namespace
+std::vector<Quantizer> CustomRules::QuantizersOf(TensorRole role) const {
+  std::vector<Quantizer> quantizers;
+  for (const CustomRule& rule : *list_) {
+    if (rule.Fits(role)) quantizers.push_back(rule.For(role));
+  }
+  return quantizers;
+}
+
+std::string CustomRules::CanonicalText() const {
+  Json json = Json::array();
+  for (const CustomRule& rule : *list_) json.push_back(rule.canonical);
+  return json.dump();
+}
 
 absl::StatusOr<std::string> CanonicalComposedValue(const Knob& knob, std::string_view value) {
   if (knob.kind == KnobKind::kRule) {
@@ -196,15 +324,8 @@ absl::StatusOr<std::string> CanonicalComposedValue(const Knob& knob, std::string
     QG_ASSIGN_OR_RETURN(const Directions directions, ParseDirectionText(value));
     return directions.canonical.empty() ? "gemm" : directions.canonical.dump();
   }
-  QG_ASSIGN_OR_RETURN(const std::vector<CustomRule> rules, ParseCustomRules(value));
-  Json list = Json::array();
-  for (const CustomRule& rule : rules) list.push_back(rule.canonical);
-  return list.dump();
-}
-
-absl::StatusOr<RecipeRules> RulesOfComposed(RecipeKind kind, const Recipe::Knobs& knobs,
-                                            ModuleType module) {
-  return kind == RecipeKind::kHybrid ? HybridRules(knobs) : CustomRulesOf(knobs, module);
+  QG_ASSIGN_OR_RETURN(const CustomRules rules, CustomRules::Parse(value));
+  return rules.CanonicalText();
 }
 
 }  // namespace quantgate

@@ -25,10 +25,6 @@ absl::StatusOr<std::string> KnobText(const std::string& name, const Json& value)
 
 absl::Status CheckComponent(const RecipeEntry& entry, const Recipe::Knobs& given) {
   if (entry.is_composed()) return Refuse("", entry.name, "does not go into another recipe");
-  if (entry.kind == RecipeKind::kDelayed) {
-    return Refuse("", entry.name,
-                  "nested delayed scaling is refused: fp8_delayed is a recipe of its own only");
-  }
   for (const char* knob : {"backward_override", "activation_dtype"}) {
     const auto found = given.find(knob);
     if (found == given.end()) continue;
@@ -175,16 +171,21 @@ void DropVoidKnobs(Json& json) {
   }
 }
 
-/// Refuses fields about codes for an identity quantizer, which makes none: the source keeps its
-/// dtype (docs/quantizers.md section 7.1).
-absl::Status CheckOfCodes(QuantizerFormat format, const std::string& key, const Json& value) {
-  const bool is_of_codes =
-      key == "element" || key == "overflow" || key == "scale_rule" || key == "element_rounding";
-  if (TraitsOf(format).scales != ScaleKind::kNone || !is_of_codes) return absl::OkStatus();
-  return Refuse(key, ShownJson(value), "not a field of identity, which keeps its source as it is");
+/// Refuses fields about codes for an identity quantizer, which makes none: it keeps its source, or
+/// casts it to a high-precision element (docs/quantizers.md section 7.1).
+absl::Status CheckOfCodes(const QuantizerSpec& spec, const std::string& key, const Json& value) {
+  if (spec.is_quantized()) return absl::OkStatus();
+  if (key == "element") {
+    return spec.casts() ? absl::OkStatus()
+                        : Refuse(key, ShownJson(value), "identity casts to f32, bf16 or f16");
+  }
+  if (key != "overflow" && key != "scale_rule" && key != "element_rounding") {
+    return absl::OkStatus();
+  }
+  return Refuse(key, ShownJson(value), "not a field of identity, which makes no codes");
 }
 
-/// A quantizer given by fields. There is none for delayed scaling.
+/// A quantizer given by fields. Delayed scaling is a recipe by name.
 absl::StatusOr<QuantizerRule> SpecRule(const Json& json) {
   QG_RETURN_IF_ERROR(CheckKeys(
       json, {"format", "element", "block_dim", "power_2_scale", "amax_epsilon", "scale_rule",
@@ -196,7 +197,7 @@ absl::StatusOr<QuantizerRule> SpecRule(const Json& json) {
   rule.spec = plain;
   for (const auto& [key, value] : json.items()) {
     QG_RETURN_IF_ERROR(SetField(key, value, rule.spec));
-    QG_RETURN_IF_ERROR(CheckOfCodes(plain.format, key, value));
+    QG_RETURN_IF_ERROR(CheckOfCodes(rule.spec, key, value));
   }
   // "usual" and the name of that rule mean the same.
   if (rule.spec.scale_rule == ResolveScaleRule(ScaleRule::kUsual, rule.spec.format)) {

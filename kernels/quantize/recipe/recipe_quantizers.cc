@@ -198,6 +198,10 @@ absl::Status CheckPair(const GemmPair& pair, const RecipeRules& rules) {
     return refuse(ModeName(a), ModeName(b),
                   "no GEMM multiplies codes by high precision: quantize both or neither");
   }
+  if (a.casts() && b.casts() && a.element != b.element) {
+    return refuse(std::string(DTypeName(a.element)), std::string(DTypeName(b.element)),
+                  "no GEMM multiplies two high-precision types");
+  }
   if (a.format != b.format) {
     return refuse(ModeName(a), ModeName(b), "both sides of a GEMM must have one scaling mode");
   }
@@ -226,17 +230,20 @@ absl::StatusOr<RecipeRules> RulesOfKnobs(std::string_view recipe, const Recipe::
       absl::StrCat("recipe ", std::string(recipe), " is listed without a meaning"));
 }
 
+absl::Status CheckQuantizerOf(TensorRole role, const Quantizer& quantizer) {
+  const std::string name(TensorRoleName(role));
+  if (role == TensorRole::kWeight &&
+      (quantizer.rowwise.hadamard || quantizer.columnwise.hadamard)) {
+    return Refuse("", "", absl::StrCat(name, ": hadamard true; weights are never transformed"));
+  }
+  const absl::Status status = CheckQuantizer(quantizer);
+  if (status.ok()) return status;
+  return Refuse("", "", absl::StrCat(name, ": ", status.message()));
+}
+
 absl::Status CheckRules(const RecipeRules& rules) {
   for (const TensorRole role : kTensorRoles) {
-    const Quantizer& quantizer = rules.of(role);
-    const std::string name(TensorRoleName(role));
-    if (role == TensorRole::kWeight &&
-        (quantizer.rowwise.hadamard || quantizer.columnwise.hadamard)) {
-      return Refuse("", "", absl::StrCat(name, ": hadamard true; weights are never transformed"));
-    }
-    if (absl::Status status = CheckQuantizer(quantizer); !status.ok()) {
-      return Refuse("", "", absl::StrCat(name, ": ", status.message()));
-    }
+    QG_RETURN_IF_ERROR(CheckQuantizerOf(role, rules.of(role)));
   }
   for (const GemmPair& pair : kGemmPairs) QG_RETURN_IF_ERROR(CheckPair(pair, rules));
   return absl::OkStatus();

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <array>
+#include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/quantize/recipe/recipe.h"
@@ -16,7 +18,7 @@ inline constexpr std::array kTensorRoles = {TensorRole::kInput, TensorRole::kWei
                                             TensorRole::kGradOutput};
 inline constexpr std::array kGemmRoles = {GemmRole::kFprop, GemmRole::kDgrad, GemmRole::kWgrad};
 
-/// The meaning of a recipe for modules of one type.
+/// The meaning of a recipe for one module.
 struct RecipeRules {
   std::array<Quantizer, kTensorRoles.size()> quantizers;  ///< By TensorRole.
   std::array<bool, kGemmRoles.size()> split = {};         ///< By GemmRole.
@@ -54,6 +56,8 @@ inline constexpr std::array<GemmPair, 3> kGemmPairs = {{
 /// quantizer, a Hadamard transform of weights, or a GEMM whose operands do not go together
 /// (docs/quantizers.md section 7.2).
 absl::Status CheckRules(const RecipeRules& rules);
+/// The part of CheckRules about one role.
+absl::Status CheckQuantizerOf(TensorRole role, const Quantizer& quantizer);
 
 // ---- hybrid and custom, whose knobs hold JSON (recipe_composed.cc; docs/recipes.md section 1)
 
@@ -62,8 +66,33 @@ absl::Status CheckRules(const RecipeRules& rules);
 /// inside.
 absl::StatusOr<std::string> CanonicalComposedValue(const Knob& knob, std::string_view value);
 
-/// The rules of hybrid or custom for modules of one type; every knob is in `knobs`, canonical.
-absl::StatusOr<RecipeRules> RulesOfComposed(RecipeKind kind, const Recipe::Knobs& knobs,
-                                            ModuleType module);
+/// The rules of hybrid; every knob is in `knobs`, canonical.
+absl::StatusOr<RecipeRules> RulesOfHybrid(const Recipe::Knobs& knobs);
+
+struct CustomRule;  ///< recipe_composed.cc.
+
+/// The list of a custom recipe: of each role the first rule that fits it and the module.
+class CustomRules {
+ public:
+  /// INVALID_ARGUMENT says what is wrong inside.
+  static absl::StatusOr<CustomRules> Parse(std::string_view text);
+
+  /// Whether a rule fits some modules and not others.
+  bool DependOnModule() const;
+  /// Whether there is a rule for the role.
+  bool Fits(TensorRole role, const ModulePlace& place) const;
+  /// What an error says where there is none.
+  static std::string NoRuleText(TensorRole role, const ModulePlace& place);
+  /// The rules of one module, unchecked; identity for roles without a rule.
+  RecipeRules RulesFor(const ModulePlace& place) const;
+  /// The quantizer of each rule that fits the role in some module.
+  std::vector<Quantizer> QuantizersOf(TensorRole role) const;
+  std::string CanonicalText() const;
+
+ private:
+  const CustomRule* Find(TensorRole role, const ModulePlace& place) const;
+  std::shared_ptr<const std::vector<CustomRule>> list_;
+  DelayedScalingOptions delayed_;
+};
 
 }  // namespace quantgate

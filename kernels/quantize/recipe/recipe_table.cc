@@ -112,7 +112,7 @@ RecipeEntry Fp8Delayed() {
                          "the kernel's update, or torch's: they differ at amax 0 and NaN"));
   knobs.push_back(Choice("reduce_amax", kTrueFalse,
                          "maximum over the ranks before the update; one rank: none"));
-  return {RecipeKind::kDelayed, "fp8_delayed",
+  return {RecipeKind::kBase, "fp8_delayed",
           "FP8 with one scale per tensor, from the amaxes of earlier steps", std::move(knobs)};
 }
 
@@ -205,7 +205,7 @@ RecipeEntry Hybrid() {
 RecipeEntry Custom() {
   return {RecipeKind::kCustom,
           "custom",
-          "a list of role -> quantizer rules, the first that fits",
+          "a list of rules from roles and modules to quantizers, the first that fits",
           {BackwardOverrideKnob(),
            ActivationKnob(),
            {"rules", KnobKind::kRules, {R"([{"quantizer":"bf16"}])"}, "the rules, as JSON"}}};

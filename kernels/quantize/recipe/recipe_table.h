@@ -48,8 +48,7 @@ struct Knob {
 
 /// How the meaning of a recipe is found.
 enum class RecipeKind {
-  kBase,     ///< It is a function of the knobs: recipe_quantizers.cc.
-  kDelayed,  ///< The same with scales of earlier steps. It cannot be a part of another recipe.
+  kBase,  ///< It is a function of the knobs: recipe_quantizers.cc.
   kHybrid,
   kCustom,
 };

@@ -46,8 +46,9 @@ class CheckpointReader {
   absl::StatusOr<QuantizedTensor> OutlineQuantized(const Json& json, const std::string& path,
                                                    const Quantizer& quantizer, DType dtype,
                                                    const Shape& shape) const;
-  Quantizer WeightQuantizer(size_t layer) const {
-    return RecipeOfLayer(spec_.layers[layer].spec, *recipe_).QuantizerFor(TensorRole::kWeight);
+  Quantizer WeightQuantizer(size_t layer, const std::string& weight) const {
+    return RecipeOfParameter(spec_.layers[layer].spec, *recipe_, weight)
+        .QuantizerFor(TensorRole::kWeight);
   }
   int tp() const { return rank_ == nullptr ? 1 : spec_.parallel->tensor_parallel; }
   absl::Status CheckRanks() const;
@@ -211,7 +212,7 @@ absl::Status CheckpointReader::OutlineParameter(const Json& json, size_t index,
   QG_RETURN_IF_ERROR(Divide(index, name, shape));
   Parameter& parameter = layer.state.parameters[name];
   if (spec_.weights == WeightStorage::kQuantized && IsWeight(name)) {
-    parameter.quantizer = WeightQuantizer(index);
+    parameter.quantizer = WeightQuantizer(index, name);
     QG_ASSIGN_OR_RETURN(parameter.quantized,
                         OutlineQuantized(json, path, parameter.quantizer, dtype, shape));
   } else {
@@ -245,7 +246,7 @@ absl::Status CheckpointReader::OutlineLayer(const Json& json, size_t index,
     }
     const Tensor& value = parameter->second.value;
     WeightWorkspace& kept = layer.state.workspaces[name];
-    kept.quantizer = WeightQuantizer(index);
+    kept.quantizer = WeightQuantizer(index, name);
     QG_ASSIGN_OR_RETURN(kept.quantized, OutlineQuantized(workspace, prefix + name, kept.quantizer,
                                                          value.dtype(), value.shape()));
   }

@@ -1,9 +1,13 @@
 // Writing a session's checkpoint, and restoring a session from one.
+#include <set>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "kernels/base/refusal.h"
 #include "kernels/layer/layer_faults.h"
+#include "kernels/layer/layer_program.h"
 #include "kernels/training/checkpoint/checkpoint_format.h"
 #include "kernels/training/parallel/parallel_checks.h"
 #include "kernels/training/parallel/parallel_session.h"
@@ -18,7 +22,17 @@ namespace {
 absl::Status CheckDelayed(Engine& engine, const SessionSpec& spec, const SessionState& state,
                           const Cancellation* cancellation) {
   for (size_t i = 0; i < spec.layers.size(); ++i) {
+    std::set<std::string> known;
+    for (const LayerDelayedState& one : DelayedStatesOf(spec.layers[i].spec, state.recipe)) {
+      known.insert(one.name);
+    }
     for (const auto& [name, delayed] : state.layers[i].state.delayed) {
+      if (state.recipe.is_delayed() && !known.contains(name)) {
+        return Refuse(absl::StrCat("checkpoint[", spec.layers[i].name, ".", name, "]"),
+                      "no such state",
+                      absl::StrCat("under recipe ", state.recipe.ShortText(), " the layer's are ",
+                                   absl::StrJoin(known, ", ")));
+      }
       DelayedScalingState host;
       QG_ASSIGN_OR_RETURN(host.scale, engine.ToHost(delayed.scale, cancellation));
       QG_ASSIGN_OR_RETURN(host.amax_history, engine.ToHost(delayed.amax_history, cancellation));
@@ -76,6 +90,7 @@ absl::StatusOr<std::unique_ptr<OneRankSession>> OneRankSession::Restore(
     const Cancellation* cancellation, const SeededFaults& faults,
     std::shared_ptr<const SessionRank> rank) {
   if (rank == nullptr) QG_RETURN_IF_ERROR(CheckOneRank(spec));
+  NameLayers(spec);
   QG_RETURN_IF_ERROR(CheckSessionSpec(spec));
   QG_RETURN_IF_ERROR(engine.CheckArithmetic(spec.arithmetic));
   QG_ASSIGN_OR_RETURN(SessionState state,

@@ -247,10 +247,11 @@ absl::Status CheckGroupOfHeldWeights(const SessionSpec& spec, const Recipe& reci
   const bool is_divided = parallel.fully_sharded || parallel.distributed_optimizer;
   for (const SessionLayer& layer : spec.layers) {
     if (spec.weights != WeightStorage::kQuantized) break;
-    const Recipe of_layer = RecipeOfLayer(layer.spec, recipe);
-    QG_RETURN_IF_ERROR(CheckAmaxesOfRole("parallel.", parallel.amax_groups, TensorRole::kWeight,
-                                         of_layer.QuantizerFor(TensorRole::kWeight),
-                                         {true, !spec.built_without_grad}));
+    for (const Recipe& of_module : RecipesOfModules(layer.spec, recipe)) {
+      QG_RETURN_IF_ERROR(CheckAmaxesOfRole("parallel.", parallel.amax_groups, TensorRole::kWeight,
+                                           of_module.QuantizerFor(TensorRole::kWeight),
+                                           {true, !spec.built_without_grad}));
+    }
   }
   const bool is_of_codes = spec.weights == WeightStorage::kQuantized && !recipe.is_delayed();
   if (!is_divided || !is_of_codes || HaveSameParts(group, parallel.tensor_parallel)) {

@@ -39,6 +39,7 @@ ParallelSession::~ParallelSession() = default;
 
 absl::StatusOr<std::unique_ptr<ParallelSession>> ParallelSession::Create(
     Engine& engine, SessionSpec spec, const RankSetting* setting) {
+  NameLayers(spec);
   QG_RETURN_IF_ERROR(CheckSessionSpec(spec));
   QG_RETURN_IF_ERROR(engine.CheckArithmetic(spec.arithmetic));
   std::unique_ptr<ParallelSession> session(new ParallelSession(engine, std::move(spec), setting));

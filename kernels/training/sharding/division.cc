@@ -117,7 +117,7 @@ absl::Status Division::DivideRows(size_t layer, const std::string& name, const R
   DividedParameter& divided = state.divided[name];
   divided = UndividedOutline(spec, name, parameter, DividedParameter::By::kRows);
   ShardedWeightSpec& weight = divided.weight;
-  weight.quantizer = RecipeOfLayer(spec.spec, recipe).QuantizerFor(TensorRole::kWeight);
+  weight.quantizer = RecipeOfParameter(spec.spec, recipe, name).QuantizerFor(TensorRole::kWeight);
   weight.bounds =
       EvenBounds(weight.shape[0], ranks, is_quantized ? BlockRows(weight.quantizer) : 1);
   if (is_quantized) {
@@ -159,7 +159,8 @@ absl::Status Division::DivideBuffer(const ProcessGroup& copies, const Recipe& re
     QG_RETURN_IF_ERROR(InLayer(spec, DivideTrained(index, divided, trained)));
     const Parameter& parameter = layer.state.parameters.at(name);
     if (!parameter.is_quantized()) continue;
-    const Quantizer quantizer = RecipeOfLayer(spec.spec, recipe).QuantizerFor(TensorRole::kWeight);
+    const Quantizer quantizer =
+        RecipeOfParameter(spec.spec, recipe, name).QuantizerFor(TensorRole::kWeight);
     QG_ASSIGN_OR_RETURN(
         const MasterFragment fragment,
         FragmentOf(divided.weight.name, divided, trained.master, parameter.quantized, quantizer));

@@ -154,7 +154,7 @@ absl::Status CheckPart(const std::string& field, const ParallelSpec& parallel,
   }
   const absl::StatusOr<LayerPlanPointer> plan = DecideLayer(part, recipe);
   if (!plan.ok()) return OfPart(field, parallel, plan.status(), first_expert);
-  const absl::Status status = CheckLayerGemms(part.layer, **plan, recipe, arithmetic);
+  const absl::Status status = CheckLayerGemms(**plan, arithmetic);
   if (status.ok()) return status;
   return StatusOf({.code = status.code(),
                    .field = field + ".arithmetic",

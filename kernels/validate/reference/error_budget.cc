@@ -32,6 +32,7 @@ struct Side {
   Usage usage;        ///< The copy that was read, or dequantized.
   bool is_quantized;  ///< Whether it was codes, or dequantized from codes.
   bool is_transposed;
+  bool is_cast;                   ///< Whether identity cast it to another dtype.
   std::vector<Version> versions;  ///< The original first.
 };
 
@@ -58,6 +59,7 @@ std::pair<Side, Side> SidesOf(const GemmRecord& gemm) {
          gemm.role == GemmRole::kWgrad ? Usage::kColumnwise : Usage::kRowwise,
          false,
          false,
+         gemm.a.content == OperandOrigin::Content::kCast,
          {}};
   const bool is_wgrad = gemm.role == GemmRole::kWgrad;
   Side b{is_wgrad ? TensorRole::kInput : TensorRole::kWeight,
@@ -67,6 +69,7 @@ std::pair<Side, Side> SidesOf(const GemmRecord& gemm) {
          is_fprop ? Usage::kRowwise : Usage::kColumnwise,
          false,
          false,
+         gemm.b.content == OperandOrigin::Content::kCast,
          {}};
   for (auto [side, origin] : {std::pair(&a, &gemm.a), std::pair(&b, &gemm.b)}) {
     const bool is_dequantized = origin->content == OperandOrigin::Content::kDequantized;
@@ -127,7 +130,7 @@ class Budgets {
   absl::StatusOr<ErrorBudget> Measure(const GemmRecord& gemm);
 
  private:
-  absl::Status AddVersions(Side& side) const;
+  absl::Status AddVersions(const Recipe& recipe, Side& side) const;
   /// The exact product of two f32 matrices in gemm's layout, with its epilogue, in f32.
   absl::StatusOr<Tensor> Exact(const GemmDesc& desc, const Tensor& a, const Tensor& b) const;
   absl::StatusOr<Tensor> Accumulated(const GemmRecord& gemm) const;
@@ -145,7 +148,8 @@ class Budgets {
   ExecutionContext context_;
 };
 
-absl::Status Budgets::AddVersions(Side& side) const {
+/// `recipe`: that of the GEMM's module.
+absl::Status Budgets::AddVersions(const Recipe& recipe, Side& side) const {
   Tensor given = FindGiven(request_, side.name);
   const bool is_given = given.has_value();
   if (!is_given) given = FindComputed(result_, side.name);
@@ -155,7 +159,7 @@ absl::Status Budgets::AddVersions(Side& side) const {
   }
   QG_ASSIGN_OR_RETURN(Tensor matrix,
                       given.Reinterpret(given.dtype(), {given.rows(), given.columns()}));
-  const QuantizerSpec spec = recipe_.QuantizerFor(side.role).spec(side.usage);
+  const QuantizerSpec spec = recipe.QuantizerFor(side.role).spec(side.usage);
   const auto add = [&](const std::string& stage, const Tensor& source) -> absl::Status {
     QG_ASSIGN_OR_RETURN(Tensor version, OnHost(engine_.Cast(source, DType::kF32, cancellation_)));
     if (side.is_transposed) {
@@ -171,10 +175,16 @@ absl::Status Budgets::AddVersions(Side& side) const {
   // Activations and gradients enter in the activation dtype; weights are quantized as given, and
   // what another operation left unrounded as it is.
   const DType activation = recipe_.activation_dtype().value_or(request_.x.dtype());
-  const bool is_cast = side.role == TensorRole::kWeight ? !side.is_quantized : is_given;
+  const bool is_cast =
+      side.role == TensorRole::kWeight ? !side.is_quantized && !side.is_cast : is_given;
   if (matrix.dtype() != activation && is_cast) {
     QG_ASSIGN_OR_RETURN(const Tensor cast, engine_.Cast(matrix, activation, cancellation_));
     QG_RETURN_IF_ERROR(add(absl::StrCat(side.name, ": cast"), cast));
+  }
+  if (side.is_cast) {
+    QG_ASSIGN_OR_RETURN(Tensor used, OnHost(OperandValues(engine_, side, cancellation_)));
+    side.versions.push_back({absl::StrCat(side.name, ": identity"), std::move(used)});
+    return absl::OkStatus();
   }
   if (!side.is_quantized) return absl::OkStatus();
   const bool along_rows = side.k_is_last || side.usage == Usage::kRowwise;
@@ -302,8 +312,9 @@ void Summarize(const std::vector<Difference>& terms, const Difference& total, Er
 
 absl::StatusOr<ErrorBudget> Budgets::Measure(const GemmRecord& gemm) {
   auto [a, b] = SidesOf(gemm);
-  QG_RETURN_IF_ERROR(AddVersions(a));
-  QG_RETURN_IF_ERROR(AddVersions(b));
+  const Recipe recipe = RecipeOfParameter(request_.layer, recipe_, gemm.output);
+  QG_RETURN_IF_ERROR(AddVersions(recipe, a));
+  QG_RETURN_IF_ERROR(AddVersions(recipe, b));
   const Tensor& original_a = a.versions.front().matrix;
   const Tensor& original_b = b.versions.front().matrix;
   std::vector<Tensor> kept;  // Keeps alive what the differences point into.

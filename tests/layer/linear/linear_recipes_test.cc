@@ -40,6 +40,11 @@ const std::vector<std::string> kRecipes = {
     "hybrid:fprop=mxfp8,dgrad=nvfp4,wgrad=nvfp4,columnwise_source=rowwise_dequantized",
     R"(custom:rules=[{"tensor_type":"weight","quantizer":{"format":"mxfp8","block_dim":2}},)"
     R"({"quantizer":"mxfp8"}])",
+    R"(custom:rules=[{"quantizer":{"format":"identity","element":"f16"}}])",
+    R"(hybrid:fprop=mxfp8,dgrad={"format":"identity","element":"f16"},)"
+    R"(wgrad={"format":"identity","element":"f32"})",
+    R"(hybrid:fprop={"format":"identity","element":"f16"},dgrad=mxfp8)",
+    R"(hybrid:fprop={"format":"identity","element":"f16"},columnwise_source=rowwise_dequantized)",
 };
 
 std::vector<std::string> ModesOf(const std::string& recipe) {
@@ -198,6 +203,11 @@ class Composition {
     }
     const QuantizedTensor quantized = Quantized(role, usage);
     const QuantizedCopy& copy = *quantized.copy(usage);
+    if (copy.is_cast) {
+      GemmOperand operand;
+      operand.data = usage == Usage::kRowwise ? copy.data : Turned(copy.data);
+      return operand;
+    }
     if (copy.format == QuantizerFormat::kIdentity) return Plain(copy.data, usage);
     GemmOperand operand = OperandOf(copy);
     if (copy.format == QuantizerFormat::kMxfp8 && usage == Usage::kColumnwise) {
@@ -245,6 +255,66 @@ TEST(LinearRecipes, EachGemmReadsItsOwnDirections) {
       }
     }
   }
+}
+
+// Operands cast to bf16 from f32, each on its own: bf16 GEMMs with f32 results, and no tf32.
+TEST(LinearRecipes, IdentityCastsWhatGemmsRead) {
+  constexpr int64_t m = 32, n = 48, k = 64;
+  LayerRequest request;
+  request.x = Generated(Distribution::kNormal, 31, DType::kF32, {m, k});
+  request.parameters["weight"] = Generated(Distribution::kNormal, 32, DType::kF32, {n, k});
+  request.parameters["bias"] = Generated(Distribution::kNormal, 33, DType::kF32, {n});
+  request.grad_output = Generated(Distribution::kNormal, 34, DType::kF32, {m, n});
+  const LayerResult result = RunStep(
+      request,
+      *Recipe::Parse(R"(custom:rules=[{"quantizer":{"format":"identity","element":"bf16"}}])"));
+  const Tensor x = *CastTensor(request.x, DType::kBF16, kContext),
+               w = *CastTensor(request.parameters.at("weight"), DType::kBF16, kContext),
+               dy = *CastTensor(request.grad_output, DType::kBF16, kContext);
+  const auto product = [](GemmLayout layout, const Tensor& a, const Tensor& b,
+                          const Tensor& bias = {}) {
+    GemmDesc desc;
+    desc.layout = layout;
+    desc.out_dtype = DType::kF32;
+    desc.a.data = a;
+    desc.b.data = b;
+    desc.bias = bias;
+    return GemmCpu(desc, kContext)->d;
+  };
+  const std::map<std::string, Tensor> expected = {
+      {"y", product(GemmLayout::kTN, x, w, request.parameters.at("bias"))},
+      {"dx", product(GemmLayout::kNN, dy, w)},
+      {"dw", product(GemmLayout::kNT, dy, x)}};
+  for (const NamedTensor& output : result.outputs) {
+    if (output.name == "db") continue;
+    EXPECT_TRUE(SameBits(output.tensor, expected.at(output.name))) << output.name;
+  }
+  EXPECT_TRUE(result.notes.empty()) << result.notes.front();
+  ASSERT_EQ(result.saved.size(), 2u);
+  for (const SavedOperand& saved : result.saved) EXPECT_EQ(saved.content, "bf16 cast");
+  for (const GemmRecord& gemm : result.gemms) {
+    EXPECT_EQ(gemm.a.Text(), gemm.role == GemmRole::kFprop ? "x cast" : "grad_output cast");
+  }
+  for (const QuantizationRecord& record : result.quantizations) {
+    EXPECT_EQ(record.quantizer, "identity cast to bf16");
+  }
+  EXPECT_EQ(result.quantizations.size(), 3u);
+}
+
+// One operand cast and the other not: nothing multiplies f16 by bf16.
+TEST(LinearRecipes, IdentityOfOneSideAloneIsRefusedWhereTheDtypesDiffer) {
+  const Recipe recipe = *Recipe::Parse(
+      R"(custom:rules=[{"tensor_type":"weight","quantizer":{"format":"identity","element":"f16"}},)"
+      R"({"quantizer":"bf16"}])");
+  LayerRequest request = RandomRequest();
+  const auto engine = MakeCpuEngine({});
+  const auto refused = RunLayer(*engine, request, recipe, Arithmetic{}, nullptr);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(refused.status().message().find("of one high-precision type"), std::string::npos)
+      << refused.status();
+  request.x = *CastTensor(request.x, DType::kF16, kContext);
+  request.grad_output = *CastTensor(request.grad_output, DType::kF16, kContext);
+  EXPECT_TRUE(RunLayer(*engine, request, recipe, Arithmetic{}, nullptr).ok());
 }
 
 TEST(LinearRecipes, NothingWritesToSavedOperands) {

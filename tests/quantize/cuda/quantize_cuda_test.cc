@@ -62,6 +62,8 @@ void AddFp8Tensor(std::vector<NamedQuantizer>& all) {
 void AddHybrids(std::vector<NamedQuantizer>& all) {
   const QuantizerSpec specs[] = {
       {.format = QuantizerFormat::kIdentity},
+      {.format = QuantizerFormat::kIdentity, .element = DType::kF16},
+      {.format = QuantizerFormat::kIdentity, .element = DType::kBF16},
       {.format = QuantizerFormat::kFp8Tensor},
       {.format = QuantizerFormat::kFp8Block, .element = DType::kF8E5M2, .block_dim = 2},
       {.format = QuantizerFormat::kMxfp8},

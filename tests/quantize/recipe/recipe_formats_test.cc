@@ -239,11 +239,11 @@ TEST(Custom, ModuleTypesHaveRulesOfTheirOwn) {
       Parsed(R"(custom:rules=[{"module_type": "grouped_linear", "quantizer": "nvfp4"},)"
              R"({"module_type": "linear", "tensor_type": "weight", "quantizer": "fp8_block"},)"
              R"({"tensor_type": "weight", "quantizer": "mxfp8"}, {"quantizer": "fp8_block"}])");
-  const Recipe grouped = recipe.ForModule(ModuleType::kGroupedLinear);
+  const Recipe grouped = recipe.ForModule({ModuleType::kGroupedLinear});
   for (const TensorRole role : {kInput, kWeight, kGrad}) {
     EXPECT_EQ(grouped.QuantizerFor(role), Parsed("nvfp4").QuantizerFor(role));
     EXPECT_EQ(recipe.QuantizerFor(role), Parsed("fp8_block").QuantizerFor(role));
-    EXPECT_EQ(grouped.ForModule(ModuleType::kLinear).QuantizerFor(role), recipe.QuantizerFor(role));
+    EXPECT_EQ(grouped.ForModule({}).QuantizerFor(role), recipe.QuantizerFor(role));
   }
   EXPECT_TRUE(grouped.RoundsStochastically(kGrad));
   EXPECT_FALSE(recipe.RoundsStochastically(kGrad));
@@ -252,7 +252,132 @@ TEST(Custom, ModuleTypesHaveRulesOfTheirOwn) {
       Parsed(R"(custom:rules=[{"module_type":"grouped_linear","quantizer":"mxfp8"},)"
              R"({"quantizer":"bf16"}])");
   EXPECT_FALSE(experts_alone.is_quantized());
-  EXPECT_TRUE(experts_alone.ForModule(ModuleType::kGroupedLinear).is_quantized());
+  EXPECT_TRUE(experts_alone.ForModule({ModuleType::kGroupedLinear}).is_quantized());
+}
+
+TEST(Hybrid, DelayedScalingByDirection) {
+  const Recipe recipe = Parsed(
+      R"(hybrid:fprop={"name":"fp8_delayed","knobs":{"margin":2}},dgrad=mxfp8,wgrad=fp8_current)");
+  EXPECT_TRUE(recipe.is_delayed());
+  EXPECT_EQ(recipe.delayed_scaling().margin, 2);
+  EXPECT_EQ(recipe.QuantizerFor(kWeight).delayed_directions(), std::vector<Usage>{kRow});
+  EXPECT_EQ(recipe.QuantizerFor(kInput).delayed_directions(), std::vector<Usage>{kRow});
+  EXPECT_TRUE(recipe.QuantizerFor(kGrad).delayed_directions().empty());
+  const Recipe all = Parsed("hybrid:fprop=fp8_delayed,dgrad=fp8_delayed,wgrad=fp8_delayed");
+  for (const TensorRole role : kRoles) {
+    EXPECT_EQ(all.QuantizerFor(role), Parsed("fp8_delayed").QuantizerFor(role));
+    EXPECT_EQ(all.QuantizerFor(role).delayed_directions(), std::vector<Usage>{kRow});
+  }
+  const Recipe turned = Parsed(
+      "hybrid:fprop=fp8_delayed,dgrad=fp8_delayed,wgrad=fp8_delayed,"
+      "columnwise_source=rowwise_dequantized");
+  EXPECT_EQ(turned.QuantizerFor(kGrad).delayed_directions(), (std::vector<Usage>{kRow, kColumn}));
+  const Recipe by_name = Parsed(
+      R"(custom:rules=[{"layer_name":"fc1","quantizer":"fp8_delayed"},{"quantizer":"bf16"}])");
+  EXPECT_TRUE(by_name.is_delayed());
+  EXPECT_FALSE(by_name.is_quantized());
+  EXPECT_EQ(Parsed(recipe.ShortText()).Digest(), recipe.Digest());
+}
+
+TEST(Custom, IdentityWithAnElement) {
+  const Recipe recipe = Parsed(
+      R"(custom:rules=[{"tensor_type":"weight","rowwise":{"format":"identity","element":"bfloat16"}},)"
+      R"({"tensor_type":"input","rowwise":{"element":"bf16","format":"identity"}},)"
+      R"({"quantizer":{"format":"identity"}}])");
+  EXPECT_EQ(recipe.QuantizerFor(kInput).rowwise.element, DType::kBF16);
+  EXPECT_TRUE(recipe.QuantizerFor(kWeight).rowwise.casts());
+  EXPECT_FALSE(recipe.QuantizerFor(kWeight).columnwise.makes_copy());
+  EXPECT_EQ(recipe.QuantizerFor(kGrad), Quantizer());
+  EXPECT_TRUE(recipe.is_quantized());
+  EXPECT_FALSE(Parsed(R"(custom:rules=[{"quantizer":{"format":"identity"}}])").is_quantized());
+  EXPECT_EQ(recipe.ShortText(),
+            R"(custom:rules=[{"rowwise":{"element":"bf16","format":"identity"},)"
+            R"("tensor_type":"weight"},{"rowwise":{"element":"bf16","format":"identity"},)"
+            R"("tensor_type":"input"},{"quantizer":{"format":"identity"}}])");
+  EXPECT_EQ(Parsed(recipe.ShortText()).Digest(), recipe.Digest());
+}
+
+TEST(Custom, ADirectionAlone) {
+  const Recipe forward = Parsed(R"(custom:rules=[{"tensor_type":"grad_output","quantizer":"bf16"},)"
+                                R"({"rowwise":"mxfp8"}])");
+  for (const TensorRole role : {kInput, kWeight}) {
+    EXPECT_EQ(forward.QuantizerFor(role).rowwise, SpecOf("mxfp8", role));
+    EXPECT_EQ(forward.QuantizerFor(role).columnwise, QuantizerSpec());
+  }
+  for (const TensorRole role : kRoles) {
+    EXPECT_EQ(forward.QuantizerFor(role), Parsed("hybrid:fprop=mxfp8").QuantizerFor(role));
+  }
+  EXPECT_EQ(forward.ShortText(),
+            R"(custom:rules=[{"quantizer":"bf16","tensor_type":"grad_output"},)"
+            R"({"rowwise":"mxfp8"}])");
+  const Recipe wgrad = Parsed(R"(custom:rules=[{"tensor_type":"weight","quantizer":"bf16"},)"
+                              R"({"columnwise":{"format":"fp8_tensor"}}])");
+  EXPECT_EQ(wgrad.QuantizerFor(kGrad).columnwise.format, QuantizerFormat::kFp8Tensor);
+  for (const TensorRole role : kRoles) {
+    EXPECT_EQ(wgrad.QuantizerFor(role).rowwise, QuantizerSpec());
+  }
+  EXPECT_EQ(Parsed(wgrad.ShortText()).Digest(), wgrad.Digest());
+}
+
+TEST(Custom, RulesByTheNamesOfLayersAndModules) {
+  const Recipe recipe =
+      Parsed(R"(custom:rules=[{"module_path":"dec?der.*.fc1","quantizer":"mxfp8"},)"
+             R"({"layer_name":"*.mlp","tensor_type":"grad_output","quantizer":"nvfp4"},)"
+             R"({"layer_name":"head","quantizer":"fp8_block"},)"
+             R"({"module_type":"linear","quantizer":"nvfp4"}])");
+  EXPECT_TRUE(recipe.DependsOnModule());
+  struct Case {
+    ModulePlace place;
+    const char* same;
+  };
+  const Case cases[] = {
+      {{ModuleType::kLinear, "decoder.0.mlp", "fc1"}, "mxfp8"},
+      {{ModuleType::kLinear, "decoder", "0.fc1"}, "mxfp8"},
+      {{ModuleType::kLinear, "decoder.0.fc1", ""}, "mxfp8"},
+      {{ModuleType::kLinear, "decoder.fc1", ""}, "nvfp4"},
+      {{ModuleType::kLinear, "deccoder.0.mlp", "fc1"}, "nvfp4"},
+      {{ModuleType::kLinear, "decoder.0.mlp", "fc12"}, "nvfp4"},
+      {{ModuleType::kLinear, "decoder.0.mlp", "fc2"}, "nvfp4"},
+      {{ModuleType::kLinear, "head", ""}, "fp8_block"},
+      {{ModuleType::kGroupedLinear, "head", ""}, "fp8_block"},
+      {{ModuleType::kLinear, "heads", ""}, "nvfp4"},
+      {{}, "nvfp4"},
+  };
+  for (const Case& one : cases) {
+    SCOPED_TRACE(one.place.Text());
+    const Recipe there = recipe.ForModule(one.place);
+    EXPECT_TRUE(there.CheckModule().ok()) << there.CheckModule();
+    EXPECT_EQ(there.Digest(), recipe.Digest());
+    for (const TensorRole role : kRoles) {
+      EXPECT_EQ(there.QuantizerFor(role), Parsed(one.same).QuantizerFor(role));
+    }
+  }
+  const Recipe experts = recipe.ForModule({ModuleType::kGroupedLinear, "moe.mlp", ""});
+  EXPECT_THAT(std::string(experts.CheckModule().message()),
+              HasSubstr("custom: no rule fits input of a grouped_linear \"moe.mlp\""));
+  EXPECT_TRUE(experts.CheckRole(kGrad).ok());
+  EXPECT_FALSE(experts.CheckRole(kWeight).ok());
+  EXPECT_EQ(experts.QuantizerFor(kWeight), Quantizer());
+  EXPECT_EQ(recipe.ShortText(),
+            R"(custom:rules=[{"module_path":"dec?der.*.fc1","quantizer":"mxfp8"},)"
+            R"({"layer_name":"*.mlp","quantizer":"nvfp4","tensor_type":"grad_output"},)"
+            R"({"layer_name":"head","quantizer":"fp8_block"},)"
+            R"({"module_type":"linear","quantizer":"nvfp4"}])");
+  EXPECT_EQ(Parsed(recipe.ShortText()).Digest(), recipe.Digest());
+}
+
+TEST(Custom, RulesThatDependOnTheModuleAreJudgedThere) {
+  const Recipe linear = Parsed(R"(custom:rules=[{"module_type":"linear","quantizer":"mxfp8"}])");
+  EXPECT_TRUE(linear.CheckModule().ok());
+  EXPECT_THAT(std::string(linear.ForModule({ModuleType::kGroupedLinear}).CheckModule().message()),
+              HasSubstr("custom: no rule fits input of a grouped_linear; end with one that fits"));
+  const Recipe mixed =
+      Parsed(R"(custom:rules=[{"module_type":"grouped_linear","tensor_type":"weight",)"
+             R"("quantizer":"nvfp4"},{"quantizer":"mxfp8"}])");
+  EXPECT_TRUE(mixed.CheckModule().ok());
+  EXPECT_THAT(std::string(mixed.ForModule({ModuleType::kGroupedLinear}).CheckModule().message()),
+              HasSubstr("custom: grouped_linear: fprop reads input rowwise (mxfp8) and weight "
+                        "rowwise (nvfp4); both sides of a GEMM must have one scaling mode"));
 }
 
 TEST(Custom, QuantizersByTheirFields) {
@@ -320,10 +445,18 @@ TEST(Refused, ByName) {
        "nvfp4: input: quantizer.row_scaled is true: it does not go with stochastic "
        "rounding"},
       {"nvfp4:nvfp4_4over6_e4m3_max=300", "must be one of 256|448"},
-      {"hybrid:fprop=fp8_delayed",
-       "knobs[\"fprop\"] is fp8_delayed: nested delayed scaling is refused"},
-      {"custom:rules=[{\"quantizer\":\"fp8_delayed\"}]",
-       "knobs[\"rules\"][0].quantizer is fp8_delayed: nested delayed scaling is refused"},
+      {"hybrid:fprop=fp8_delayed,dgrad={\"name\":\"fp8_delayed\",\"knobs\":{\"margin\":1}}",
+       "knobs[\"margin\"] is \"1\": the quantizers of a recipe with delayed scaling have "
+       "one "
+       "value of it, and another has \"0\""},
+      {"custom:rules=[{\"layer_name\":\"a\",\"quantizer\":\"fp8_delayed\"},{\"quantizer\":{"
+       "\"name\":"
+       "\"fp8_delayed\",\"knobs\":{\"update\":\"unfused\"}}}]",
+       "knobs[\"update\"] is \"unfused\": the quantizers of a recipe with delayed scaling"},
+      {"hybrid:fprop=fp8_delayed,backward_override=dequantized",
+       "knobs[\"backward_override\"] is \"dequantized\": delayed scaling has no backward override"},
+      {"hybrid:fprop=fp8_delayed,weight={\"rowwise\":\"mxfp8\"}",
+       "hybrid: fprop reads input rowwise (fp8_tensor) and weight rowwise (mxfp8)"},
       {"hybrid:fprop=hybrid", "knobs[\"fprop\"] is hybrid: does not go into another recipe"},
       {"hybrid:fprop=fp9", "knobs[\"fprop\"].name is \"fp9\": unknown recipe"},
       {"hybrid:fprop={\"name\":\"mxfp8\",\"knobs\":{\"activation_dtype\":\"bf16\"}}",
@@ -355,20 +488,25 @@ TEST(Refused, ByName) {
        "the key \"quantizer\" stands twice in one object"},
       {"custom:rules=[]", "knobs[\"rules\"] is \"[]\": must be a list of 1 to 64 rules"},
       {"custom:rules=[{\"tensor_type\":\"weight\",\"quantizer\":\"mxfp8\"}]",
-       "no rule fits input of a linear; end with one without"},
-      {"custom:rules=[{\"module_type\":\"linear\",\"quantizer\":\"mxfp8\"}]",
-       "no rule fits input of a grouped_linear"},
-      {"custom:rules=[{\"module_type\":\"grouped_linear\",\"tensor_type\":\"weight\","
-       "\"quantizer\":\"nvfp4\"},{\"quantizer\":\"mxfp8\"}]",
-       "custom: grouped_linear: fprop reads input rowwise (mxfp8) and weight rowwise "
-       "(nvfp4); both sides of a GEMM must have one scaling mode"},
+       "no rule fits input of a linear; end with one that fits everything"},
+      {"custom:rules=[{\"layer_name\":\"fc 1\",\"quantizer\":\"mxfp8\"}]",
+       "knobs[\"rules\"][0].layer_name is \"fc 1\": must be a name"},
+      {"custom:rules=[{\"module_path\":5,\"quantizer\":\"mxfp8\"}]",
+       "knobs[\"rules\"][0].module_path is 5: must be a name"},
       {"custom:rules=[{\"tensor_type\":\"bias\",\"quantizer\":\"mxfp8\"}]",
        "knobs[\"rules\"][0].tensor_type is \"bias\": must be one of input, weight, "
        "grad_output"},
       {"custom:rules=[{\"module_type\":\"conv\",\"quantizer\":\"mxfp8\"}]",
        "knobs[\"rules\"][0].module_type is \"conv\": must be one of linear, grouped_linear"},
-      {"custom:rules=[{\"rowwise\":\"mxfp8\"}]",
-       "a rule has either \"quantizer\" or both \"rowwise\" and \"columnwise\""},
+      {"custom:rules=[{\"rowwise\":\"mxfp8\",\"quantizer\":\"mxfp8\"}]",
+       "a rule has either \"quantizer\" or \"rowwise\", \"columnwise\" or both"},
+      {"custom:rules=[{\"columnwise_source\":\"original\"}]", "a rule has either \"quantizer\" or"},
+      {"custom:rules=[{\"tensor_type\":\"weight\",\"rowwise\":\"mxfp8\"},{\"quantizer\":\"mxfp8\"}"
+       "]",
+       "custom: dgrad reads grad_output rowwise (mxfp8) and weight columnwise (not quantized)"},
+      {"custom:rules=[{\"tensor_type\":\"input\",\"columnwise\":\"mxfp8\"},"
+       "{\"quantizer\":\"mxfp8\"}]",
+       "custom: fprop reads input rowwise (not quantized) and weight rowwise (mxfp8)"},
       {"custom:rules=[{\"quantizer\":{\"format\":\"mxfp8\",\"colour\":1}}]",
        "unknown key \"colour\"; known: 4over6, amax_epsilon, block_dim"},
       {"custom:rules=[{\"quantizer\":{\"format\":\"mxfp8\",\"block_dim\":\"2\"}}]",
@@ -380,15 +518,17 @@ TEST(Refused, ByName) {
        "custom: input: quantizer.power_2_scale is true: not a field of mxfp8"},
       {"custom:rules=[{\"quantizer\":{\"format\":\"nvfp4\",\"hadamard\":true}}]",
        "custom: input: quantizer.rowwise.hadamard is true"},
-      {"custom:rules=[{\"quantizer\":{\"format\":\"identity\",\"element\":\"f16\"}}]",
-       "knobs[\"rules\"][0].quantizer.element"},
-      {"custom:rules=[{\"quantizer\":{\"format\":\"identity\",\"element\":\"f16\"}}]",
-       "[0].quantizer.element is \"f16\": not a field of identity, which keeps its source as "
-       "it is"},
       {"custom:rules=[{\"quantizer\":{\"format\":\"identity\",\"element\":\"u8\"}}]",
-       ": not a field of identity"},
+       "knobs[\"rules\"][0].quantizer.element is \"u8\": identity casts to f32, bf16 or f16"},
       {"custom:rules=[{\"quantizer\":{\"format\":\"identity\",\"element\":\"f8_e4m3\"}}]",
-       ": not a field of identity"},
+       "[0].quantizer.element is \"f8_e4m3\": identity casts to f32, bf16 or f16"},
+      {"hybrid:fprop={\"format\":\"identity\",\"element\":\"f16\"},"
+       "weight={\"rowwise\":{\"format\":\"identity\",\"element\":\"bf16\"}}",
+       "hybrid: fprop reads input rowwise (f16) and weight rowwise (bf16); no GEMM multiplies two "
+       "high-precision types"},
+      {"custom:rules=[{\"tensor_type\":\"input\",\"quantizer\":{\"format\":\"identity\","
+       "\"element\":\"f16\"}},{\"quantizer\":\"mxfp8\"}]",
+       "custom: fprop reads input rowwise (not quantized) and weight rowwise (mxfp8)"},
       {"custom:rules=[{\"quantizer\":{\"overflow\":\"saturate\",\"format\":\"identity\"}}]",
        "quantizer.overflow is \"saturate\": not a field of identity"},
       {"hybrid:weight={\"rowwise\":{\"format\":\"identity\",\"scale_rule\":\"divide\"}}",

@@ -207,9 +207,14 @@ const std::vector<SpecRow>& SpecRows() {
       {"2-D by 2-D blocks",
        [](v1::RunSpec& s) { SetKnob(s, "fp8_block", "x_block_dim", "2"); },
        {kInvalid, "spec.variants[0].recipe", "fp8_block", "2-D by 2-D blocks"}},
-      {"nested delayed scaling",
-       [](v1::RunSpec& s) { SetKnob(s, "hybrid", "fprop", "fp8_delayed"); },
-       {kInvalid, "spec.variants[0].recipe.knobs[\"fprop\"]", "fp8_delayed", "nested delayed"}},
+      {"delayed scaling with two margins",
+       [](v1::RunSpec& s) {
+         SetKnob(s, "custom", "rules",
+                 R"([{"tensor_type": "weight", "quantizer": "fp8_delayed"},)"
+                 R"( {"quantizer": {"name": "fp8_delayed", "knobs": {"margin": 1}}}])");
+       },
+       {kInvalid, "spec.variants[0].recipe.knobs[\"rules\"].knobs[\"margin\"]", "1",
+        "have one value"}},
       {"Hadamard on weights",
        [](v1::RunSpec& s) {
          SetKnob(s, "hybrid", "weight", R"({"columnwise": {"format": "nvfp4", "hadamard": true}})");

@@ -92,6 +92,9 @@ TEST_F(ParallelSessionsTest, CopiesAndRefusals) {
   ExpectRefused(OpenRequest(2, 1, ""), invalid, "no layer has a parallel_mode");
   ExpectRefused(OpenRequest(1, 1, "column"), invalid, "spec.layers[0].layer.parallel_mode");
   ExpectRefused(OpenRequest(5, 1, "column"), invalid, "multiple of 5");
+  v1::OpenSessionRequest named = OpenRequest(1, 1, "");
+  named.mutable_spec()->mutable_layers(0)->mutable_layer()->set_name("another");
+  ExpectRefused(named, invalid, "spec.layers[0].layer.name is \"another\"");
   v1::OpenSessionRequest request = OpenRequest(2, 1, "column");
   request.mutable_spec()->mutable_parallel()->set_backend("mpi");
   ExpectRefused(request, invalid,

@@ -126,6 +126,7 @@ void OptionRefusalTest::ExpectLayerOptionsNamed(const Arguments& command) {
                 {"input.scale=gen:normal,shape=3x5", "nope.scale=gen:uniform,shape=1,dtype=f32"},
                 {"--recipe", "fp8_delayed"}},
                {"--layer", {"nope", "LINEAR"}},
+               {"--layer-name", {"a b", "\n", std::string(65, 'x')}},
                {"--norm", {"nope", "rmsnorm,eps=x", "rmsnorm,nope=1"}},
                {"--activation", {"nope", "clamped_swiglu,limit=x", "gelu,nope=1"}},
                {"--m-splits", {"x", "16"}},
