@@ -16,6 +16,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/overlap/overlap_timeline.h"
 #include "kernels/engine/engine.h"
+#include "kernels/layer/saved_size.h"
 #include "kernels/quantize/recipe/recipe.h"
 #include "kernels/tensor/files/tensor_file.h"
 
@@ -49,7 +50,14 @@ struct SavedOperand {
   Fingerprint at_save;  ///< The sum of the fingerprints of its parts, codes and scale_inv.
   Fingerprint at_use;   ///< Likewise.
   bool used = false;    ///< False: saved by the mode's rule, but nothing reads it.
+  std::string format;   ///< "mxfp8", "bf16", "fp8_tensor and mxfp8": of codes, of values.
+  SavedSize size;       ///< Of all its tensors.
+  /// What it adds to the step's sum: without storage that an operand saved before it shares.
+  SavedSize counted;
 };
+
+/// The sum of what each operand adds.
+SavedSize SumOf(std::span<const SavedOperand> saved);
 
 /// One quantization that the layer did.
 struct QuantizationRecord : QuantizationSummary {
@@ -124,6 +132,8 @@ inline void IgnoreStage(const StageId&) {}
 struct SavedMark {
   std::string name;
   std::string content;
+  std::string format;
+  StorageCount::Sizes sizes;
   std::vector<Tensor> at_save;  ///< Results of Engine::StartFingerprints.
 };
 using SavedMarkPointer = std::shared_ptr<const SavedMark>;
@@ -132,7 +142,10 @@ using SavedMarkPointer = std::shared_ptr<const SavedMark>;
 struct OperandToSave {
   std::string name;
   std::string content;
-  std::vector<Tensor> parts;
+  std::string format;
+  std::vector<SavedTensor> parts;
+  /// Tensors that the layer's state holds anyway, some of which may be among the parts.
+  std::vector<Tensor> held = {};
 };
 /// A kept operand at the place of its use.
 struct UsedOperand {
@@ -210,9 +223,8 @@ class StepRecorder {
   };
 
   /// The started fingerprints of each operand's parts, by operand.
-  template <typename Operand>
   absl::StatusOr<std::vector<std::vector<Tensor>>> StartFingerprints(
-      std::span<const Operand> operands);
+      const std::vector<std::vector<Tensor>>& operands);
   size_t RecordOf(const SavedMarkPointer& mark);
   absl::Status ReadFingerprints(StepRecords& records);
   absl::Status ReadSummaries(StepRecords& records);
@@ -230,6 +242,7 @@ class StepRecorder {
   std::vector<QuantizedTensor> quantized_;
   /// Indices into records_.saved. Keeps the marks alive, so that no address is reused.
   std::map<SavedMarkPointer, size_t> saved_;
+  StorageCount storage_;  ///< Of what was saved in this step.
 };
 
 }  // namespace quantgate

@@ -24,6 +24,7 @@ void CompareWithFirstPhase(const std::vector<SavedOperand>& first, StepRecords& 
     record.name = absl::StrCat(operand.name, " recomputed");
     record.at_use = again->at_save;
     record.used = true;
+    record.counted = {};  // The same operand counts where the second phase saves it.
     records.saved.push_back(std::move(record));
   }
 }

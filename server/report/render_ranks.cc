@@ -26,6 +26,20 @@ void PrintOverlaps(const RankReports& ranks, bool uses_colour, std::ostream& out
   table.Print(out, uses_colour);
 }
 
+void PrintSavedBytes(const RankReports& ranks, bool uses_colour, std::ostream& out) {
+  TextTable table({"rank", "saved", "codes, values", "scales", "held"});
+  bool any = false;
+  for (const v1::RankReport& rank : ranks) {
+    const v1::SavedBytes& saved = rank.saved_bytes();
+    any |= saved.bytes() > 0;
+    table.AddRow({absl::StrCat(rank.rank()), Bytes(saved.bytes()), Bytes(saved.data_bytes()),
+                  Bytes(saved.scale_bytes()), Bytes(saved.held_bytes())});
+  }
+  if (!any) return;
+  out << "\nSaved for backward\n";
+  table.Print(out, uses_colour);
+}
+
 }  // namespace
 
 std::vector<std::string> AmaxGroupHead() {
@@ -67,6 +81,7 @@ void PrintRankReports(const RankReports& ranks, bool uses_colour, std::ostream& 
     for (const std::vector<std::string>& row : rows) groups.AddRow(row);
     groups.Print(out, uses_colour);
   }
+  PrintSavedBytes(ranks, uses_colour, out);
   PrintOverlaps(ranks, uses_colour, out);
 }
 

@@ -181,8 +181,9 @@ void AddMatrix(const std::vector<std::string>& names, Json& run) {
     for (const std::string& name : names) variant["cells"].push_back({{"cell", cells[name]}});
     variant["is_open"] = variant["is_broken"] == true || run["variants"].size() == 1;
     Json overlaps = Json::array();
-    variant["has_amax_groups"] = false;
+    variant["has_amax_groups"] = variant["ranks_save"] = false;
     for (const Json& rank : variant["ranks"]) {
+      if (!rank["saved"].empty()) variant["ranks_save"] = true;
       for (const Json& record : rank["quantizations"]) {
         if (record["amax_group"] != "") variant["has_amax_groups"] = true;
       }
@@ -400,6 +401,11 @@ Json ViewOf(const ReportDocument& document) {
     run["is_single"] = document.run.variants_size() == 1;
     run["is_stored"] = run["reproduce"] != "" && run["reproduce"] != page["command"];
     run["is_wide"] = run["output_names"].size() > 1;
+    run["tells_saved"] =
+        std::any_of(run["variants"].begin(), run["variants"].end(), [](const Json& variant) {
+          const Json bytes = At(variant, "/saved_bytes/bytes");
+          return bytes.is_number_integer() && bytes > 0;
+        });
     AddMatrix(OutputNames(document.run), run);
     MarkLowest(OutputNames(document.run), run);
     const auto is_within = [](const Json& variant) { return variant["is_broken"] == false; };

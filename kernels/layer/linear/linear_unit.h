@@ -72,8 +72,11 @@ struct KeptOperand {
   SavedMarkPointer mark;  ///< Null until it is kept.
 
   bool has_codes() const { return codes.rowwise.has_value() || codes.columnwise.has_value(); }
-  /// The tensors that are fingerprinted.
+  /// The tensors that backward needs: those that are fingerprinted, and whose bytes count.
+  std::vector<SavedTensor> SavedTensors() const;
   std::vector<Tensor> Parts() const;
+  /// SavedOperand::format.
+  std::string Format() const;
 };
 
 /// What forward keeps for backward.
