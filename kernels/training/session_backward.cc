@@ -128,6 +128,7 @@ class Backwarding {
   SessionState next_;
   std::shared_ptr<const InFlight> flight_;
   SessionStepResult result_;
+  int64_t peak_ = 0;  ///< SavedMemory::added with what is recomputed.
 };
 
 absl::Status Backwarding::Check() const {
@@ -167,6 +168,9 @@ absl::StatusOr<std::vector<std::shared_ptr<LayerSaved>>> Backwarding::Recompute(
   QG_RETURN_IF_ERROR(run_.recorder().Use({&x, 1}));
   QG_RETURN_IF_ERROR(division_.Gather(run_, recomputation.divided, true, layers));
   QG_ASSIGN_OR_RETURN(ForwardPass pass, ForwardLayers(run_, session_.spec, plan, layers));
+  // What the forwards in flight saved, this one's x among it, is held until the step has succeeded.
+  SessionState now = session_.now;
+  peak_ = SavedMemoryOf(session_.spec, now, pass.saved).added();
   return std::move(pass.saved);
 }
 
@@ -249,6 +253,7 @@ absl::StatusOr<SessionStepResult> Backwarding::Run() {
   }
   KeepDelayed(flight_->recipe_number, layers, next_);
   DropRetired(next_);
+  NotePeak(peak_, next_.step_count + 1, next_);
   if (Has(kFaultInputCleared)) QG_RETURN_IF_ERROR(ClearInput(session_.engine, saved));
 
   QG_ASSIGN_OR_RETURN(static_cast<StepRecords&>(result_), run_.Finish());

@@ -42,6 +42,11 @@ class ExpertsSaved : public LayerSaved {
     }
     return parts;
   }
+  std::vector<HeldOperand> operands() const override {
+    std::vector<HeldOperand> operands = experts_.saved->operands();
+    for (HeldOperand& held : operands) held.name = WithExpertOfWhole(held.name, first_);
+    return operands;
+  }
   int64_t bytes() const override { return experts_.saved->bytes(); }
   std::unique_ptr<LayerSaved> Clone() const override {
     return std::make_unique<ExpertsSaved>(

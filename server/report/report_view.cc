@@ -294,6 +294,28 @@ Json ChartedSeries(Json& page, Json rows, const char* key,
   return groups;
 }
 
+constexpr double kMebibytes = 1.0 / (1 << 20);
+
+/// One group of charts: what each variant saves over the steps, as far as there is any of it.
+Json MemoryCharts(const TraceReport& report, Json& page) {
+  if (!HasMemory(report)) return Json::array();
+  std::vector<Quantity> quantities;
+  for (const Quantity& quantity :
+       {Quantity{"added on the device, MiB", "/added_bytes", kMebibytes},
+        {"offloaded to the host, MiB", "/host_bytes", kMebibytes},
+        {"left to recomputation, MiB", "/not_saved_bytes", kMebibytes}}) {
+    const auto has_any = [&](const Json& row) { return At(row, quantity.place) > 0; };
+    if (std::any_of(page["memories"].begin(), page["memories"].end(), has_any)) {
+      quantities.push_back(quantity);
+    }
+  }
+  for (Json& row : page["memories"]) {
+    row["name"] = "bytes saved for backward";
+    row.erase("operands");
+  }
+  return ChartedSeries(page, std::move(page["memories"]), "name", quantities);
+}
+
 Json VerdictOf(const v1::Verdict& verdict) {
   Json json = JsonOf(verdict);
   json["word"] = VerdictWord(verdict);
@@ -461,6 +483,7 @@ Json ViewOf(const TraceReport& report) {
                      {"saturated, %", "/saturation_rate", 100},
                      {"scale drift, log2", "/scale_drift_log2"},
                      {"drift of the blocks' mean scale code", "/scale_code_drift"}});
+  page["memories"] = MemoryCharts(report, page);
   page["overlap_charts"] = OverlapCharts(page["overlaps"]);
   return page;
 }

@@ -195,6 +195,7 @@ absl::Status StepCall::Write(const SessionStepResult& result, const Cancellation
   for (const std::string& difference : result.rank_differences) {
     response_.add_rank_differences(difference);
   }
+  *response_.mutable_memory() = SavedMemoryToProto(training().saved_memory());
   for (int index = 0; const RankStepRecords& rank : result.ranks) {
     QG_ASSIGN_OR_RETURN(*response_.add_ranks(), RankToProto(rank, index));
     ++index;
