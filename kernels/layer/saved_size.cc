@@ -59,4 +59,11 @@ StorageCount::Sizes StorageCount::Add(std::span<const SavedTensor> operand) {
   return sizes;
 }
 
+std::shared_ptr<const void> GatheredBytes::Hold(int64_t bytes) {
+  count_->held += bytes;
+  count_->peak = std::max(count_->peak, count_->held);
+  return std::shared_ptr<const void>(
+      count_.get(), [count = count_, bytes](const void*) { count->held -= bytes; });
+}
+
 }  // namespace quantgate

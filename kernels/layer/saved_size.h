@@ -1,9 +1,10 @@
-// The bytes of what is saved for backward, in the logical layouts of docs/file-formats.md section
-// 2: without the padding and swizzling of a GEMM's kernel.
+// The bytes of what is saved for backward, and of what ranks gather for it, in the logical layouts
+// of docs/file-formats.md section 2: without the padding and swizzling of a GEMM's kernel.
 #pragma once
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -65,6 +66,24 @@ class StorageCount {
 
  private:
   AddressRanges held_, counted_;
+};
+
+/// The bytes of whole x and grad_output that a rank has gathered for a backward and still holds.
+/// Copies have one count. Used by one thread.
+class GatheredBytes {
+ public:
+  /// The bytes are held until the last copy of the returned lease has gone, which may be after this
+  /// object has.
+  std::shared_ptr<const void> Hold(int64_t bytes);
+
+  int64_t held() const { return count_->held; }
+  int64_t peak() const { return count_->peak; }  ///< The most that was held at a time.
+
+ private:
+  struct Count {
+    int64_t held = 0, peak = 0;
+  };
+  std::shared_ptr<Count> count_ = std::make_shared<Count>();
 };
 
 }  // namespace quantgate

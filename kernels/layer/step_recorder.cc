@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/layer/layer_faults.h"
 
 namespace quantgate {
 
@@ -161,9 +162,13 @@ absl::StatusOr<std::vector<SavedMarkPointer>> StepRecorder::Save(
   for (size_t i = 0; i < operands.size(); ++i) {
     const OperandToSave& operand = operands[i];
     for (const Tensor& tensor : operand.held) storage_.HoldAnyway(tensor);
-    marks.push_back(std::make_shared<const SavedMark>(
-        SavedMark{operand.name, operand.content, operand.format, storage_.Add(operand.parts),
-                  std::move(started[i])}));
+    std::vector<SavedTensor> counted = operand.parts;
+    if (faults_.Has(kFaultScalesUncounted)) {
+      std::erase_if(counted, [](const SavedTensor& part) { return part.is_scale; });
+    }
+    marks.push_back(
+        std::make_shared<const SavedMark>(SavedMark{operand.name, operand.content, operand.format,
+                                                    storage_.Add(counted), std::move(started[i])}));
     RecordOf(marks.back());
   }
   return marks;

@@ -112,6 +112,14 @@ struct StageTimeline {
   OverlapTimeline timeline;
 };
 
+/// What a rank gathered for a backward: whole x and grad_output, as GEMMs read them, and what these
+/// were made of, in bytes. Records of GEMMs hold their operands for the report; that is not
+/// counted.
+struct GatheredRecord {
+  int64_t peak = 0;  ///< The most that was held at a time.
+  int64_t held = 0;  ///< What is still held when the step has ended.
+};
+
 /// What a report says about a step beside its outputs.
 struct StepRecords {
   std::vector<GemmRecord> gemms;
@@ -119,6 +127,7 @@ struct StepRecords {
   std::vector<QuantizationRecord> quantizations;
   std::vector<TimedStage> stages;
   std::vector<StageTimeline> timelines;  ///< In the order of the stages; on this rank.
+  GatheredRecord gathered;
   std::vector<std::string>
       notes;  ///< "backward_override has no effect without a quantized recipe".
 };
@@ -201,13 +210,21 @@ class StepRecorder {
   absl::StatusOr<std::vector<SavedMarkPointer>> Save(std::span<const OperandToSave> operands);
   absl::Status Use(std::span<const UsedOperand> operands);
 
+  /// Counts bytes that were gathered for a backward, until the last copy of the lease has gone.
+  std::shared_ptr<const void> HoldGathered(int64_t bytes) { return gathered_.Hold(bytes); }
+  /// Counts what is gathered together with another recorder of the same step.
+  void ShareGathered(const StepRecorder& other) { gathered_ = other.gathered_; }
+
   /// Adds a note to the report, once however often it is added.
   void AddNote(const std::string& note);
 
   /// Ends the recording and hands over the records, without waiting: the fingerprints of saved
   /// operands and the summaries of quantizations are still missing. `on_stage` is not called after
   /// this.
-  StepRecords TakeRecords() { return std::move(records_); }
+  StepRecords TakeRecords() {
+    records_.gathered = {gathered_.peak(), gathered_.held()};
+    return std::move(records_);
+  }
   /// Adds what is missing to the records that TakeRecords gave. Waits until it is computed, but not
   /// for later work. Call once.
   absl::Status Read(StepRecords& records);
@@ -243,6 +260,7 @@ class StepRecorder {
   /// Indices into records_.saved. Keeps the marks alive, so that no address is reused.
   std::map<SavedMarkPointer, size_t> saved_;
   StorageCount storage_;  ///< Of what was saved in this step.
+  GatheredBytes gathered_;
 };
 
 }  // namespace quantgate

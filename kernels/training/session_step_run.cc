@@ -70,6 +70,7 @@ SessionStepRun::SessionStepRun(Engine& engine, const SessionSpec& spec,
     : spec_(spec), rank_(rank), recorder_(engine, spec.arithmetic, cancellation) {
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     layers_.push_back(std::make_unique<StepRecorder>(engine, spec.arithmetic, cancellation));
+    layers_.back()->ShareGathered(recorder_);
   }
 }
 

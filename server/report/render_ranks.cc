@@ -27,16 +27,19 @@ void PrintOverlaps(const RankReports& ranks, bool uses_colour, std::ostream& out
 }
 
 void PrintSavedBytes(const RankReports& ranks, bool uses_colour, std::ostream& out) {
-  TextTable table({"rank", "saved", "codes, values", "scales", "held"});
+  TextTable table({"rank", "saved", "codes, values", "scales", "held", "gathered", "kept"});
   bool any = false;
   for (const v1::RankReport& rank : ranks) {
     const v1::SavedBytes& saved = rank.saved_bytes();
-    any |= saved.bytes() > 0;
+    any |= saved.bytes() > 0 || rank.gathered_peak_bytes() > 0;
     table.AddRow({absl::StrCat(rank.rank()), Bytes(saved.bytes()), Bytes(saved.data_bytes()),
-                  Bytes(saved.scale_bytes()), Bytes(saved.held_bytes())});
+                  Bytes(saved.scale_bytes()), Bytes(saved.held_bytes()),
+                  Bytes(rank.gathered_peak_bytes()), Bytes(rank.gathered_held_bytes())});
+    if (rank.gathered_held_bytes() > 0) table.SetTone(6, Tone::kBad);
   }
   if (!any) return;
-  out << "\nSaved for backward\n";
+  out << "\nSaved for backward; gathered: the most of x and grad_output at a time; kept: after the "
+         "step\n";
   table.Print(out, uses_colour);
 }
 

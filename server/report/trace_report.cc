@@ -180,15 +180,22 @@ void PrintTraceMemories(const TraceReport& report, bool uses_colour, std::ostrea
   if (!HasMemory(report)) return;
   out << "\nSaved for backward after each step; added: beyond what the session holds anyway; peak: "
          "the most of it so far\n";
-  std::vector<std::string> head = {"step", "<variant"};
-  for (const std::string& column : MemoryHead()) head.push_back(column);
+  const bool gathers =
+      std::any_of(report.memories.begin(), report.memories.end(),
+                  [](const TraceMemory& one) { return one.memory.gathered_peak_bytes() > 0; });
+  std::vector<std::string> head = MemoryHead();
+  if (gathers) head.insert(head.end(), {"gathered", "kept"});
+  head.insert(head.begin(), {"step", "<variant"});
   TextTable table(head);
   std::map<int, std::vector<std::string>> before;
   for (const TraceMemory& one : report.memories) {
-    const std::vector<std::string> values = MemoryRow(one.memory);
-    if (std::exchange(before[one.variant], values) == values) continue;
-    std::vector<std::string> row = {StepText(report, one.step), report.variants[one.variant]};
-    row.insert(row.end(), values.begin(), values.end());
+    std::vector<std::string> row = MemoryRow(one.memory);
+    if (gathers) {
+      row.insert(row.end(), {Bytes(one.memory.gathered_peak_bytes()),
+                             Bytes(one.memory.gathered_held_bytes())});
+    }
+    if (std::exchange(before[one.variant], row) == row) continue;
+    row.insert(row.begin(), {StepText(report, one.step), report.variants[one.variant]});
     table.AddRow(row);
   }
   table.Print(out, uses_colour);

@@ -310,6 +310,8 @@ v1::RankReport RankReportToProto(const VariantReport::RankReport& report) {
   }
   AddRecords(report, proto);
   *proto.mutable_saved_bytes() = SavedBytesToProto(SumOf(report.saved));
+  proto.set_gathered_peak_bytes(report.gathered.peak);
+  proto.set_gathered_held_bytes(report.gathered.held);
   AddStages(report, proto);
   for (const StageTimeline& timeline : report.timelines) {
     *proto.add_overlaps() = OverlapReportToProto(timeline);

@@ -70,6 +70,8 @@ struct KeptOperand {
   Tensor original;
   QuantizedTensor codes;
   SavedMarkPointer mark;  ///< Null until it is kept.
+  /// Counts the bytes of an operand that was gathered for a backward (StepRecorder::HoldGathered).
+  std::shared_ptr<const void> gathered = {};
 
   bool has_codes() const { return codes.rowwise.has_value() || codes.columnwise.has_value(); }
   /// The tensors that backward needs: those that are fingerprinted, and whose bytes count.

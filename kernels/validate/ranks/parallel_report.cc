@@ -130,6 +130,7 @@ class ParallelReporter::RankReporter {
     for (const GemmRecord& gemm : step_.result.gemms) report.gemms.push_back(GemmLineOf(gemm));
     QG_ASSIGN_OR_RETURN(report.stages, TimesOf(step_.result.stages));
     report.timelines = step_.result.timelines;
+    report.gathered = step_.result.gathered;
     if (step_.first_expert != 0) NameExpertsOfWhole(report);
     return report;
   }

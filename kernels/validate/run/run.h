@@ -101,6 +101,7 @@ struct VariantReport {
     std::vector<GemmLine> gemms;
     std::vector<StageTime> stages;
     std::vector<StageTimeline> timelines;  ///< Timelines of stages that overlap.
+    GatheredRecord gathered;
   };
   /// By rank. Intermediates, saved operands, quantizations and GEMMs are then only here.
   std::vector<RankReport> ranks;

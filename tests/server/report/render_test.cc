@@ -173,6 +173,25 @@ TEST(RenderTableTest, ARunSaysWhatEachOperandTakes) {
   EXPECT_THAT(TableOf(document), HasSubstr("* without what an operand before it has too."));
 }
 
+TEST(RenderTableTest, SaysWhatRanksSaveAndGather) {
+  ReportDocument document = SampleCompare();
+  v1::VariantReport& variant = *document.run.mutable_variants(1);
+  for (int i = 0; i < 2; ++i) {
+    v1::RankReport& rank = *variant.add_ranks();
+    rank.set_rank(i);
+    rank.mutable_saved()->Swap(variant.mutable_saved());
+    *rank.mutable_saved_bytes() = variant.saved_bytes();
+    rank.set_gathered_peak_bytes(8192);
+    rank.set_gathered_held_bytes(i == 0 ? 0 : 512);
+  }
+  EXPECT_THAT(TableOf(document),
+              ContainsRegex("\n0 +3.1 MiB +3.1 MiB +2.0 KiB +3.0 MiB +8.0 KiB +0 B"));
+  EXPECT_THAT(TableOf(document), ContainsRegex("\n1 +3.1 MiB +.* +8.0 KiB +512 B"));
+  const std::string html = RenderHtml(document);
+  EXPECT_THAT(html, HasSubstr("Saved for backward by rank"));
+  EXPECT_THAT(html, HasSubstr("rank 1 at most 8.0 KiB at a time, 512 B after the step"));
+}
+
 TEST(RenderTableTest, DiffNamesTheFirstElementInHexAndDecimal) {
   const std::string table = TableOf(SampleDiff());
   EXPECT_THAT(table, HasSubstr("y: first (0, 7): 1.5 [0x3fc0] against 1.5078125 [0x3fc1]"));
