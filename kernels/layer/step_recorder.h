@@ -27,6 +27,9 @@ struct OperandOrigin {
   enum class Content { kAsGiven, kRowwiseCodes, kColumnwiseCodes, kDequantized };
   std::string tensor;  ///< The name of a given tensor, an output or an intermediate.
   Content content = Content::kAsGiven;
+  /// The codes of each rank's rows whose values were gathered and quantized again: "mxfp8 (f8_e4m3
+  /// rowwise codes)". Empty: the operand was quantized once.
+  std::string quantized_before = {};
   /// "x quantized rowwise", "grad_output", "weight dequantized".
   std::string Text() const;
   friend bool operator==(const OperandOrigin&, const OperandOrigin&) = default;

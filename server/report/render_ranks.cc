@@ -1,6 +1,10 @@
 #include "server/report/render_ranks.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/report/number_text.h"
 #include "server/report/text_table.h"
 
@@ -45,6 +49,29 @@ void PrintSavedBytes(const RankReports& ranks, bool uses_colour, std::ostream& o
 
 }  // namespace
 
+std::vector<std::string> GemmNotes(const RankReports& ranks) {
+  std::vector<std::pair<std::string, std::vector<int>>> noted;
+  for (const v1::RankReport& rank : ranks) {
+    for (const v1::GemmLine& gemm : rank.gemms()) {
+      if (gemm.note().empty()) continue;
+      const std::string text = absl::StrCat(gemm.role(), " ", gemm.output(), ": ", gemm.note());
+      const auto known = std::find_if(noted.begin(), noted.end(),
+                                      [&](const auto& one) { return one.first == text; });
+      if (known == noted.end()) {
+        noted.push_back({text, {rank.rank()}});
+      } else {
+        known->second.push_back(rank.rank());
+      }
+    }
+  }
+  std::vector<std::string> notes;
+  for (const auto& [text, of] : noted) {
+    notes.push_back(
+        absl::StrCat(of.size() == 1 ? "rank " : "ranks ", absl::StrJoin(of, ", "), ": ", text));
+  }
+  return notes;
+}
+
 std::vector<std::string> AmaxGroupHead() {
   return {"rank", "quantized", "amax over", "amax", "scale_inv"};
 }
@@ -85,6 +112,7 @@ void PrintRankReports(const RankReports& ranks, bool uses_colour, std::ostream& 
     groups.Print(out, uses_colour);
   }
   PrintSavedBytes(ranks, uses_colour, out);
+  for (const std::string& note : GemmNotes(ranks)) out << "GEMM of " << note << "\n";
   PrintOverlaps(ranks, uses_colour, out);
 }
 

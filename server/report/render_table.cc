@@ -305,6 +305,7 @@ void PrintVariant(const v1::VariantReport& variant, bool uses_colour, std::ostre
   for (const v1::GemmLine& gemm : variant.gemms()) {
     out << gemm.role() << (gemm.output().empty() ? "" : " " + gemm.output()) << ": " << gemm.text()
         << "\n    a: " << gemm.a_source() << "; b: " << gemm.b_source() << "\n";
+    if (!gemm.note().empty()) out << "    " << gemm.note() << "\n";
     if (!gemm.algorithm().empty()) {
       out << "    ran: " << gemm.arithmetic() << ", " << gemm.algorithm() << "\n";
     }

@@ -11,6 +11,7 @@
 #include "absl/strings/str_replace.h"
 #include "server/report/device_text.h"
 #include "server/report/number_text.h"
+#include "server/report/render_ranks.h"
 #include "server/report/report_json.h"
 #include "server/report/verdict_text.h"
 
@@ -418,6 +419,7 @@ Json ViewOf(const ReportDocument& document) {
     }
     for (int i = 0; i < document.run.variants_size(); ++i) {
       run["variants"][i]["what_ran"] = WhatRanText(document.run.variants(i));
+      run["variants"][i]["rank_gemm_notes"] = GemmNotes(document.run.variants(i).ranks());
     }
     run["output_names"] = OutputNames(document.run);
     run["is_single"] = document.run.variants_size() == 1;

@@ -149,6 +149,7 @@ v1::GemmLine GemmLineToProto(const VariantReport::GemmLine& line) {
   proto.set_arithmetic(line.arithmetic);
   proto.set_algorithm(line.algorithm);
   proto.set_is_hardware(line.is_hardware);
+  proto.set_note(line.note);
   return proto;
 }
 

@@ -62,6 +62,16 @@ Usages GradOutputShardUsages(const LinearUnit& unit, const Recipe& recipe) {
   return {false, false};
 }
 
+/// The codes that were dequantized to gather a shard's values; empty if it has none.
+std::string CodesOf(const KeptOperand& shard) {
+  if (!shard.has_codes()) return "";
+  const Usage usage = shard.codes.rowwise.has_value() ? Usage::kRowwise : Usage::kColumnwise;
+  const QuantizedTensor read =
+      OnlyUsages(shard.codes, {usage == Usage::kRowwise, usage == Usage::kColumnwise});
+  return absl::StrCat(std::string(QuantizerFormatName(read.copy(usage)->format)), " (",
+                      CodesContent(read), ")");
+}
+
 /// Whether a GEMM of backward reads the unquantized grad_output.
 bool ReadsGradOutputSource(const LinearDataflow& flow) {
   return (flow.needs_dx && !flow.quantizes_dgrad) ||
@@ -172,6 +182,7 @@ absl::StatusOr<KeptOperand> LinearCollectives::FpropX(const KeptOperand& shard) 
     QG_ASSIGN_OR_RETURN(whole.codes, GatherShardCodes(role, shard.codes, kRowwiseOnly));
   } else {
     QG_ASSIGN_OR_RETURN(whole.original, GatherValues(role, shard));
+    whole.quantized_before = CodesOf(shard);
   }
   if (unit_.flow.quantizes_fprop && !whole.has_codes()) {
     QG_ASSIGN_OR_RETURN(whole.codes, QuantizeWhole(role, whole.original, kRowwiseOnly));
@@ -234,6 +245,7 @@ absl::StatusOr<KeptOperand> LinearCollectives::RegatherX(const KeptOperand& shar
   QG_ASSIGN_OR_RETURN(values.original, GatherValues(role, shard));
   Hold(values);
   QG_ASSIGN_OR_RETURN(whole.codes, QuantizeWhole(role, values.original, kColumnwiseOnly));
+  whole.quantized_before = CodesOf(shard);
   Hold(whole);
   return whole;
 }
@@ -308,6 +320,7 @@ absl::StatusOr<KeptOperand> LinearCollectives::WholeGradOutput(const Tensor& sha
   QG_ASSIGN_OR_RETURN(values.original, GatherValues(role, part));
   Hold(values);
   QG_ASSIGN_OR_RETURN(whole.codes, QuantizeWhole(role, values.original, wanted));
+  whole.quantized_before = CodesOf(part);
   Hold(whole);
   if (!ReadsGradOutputSource(flow)) return whole;
   // A direction without a rule reads the source itself, not the values of the other direction's

@@ -92,7 +92,8 @@ NamedOperand DirectionOf(const std::string& name, const KeptOperand& operand, Us
   }
   const bool is_rowwise = usage == Usage::kRowwise;
   return {OperandOf(*copy),
-          {name, is_rowwise ? Content::kRowwiseCodes : Content::kColumnwiseCodes}};
+          {name, is_rowwise ? Content::kRowwiseCodes : Content::kColumnwiseCodes,
+           operand.quantized_before}};
 }
 
 GemmRecord LinearGemmRecord(GemmRole role, const Recipe& recipe, const Arithmetic& arithmetic,

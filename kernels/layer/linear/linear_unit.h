@@ -69,7 +69,8 @@ struct LinearInput {
 struct KeptOperand {
   Tensor original;
   QuantizedTensor codes;
-  SavedMarkPointer mark;  ///< Null until it is kept.
+  SavedMarkPointer mark;              ///< Null until it is kept.
+  std::string quantized_before = {};  ///< OperandOrigin::quantized_before of its codes.
   /// Counts the bytes of an operand that was gathered for a backward (StepRecorder::HoldGathered).
   std::shared_ptr<const void> gathered = {};
 
