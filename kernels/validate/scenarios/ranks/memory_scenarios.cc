@@ -19,44 +19,44 @@ namespace {
 
 constexpr int64_t kBf16Bytes = 2, kF32Bytes = 4;
 
-struct Matrix {
+struct MatrixDims {
   int64_t rows = 0, columns = 0;
   int64_t elements() const { return rows * columns; }
 };
 
-int64_t Blocks(int64_t length, int64_t block) { return (length + block - 1) / block; }
+int64_t BlockCount(int64_t length, int64_t block) { return (length + block - 1) / block; }
 
 /// The bytes of scales of one direction under one of the recipes of this file. Tiles: 128 x 128 of
 /// fp8_block.
-int64_t ScaleBytes(const std::string& recipe, Matrix of, Usage usage, bool has_tiles) {
+int64_t ScaleBytes(const std::string& recipe, MatrixDims of, Usage usage, bool has_tiles) {
   const int64_t lines = usage == Usage::kRowwise ? of.rows : of.columns;
   const int64_t length = usage == Usage::kRowwise ? of.columns : of.rows;
   if (recipe == "fp8_block") {
-    return kF32Bytes * (has_tiles ? Blocks(lines, 128) : lines) * Blocks(length, 128);
+    return kF32Bytes * (has_tiles ? BlockCount(lines, 128) : lines) * BlockCount(length, 128);
   }
-  if (recipe == "mxfp8") return lines * Blocks(length, 32);
-  if (recipe == "nvfp4") return lines * Blocks(length, 16) + kF32Bytes;  // And the amax.
+  if (recipe == "mxfp8") return lines * BlockCount(length, 32);
+  if (recipe == "nvfp4") return lines * BlockCount(length, 16) + kF32Bytes;  // And the amax.
   return kF32Bytes;
 }
 
-int64_t CodeBytes(const std::string& recipe, Matrix of) {
+int64_t CodeBytes(const std::string& recipe, MatrixDims of) {
   return recipe == "nvfp4" ? of.elements() / 2 : of.elements();
 }
 
-struct ExpectedSaved {
+struct ExpectedBytes {
   std::string name;
   int64_t data = 0, scales = 0, held = 0;
 };
 
 /// The rows "saved input" and "saved weight" of the table in docs/quantizers.md section 9.
-std::vector<ExpectedSaved> ExpectedOf(const Recipe& recipe, Matrix x, Matrix weight) {
+std::vector<ExpectedBytes> ExpectedOf(const Recipe& recipe, MatrixDims x, MatrixDims weight) {
   const std::string name = recipe.name();
   const int64_t x_codes = CodeBytes(name, x), codes = CodeBytes(name, weight);
   const auto x_scales = [&](Usage usage) { return ScaleBytes(name, x, usage, false); };
   const auto scales = [&](Usage usage) { return ScaleBytes(name, weight, usage, true); };
   const int64_t values = kBf16Bytes * weight.elements();
   if (name == "bf16" || recipe.backward_override() == BackwardOverride::kHighPrecision) {
-    std::vector<ExpectedSaved> saved = {{"x", kBf16Bytes * x.elements()},
+    std::vector<ExpectedBytes> saved = {{"x", kBf16Bytes * x.elements()},
                                         {"weight", values, 0, values}};
     if (name != "bf16") saved.push_back({"weight workspace", codes, scales(Usage::kRowwise)});
     return saved;
@@ -76,12 +76,12 @@ absl::Status CheckSavedBytes(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(const LinearOperands operands,
                       MakeLinearOperands(context, DType::kBF16, kM, kN, kK, 16));
   QG_ASSIGN_OR_RETURN(const LinearRun run, RunLinearOn(context, operands, context.recipe()));
-  const std::vector<ExpectedSaved> expected = ExpectedOf(context.recipe(), {kM, kK}, {kN, kK});
+  const std::vector<ExpectedBytes> expected = ExpectedOf(context.recipe(), {kM, kK}, {kN, kK});
   context.ExpectEqual("saved operands", static_cast<int64_t>(run.saved.size()),
                       static_cast<int64_t>(expected.size()));
   int64_t sum = 0;
   for (size_t i = 0; i < std::min(expected.size(), run.saved.size()); ++i) {
-    const ExpectedSaved& of = expected[i];
+    const ExpectedBytes& of = expected[i];
     const SavedOperand& saved = run.saved[i];
     context.ExpectSameText("saved operand", saved.name, of.name);
     context.ExpectEqual(of.name + " data", saved.size.data, of.data);
@@ -96,7 +96,7 @@ absl::Status CheckSavedBytes(ScenarioContext& context) {
 /// The most that a rank of a layer holds at a time of what it gathers for backward: of a
 /// column-parallel one the whole x as wgrad reads it, of a row-parallel one the whole grad_output
 /// as dgrad and wgrad do.
-int64_t ExpectedPeak(const Recipe& recipe, ParallelMode mode, Matrix whole) {
+int64_t ExpectedPeak(const Recipe& recipe, ParallelMode mode, MatrixDims whole) {
   const int64_t values = kBf16Bytes * whole.elements();
   const auto copy = [&](const std::string& name, Usage usage) {
     return whole.elements() + ScaleBytes(name, whole, usage, false);
@@ -136,7 +136,7 @@ absl::Status CheckGathered(ScenarioContext& context, ParallelMode mode, int size
   });
   if (!is_done) return absl::OkStatus();
   const bool is_column = mode == ParallelMode::kColumn;
-  const Matrix own = {is_column ? rows / size : rows, is_column ? columns : columns / size};
+  const MatrixDims own = {is_column ? rows / size : rows, is_column ? columns : columns / size};
   for (int rank = 0; rank < size; ++rank) {
     const StepRecords& of = records[static_cast<size_t>(rank)];
     const std::string where = ModeText(mode, true, rank);
