@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "kernels/training/session_step_run.h"
 
 namespace quantgate {
@@ -38,19 +36,22 @@ class SavedCount {
     }
   }
 
-  /// What a recomputed forward saves, and what it does not.
-  void AddRecomputation(const std::string& microbatch, Place place,
-                        const Recomputation& recomputation) {
-    Add({.microbatch = microbatch,
-         .operand = recomputation.x_mark->name,
-         .format = recomputation.x_mark->format,
-         .place = place},
-        {{recomputation.step.x}});
-    for (const SavedOperand& saved : recomputation.saved) {
-      const std::string layer = LayerOf(saved.name);
-      memory_.Add({microbatch, layer, saved.name.substr(layer.size() + 1), saved.format, saved.size,
-                   saved.counted, Place::kNotSaved});
+  /// What forwards in flight saved and, of recomputed ones, what they did not.
+  void AddFlights(const SessionState& state) {
+    for (const auto& [microbatch, flight] : state.in_flight) {
+      const Place place = flight->is_offloaded ? Place::kHost : Place::kDevice;
+      AddLayers(microbatch, place, flight->saved);
+      if (flight->recomputation == nullptr) continue;
+      AddInput(microbatch, place, *flight->recomputation);
+      for (const SessionOperand& operand : flight->recomputation->left_out) memory_.Add(operand);
     }
+  }
+
+  /// The x of a recomputed forward.
+  void AddInput(const std::string& microbatch, Place place, const Recomputation& recomputation) {
+    const SavedMark& mark = *recomputation.x_mark;
+    Add({.microbatch = microbatch, .operand = mark.name, .format = mark.format, .place = place},
+        {{recomputation.step.x}});
   }
 
   /// What a recomputed forward found in a layer and something has replaced since. Comes after
@@ -69,6 +70,7 @@ class SavedCount {
                  .counted = replaced});
   }
 
+  size_t operand_count() const { return memory_.operands.size(); }
   SavedMemory Take() { return std::move(memory_); }
 
  private:
@@ -77,16 +79,6 @@ class SavedCount {
     operand.size = sizes.all;
     operand.counted = sizes.counted;
     memory_.Add(std::move(operand));
-  }
-
-  /// The layer of a record's operand, "fc1" of "fc1.x".
-  std::string LayerOf(const std::string& operand) const {
-    std::string found;
-    for (const SessionLayer& layer : spec_.layers) {
-      const bool is_of = absl::StartsWith(operand, layer.name + ".");
-      if (is_of && layer.name.size() > found.size()) found = layer.name;
-    }
-    return found;
   }
 
   const SessionSpec& spec_;
@@ -122,13 +114,7 @@ void SavedMemory::AddRank(int rank, const SavedMemory& memory) {
 SavedMemory SavedMemoryOf(const SessionSpec& spec, SessionState& state,
                           const std::vector<std::shared_ptr<LayerSaved>>& recomputed) {
   SavedCount count(spec, state);
-  for (const auto& [microbatch, flight] : state.in_flight) {
-    const Place place = flight->is_offloaded ? Place::kHost : Place::kDevice;
-    count.AddLayers(microbatch, place, flight->saved);
-    if (flight->recomputation != nullptr) {
-      count.AddRecomputation(microbatch, place, *flight->recomputation);
-    }
-  }
+  count.AddFlights(state);
   count.AddLayers("", Place::kDevice, recomputed);
   for (const DeferredWgrad& deferred : state.deferred) {
     count.AddLayer("", Place::kDevice, deferred.layer, *deferred.saved);
@@ -142,6 +128,18 @@ SavedMemory SavedMemoryOf(const SessionSpec& spec, SessionState& state,
   memory.peak = state.saved_peak;
   memory.peak_step = state.saved_peak_step;
   return memory;
+}
+
+std::vector<SessionOperand> LeftOutOf(const SessionSpec& spec, SessionState& state,
+                                      const Recomputation& recomputation,
+                                      const std::vector<std::shared_ptr<LayerSaved>>& saved) {
+  SavedCount count(spec, state);
+  count.AddFlights(state);
+  count.AddInput(recomputation.step.microbatch, Place::kDevice, recomputation);
+  const size_t before = count.operand_count();
+  count.AddLayers(recomputation.step.microbatch, Place::kNotSaved, saved);
+  std::vector<SessionOperand> operands = count.Take().operands;
+  return {operands.begin() + static_cast<int64_t>(before), operands.end()};
 }
 
 }  // namespace quantgate

@@ -215,6 +215,7 @@ absl::StatusOr<SessionStepResult> Forwarding::Run() {
   for (NamedTensor& norm_out : pass.norm_outs) result.outputs.push_back(std::move(norm_out));
   if (recomputation != nullptr) {
     recomputation->saved = TakeFirstPhase(result);
+    recomputation->left_out = LeftOutOf(session_.spec, next_, *recomputation, pass.saved);
     flight->recomputation = std::move(recomputation);
   }
   if (step_.train) next_.in_flight[step_.microbatch] = std::move(flight);

@@ -63,6 +63,7 @@ struct Recomputation {
   std::shared_ptr<const ParallelStep> parallel = nullptr;
   SavedMarkPointer x_mark = {};
   std::vector<SavedOperand> saved = {};  ///< The first phase's, to be compared with the second's.
+  std::vector<SessionOperand> left_out = {};  ///< What the first phase did not save.
   /// The layers' states at that time, with only the weights that this rank has rows of.
   std::vector<SessionLayerState> divided = {};
 };
@@ -197,6 +198,11 @@ void VisitLayerState(const LayerState& state, TensorVisitor visit);
 /// repeats its forward has saved again, by layer.
 SavedMemory SavedMemoryOf(const SessionSpec& spec, SessionState& state,
                           const std::vector<std::shared_ptr<LayerSaved>>& recomputed = {});
+/// What a recomputed forward does not save of `saved`, by layer, beside what `state` and its own x
+/// hold.
+std::vector<SessionOperand> LeftOutOf(const SessionSpec& spec, SessionState& state,
+                                      const Recomputation& recomputation,
+                                      const std::vector<std::shared_ptr<LayerSaved>>& saved);
 /// Notes that SavedMemory::added was `bytes` at a moment of this step.
 void NotePeak(int64_t bytes, int64_t step, SessionState& next);
 

@@ -152,7 +152,7 @@ TEST_F(SessionMemoryTest, WhatARecomputationSharesWithItsInputCountsOnce) {
   ForwardStep how;
   how.recompute = true;
   Forward("a", how);
-  EXPECT_EQ(session_->saved_memory().not_saved, kPlainX);
+  EXPECT_EQ(session_->saved_memory().not_saved, 2 * kX2);
   Backward("a");
   ExpectPeak(kPlainX, 2);
 }
