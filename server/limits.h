@@ -25,6 +25,8 @@ inline constexpr int kFindMissingMax = 4096;
 inline constexpr int kTokenLengthMax = 64;
 /// Length of a tensor's name, for people to read.
 inline constexpr int kNameLengthMax = 256;
+/// Saved operands that a response lists of a session; sums count all of them.
+inline constexpr size_t kSessionOperandsMax = 1000;
 /// Entries of a page: by default, and at most.
 inline constexpr int kPageSizeDefault = 100;
 inline constexpr int kPageSizeMax = 1000;

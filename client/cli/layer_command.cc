@@ -1,5 +1,7 @@
 #include "client/cli/layer_command.h"
 
+#include <google/protobuf/util/message_differencer.h>
+
 #include <optional>
 #include <utility>
 
@@ -35,6 +37,30 @@ absl::StatusOr<v1::RunReport> FetchRepeated(Invocation& invocation, const std::s
   }
   QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
   return FetchRun(*connection, spec);
+}
+
+/// The variant whose outputs -o writes: the only one, or the one on several ranks of twins.
+absl::StatusOr<int> WrittenVariant(const v1::RunSpec& spec) {
+  if (spec.variants_size() == 1) return 0;
+  if (spec.variants_size() == 2 && !spec.variants(0).has_parallel()) {
+    v1::Variant on_one_rank = spec.variants(1);
+    on_one_rank.clear_parallel();
+    if (google::protobuf::util::MessageDifferencer::Equals(on_one_rank, spec.variants(0))) return 1;
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "-o: ", spec.variants_size(),
+      " variants; it takes the outputs of one, which may have a twin on several ranks"));
+}
+
+/// The parts of ranks that are not the whole output, under "rank0.y", "rank1.y", ....
+void AddRankParts(const v1::VariantReport& variant, std::vector<v1::NamedTensor>& tensors) {
+  for (const v1::RankReport& rank : variant.ranks()) {
+    for (const v1::NamedTensor& part : rank.outputs()) {
+      if (!part.has_digest() && !part.has_data()) continue;
+      tensors.push_back(part);
+      tensors.back().set_name(absl::StrCat("rank", rank.rank(), ".", part.name()));
+    }
+  }
 }
 
 }  // namespace
@@ -81,11 +107,9 @@ absl::StatusOr<ReportDocument> ExecuteLayer(Invocation& invocation, const LayerC
     return absl::InvalidArgumentError(absl::StrCat(
         "--recipe: ", spec.variants_size() / run.variants, " variants; ", kind, " takes one"));
   }
+  int written = 0;
   if (!run.output.empty()) {
-    if (spec.variants_size() != 1) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("-o: ", spec.variants_size(), " variants; it takes the outputs of one"));
-    }
+    QG_ASSIGN_OR_RETURN(written, WrittenVariant(spec));
     QG_RETURN_IF_ERROR(CheckOutput("-o", run.output, {".safetensors"}, inputs));
   }
   for (const auto& [name, tensor] : run.subjects) {
@@ -116,15 +140,18 @@ absl::StatusOr<ReportDocument> ExecuteLayer(Invocation& invocation, const LayerC
   const std::string& layer = spec.step().layer().kind();
   document.title = count == 1 ? absl::StrCat(layer, ": ", document.run.variants(0).label())
                               : absl::StrCat(layer, ": ", count, " variants");
-  if (!run.output.empty() && count > 0) {
-    const v1::VariantReport& variant = document.run.variants(0);
-    QG_RETURN_IF_ERROR(FetchAndWrite(*connection, OutputTensors(variant), run.output,
-                                     {{"quantgate.layer", layer},
-                                      {"quantgate.recipe", variant.recipe()},
-                                      {"quantgate.backward_override", variant.backward_override()},
-                                      {"quantgate.arithmetic", variant.arithmetic()},
-                                      {"quantgate.version", document.run.environment().version()}})
-                           .status());
+  if (!run.output.empty() && count > written) {
+    const v1::VariantReport& variant = document.run.variants(written);
+    std::map<std::string, std::string> metadata = {
+        {"quantgate.layer", layer},
+        {"quantgate.recipe", variant.recipe()},
+        {"quantgate.backward_override", variant.backward_override()},
+        {"quantgate.arithmetic", variant.arithmetic()},
+        {"quantgate.version", document.run.environment().version()}};
+    if (variant.ranks_size() > 0) metadata["quantgate.ranks"] = absl::StrCat(variant.ranks_size());
+    std::vector<v1::NamedTensor> tensors = OutputTensors(variant);
+    AddRankParts(variant, tensors);
+    QG_RETURN_IF_ERROR(FetchAndWrite(*connection, tensors, run.output, metadata).status());
     invocation.Say(absl::StrCat("wrote ", run.output));
   }
   return document;

@@ -19,7 +19,9 @@ namespace quantgate {
 struct LayerCommand {
   LayerOptions layer;
   ReportOptions report;
-  std::string output;         ///< -o FILE, for a run of one variant; empty: none.
+  /// -o FILE, for a run of one variant, perhaps with its twin on several ranks, of which it gets
+  /// the outputs and the ranks' parts; empty: none.
+  std::string output;
   bool keep_outputs = false;  ///< RunSpec.keep_outputs, to compare outputs with a subject's.
   int variants = 0;  ///< The number there must be, twins on several ranks included; 0: any.
   std::map<std::string, Tensor> subjects;  ///< RunSpec.subjects.

@@ -34,6 +34,11 @@ inline constexpr char kFaultExpertAmaxOverRanks[] = "expert-amax-over-ranks";
 /// What one rank of a divided grouped_linear gives is taken for the sum over the ranks.
 inline constexpr char kFaultExpertPartialLeft[] = "expert-partial-left";
 
+/// The bytes that are saved for backward are counted without scales.
+inline constexpr char kFaultScalesUncounted[] = "saved-scales-uncounted";
+/// A module keeps the grad_output that it has gathered after its backward.
+inline constexpr char kFaultGatheredGradientKept[] = "gathered-gradient-kept";
+
 // The faults below are of experts on several ranks.
 
 /// An expert's rows lie in the order of source ranks from the last to the first.

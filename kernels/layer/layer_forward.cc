@@ -119,7 +119,7 @@ absl::Status CheckEnds(const ParallelStep& parallel) {
 void RememberStep(const SeededFaults& faults, const StepOptions& options, LayerState& state) {
   const bool is_seeded = faults.Has(kFaultBackwardUsesLastGroup) ||
                          faults.Has(kFaultScaleOfQuantizer) || faults.Has(kFaultColumnBytesStale) ||
-                         faults.Has(kFaultGroupKept);
+                         faults.Has(kFaultGroupKept) || faults.Has(kFaultGatheredGradientKept);
   if (!is_seeded || options.parallel == nullptr) return;
   if (state.seeded_memory == nullptr) state.seeded_memory = std::make_shared<SeededMemory>();
   state.seeded_memory->parallel = options.parallel;

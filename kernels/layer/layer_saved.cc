@@ -27,20 +27,37 @@ int64_t BytesOf(const std::vector<SavedPart>& parts) {
   return bytes;
 }
 
+void AddOperand(const KeptOperand& kept, std::vector<HeldOperand>& operands) {
+  if (kept.mark == nullptr) return;
+  operands.push_back({kept.mark->name, kept.Format(), kept.SavedTensors()});
+}
+
+/// Visits every operand, kept or not, in the order of the operations.
+template <typename Programs, typename Visitor>
+void VisitOperands(Programs& programs, Visitor visit) {
+  for (auto& program : programs) {
+    for (auto& operation : program) {
+      for (auto& kept : operation.operands) visit(kept);
+      if (!operation.linear.has_value()) continue;
+      visit(operation.linear->x);
+      visit(operation.linear->weight);
+      visit(operation.linear->weight_workspace);
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<SavedPart> ForwardSaved::parts() {
   std::vector<SavedPart> parts;
-  for (std::vector<OperationSaved>& program : operations) {
-    for (OperationSaved& operation : program) {
-      for (KeptOperand& kept : operation.operands) AddParts(kept, parts);
-      if (!operation.linear.has_value()) continue;
-      AddParts(operation.linear->x, parts);
-      AddParts(operation.linear->weight, parts);
-      AddParts(operation.linear->weight_workspace, parts);
-    }
-  }
+  VisitOperands(operations, [&](KeptOperand& kept) { AddParts(kept, parts); });
   return parts;
+}
+
+std::vector<HeldOperand> ForwardSaved::operands() const {
+  std::vector<HeldOperand> held;
+  VisitOperands(operations, [&](const KeptOperand& kept) { AddOperand(kept, held); });
+  return held;
 }
 
 int64_t ForwardSaved::bytes() const { return BytesOf(ForwardSaved(*this).parts()); }
@@ -52,6 +69,15 @@ std::vector<SavedPart> DeferredSaved::parts() {
     AddParts(wgrad.grad_output, parts);
   }
   return parts;
+}
+
+std::vector<HeldOperand> DeferredSaved::operands() const {
+  std::vector<HeldOperand> held;
+  for (const LinearWgrad& wgrad : wgrads) {
+    AddOperand(wgrad.x, held);
+    AddOperand(wgrad.grad_output, held);
+  }
+  return held;
 }
 
 int64_t DeferredSaved::bytes() const { return BytesOf(DeferredSaved(*this).parts()); }

@@ -20,6 +20,7 @@ class ForwardSaved : public LayerSaved {
 
   const StepOptions& options() const override { return *options_; }
   std::vector<SavedPart> parts() override;
+  std::vector<HeldOperand> operands() const override;
   int64_t bytes() const override;
   std::unique_ptr<LayerSaved> Clone() const override {
     return std::make_unique<ForwardSaved>(*this);
@@ -43,6 +44,7 @@ class DeferredSaved : public LayerSaved {
 
   const StepOptions& options() const override { return *options_; }
   std::vector<SavedPart> parts() override;
+  std::vector<HeldOperand> operands() const override;
   int64_t bytes() const override;
   std::unique_ptr<LayerSaved> Clone() const override {
     return std::make_unique<DeferredSaved>(*this);

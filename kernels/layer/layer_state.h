@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "kernels/layer/parallel_step.h"
 #include "kernels/quantize/recipe/recipe.h"
@@ -42,6 +43,7 @@ struct WeightWorkspace {
 struct SeededMemory {
   std::map<std::string, QuantizedTensor> codes;
   std::map<std::string, Parameter> gathered;
+  std::vector<std::shared_ptr<const void>> kept;  ///< Gathered gradients.
   std::shared_ptr<const ParallelStep> parallel;
 };
 

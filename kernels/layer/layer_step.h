@@ -22,6 +22,14 @@ struct SavedPart {
   Tensor* tensor;
 };
 
+/// One operand that a LayerSaved holds: the tensors that count as saved
+/// (KeptOperand::SavedTensors).
+struct HeldOperand {
+  std::string name;    ///< SavedOperand::name.
+  std::string format;  ///< SavedOperand::format.
+  std::vector<SavedTensor> tensors;
+};
+
 /// What forward keeps for backward, or backward for a deferred wgrad: operands, the step's options
 /// and shapes. May be held for any time, beside others of the same layer.
 class LayerSaved {
@@ -30,6 +38,7 @@ class LayerSaved {
   virtual const StepOptions& options() const = 0;
   /// Every tensor that it holds. The same step always gives the same names in the same order.
   virtual std::vector<SavedPart> parts() = 0;
+  virtual std::vector<HeldOperand> operands() const = 0;
   virtual int64_t bytes() const = 0;
   /// A copy that shares the tensors.
   virtual std::unique_ptr<LayerSaved> Clone() const = 0;

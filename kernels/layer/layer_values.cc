@@ -57,6 +57,7 @@ absl::Status CalibrateState(ProgramRun& run, const PlannedOperation& operation, 
 struct NamedOperands {
   std::vector<const char*> names;
   std::vector<Tensor> tensors;
+  std::string parameter = {};  ///< The parameter that one of the tensors may be.
 };
 
 /// Keeps the operands that are not absent, under "norm x", "norm gamma", ...
@@ -65,12 +66,13 @@ absl::Status KeepAll(ProgramRun& run, const PlannedOperation& operation,
   return run.recorder.Timed(
       {StageKind::kCompare, operation.name + ".fingerprint saved operands"}, [&]() -> absl::Status {
         for (const Tensor& tensor : operands.tensors) saved.operands.push_back({tensor, {}, {}});
+        const std::vector<Tensor> held = TensorsOfParameter(run.state, operands.parameter);
         std::vector<OperandToKeep> kept;
         for (size_t i = 0; i < operands.tensors.size(); ++i) {
           const Tensor& tensor = operands.tensors[i];
           if (!tensor.has_value()) continue;
           kept.push_back({absl::StrCat(operation.name, " ", operands.names[i]),
-                          std::string(DTypeName(tensor.dtype())), &saved.operands[i]});
+                          std::string(DTypeName(tensor.dtype())), &saved.operands[i], held});
         }
         return Keep(run.recorder, kept);
       });
@@ -258,9 +260,11 @@ absl::StatusOr<LayerValue> ForwardNorm(ProgramRun& run, size_t index, const Laye
                         return run.recorder.engine().NormForward(desc, run.recorder.cancellation());
                       }));
   if (operation.needs_backward) {
-    QG_RETURN_IF_ERROR(KeepAll(
-        run, operation,
-        {{"x", "gamma", "mean", "rstd"}, {desc.x, desc.gamma, norm.mean, norm.rstd}}, saved));
+    QG_RETURN_IF_ERROR(KeepAll(run, operation,
+                               {{"x", "gamma", "mean", "rstd"},
+                                {desc.x, desc.gamma, norm.mean, norm.rstd},
+                                operation.gamma},
+                               saved));
   }
   return LayerValue{std::move(norm.y), {}, {}};
 }

@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/layer/layer_faults.h"
 
 namespace quantgate {
 
@@ -56,6 +57,12 @@ absl::StatusOr<std::vector<StageTime>> TimesOf(std::span<const TimedStage> stage
     times.push_back({stage, seconds});
   }
   return times;
+}
+
+SavedSize SumOf(std::span<const SavedOperand> saved) {
+  SavedSize sum;
+  for (const SavedOperand& operand : saved) sum.Add(operand.counted);
+  return sum;
 }
 
 void SetRule(const Quantizer& quantizer, const QuantizeArguments& arguments,
@@ -113,12 +120,11 @@ absl::Status StepRecorder::RecordGemm(GemmRecord record, StageTimeline timeline)
   return absl::OkStatus();
 }
 
-template <typename Operand>
 absl::StatusOr<std::vector<std::vector<Tensor>>> StepRecorder::StartFingerprints(
-    std::span<const Operand> operands) {
+    const std::vector<std::vector<Tensor>>& operands) {
   std::vector<Tensor> held;
-  for (const Operand& operand : operands) {
-    std::copy_if(operand.parts.begin(), operand.parts.end(), std::back_inserter(held),
+  for (const std::vector<Tensor>& parts : operands) {
+    std::copy_if(parts.begin(), parts.end(), std::back_inserter(held),
                  [](const Tensor& part) { return part.has_value(); });
   }
   QG_ASSIGN_OR_RETURN(const std::vector<Tensor> started,
@@ -126,7 +132,7 @@ absl::StatusOr<std::vector<std::vector<Tensor>>> StepRecorder::StartFingerprints
   std::vector<std::vector<Tensor>> by_operand(operands.size());
   auto next = started.begin();
   for (size_t i = 0; i < operands.size(); ++i) {
-    for (const Tensor& part : operands[i].parts) {
+    for (const Tensor& part : operands[i]) {
       if (part.has_value()) by_operand[i].push_back(*next++);
     }
   }
@@ -139,6 +145,9 @@ size_t StepRecorder::RecordOf(const SavedMarkPointer& mark) {
   SavedOperand record;
   record.name = mark->name;
   record.content = mark->content;
+  record.format = mark->format;
+  record.size = mark->sizes.all;
+  record.counted = mark->sizes.counted;
   records_.saved.push_back(std::move(record));
   fingerprints_.push_back({found->second, &SavedOperand::at_save, mark->at_save});
   return found->second;
@@ -146,18 +155,31 @@ size_t StepRecorder::RecordOf(const SavedMarkPointer& mark) {
 
 absl::StatusOr<std::vector<SavedMarkPointer>> StepRecorder::Save(
     std::span<const OperandToSave> operands) {
-  QG_ASSIGN_OR_RETURN(std::vector<std::vector<Tensor>> started, StartFingerprints(operands));
+  std::vector<std::vector<Tensor>> parts(operands.size());
+  for (size_t i = 0; i < operands.size(); ++i) {
+    for (const SavedTensor& part : operands[i].parts) parts[i].push_back(part.tensor);
+  }
+  QG_ASSIGN_OR_RETURN(std::vector<std::vector<Tensor>> started, StartFingerprints(parts));
   std::vector<SavedMarkPointer> marks;
   for (size_t i = 0; i < operands.size(); ++i) {
-    marks.push_back(std::make_shared<const SavedMark>(
-        SavedMark{operands[i].name, operands[i].content, std::move(started[i])}));
+    const OperandToSave& operand = operands[i];
+    for (const Tensor& tensor : operand.held) storage_.HoldAnyway(tensor);
+    std::vector<SavedTensor> counted = operand.parts;
+    if (faults_.Has(kFaultScalesUncounted)) {
+      std::erase_if(counted, [](const SavedTensor& part) { return part.is_scale; });
+    }
+    marks.push_back(
+        std::make_shared<const SavedMark>(SavedMark{operand.name, operand.content, operand.format,
+                                                    storage_.Add(counted), std::move(started[i])}));
     RecordOf(marks.back());
   }
   return marks;
 }
 
 absl::Status StepRecorder::Use(std::span<const UsedOperand> operands) {
-  QG_ASSIGN_OR_RETURN(std::vector<std::vector<Tensor>> started, StartFingerprints(operands));
+  std::vector<std::vector<Tensor>> parts;
+  for (const UsedOperand& operand : operands) parts.push_back(operand.parts);
+  QG_ASSIGN_OR_RETURN(std::vector<std::vector<Tensor>> started, StartFingerprints(parts));
   for (size_t i = 0; i < operands.size(); ++i) {
     const size_t record = RecordOf(operands[i].mark);
     fingerprints_.push_back({record, &SavedOperand::at_use, std::move(started[i])});

@@ -16,6 +16,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/overlap/overlap_timeline.h"
 #include "kernels/engine/engine.h"
+#include "kernels/layer/saved_size.h"
 #include "kernels/quantize/recipe/recipe.h"
 #include "kernels/tensor/files/tensor_file.h"
 
@@ -26,6 +27,9 @@ struct OperandOrigin {
   enum class Content { kAsGiven, kCast, kRowwiseCodes, kColumnwiseCodes, kDequantized };
   std::string tensor;  ///< The name of a given tensor, an output or an intermediate.
   Content content = Content::kAsGiven;
+  /// The codes of each rank's rows whose values were gathered and quantized again: "mxfp8 (f8_e4m3
+  /// rowwise codes)". Empty: the operand was quantized once.
+  std::string quantized_before = {};
   /// "x quantized rowwise", "grad_output", "weight dequantized", "x cast".
   std::string Text() const;
   friend bool operator==(const OperandOrigin&, const OperandOrigin&) = default;
@@ -49,7 +53,14 @@ struct SavedOperand {
   Fingerprint at_save;  ///< The sum of the fingerprints of its parts, codes and scale_inv.
   Fingerprint at_use;   ///< Likewise.
   bool used = false;    ///< False: saved by the mode's rule, but nothing reads it.
+  std::string format;   ///< "mxfp8", "bf16", "fp8_tensor and mxfp8": of codes, of values.
+  SavedSize size;       ///< Of all its tensors.
+  /// What it adds to the step's sum: without storage that an operand saved before it shares.
+  SavedSize counted;
 };
+
+/// The sum of what each operand adds.
+SavedSize SumOf(std::span<const SavedOperand> saved);
 
 /// One quantization that the layer did.
 struct QuantizationRecord : QuantizationSummary {
@@ -104,6 +115,14 @@ struct StageTimeline {
   OverlapTimeline timeline;
 };
 
+/// What a rank gathered for a backward: whole x and grad_output, as GEMMs read them, and what these
+/// were made of, in bytes. Records of GEMMs hold their operands for the report; that is not
+/// counted.
+struct GatheredRecord {
+  int64_t peak = 0;  ///< The most that was held at a time.
+  int64_t held = 0;  ///< What is still held when the step has ended.
+};
+
 /// What a report says about a step beside its outputs.
 struct StepRecords {
   std::vector<GemmRecord> gemms;
@@ -111,6 +130,7 @@ struct StepRecords {
   std::vector<QuantizationRecord> quantizations;
   std::vector<TimedStage> stages;
   std::vector<StageTimeline> timelines;  ///< In the order of the stages; on this rank.
+  GatheredRecord gathered;
   std::vector<std::string>
       notes;  ///< "backward_override has no effect without a quantized recipe".
 };
@@ -124,6 +144,8 @@ inline void IgnoreStage(const StageId&) {}
 struct SavedMark {
   std::string name;
   std::string content;
+  std::string format;
+  StorageCount::Sizes sizes;
   std::vector<Tensor> at_save;  ///< Results of Engine::StartFingerprints.
 };
 using SavedMarkPointer = std::shared_ptr<const SavedMark>;
@@ -132,7 +154,10 @@ using SavedMarkPointer = std::shared_ptr<const SavedMark>;
 struct OperandToSave {
   std::string name;
   std::string content;
-  std::vector<Tensor> parts;
+  std::string format;
+  std::vector<SavedTensor> parts;
+  /// Tensors that the layer's state holds anyway, some of which may be among the parts.
+  std::vector<Tensor> held = {};
 };
 /// A kept operand at the place of its use.
 struct UsedOperand {
@@ -188,13 +213,21 @@ class StepRecorder {
   absl::StatusOr<std::vector<SavedMarkPointer>> Save(std::span<const OperandToSave> operands);
   absl::Status Use(std::span<const UsedOperand> operands);
 
+  /// Counts bytes that were gathered for a backward, until the last copy of the lease has gone.
+  std::shared_ptr<const void> HoldGathered(int64_t bytes) { return gathered_.Hold(bytes); }
+  /// Counts what is gathered together with another recorder of the same step.
+  void ShareGathered(const StepRecorder& other) { gathered_ = other.gathered_; }
+
   /// Adds a note to the report, once however often it is added.
   void AddNote(const std::string& note);
 
   /// Ends the recording and hands over the records, without waiting: the fingerprints of saved
   /// operands and the summaries of quantizations are still missing. `on_stage` is not called after
   /// this.
-  StepRecords TakeRecords() { return std::move(records_); }
+  StepRecords TakeRecords() {
+    records_.gathered = {gathered_.peak(), gathered_.held()};
+    return std::move(records_);
+  }
   /// Adds what is missing to the records that TakeRecords gave. Waits until it is computed, but not
   /// for later work. Call once.
   absl::Status Read(StepRecords& records);
@@ -210,9 +243,8 @@ class StepRecorder {
   };
 
   /// The started fingerprints of each operand's parts, by operand.
-  template <typename Operand>
   absl::StatusOr<std::vector<std::vector<Tensor>>> StartFingerprints(
-      std::span<const Operand> operands);
+      const std::vector<std::vector<Tensor>>& operands);
   size_t RecordOf(const SavedMarkPointer& mark);
   absl::Status ReadFingerprints(StepRecords& records);
   absl::Status ReadSummaries(StepRecords& records);
@@ -230,6 +262,8 @@ class StepRecorder {
   std::vector<QuantizedTensor> quantized_;
   /// Indices into records_.saved. Keeps the marks alive, so that no address is reused.
   std::map<SavedMarkPointer, size_t> saved_;
+  StorageCount storage_;  ///< Of what was saved in this step.
+  GatheredBytes gathered_;
 };
 
 }  // namespace quantgate

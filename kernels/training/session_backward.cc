@@ -24,6 +24,7 @@ void CompareWithFirstPhase(const std::vector<SavedOperand>& first, StepRecords& 
     record.name = absl::StrCat(operand.name, " recomputed");
     record.at_use = again->at_save;
     record.used = true;
+    record.counted = {};  // The same operand counts where the second phase saves it.
     records.saved.push_back(std::move(record));
   }
 }
@@ -127,6 +128,7 @@ class Backwarding {
   SessionState next_;
   std::shared_ptr<const InFlight> flight_;
   SessionStepResult result_;
+  int64_t peak_ = 0;  ///< SavedMemory::added with what is recomputed.
 };
 
 absl::Status Backwarding::Check() const {
@@ -166,6 +168,9 @@ absl::StatusOr<std::vector<std::shared_ptr<LayerSaved>>> Backwarding::Recompute(
   QG_RETURN_IF_ERROR(run_.recorder().Use({&x, 1}));
   QG_RETURN_IF_ERROR(division_.Gather(run_, recomputation.divided, true, layers));
   QG_ASSIGN_OR_RETURN(ForwardPass pass, ForwardLayers(run_, session_.spec, plan, layers));
+  // What the forwards in flight saved, this one's x among it, is held until the step has succeeded.
+  SessionState now = session_.now;
+  peak_ = SavedMemoryOf(session_.spec, now, pass.saved).added();
   return std::move(pass.saved);
 }
 
@@ -248,6 +253,7 @@ absl::StatusOr<SessionStepResult> Backwarding::Run() {
   }
   KeepDelayed(flight_->recipe_number, layers, next_);
   DropRetired(next_);
+  NotePeak(peak_, next_.step_count + 1, next_);
   if (Has(kFaultInputCleared)) QG_RETURN_IF_ERROR(ClearInput(session_.engine, saved));
 
   QG_ASSIGN_OR_RETURN(static_cast<StepRecords&>(result_), run_.Finish());

@@ -42,6 +42,11 @@ class ExpertsSaved : public LayerSaved {
     }
     return parts;
   }
+  std::vector<HeldOperand> operands() const override {
+    std::vector<HeldOperand> operands = experts_.saved->operands();
+    for (HeldOperand& held : operands) held.name = WithExpertOfWhole(held.name, first_);
+    return operands;
+  }
   int64_t bytes() const override { return experts_.saved->bytes(); }
   std::unique_ptr<LayerSaved> Clone() const override {
     return std::make_unique<ExpertsSaved>(
@@ -153,6 +158,10 @@ absl::StatusOr<BackwardResult> LayerOnRank::Backward(StepRecorder& recorder, Lay
     const std::shared_ptr<const ParallelStep> parallel = saved->options().parallel;
     QG_ASSIGN_OR_RETURN(const Tensor whole,
                         Gathered(recorder, parallel.get(), ParallelMode::kRow, grad_output));
+    std::shared_ptr<const void> gathered;
+    if (divides_weights_ && whole_.parallel_mode == ParallelMode::kRow) {
+      gathered = HoldGatheredForExperts(recorder, *parallel, whole);
+    }
     QG_ASSIGN_OR_RETURN(BackwardResult result,
                         BackwardLayer(recorder, spec(), state, std::move(saved), whole));
     QG_RETURN_IF_ERROR(Sum(recorder, parallel.get(), ParallelMode::kColumn, result.dx));

@@ -153,8 +153,8 @@ absl::StatusOr<std::shared_ptr<Recomputation>> Forwarding::MakeRecomputation(
   for (const SessionLayerState& layer : next_.layers) {
     recomputation->divided.emplace_back().divided = layer.divided;
   }
-  const OperandToSave x{
-      "x", absl::StrCat(std::string(DTypeName(step_.x.dtype())), " as given"), {step_.x}};
+  const std::string dtype(DTypeName(step_.x.dtype()));
+  const OperandToSave x{"x", dtype + " as given", dtype, {{step_.x}}};
   QG_ASSIGN_OR_RETURN(const std::vector<SavedMarkPointer> marks, run_.recorder().Save({&x, 1}));
   recomputation->x_mark = marks[0];
   return recomputation;
@@ -219,6 +219,7 @@ absl::StatusOr<SessionStepResult> Forwarding::Run() {
   for (NamedTensor& norm_out : pass.norm_outs) result.outputs.push_back(std::move(norm_out));
   if (recomputation != nullptr) {
     recomputation->saved = TakeFirstPhase(result);
+    recomputation->left_out = LeftOutOf(session_.spec, next_, *recomputation, pass.saved);
     flight->recomputation = std::move(recomputation);
   }
   if (step_.train) next_.in_flight[step_.microbatch] = std::move(flight);

@@ -63,6 +63,7 @@ struct Recomputation {
   std::shared_ptr<const ParallelStep> parallel = nullptr;
   SavedMarkPointer x_mark = {};
   std::vector<SavedOperand> saved = {};  ///< The first phase's, to be compared with the second's.
+  std::vector<SessionOperand> left_out = {};  ///< What the first phase did not save.
   /// The layers' states at that time, with only the weights that this rank has rows of.
   std::vector<SessionLayerState> divided = {};
 };
@@ -111,6 +112,9 @@ struct SessionState {
   uint32_t next_call_id = 0;
   int64_t optimizer_steps = 0;
   int64_t step_count = 0;
+  // SavedMemory::peak and peak_step.
+  int64_t saved_peak = 0;
+  int64_t saved_peak_step = 0;
 };
 
 /// The last forward that passed the checks: what their result depends on beside the session's spec.
@@ -193,6 +197,21 @@ void VisitTensorsInFlight(const SessionSpec& spec, const SessionState& state, Te
 void VisitHeldTensors(const SessionSpec& spec, SessionState& state, TensorVisitor visit);
 /// The bytes of all held tensors; a buffer that several tensors share counts once.
 int64_t BytesOf(const SessionSpec& spec, SessionState& state);
+
+/// Visits the tensors of one layer's state, without what training keeps beside parameters.
+void VisitLayerState(const LayerState& state, TensorVisitor visit);
+
+/// What the state holds for backwards, and the peak so far. `recomputed`: what a backward that
+/// repeats its forward has saved again, by layer.
+SavedMemory SavedMemoryOf(const SessionSpec& spec, SessionState& state,
+                          const std::vector<std::shared_ptr<LayerSaved>>& recomputed = {});
+/// What a recomputed forward does not save of `saved`, by layer, beside what `state` and its own x
+/// hold.
+std::vector<SessionOperand> LeftOutOf(const SessionSpec& spec, SessionState& state,
+                                      const Recomputation& recomputation,
+                                      const std::vector<std::shared_ptr<LayerSaved>>& saved);
+/// Notes that SavedMemory::added was `bytes` at a moment of this step.
+void NotePeak(int64_t bytes, int64_t step, SessionState& next);
 
 /// What kind of tensor of the state a tensor is.
 struct TensorPlace {

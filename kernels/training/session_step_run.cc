@@ -70,6 +70,7 @@ SessionStepRun::SessionStepRun(Engine& engine, const SessionSpec& spec,
     : spec_(spec), rank_(rank), recorder_(engine, spec.arithmetic, cancellation) {
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     layers_.push_back(std::make_unique<StepRecorder>(engine, spec.arithmetic, cancellation));
+    layers_.back()->ShareGathered(recorder_);
   }
 }
 
@@ -223,6 +224,12 @@ void DropRetired(SessionState& state) {
   }
 }
 
+void NotePeak(int64_t bytes, int64_t step, SessionState& next) {
+  if (bytes <= next.saved_peak) return;
+  next.saved_peak = bytes;
+  next.saved_peak_step = step;
+}
+
 absl::Status Commit(SessionState next, OneRankSession::State& session) {
   if (session.bytes_max < std::numeric_limits<int64_t>::max()) {
     const int64_t bytes = BytesOf(session.spec, next);
@@ -232,6 +239,7 @@ absl::Status Commit(SessionState next, OneRankSession::State& session) {
     }
   }
   ++next.step_count;
+  NotePeak(SavedMemoryOf(session.spec, next).added(), next.step_count, next);
   session.now = std::move(next);
   return absl::OkStatus();
 }

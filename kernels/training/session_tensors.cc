@@ -88,6 +88,11 @@ void VisitLayer(const std::string& prefix, SessionLayerState& layer, TensorVisit
 
 }  // namespace
 
+void VisitLayerState(const LayerState& state, TensorVisitor visit) {
+  SessionLayerState layer{state, {}};
+  VisitLayer("", layer, visit);
+}
+
 bool IsWeight(const std::string& parameter) {
   return ParameterName::Parse(parameter).word == "weight";
 }
@@ -143,8 +148,9 @@ void VisitTensorsInFlight(const SessionSpec& spec, const SessionState& state, Te
     Tensor x = flight->recomputation->step.x;
     visit(prefix + "x", x);
     for (size_t i = 0; i < flight->recomputation->layers.size(); ++i) {
-      SessionLayerState as_found{flight->recomputation->layers[i], {}};
-      VisitLayer(absl::StrCat(prefix, spec.layers[i].name, "."), as_found, visit);
+      const std::string path = absl::StrCat(prefix, spec.layers[i].name, ".");
+      VisitLayerState(flight->recomputation->layers[i],
+                      [&](const std::string& name, Tensor& found) { visit(path + name, found); });
     }
   }
   for (size_t i = 0; i < state.deferred.size(); ++i) {

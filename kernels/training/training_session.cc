@@ -179,6 +179,10 @@ std::function<void()> OneRankSession::RestorePoint() {
 
 int64_t OneRankSession::bytes() const { return BytesOf(state_->spec, state_->now); }
 
+SavedMemory OneRankSession::saved_memory() const {
+  return SavedMemoryOf(state_->spec, state_->now);
+}
+
 void OneRankSession::LimitBytes(int64_t bytes_max) { state_->bytes_max = bytes_max; }
 
 absl::StatusOr<std::vector<StateTensor>> OneRankSession::Describe(

@@ -22,6 +22,7 @@
 #include "kernels/comm/group/world.h"
 #include "kernels/layer/layer_step.h"
 #include "kernels/ops/optimizer/optimizer.h"
+#include "kernels/training/saved_memory.h"
 
 namespace quantgate {
 
@@ -179,6 +180,8 @@ class Session {
   virtual std::function<void()> RestorePoint() = 0;
   virtual int64_t step_count() const = 0;  ///< The number of steps that succeeded.
   virtual int64_t bytes() const = 0;       ///< The size of all tensors held; a buffer counts once.
+  /// What it holds for the backwards of microbatches in flight.
+  virtual SavedMemory saved_memory() const = 0;
   /// Makes later steps fail with RESOURCE_EXHAUSTED, and do nothing, if the session would then hold
   /// more than before the step and more than `bytes_max`.
   virtual void LimitBytes(int64_t bytes_max) = 0;
@@ -248,6 +251,7 @@ class OneRankSession final : public Session {
   void RestoreSnapshot(const std::shared_ptr<const SessionState>& moment);
   int64_t step_count() const override;
   int64_t bytes() const override;
+  SavedMemory saved_memory() const override;
   void LimitBytes(int64_t bytes_max) override;
   std::vector<std::string> microbatches() const override;
   absl::StatusOr<std::vector<StateTensor>> Describe(const Cancellation* cancellation) override;

@@ -1,6 +1,10 @@
 #include "server/report/render_ranks.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/report/number_text.h"
 #include "server/report/text_table.h"
 
@@ -26,7 +30,47 @@ void PrintOverlaps(const RankReports& ranks, bool uses_colour, std::ostream& out
   table.Print(out, uses_colour);
 }
 
+void PrintSavedBytes(const RankReports& ranks, bool uses_colour, std::ostream& out) {
+  TextTable table({"rank", "saved", "codes, values", "scales", "held", "gathered", "kept"});
+  bool any = false;
+  for (const v1::RankReport& rank : ranks) {
+    const v1::SavedBytes& saved = rank.saved_bytes();
+    any |= saved.bytes() > 0 || rank.gathered_peak_bytes() > 0;
+    table.AddRow({absl::StrCat(rank.rank()), Bytes(saved.bytes()), Bytes(saved.data_bytes()),
+                  Bytes(saved.scale_bytes()), Bytes(saved.held_bytes()),
+                  Bytes(rank.gathered_peak_bytes()), Bytes(rank.gathered_held_bytes())});
+    if (rank.gathered_held_bytes() > 0) table.SetTone(6, Tone::kBad);
+  }
+  if (!any) return;
+  out << "\nSaved for backward; gathered: the most of x and grad_output at a time; kept: after the "
+         "step\n";
+  table.Print(out, uses_colour);
+}
+
 }  // namespace
+
+std::vector<std::string> GemmNotes(const RankReports& ranks) {
+  std::vector<std::pair<std::string, std::vector<int>>> noted;
+  for (const v1::RankReport& rank : ranks) {
+    for (const v1::GemmLine& gemm : rank.gemms()) {
+      if (gemm.note().empty()) continue;
+      const std::string text = absl::StrCat(gemm.role(), " ", gemm.output(), ": ", gemm.note());
+      const auto known = std::find_if(noted.begin(), noted.end(),
+                                      [&](const auto& one) { return one.first == text; });
+      if (known == noted.end()) {
+        noted.push_back({text, {rank.rank()}});
+      } else {
+        known->second.push_back(rank.rank());
+      }
+    }
+  }
+  std::vector<std::string> notes;
+  for (const auto& [text, of] : noted) {
+    notes.push_back(
+        absl::StrCat(of.size() == 1 ? "rank " : "ranks ", absl::StrJoin(of, ", "), ": ", text));
+  }
+  return notes;
+}
 
 std::vector<std::string> AmaxGroupHead() {
   return {"rank", "quantized", "amax over", "amax", "scale_inv"};
@@ -67,6 +111,8 @@ void PrintRankReports(const RankReports& ranks, bool uses_colour, std::ostream& 
     for (const std::vector<std::string>& row : rows) groups.AddRow(row);
     groups.Print(out, uses_colour);
   }
+  PrintSavedBytes(ranks, uses_colour, out);
+  for (const std::string& note : GemmNotes(ranks)) out << "GEMM of " << note << "\n";
   PrintOverlaps(ranks, uses_colour, out);
 }
 

@@ -15,6 +15,9 @@ using RankReports = google::protobuf::RepeatedPtrField<v1::RankReport>;
 /// communication that no GEMM hid.
 void PrintRankReports(const RankReports& ranks, bool uses_colour, std::ostream& out);
 
+/// The notes of the ranks' GEMMs, each once: "ranks 0, 1: wgrad dw: x: quantized twice, ...".
+std::vector<std::string> GemmNotes(const RankReports& ranks);
+
 /// One row for each quantization of a rank whose record names the group over which its amax was
 /// reduced: rank, tensor, group, amax, scale_inv. No rows where no record names one.
 std::vector<std::vector<std::string>> AmaxGroupRows(const RankReports& ranks);

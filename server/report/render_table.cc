@@ -59,16 +59,31 @@ size_t LabelColumns(size_t tensors) {
 /// Outputs side by side in one table; a layer with more of them gets several tables.
 constexpr size_t kMatrixTensors = 6;
 
-/// One table: every variant, some of the outputs.
+/// The columns of labels beside which the bytes saved stand too.
+size_t LabelColumnsBesideSaved(size_t tensors) { return LabelColumns(tensors + 1) - 1; }
+
+bool SavesAnything(const v1::RunReport& run) {
+  return std::any_of(run.variants().begin(), run.variants().end(),
+                     [](const auto& variant) { return variant.saved_bytes().bytes() > 0; });
+}
+
+std::string SavedText(const v1::VariantReport& variant) {
+  return variant.saved_bytes().bytes() == 0 ? "-" : Bytes(variant.saved_bytes().bytes());
+}
+
+/// One table: every variant, some of the outputs, and if `tells_saved` the bytes saved for
+/// backward.
 void PrintMatrixPart(const v1::RunReport& run, std::span<const std::string> tensors,
-                     CellFunction cell_of, bool uses_colour, std::ostream& out) {
+                     CellFunction cell_of, bool tells_saved, bool uses_colour, std::ostream& out) {
   std::vector<std::string> header = {"#", "<variant"};
   for (const std::string& tensor : tensors) header.push_back(Cut(tensor, kCellColumns));
+  if (tells_saved) header.push_back("saved");
+  const size_t label_columns =
+      tells_saved ? LabelColumnsBesideSaved(tensors.size()) : LabelColumns(tensors.size());
   TextTable table(header);
   for (int i = 0; i < run.variants_size(); ++i) {
     const v1::VariantReport& variant = run.variants(i);
-    std::vector<std::string> row = {absl::StrCat(i),
-                                    Cut(variant.label(), LabelColumns(tensors.size()))};
+    std::vector<std::string> row = {absl::StrCat(i), Cut(variant.label(), label_columns)};
     std::vector<Tone> tones(2, Tone::kPlain);
     for (const std::string& tensor : tensors) {
       const v1::OutputReport* output = FindOutput(variant, tensor);
@@ -76,6 +91,7 @@ void PrintMatrixPart(const v1::RunReport& run, std::span<const std::string> tens
       row.push_back(cell.text);
       tones.push_back(cell.tone);
     }
+    if (tells_saved) row.push_back(SavedText(variant));
     table.AddRow(row);
     for (size_t column = 0; column < tones.size(); ++column) table.SetTone(column, tones[column]);
   }
@@ -91,14 +107,36 @@ void PrintMatrix(const v1::RunReport& run, const std::string& caption, CellFunct
   size_t begin = 0;
   do {
     const size_t count = std::min(kMatrixTensors, all.size() - begin);
-    PrintMatrixPart(run, all.subspan(begin, count), cell_of, uses_colour, out);
+    const bool tells_saved = cell_of == SqnrCell && SavesAnything(run);
+    PrintMatrixPart(run, all.subspan(begin, count), cell_of, tells_saved, uses_colour, out);
     begin += count;
   } while (begin < all.size());
 }
 
+/// What each backward mode saves: the columns of the bytes.
+void PrintSavedMatrix(const v1::RunReport& run, bool uses_colour, std::ostream& out) {
+  if (!SavesAnything(run)) return;
+  out << Toned(
+             "Saved for backward, each tensor once (held: by parameters and cached weights anyway)",
+             Tone::kBold, uses_colour)
+      << "\n";
+  TextTable table({"#", "<variant", "saved", "codes, values", "scales", "held"});
+  for (int i = 0; i < run.variants_size(); ++i) {
+    const v1::VariantReport& variant = run.variants(i);
+    const v1::SavedBytes& saved = variant.saved_bytes();
+    table.AddRow({absl::StrCat(i), Cut(variant.label(), LabelColumns(5)), Bytes(saved.bytes()),
+                  Bytes(saved.data_bytes()), Bytes(saved.scale_bytes()),
+                  Bytes(saved.held_bytes())});
+  }
+  table.Print(out, uses_colour);
+  out << "\n";
+}
+
 /// Labels that the matrix had to cut, in full.
 void PrintCutLabels(const v1::RunReport& run, std::ostream& out) {
-  const size_t columns = LabelColumns(std::min(OutputNames(run).size(), kMatrixTensors));
+  const size_t tensors = std::min(OutputNames(run).size(), kMatrixTensors);
+  const size_t columns =
+      SavesAnything(run) ? LabelColumnsBesideSaved(tensors) : LabelColumns(tensors);
   bool any = false;
   for (int i = 0; i < run.variants_size(); ++i) {
     if (run.variants(i).label().size() <= columns) continue;
@@ -221,6 +259,26 @@ void PrintQuantizations(const v1::VariantReport& variant, bool uses_colour, std:
   out << "\n";
 }
 
+void PrintSaved(const v1::VariantReport& variant, bool uses_colour, std::ostream& out) {
+  if (variant.saved().empty() || !variant.has_saved_bytes()) return;
+  constexpr size_t kContentColumns = 36;
+  TextTable table({"saved", "<format", "<kept as", "bytes", "scales", "held"});
+  bool has_shared = false;
+  for (const v1::SavedOperand& saved : variant.saved()) {
+    const bool is_shared = saved.counted_bytes() < saved.data_bytes() + saved.scale_bytes();
+    has_shared |= is_shared;
+    table.AddRow({absl::StrCat(saved.name(), is_shared ? " *" : ""), saved.format(),
+                  Cut(saved.content(), kContentColumns), Bytes(saved.counted_bytes()),
+                  Bytes(saved.scale_bytes()), Bytes(saved.held_bytes())});
+  }
+  const v1::SavedBytes& sum = variant.saved_bytes();
+  table.AddRow(
+      {"together", "", "", Bytes(sum.bytes()), Bytes(sum.scale_bytes()), Bytes(sum.held_bytes())});
+  table.Print(out, uses_colour);
+  out << "Saved for backward, each tensor once; held: by parameters and cached weights anyway.\n"
+      << (has_shared ? "* without what an operand before it has too.\n" : "") << "\n";
+}
+
 /// Prints how much of each output's error every stage makes.
 void PrintErrorBudgets(const v1::VariantReport& variant, bool uses_colour, std::ostream& out) {
   if (variant.error_budgets().empty()) return;
@@ -242,10 +300,12 @@ void PrintVariant(const v1::VariantReport& variant, bool uses_colour, std::ostre
       << ")\n\n";
   PrintOutputs(variant, uses_colour, out);
   PrintQuantizations(variant, uses_colour, out);
+  PrintSaved(variant, uses_colour, out);
   PrintErrorBudgets(variant, uses_colour, out);
   for (const v1::GemmLine& gemm : variant.gemms()) {
     out << gemm.role() << (gemm.output().empty() ? "" : " " + gemm.output()) << ": " << gemm.text()
         << "\n    a: " << gemm.a_source() << "; b: " << gemm.b_source() << "\n";
+    if (!gemm.note().empty()) out << "    " << gemm.note() << "\n";
     if (!gemm.algorithm().empty()) {
       out << "    ran: " << gemm.arithmetic() << ", " << gemm.algorithm() << "\n";
     }
@@ -353,6 +413,7 @@ void PrintReport(const ReportDocument& document, bool uses_colour, std::ostream&
   } else if (document.has_run && document.comparisons.empty()) {
     PrintMatrix(run, "SQNR in dB against the unquantized operands (higher is nearer)", SqnrCell,
                 uses_colour, out);
+    PrintSavedMatrix(run, uses_colour, out);
     PrintMatrix(run, "Elements that differ from the exact result of the variant's own operands",
                 ExactCell, uses_colour, out);
     PrintMatrix(run, "Largest error as a part of its derived bound (1 is the limit)", BoundCell,

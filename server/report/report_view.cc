@@ -11,6 +11,7 @@
 #include "absl/strings/str_replace.h"
 #include "server/report/device_text.h"
 #include "server/report/number_text.h"
+#include "server/report/render_ranks.h"
 #include "server/report/report_json.h"
 #include "server/report/verdict_text.h"
 
@@ -181,8 +182,9 @@ void AddMatrix(const std::vector<std::string>& names, Json& run) {
     for (const std::string& name : names) variant["cells"].push_back({{"cell", cells[name]}});
     variant["is_open"] = variant["is_broken"] == true || run["variants"].size() == 1;
     Json overlaps = Json::array();
-    variant["has_amax_groups"] = false;
+    variant["has_amax_groups"] = variant["ranks_save"] = false;
     for (const Json& rank : variant["ranks"]) {
+      if (!rank["saved"].empty()) variant["ranks_save"] = true;
       for (const Json& record : rank["quantizations"]) {
         if (record["amax_group"] != "") variant["has_amax_groups"] = true;
       }
@@ -293,6 +295,28 @@ Json ChartedSeries(Json& page, Json rows, const char* key,
   return groups;
 }
 
+constexpr double kMebibytes = 1.0 / (1 << 20);
+
+/// One group of charts: what each variant saves over the steps, as far as there is any of it.
+Json MemoryCharts(const TraceReport& report, Json& page) {
+  if (!HasMemory(report)) return Json::array();
+  std::vector<Quantity> quantities;
+  for (const Quantity& quantity :
+       {Quantity{"added on the device, MiB", "/added_bytes", kMebibytes},
+        {"offloaded to the host, MiB", "/host_bytes", kMebibytes},
+        {"left to recomputation, MiB", "/not_saved_bytes", kMebibytes}}) {
+    const auto has_any = [&](const Json& row) { return At(row, quantity.place) > 0; };
+    if (std::any_of(page["memories"].begin(), page["memories"].end(), has_any)) {
+      quantities.push_back(quantity);
+    }
+  }
+  for (Json& row : page["memories"]) {
+    row["name"] = "bytes saved for backward";
+    row.erase("operands");
+  }
+  return ChartedSeries(page, std::move(page["memories"]), "name", quantities);
+}
+
 Json VerdictOf(const v1::Verdict& verdict) {
   Json json = JsonOf(verdict);
   json["word"] = VerdictWord(verdict);
@@ -395,11 +419,17 @@ Json ViewOf(const ReportDocument& document) {
     }
     for (int i = 0; i < document.run.variants_size(); ++i) {
       run["variants"][i]["what_ran"] = WhatRanText(document.run.variants(i));
+      run["variants"][i]["rank_gemm_notes"] = GemmNotes(document.run.variants(i).ranks());
     }
     run["output_names"] = OutputNames(document.run);
     run["is_single"] = document.run.variants_size() == 1;
     run["is_stored"] = run["reproduce"] != "" && run["reproduce"] != page["command"];
     run["is_wide"] = run["output_names"].size() > 1;
+    run["tells_saved"] =
+        std::any_of(run["variants"].begin(), run["variants"].end(), [](const Json& variant) {
+          const Json bytes = At(variant, "/saved_bytes/bytes");
+          return bytes.is_number_integer() && bytes > 0;
+        });
     AddMatrix(OutputNames(document.run), run);
     MarkLowest(OutputNames(document.run), run);
     const auto is_within = [](const Json& variant) { return variant["is_broken"] == false; };
@@ -455,6 +485,7 @@ Json ViewOf(const TraceReport& report) {
                      {"saturated, %", "/saturation_rate", 100},
                      {"scale drift, log2", "/scale_drift_log2"},
                      {"drift of the blocks' mean scale code", "/scale_code_drift"}});
+  page["memories"] = MemoryCharts(report, page);
   page["overlap_charts"] = OverlapCharts(page["overlaps"]);
   return page;
 }

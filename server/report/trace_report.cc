@@ -4,10 +4,12 @@
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "server/report/number_text.h"
+#include "server/report/render_memory.h"
 #include "server/report/render_ranks.h"
 #include "server/report/render_table.h"
 #include "server/report/report_json.h"
@@ -124,6 +126,12 @@ Json OfQuantization(const TraceReport& report, const TraceQuantization& quantiza
   return json;
 }
 
+Json OfMemory(const TraceReport& report, const TraceMemory& memory) {
+  Json json = Placed(report, memory.step, memory.variant);
+  json.update(JsonOf(memory.memory));
+  return json;
+}
+
 Json OfOverlap(const TraceReport& report, const TraceOverlap& overlap) {
   Json json = Placed(report, overlap.step, overlap.variant);
   json["rank"] = overlap.rank;
@@ -131,7 +139,7 @@ Json OfOverlap(const TraceReport& report, const TraceOverlap& overlap) {
   return json;
 }
 
-/// The report without its tensors, quantizations and overlaps.
+/// The report without its tensors, quantizations, overlaps and memories.
 Json OfFrame(const TraceReport& report) {
   Json steps = Json::array();
   for (const TraceStep& step : report.steps) {
@@ -167,6 +175,32 @@ void PrintTraceOverlaps(const TraceReport& report, bool uses_colour, std::ostrea
   table.Print(out, uses_colour);
 }
 
+/// Prints what each variant saved after every step that has changed it.
+void PrintTraceMemories(const TraceReport& report, bool uses_colour, std::ostream& out) {
+  if (!HasMemory(report)) return;
+  out << "\nSaved for backward after each step; added: beyond what the session holds anyway; peak: "
+         "the most of it so far\n";
+  const bool gathers =
+      std::any_of(report.memories.begin(), report.memories.end(),
+                  [](const TraceMemory& one) { return one.memory.gathered_peak_bytes() > 0; });
+  std::vector<std::string> head = MemoryHead();
+  if (gathers) head.insert(head.end(), {"gathered", "kept"});
+  head.insert(head.begin(), {"step", "<variant"});
+  TextTable table(head);
+  std::map<int, std::vector<std::string>> before;
+  for (const TraceMemory& one : report.memories) {
+    std::vector<std::string> row = MemoryRow(one.memory);
+    if (gathers) {
+      row.insert(row.end(), {Bytes(one.memory.gathered_peak_bytes()),
+                             Bytes(one.memory.gathered_held_bytes())});
+    }
+    if (std::exchange(before[one.variant], row) == row) continue;
+    row.insert(row.begin(), {StepText(report, one.step), report.variants[one.variant]});
+    table.AddRow(row);
+  }
+  table.Print(out, uses_colour);
+}
+
 /// Identifies the quantizations of one tensor over all steps.
 std::string SeriesOf(const TraceQuantization& quantization) {
   return absl::StrCat(quantization.variant, " ", QuantizationName(quantization), " ",
@@ -190,6 +224,11 @@ std::optional<double> MeanCode(const v1::QuantizationRecord& record) {
 }
 
 }  // namespace
+
+bool HasMemory(const TraceReport& report) {
+  return std::any_of(report.memories.begin(), report.memories.end(),
+                     [](const TraceMemory& one) { return one.memory.peak_bytes() > 0; });
+}
 
 double ShareOf(int64_t part, const v1::QuantizationCounts& counts) {
   const int64_t all = counts.normal() + counts.zero() + counts.subnormal() +
@@ -230,6 +269,7 @@ void PrintTrace(const TraceReport& report, bool uses_colour, std::ostream& out) 
   }
   PrintTensors(report, uses_colour, out);
   PrintTraceQuantizations(report, uses_colour, out);
+  PrintTraceMemories(report, uses_colour, out);
   PrintTraceOverlaps(report, uses_colour, out);
   for (const std::string& note : report.notes) out << "note: " << note << "\n";
   if (report.verdict.has_value()) PrintVerdict(*report.verdict, uses_colour, out);
@@ -250,6 +290,7 @@ Json JsonOf(const TraceReport& report) {
     json["quantizations"].push_back(OfQuantization(report, report.quantizations[i], drifts[i]));
   }
   json["overlaps"] = list(report.overlaps, OfOverlap);
+  json["memories"] = list(report.memories, OfMemory);
   return json;
 }
 
@@ -261,6 +302,7 @@ std::string TraceJsonLines(const TraceReport& report) {
   for (const Json& one : whole["tensors"]) lines += JsonLine("trace_tensor", one);
   for (const Json& one : whole["quantizations"]) lines += JsonLine("trace_quantization", one);
   for (const Json& one : whole["overlaps"]) lines += JsonLine("trace_overlap", one);
+  for (const Json& one : whole["memories"]) lines += JsonLine("trace_memory", one);
   return lines + JsonLine("trace", OfFrame(report));
 }
 

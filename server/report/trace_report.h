@@ -3,9 +3,9 @@
 //
 // JSON: one entry of "tensors" for each step, variant and output, one of "quantizations" for each
 // step, variant (and rank of several) and quantized tensor, one of "overlaps" for each step,
-// variant, rank and stage that communicated beside its GEMMs; steps count from 1, variants and
-// ranks from 0. JSON lines: each entry as a line of its own, kinds trace_tensor,
-// trace_quantization, trace_overlap, and trace for the rest.
+// variant, rank and stage that communicated beside its GEMMs, one of "memories" for each step and
+// variant; steps count from 1, variants and ranks from 0. JSON lines: each entry as a line of its
+// own, kinds trace_tensor, trace_quantization, trace_overlap, trace_memory, and trace for the rest.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "quantgate/v1/sessions_service.pb.h"
 #include "server/report/report_document.h"
 
 namespace quantgate {
@@ -47,6 +48,13 @@ struct TraceOverlap {
   v1::OverlapReport report;
 };
 
+/// What one variant holds for backwards after a step.
+struct TraceMemory {
+  int step = 0;
+  int variant = 0;
+  v1::SessionMemory memory;
+};
+
 struct TraceReport {
   std::string command;                ///< The command as typed.
   std::vector<std::string> variants;  ///< Their labels.
@@ -58,6 +66,8 @@ struct TraceReport {
   std::vector<TraceQuantization> quantizations;
   /// Ordered by step, variant and rank.
   std::vector<TraceOverlap> overlaps;
+  /// Of all variants; ordered by step, then variant. None from servers of version 0.1.0.
+  std::vector<TraceMemory> memories;
   /// The notes of the steps, each once.
   std::vector<std::string> notes;
   /// Parts of tensors that ranks of a variant held with different bits. Each of them is also a
@@ -67,6 +77,8 @@ struct TraceReport {
   std::optional<v1::Verdict> verdict;
 };
 
+/// Whether any variant saved anything for backward.
+bool HasMemory(const TraceReport& report);
 /// The share of `part` in all elements that a cast counted; 0 where it counted none.
 double ShareOf(int64_t part, const v1::QuantizationCounts& counts);
 /// "fc1.x (input, rowwise)", "rank 1 fc1.x (input, rowwise)": what was quantized, as what, and in

@@ -1,5 +1,6 @@
 #include "server/runs/run_execution.h"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -245,6 +246,7 @@ absl::Status RunExecution::BeginVariant(const VariantReport& report) {
   environment_ = EnvironmentToProto(std::span(&device, 1));
   stages_counted_ = report.stages.size();
   v1::VariantReport& proto = begun_.emplace(VariantReportToProto(report));
+  if (run_.keep_outputs) QG_RETURN_IF_ERROR(KeepParts(report, proto));
   std::vector<Tensor> state;
   for (const NamedTensor& named : report.state) state.push_back(named.tensor);
   QG_ASSIGN_OR_RETURN(const std::vector<Fingerprint> fingerprints,
@@ -254,6 +256,26 @@ absl::Status RunExecution::BeginVariant(const VariantReport& report) {
         writer_->Write(report.state[i].name, state[i], fingerprints[i], proto.add_state()));
   }
   writer_.reset();
+  return absl::OkStatus();
+}
+
+absl::Status RunExecution::KeepParts(const VariantReport& report, v1::VariantReport& proto) {
+  for (size_t i = 0; i < report.ranks.size(); ++i) {
+    const auto& parts = report.ranks[i].outputs;
+    v1::RankReport& rank = *proto.mutable_ranks(static_cast<int>(i));
+    for (size_t j = 0; j < parts.size(); ++j) {
+      const auto& part = parts[j];
+      const bool is_whole =
+          std::any_of(report.outputs.begin(), report.outputs.end(), [&](const OutputReport& whole) {
+            return whole.tensor == part.tensor && whole.fingerprint == part.fingerprint &&
+                   whole.value.shape() == part.shape;
+          });
+      if (is_whole) continue;
+      QG_ASSIGN_OR_RETURN(const Tensor host, part.to_host());
+      QG_RETURN_IF_ERROR(writer_->Write(part.tensor, host, part.fingerprint,
+                                        rank.mutable_outputs(static_cast<int>(j))));
+    }
+  }
   return absl::OkStatus();
 }
 

@@ -59,6 +59,8 @@ class RunExecution {
   absl::Status PublishOutput(int index, const OutputReport& report);
   /// Makes begun_ of what is known of the variant so far.
   absl::Status BeginVariant(const VariantReport& report);
+  /// Writes the ranks' parts that are not the whole output.
+  absl::Status KeepParts(const VariantReport& report, v1::VariantReport& proto);
   absl::Status PublishVariant(int index, const VariantReport& report);
   /// Stops the run: to go on would be useless when its events cannot be stored.
   void Stop(const absl::Status& status);

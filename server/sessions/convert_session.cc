@@ -1,6 +1,7 @@
 #include "server/sessions/convert_session.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -148,6 +149,34 @@ v1::Session SessionRecordToProto(const SessionRecord& record, absl::Time now) {
   }
   proto.set_state(std::string(SessionPhaseName(record.phase)));
   proto.set_device(record.device);
+  return proto;
+}
+
+v1::SessionMemory SavedMemoryToProto(const SavedMemory& memory) {
+  v1::SessionMemory proto;
+  proto.set_saved_bytes(memory.on_device.bytes());
+  proto.set_scale_bytes(memory.on_device.scales);
+  proto.set_held_bytes(memory.on_device.held);
+  proto.set_added_bytes(memory.added());
+  proto.set_host_bytes(memory.on_host);
+  proto.set_not_saved_bytes(memory.not_saved);
+  proto.set_peak_bytes(memory.peak);
+  proto.set_peak_step(memory.peak_step);
+  const size_t listed = std::min(memory.operands.size(), kSessionOperandsMax);
+  for (const SessionOperand& operand : std::span(memory.operands).first(listed)) {
+    v1::SessionOperand& added = *proto.add_operands();
+    added.set_microbatch(operand.microbatch);
+    added.set_layer(operand.layer);
+    added.set_operand(operand.operand);
+    added.set_format(operand.format);
+    added.set_data_bytes(operand.size.data);
+    added.set_scale_bytes(operand.size.scales);
+    added.set_counted_bytes(operand.counted.bytes());
+    added.set_held_bytes(operand.counted.held);
+    added.set_place(std::string(PlaceName(operand.place)));
+    added.set_rank(std::max(operand.rank, 0));
+  }
+  proto.set_operands_left_out(static_cast<int32_t>(memory.operands.size() - listed));
   return proto;
 }
 

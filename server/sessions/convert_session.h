@@ -19,8 +19,10 @@ absl::StatusOr<SessionSpec> SessionSpecFromProto(const v1::SessionSpec& proto,
 /// The lease that a request asks for; 0 asks for the default. INVALID_ARGUMENT for a negative lease
 /// or one beyond SessionLimits::lease_max.
 absl::StatusOr<absl::Duration> LeaseFromProto(int32_t seconds, const SessionLimits& limits);
-/// Sets every field of the message except spec, tensors and tensor.
+/// Sets every field of the message except spec, tensors, tensor and memory.
 v1::Session SessionRecordToProto(const SessionRecord& record, absl::Time now);
+/// The first kSessionOperandsMax operands, and the sums of all.
+v1::SessionMemory SavedMemoryToProto(const SavedMemory& memory);
 /// A page of the listing with at most `page_size` sessions; fewer where a message has no room for
 /// more: sessions with many microbatches have long records.
 v1::ListSessionsResponse SessionPageToProto(const std::vector<SessionRecord>& records,

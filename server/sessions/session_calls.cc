@@ -207,6 +207,7 @@ absl::StatusOr<DeviceWork> PrepareGetSession(CallContext& context,
           Device&, const Cancellation& cancellation) -> absl::Status {
         const std::lock_guard lock(use->mutex);
         QG_RETURN_IF_ERROR(DescribeSession(context, use.id(), use->spec, response));
+        *response.mutable_memory() = SavedMemoryToProto(use->training->saved_memory());
         if (request.with_tensors()) {
           QG_RETURN_IF_ERROR(AddTensors(context, use, cancellation, response));
         }

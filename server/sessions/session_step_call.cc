@@ -30,6 +30,7 @@ absl::StatusOr<v1::RankReport> RankToProto(const RankStepRecords& rank, int inde
   for (const GemmRecord& gemm : rank.records.gemms) report.gemms.push_back(GemmLineOf(gemm));
   QG_ASSIGN_OR_RETURN(report.stages, TimesOf(rank.records.stages));
   report.timelines = rank.records.timelines;
+  report.gathered = rank.records.gathered;
   return RankReportToProto(report);
 }
 
@@ -194,6 +195,13 @@ absl::Status StepCall::Write(const SessionStepResult& result, const Cancellation
   for (const std::string& note : result.notes) response_.add_notes(note);
   for (const std::string& difference : result.rank_differences) {
     response_.add_rank_differences(difference);
+  }
+  v1::SessionMemory& memory = *response_.mutable_memory();
+  memory = SavedMemoryToProto(training().saved_memory());
+  for (const RankStepRecords& rank : result.ranks) {
+    const GatheredRecord& gathered = rank.records.gathered;
+    memory.set_gathered_peak_bytes(memory.gathered_peak_bytes() + gathered.peak);
+    memory.set_gathered_held_bytes(memory.gathered_held_bytes() + gathered.held);
   }
   for (int index = 0; const RankStepRecords& rank : result.ranks) {
     QG_ASSIGN_OR_RETURN(*response_.add_ranks(), RankToProto(rank, index));

@@ -122,6 +122,20 @@ v1::SavedOperand SavedOperandToProto(const SavedOperand& saved) {
   *proto.mutable_at_save() = FingerprintToProto(saved.at_save);
   *proto.mutable_at_use() = FingerprintToProto(saved.at_use);
   proto.set_used(saved.used);
+  proto.set_format(saved.format);
+  proto.set_data_bytes(saved.size.data);
+  proto.set_scale_bytes(saved.size.scales);
+  proto.set_counted_bytes(saved.counted.bytes());
+  proto.set_held_bytes(saved.counted.held);
+  return proto;
+}
+
+v1::SavedBytes SavedBytesToProto(const SavedSize& size) {
+  v1::SavedBytes proto;
+  proto.set_bytes(size.bytes());
+  proto.set_data_bytes(size.data);
+  proto.set_scale_bytes(size.scales);
+  proto.set_held_bytes(size.held);
   return proto;
 }
 
@@ -135,6 +149,7 @@ v1::GemmLine GemmLineToProto(const VariantReport::GemmLine& line) {
   proto.set_arithmetic(line.arithmetic);
   proto.set_algorithm(line.algorithm);
   proto.set_is_hardware(line.is_hardware);
+  proto.set_note(line.note);
   return proto;
 }
 
@@ -295,6 +310,9 @@ v1::RankReport RankReportToProto(const VariantReport::RankReport& report) {
     *tensor.mutable_fingerprint() = FingerprintToProto(output.fingerprint);
   }
   AddRecords(report, proto);
+  *proto.mutable_saved_bytes() = SavedBytesToProto(SumOf(report.saved));
+  proto.set_gathered_peak_bytes(report.gathered.peak);
+  proto.set_gathered_held_bytes(report.gathered.held);
   AddStages(report, proto);
   for (const StageTimeline& timeline : report.timelines) {
     *proto.add_overlaps() = OverlapReportToProto(timeline);
@@ -321,7 +339,12 @@ v1::VariantReport VariantReportToProto(const VariantReport& report) {
     }
   }
   AddRecords(report, proto);
-  for (const auto& rank : report.ranks) *proto.add_ranks() = RankReportToProto(rank);
+  SavedSize saved = SumOf(report.saved);
+  for (const auto& rank : report.ranks) {
+    *proto.add_ranks() = RankReportToProto(rank);
+    saved.Add(SumOf(rank.saved));
+  }
+  *proto.mutable_saved_bytes() = SavedBytesToProto(saved);
   proto.mutable_notes()->Add(report.notes.begin(), report.notes.end());
   return proto;
 }

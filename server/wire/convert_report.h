@@ -12,6 +12,7 @@ v1::ElementPair ElementPairToProto(const ElementPair& pair);
 v1::ParityReport ParityReportToProto(const ParityReport& report);
 v1::ErrorReport ErrorReportToProto(const ErrorReport& report);
 v1::SavedOperand SavedOperandToProto(const SavedOperand& saved);
+v1::SavedBytes SavedBytesToProto(const SavedSize& size);
 v1::GemmLine GemmLineToProto(const VariantReport::GemmLine& line);
 v1::QuantizationRecord QuantizationRecordToProto(const QuantizationRecord& record);
 v1::RankReport RankReportToProto(const VariantReport::RankReport& report);

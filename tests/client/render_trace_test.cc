@@ -15,6 +15,7 @@
 namespace quantgate {
 namespace {
 
+using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -134,6 +135,48 @@ TEST(TraceReportTest, TableAndHtmlShowStepsVariantsAndDrift) {
   for (const char* outside : {"http:", "https:", "<script", "url("}) {
     EXPECT_THAT(html, Not(HasSubstr(outside)));
   }
+}
+
+TraceMemory Held(int step, int variant, int64_t saved, int64_t on_host, int64_t peak) {
+  TraceMemory memory{step, variant, {}};
+  memory.memory.set_saved_bytes(saved);
+  memory.memory.set_held_bytes(512);
+  memory.memory.set_added_bytes(saved - 512);
+  memory.memory.set_host_bytes(on_host);
+  memory.memory.set_peak_bytes(peak);
+  memory.memory.add_operands()->set_operand("x");
+  return memory;
+}
+
+TEST(TraceReportTest, SaysWhatIsSavedAfterEachStep) {
+  TraceReport report = Sample();
+  const auto table = [&] {
+    std::ostringstream out;
+    PrintTrace(report, /*uses_colour=*/false, out);
+    return out.str();
+  };
+  EXPECT_THAT(table(), Not(HasSubstr("Saved for backward")));
+  EXPECT_THAT(RenderHtml(report), Not(HasSubstr("bytes saved for backward")));
+  report.memories = {Held(0, 0, 4096, 0, 3584), Held(0, 1, 2560, 0, 2048),
+                     Held(1, 0, 4096, 0, 3584), Held(1, 1, 512, 2048, 2048)};
+  EXPECT_THAT(table(), HasSubstr("Saved for backward after each step"));
+  EXPECT_THAT(table(),
+              ContainsRegex("1 forward +bf16 / none / auto +4.0 KiB +0 B +512 B +3.5 KiB"));
+  EXPECT_THAT(table(), ContainsRegex("2 forward b +fp8[^ ]+ / none / auto +512 B +0 B +512 B +0 B "
+                                     "+2.0 KiB +0 B +2.0 KiB"));
+  // What a step leaves as it was is not told again.
+  EXPECT_THAT(table(), Not(ContainsRegex("2 forward b +bf16 / none / auto +4.0 KiB")));
+  const std::string html = RenderHtml(report);
+  EXPECT_THAT(html, HasSubstr("<h3>bytes saved for backward</h3>"));
+  EXPECT_THAT(html, HasSubstr("added on the device, MiB</figcaption>"));
+  EXPECT_THAT(html, HasSubstr("offloaded to the host, MiB</figcaption>"));
+  EXPECT_THAT(html, Not(HasSubstr("left to recomputation, MiB")));
+  EXPECT_THAT(html, HasSubstr("<td class=\"r\">3.5 KiB</td>"));
+  const auto json = nlohmann::json::parse(TraceJson(report));
+  EXPECT_EQ(json["memories"][3]["step"], 2);
+  EXPECT_EQ(json["memories"][3]["host_bytes"], 2048);
+  EXPECT_EQ(json["memories"][3]["operands"][0]["operand"], "x");
+  EXPECT_THAT(TraceJsonLines(report), HasSubstr("\"kind\":\"trace_memory\""));
 }
 
 v1::SessionTrace Trace() {

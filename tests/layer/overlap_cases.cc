@@ -115,7 +115,12 @@ void ExpectSameSaved(const LayerResult& subject, const LayerResult& reference) {
     EXPECT_EQ(subject.saved[i].at_save, reference.saved[i].at_save) << reference.saved[i].name;
     EXPECT_EQ(subject.saved[i].at_use, reference.saved[i].at_use) << reference.saved[i].name;
     EXPECT_EQ(subject.saved[i].used, reference.saved[i].used) << reference.saved[i].name;
+    EXPECT_EQ(subject.saved[i].size, reference.saved[i].size) << reference.saved[i].name;
   }
+  // Buffers differ, so that the most at a time may.
+  EXPECT_EQ(subject.gathered.peak > 0, reference.gathered.peak > 0);
+  EXPECT_EQ(subject.gathered.held, 0);
+  EXPECT_EQ(reference.gathered.held, 0);
 }
 
 }  // namespace

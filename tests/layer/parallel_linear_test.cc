@@ -3,6 +3,7 @@
 // against the whole layer on one rank where docs/ranks.md section 5 says that they are equal.
 #include <gtest/gtest.h>
 
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -313,6 +314,41 @@ TEST(RowParallelLinear, RoundsTheBiasToTheActivationDtypeFirst) {
         RunRanks(request, *Recipe::Parse("bf16"), {.size = 2, .sequence_parallel = sequence});
     EXPECT_TRUE(SameBits(Joined(request.layer, "y", sequence, results), expected)) << sequence;
   }
+}
+
+/// OperandOrigin::quantized_before of the operands of each GEMM, by its output.
+std::map<std::string, std::string> QuantizedBefore(const LayerResult& result) {
+  std::map<std::string, std::string> before;
+  for (const GemmRecord& gemm : result.gemms) {
+    before[gemm.output] = absl::StrCat(gemm.a.quantized_before, "|", gemm.b.quantized_before);
+  }
+  return before;
+}
+
+// docs/ranks.md section 3, hybrid: what the shards' codes stand for is quantized again.
+TEST(GemmRecords, SayWhichOperandsWereQuantizedTwice) {
+  const ParallelSetup ranks = {.size = 2, .sequence_parallel = true};
+  const std::string hybrid = "hybrid:fprop=mxfp8,dgrad=fp8_current,wgrad=fp8_block";
+  using Expected = std::map<std::string, std::string>;
+  const auto of = [&](ParallelMode mode, const std::string& recipe, const ParallelSetup& setup) {
+    return QuantizedBefore(
+        RunRanks(SquareLinear(mode, 256, 128), *Recipe::Parse(recipe), setup).front());
+  };
+  EXPECT_EQ(of(ParallelMode::kColumn, hybrid, ranks),
+            (Expected{{"y", "mxfp8 (f8_e4m3 rowwise codes)|"},
+                      {"dx", "|"},
+                      {"dw", "|fp8_block (f8_e4m3 columnwise codes)"}}));
+  const std::string gradient = "fp8_tensor (f8_e5m2 rowwise codes)|";
+  EXPECT_EQ(of(ParallelMode::kRow, hybrid, ranks),
+            (Expected{{"y", "|"}, {"dx", gradient}, {"dw", gradient}}));
+  // wgrad begins from rowwise codes where these are per tensor.
+  EXPECT_EQ(
+      of(ParallelMode::kColumn, "hybrid:fprop=fp8_current,dgrad=mxfp8,wgrad=mxfp8", ranks).at("dw"),
+      "|fp8_tensor (f8_e4m3 rowwise codes)");
+  const Expected once = {{"y", "|"}, {"dx", "|"}, {"dw", "|"}};
+  EXPECT_EQ(of(ParallelMode::kColumn, "mxfp8", ranks), once);
+  // Without sequence parallelism nothing is gathered.
+  EXPECT_EQ(of(ParallelMode::kColumn, hybrid, {.size = 2}), once);
 }
 
 }  // namespace

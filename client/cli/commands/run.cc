@@ -31,12 +31,13 @@ constexpr char kRunExamples[] = R"(Examples:
   quantgate run --server gpu-host:7470 --spec run:run-5992f14e0ae90efe7986801aa6ff242f
   quantgate run --tp 2 --parallel-mode row --sequence-parallel --input m.safetensors:fc1.x \
       --weight m.safetensors:fc1.weight --grad-output m.safetensors:fc1.dy \
-      --recipe mxfp8 --require bound
+      --recipe mxfp8 --require bound -o ranks.safetensors
 
 -o FILE gets y, dx, dw (or main_grad), db, dgamma, dbeta and norm_out, as the layer and the operands
 given allow; fc1.dw and so on of an MLP, dw.0 and so on of experts.
 With --tp the layer runs on one rank and on N, and each output of the latter is compared with that of
-the former; --require bitwise asks that all bits are equal.
+the former; --require bitwise asks that all bits are equal. -o FILE gets the whole outputs of the N
+ranks, and rank0.y, rank1.y, ... of each rank whose own tensor is another than the whole.
 A run informs and exits 0, unless --require states a criterion: then a failure exits 1.)";
 
 absl::StatusOr<int> RunLayer(Invocation& invocation, const LayerCommand& options) {

@@ -21,6 +21,7 @@
 #include "kernels/tensor/files/file_bytes.h"
 #include "kernels/tensor/files/tensor_file.h"
 #include "server/report/number_text.h"
+#include "server/report/render_memory.h"
 #include "server/report/report_json.h"
 #include "server/report/text_table.h"
 
@@ -162,6 +163,9 @@ absl::StatusOr<int> GetSession(Invocation& invocation, const SessionOptions& opt
     invocation.Say(absl::StrCat("wrote ", options.output));
   }
   PrintSession(invocation, session);
+  if (invocation.is_table()) {
+    PrintSessionMemory(session.memory(), invocation.uses_colour(), invocation.out());
+  }
   const bool has_tensor = session.has_tensor() && options.output.empty();
   if (!invocation.is_table() || (session.tensors_size() == 0 && !has_tensor)) return 0;
   TextTable table({"tensor", "<type", "<fingerprint"});

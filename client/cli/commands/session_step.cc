@@ -19,6 +19,7 @@
 #include "client/session.h"
 #include "kernels/base/status_macros.h"
 #include "server/report/number_text.h"
+#include "server/report/render_memory.h"
 #include "server/report/render_ranks.h"
 #include "server/report/report_json.h"
 #include "server/report/text_table.h"
@@ -162,6 +163,7 @@ void PrintStep(Invocation& invocation, const v1::SessionStepResponse& response) 
   if (response.ranks_size() > 0) {
     PrintRankReports(response.ranks(), invocation.uses_colour(), invocation.out());
   }
+  PrintSessionMemory(response.memory(), invocation.uses_colour(), invocation.out());
   for (const std::string& difference : response.rank_differences()) {
     invocation.out() << "RANKS DIFFER: " << difference << "\n";
   }

@@ -270,6 +270,7 @@ absl::StatusOr<TracePlayer::Tensors> TracePlayer::StepVariant(
       report_.overlaps.push_back({step, variant, rank.rank(), overlap});
     }
   }
+  if (response.has_memory()) report_.memories.push_back({step, variant, response.memory()});
   for (const std::string& difference : response.rank_differences()) {
     report_.rank_differences.push_back(
         absl::StrCat("step ", step + 1, " of ", report_.variants[variant], ": ", difference));

@@ -39,6 +39,13 @@ absl::StatusOr<Tensor> GatherForExperts(StepRecorder& recorder, const ParallelSt
                         [&] { return parallel.tp->AllGather(own); });
 }
 
+std::shared_ptr<const void> HoldGatheredForExperts(StepRecorder& recorder,
+                                                   const ParallelStep& parallel,
+                                                   const Tensor& whole) {
+  if (!parallel.divides_rows() || !whole.has_value()) return nullptr;
+  return recorder.HoldGathered(static_cast<int64_t>(whole.byte_size()));
+}
+
 absl::StatusOr<Tensor> SumOfExperts(StepRecorder& recorder, const ParallelStep& parallel,
                                     const char* what, const Tensor& partial) {
   ProcessGroup& group = *parallel.tp;
@@ -72,7 +79,10 @@ absl::StatusOr<GroupedStep> RunGrouped(Engine& engine, const LayerRequest& whole
     QG_ASSIGN_OR_RETURN(
         divided, GatherForExperts(recorder, step_of_rank, is_column ? "x" : "grad_output", own));
   }
+  std::shared_ptr<const void> gathered;
+  if (!is_column) gathered = HoldGatheredForExperts(recorder, step_of_rank, divided);
   QG_ASSIGN_OR_RETURN(ComputedLayer work, ComputeLayer(recorder, request, plan, recipe));
+  gathered = nullptr;
   QG_RETURN_IF_ERROR(Sum(recorder, step_of_rank, is_column ? "dx" : "y",
                          is_column ? work.backward.dx : work.forward.y, step.partials));
   QG_ASSIGN_OR_RETURN(step.result, FinishStep(recorder, request, work.plan, work.state,

@@ -3,6 +3,7 @@
 // sum that the layers around it would do (docs/ranks.md section 2.1).
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -16,6 +17,10 @@ namespace quantgate {
 /// on the division. Collective.
 absl::StatusOr<Tensor> GatherForExperts(StepRecorder& recorder, const ParallelStep& parallel,
                                         const char* what, const Tensor& own);
+/// Counts a gathered grad_output as StepRecorder::HoldGathered does. Null if nothing was gathered.
+std::shared_ptr<const void> HoldGatheredForExperts(StepRecorder& recorder,
+                                                   const ParallelStep& parallel,
+                                                   const Tensor& whole);
 /// The sum over the ranks of `partial`, a row-parallel grouped_linear's y or a column-parallel
 /// one's dx. Under sequence parallelism only this rank's even part of dim 0. Collective.
 absl::StatusOr<Tensor> SumOfExperts(StepRecorder& recorder, const ParallelStep& parallel,

@@ -37,6 +37,12 @@ absl::StatusOr<NamedOperand> OverrideOperand(StepRecorder& recorder, const Linea
   return NamedOperand{PlainOperand(matrix), {name}};
 }
 
+int64_t BytesOfTensors(std::span<const Tensor> tensors) {
+  int64_t bytes = 0;
+  for (const Tensor& tensor : tensors) bytes += static_cast<int64_t>(tensor.byte_size());
+  return bytes;
+}
+
 /// dw over no rows: zeros, or the main gradient with unchanged bits.
 absl::StatusOr<Tensor> EmptyWgrad(StepRecorder& recorder, const LinearUnit& unit,
                                   const Tensor& accumulated, DType dtype) {
@@ -270,7 +276,9 @@ absl::StatusOr<Tensor> BackwardPass::DgradBesideX(GemmRecord record) {
   QG_ASSIGN_OR_RETURN(OverlappedGather gathered,
                       LinearOverlap(recorder_, unit_, options_)
                           .BulkAllGather(std::move(record), TravellingParts(saved_.x, usage)));
-  QG_ASSIGN_OR_RETURN(x_, ForWgrad(JoinedOperand(saved_.x, usage, gathered.parts, unit_.m)));
+  KeptOperand whole = JoinedOperand(saved_.x, usage, gathered.parts, unit_.m);
+  Collectives().Hold(whole);
+  QG_ASSIGN_OR_RETURN(x_, ForWgrad(std::move(whole)));
   return std::move(gathered.d);
 }
 
@@ -286,16 +294,21 @@ absl::StatusOr<Tensor> BackwardPass::RowDgrad(GemmRecord record) {
   QG_ASSIGN_OR_RETURN(OverlappedGather gathered,
                       LinearOverlap(recorder_, unit_, options_)
                           .AllGatherGemm(std::move(record), std::move(beside)));
-  if (!flow_.needs_dw) return std::move(gathered.d);
   const std::span<const Tensor> parts(gathered.parts);
+  std::shared_ptr<const void> held = recorder_.HoldGathered(BytesOfTensors(parts));
+  if (!flow_.needs_dw) return std::move(gathered.d);
   const KeptOperand shard = std::move(grad_output_);
   if (is_beside) {
     grad_output_ = JoinedOperand(shard, Usage::kColumnwise, parts.last(count), unit_.m);
+    held = nullptr;
+    Collectives().Hold(grad_output_);
   } else if (shard.codes.columnwise.has_value()) {
     QG_ASSIGN_OR_RETURN(grad_output_, Collectives().GatherColumnwiseGradOutput(shard));
   } else {
-    QG_ASSIGN_OR_RETURN(grad_output_,
-                        ForWgrad(JoinedOperand(shard, Usage::kRowwise, parts, unit_.m)));
+    held = nullptr;
+    KeptOperand whole = JoinedOperand(shard, Usage::kRowwise, parts, unit_.m);
+    Collectives().Hold(whole);
+    QG_ASSIGN_OR_RETURN(grad_output_, ForWgrad(std::move(whole)));
   }
   return std::move(gathered.d);
 }
@@ -305,6 +318,9 @@ absl::StatusOr<KeptOperand> BackwardPass::ForWgrad(KeptOperand gathered) {
   if (!gathered.codes.rowwise.has_value()) return gathered;
   QG_RETURN_IF_ERROR(
       recorder_.engine().UpdateUsages(gathered.codes, {false, true}, recorder_.cancellation()));
+  // The codes before and after were there together.
+  const std::shared_ptr<const void> before = std::move(gathered.gathered);
+  Collectives().Hold(gathered);
   return gathered;
 }
 
@@ -316,13 +332,13 @@ absl::StatusOr<KeptOperand> BackwardPass::WgradX() {
   if (flow_.backward_override == BackwardOverride::kNone) return collectives.RegatherX(saved_.x);
   QG_ASSIGN_OR_RETURN(const NamedOperand shard,
                       OverrideOperand(recorder_, unit_, names_.x, "x", saved_.x));
-  KeptOperand whole;
-  QG_ASSIGN_OR_RETURN(whole.original, collectives.GatherOverriddenX(shard.operand.data));
-  return whole;
+  return collectives.GatherOverriddenX(shard.operand.data);
 }
 
 absl::StatusOr<LinearWgrad> BackwardPass::Defer(LinearWgrad wgrad) {
   KeptOperand& kept = wgrad.grad_output;
+  // From here on they count as saved.
+  wgrad.x.gathered = kept.gathered = nullptr;
   if (kept.codes.columnwise.has_value()) {
     kept.original = Tensor();
     kept.codes.rowwise.reset();

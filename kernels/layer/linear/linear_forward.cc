@@ -189,16 +189,18 @@ std::string ForwardPass::WeightContent(const KeptOperand& kept) const {
 
 absl::StatusOr<LinearSaved> ForwardPass::Save() {
   LinearSaved saved = OperandsToKeep();
+  const std::vector<Tensor> held = TensorsOfParameter(state_, names_.weight);
   QG_RETURN_IF_ERROR(
       recorder_.Timed({StageKind::kCompare, names_.Stage("fingerprint saved operands")}, [&] {
         std::vector<OperandToKeep> operands;
         if (flow_.needs_dw) {
           operands.push_back({names_.x, ContentOf(saved.x, input_.x.dtype()), &saved.x});
         }
-        operands.push_back({names_.weight, WeightContent(saved.weight), &saved.weight});
+        operands.push_back({names_.weight, WeightContent(saved.weight), &saved.weight, held});
         if (saved.weight_workspace.has_codes()) {
           operands.push_back({absl::StrCat(names_.weight, " workspace"),
-                              CodesContent(saved.weight_workspace.codes), &saved.weight_workspace});
+                              CodesContent(saved.weight_workspace.codes), &saved.weight_workspace,
+                              held});
         }
         return Keep(recorder_, operands);
       }));

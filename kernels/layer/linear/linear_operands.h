@@ -70,11 +70,16 @@ std::string PlainContent(DType given, DType kept);
 std::string CodesContent(const QuantizedTensor& codes);
 std::string ContentOf(const KeptOperand& kept, DType given);
 
+/// The tensors that the state holds of a parameter between steps, cached ones among them. Absent
+/// tensors are among them too.
+std::vector<Tensor> TensorsOfParameter(const LayerState& state, const std::string& name);
+
 /// An operand to be kept for backward, with its name and content in the report.
 struct OperandToKeep {
   std::string name;
   std::string content;
   KeptOperand* operand;
+  std::vector<Tensor> held = {};  ///< OperandToSave::held.
 };
 /// Saves the operands in the recorder and sets their marks.
 absl::Status Keep(StepRecorder& recorder, std::span<const OperandToKeep> operands);

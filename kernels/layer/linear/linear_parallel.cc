@@ -1,5 +1,6 @@
 #include "kernels/layer/linear/linear_parallel.h"
 
+#include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -59,6 +60,16 @@ Usages GradOutputShardUsages(const LinearUnit& unit) {
       return {quantizer.rowwise.is_quantized(), false};
   }
   return {false, false};
+}
+
+/// The codes that were dequantized to gather a shard's values; empty if it has none.
+std::string CodesOf(const KeptOperand& shard) {
+  if (!shard.has_codes()) return "";
+  const Usage usage = shard.codes.rowwise.has_value() ? Usage::kRowwise : Usage::kColumnwise;
+  const QuantizedTensor read =
+      OnlyUsages(shard.codes, {usage == Usage::kRowwise, usage == Usage::kColumnwise});
+  return absl::StrCat(std::string(QuantizerFormatName(read.copy(usage)->format)), " (",
+                      CodesContent(read), ")");
 }
 
 /// Whether a GEMM of backward reads the unquantized grad_output.
@@ -171,6 +182,7 @@ absl::StatusOr<KeptOperand> LinearCollectives::FpropX(const KeptOperand& shard) 
     QG_ASSIGN_OR_RETURN(whole.codes, GatherShardCodes(role, shard.codes, kRowwiseOnly));
   } else {
     QG_ASSIGN_OR_RETURN(whole.original, GatherValues(role, shard));
+    whole.quantized_before = CodesOf(shard);
   }
   if (unit_.flow.x_usages.rowwise && !whole.has_codes()) {
     QG_ASSIGN_OR_RETURN(whole.codes, QuantizeWhole(role, whole.original, kRowwiseOnly));
@@ -207,11 +219,17 @@ void LinearCollectives::SeedSavedFaults(KeptOperand& shard) {
   shard.codes = codes.try_emplace(unit_.names.x, shard.codes).first->second;
 }
 
+void LinearCollectives::Hold(KeptOperand& gathered) {
+  const SavedSize size = StorageCount().Add(gathered.SavedTensors()).all;
+  gathered.gathered = recorder_.HoldGathered(size.bytes());
+}
+
 absl::StatusOr<KeptOperand> LinearCollectives::RegatherX(const KeptOperand& shard) {
   const Role role = X();
   KeptOperand whole;
   if (!unit_.flow.x_usages.columnwise) {
     QG_ASSIGN_OR_RETURN(whole.original, Gather(role.what, shard.original));
+    Hold(whole);
     return whole;
   }
   if (role.method == GatherMethod::kCodes) {
@@ -220,23 +238,35 @@ absl::StatusOr<KeptOperand> LinearCollectives::RegatherX(const KeptOperand& shar
       codes.rowwise->scale_inv = state_.seeded_memory->codes.at(unit_.names.x).rowwise->scale_inv;
     }
     QG_ASSIGN_OR_RETURN(whole.codes, GatherShardCodes(role, codes, kColumnwiseOnly));
+    Hold(whole);
     return whole;
   }
-  QG_ASSIGN_OR_RETURN(const Tensor values, GatherValues(role, shard));
-  QG_ASSIGN_OR_RETURN(whole.codes, QuantizeWhole(role, values, kColumnwiseOnly));
+  KeptOperand values;
+  QG_ASSIGN_OR_RETURN(values.original, GatherValues(role, shard));
+  Hold(values);
+  QG_ASSIGN_OR_RETURN(whole.codes, QuantizeWhole(role, values.original, kColumnwiseOnly));
+  whole.quantized_before = CodesOf(shard);
+  Hold(whole);
   return whole;
 }
 
-absl::StatusOr<Tensor> LinearCollectives::GatherOverriddenX(const Tensor& shard) {
+absl::StatusOr<KeptOperand> LinearCollectives::GatherOverriddenX(const Tensor& shard) {
   const Role role = X();
-  QG_ASSIGN_OR_RETURN(const Tensor whole, Gather(role.what, shard));
+  KeptOperand whole;
+  QG_ASSIGN_OR_RETURN(whole.original, Gather(role.what, shard));
+  Hold(whole);
   const bool stands_for_codes =
       unit_.flow.reads_dequantized() && role.method == GatherMethod::kSource;
   if (!stands_for_codes && !recorder_.faults().Has(kFaultOverrideQuantizes)) return whole;
   // The rowwise codes are those of the whole x: they are made again, with the same bytes, not kept.
-  QG_ASSIGN_OR_RETURN(const QuantizedTensor codes, QuantizeWhole(role, whole, kRowwiseOnly));
-  return DequantizeAny(recorder_, unit_.names.Stage("dequantize gathered x"), codes,
-                       unit_.flow.activation_dtype);
+  KeptOperand made, values;
+  QG_ASSIGN_OR_RETURN(made.codes, QuantizeWhole(role, whole.original, kRowwiseOnly));
+  Hold(made);
+  QG_ASSIGN_OR_RETURN(values.original,
+                      DequantizeAny(recorder_, unit_.names.Stage("dequantize gathered x"),
+                                    made.codes, unit_.flow.activation_dtype));
+  Hold(values);
+  return values;
 }
 
 absl::StatusOr<KeptOperand> LinearCollectives::GradOutputShard(const Tensor& shard) {
@@ -253,6 +283,7 @@ absl::StatusOr<KeptOperand> LinearCollectives::GatherColumnwiseGradOutput(
     const KeptOperand& shard) {
   KeptOperand whole;
   QG_ASSIGN_OR_RETURN(whole.codes, GatherShardCodes(GradOutput(), shard.codes, kColumnwiseOnly));
+  Hold(whole);
   return whole;
 }
 
@@ -262,28 +293,46 @@ absl::Status LinearCollectives::CheckScaleOfX(const KeptOperand& shard) {
 }
 
 absl::StatusOr<KeptOperand> LinearCollectives::GatherGradOutput(const Tensor& shard) {
+  QG_ASSIGN_OR_RETURN(KeptOperand whole, WholeGradOutput(shard));
+  if (recorder_.faults().Has(kFaultGatheredGradientKept)) {
+    state_.seeded_memory->kept.push_back(std::make_shared<const KeptOperand>(whole));
+  }
+  return whole;
+}
+
+absl::StatusOr<KeptOperand> LinearCollectives::WholeGradOutput(const Tensor& shard) {
   const Role role = GradOutput();
   const LinearDataflow& flow = unit_.flow;
   const Usages wanted = flow.grad_output_usages;
   KeptOperand whole;
   if (!IsAny(wanted)) {
     QG_ASSIGN_OR_RETURN(whole.original, Gather(role.what, shard));
+    Hold(whole);
     return whole;
   }
   QG_ASSIGN_OR_RETURN(const KeptOperand part, GradOutputShard(shard));
   if (role.method == GatherMethod::kCodes) {
     QG_ASSIGN_OR_RETURN(whole.codes, GatherShardCodes(role, part.codes, wanted));
+    Hold(whole);
     return whole;
   }
-  QG_ASSIGN_OR_RETURN(const Tensor values, GatherValues(role, part));
-  QG_ASSIGN_OR_RETURN(whole.codes, QuantizeWhole(role, values, wanted));
+  KeptOperand values;
+  QG_ASSIGN_OR_RETURN(values.original, GatherValues(role, part));
+  Hold(values);
+  QG_ASSIGN_OR_RETURN(whole.codes, QuantizeWhole(role, values.original, wanted));
+  whole.quantized_before = CodesOf(part);
+  Hold(whole);
   if (!ReadsGradOutputSource(flow)) return whole;
   // A direction without a rule reads the source itself, not the values of the other direction's
   // codes.
-  whole.original = values;
+  whole.original = values.original;
   if (part.has_codes()) {
     QG_ASSIGN_OR_RETURN(whole.original, Gather(role.what, shard));
+  } else {
+    values.gathered = nullptr;  // Counted with `whole` from here on.
   }
+  whole.gathered = nullptr;
+  Hold(whole);
   return whole;
 }
 

@@ -31,7 +31,7 @@ class LinearCollectives {
   /// x for wgrad from what forward kept, without a backward override.
   absl::StatusOr<KeptOperand> RegatherX(const KeptOperand& shard);
   /// x for wgrad under a backward override, from this rank's rows in the activation dtype.
-  absl::StatusOr<Tensor> GatherOverriddenX(const Tensor& shard);
+  absl::StatusOr<KeptOperand> GatherOverriddenX(const Tensor& shard);
   /// grad_output for dgrad and wgrad, without a backward override.
   absl::StatusOr<KeptOperand> GatherGradOutput(const Tensor& shard);
   /// This rank's rows of grad_output, for a dgrad that gathers them itself.
@@ -42,6 +42,8 @@ class LinearCollectives {
   absl::Status CheckScaleOfX(const KeptOperand& shard);
   /// Gathers a high-precision tensor along dim 0, in stage "all-gather WHAT".
   absl::StatusOr<Tensor> Gather(const char* what, const Tensor& shard);
+  /// Counts an operand that was gathered for backward until its last copy has gone.
+  void Hold(KeptOperand& gathered);
 
   /// The sum over the ranks of a partial y [M][N]: all rows, or this rank's under sequence
   /// parallelism.
@@ -76,6 +78,7 @@ class LinearCollectives {
   /// if they have none.
   absl::StatusOr<Tensor> GatherValues(const Role& role, const KeptOperand& shard);
   absl::StatusOr<KeptOperand> FpropX(const KeptOperand& shard);
+  absl::StatusOr<KeptOperand> WholeGradOutput(const Tensor& shard);
   absl::StatusOr<Tensor> Reduce(const char* what, const Tensor& partial);
   void SeedSavedFaults(KeptOperand& shard);
 

@@ -1,6 +1,8 @@
 // What a linear unit's forward, backward and checks share, for linear_unit.h and linear_operands.h.
 #include "kernels/layer/linear/linear_unit.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/comm/quantized_gather.h"
@@ -25,16 +27,41 @@ std::string LinearNames::StateOf(TensorRole role, Usage usage) const {
 
 uint32_t CallIdOf(TensorRole role) { return static_cast<uint32_t>(role); }
 
-std::vector<Tensor> KeptOperand::Parts() const {
-  std::vector<Tensor> parts = {original};
+std::vector<SavedTensor> KeptOperand::SavedTensors() const {
+  std::vector<SavedTensor> tensors = {{original}};
   for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
     const std::optional<QuantizedCopy>& copy = codes.copy(usage);
     if (!copy.has_value()) continue;
-    parts.insert(parts.end(), {copy->data, copy->scale_inv});
+    tensors.insert(tensors.end(), {{copy->data}, {copy->scale_inv, true}});
     // In other formats the amax only records the quantization; here it is a factor of every value.
-    if (TraitsOf(copy->format).scales == ScaleKind::kTwoLevel) parts.push_back(copy->amax);
+    if (TraitsOf(copy->format).scales == ScaleKind::kTwoLevel) {
+      tensors.push_back({copy->amax, true});
+    }
   }
+  return tensors;
+}
+
+std::vector<Tensor> KeptOperand::Parts() const {
+  std::vector<Tensor> parts;
+  for (SavedTensor& part : SavedTensors()) parts.push_back(std::move(part.tensor));
   return parts;
+}
+
+std::string KeptOperand::Format() const {
+  std::vector<std::string> formats;
+  const auto add = [&](std::string_view format) {
+    if (std::find(formats.begin(), formats.end(), format) == formats.end()) {
+      formats.emplace_back(format);
+    }
+  };
+  for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+    const std::optional<QuantizedCopy>& copy = codes.copy(usage);
+    if (!copy.has_value()) continue;
+    const bool is_plain = TraitsOf(copy->format).scales == ScaleKind::kNone;
+    add(is_plain ? DTypeName(copy->element) : QuantizerFormatName(copy->format));
+  }
+  if (original.has_value()) add(DTypeName(original.dtype()));
+  return absl::StrJoin(formats, " and ");
 }
 
 GemmOperand PlainOperand(const Tensor& tensor) {
@@ -65,7 +92,8 @@ NamedOperand DirectionOf(const std::string& name, const KeptOperand& operand, Us
   }
   const bool is_rowwise = usage == Usage::kRowwise;
   return {OperandOf(*copy),
-          {name, is_rowwise ? Content::kRowwiseCodes : Content::kColumnwiseCodes}};
+          {name, is_rowwise ? Content::kRowwiseCodes : Content::kColumnwiseCodes,
+           operand.quantized_before}};
 }
 
 GemmRecord LinearGemmRecord(GemmRole role, const Recipe& recipe, const Arithmetic& arithmetic,
@@ -240,10 +268,26 @@ std::string ContentOf(const KeptOperand& kept, DType given) {
   return absl::StrJoin(parts, " and ");
 }
 
+std::vector<Tensor> TensorsOfParameter(const LayerState& state, const std::string& name) {
+  std::vector<Tensor> tensors;
+  const auto add = [&](const Tensor& value, QuantizedTensor quantized) {
+    tensors.push_back(value);
+    for (const Tensor* const tensor : TensorsOf(quantized)) tensors.push_back(*tensor);
+  };
+  const auto parameter = state.parameters.find(name);
+  if (parameter != state.parameters.end()) {
+    add(parameter->second.value, parameter->second.quantized);
+  }
+  const auto workspace = state.workspaces.find(name);
+  if (workspace != state.workspaces.end()) add({}, workspace->second.quantized);
+  return tensors;
+}
+
 absl::Status Keep(StepRecorder& recorder, std::span<const OperandToKeep> operands) {
   std::vector<OperandToSave> to_save;
   for (const OperandToKeep& kept : operands) {
-    to_save.push_back({kept.name, kept.content, kept.operand->Parts()});
+    to_save.push_back(
+        {kept.name, kept.content, kept.operand->Format(), kept.operand->SavedTensors(), kept.held});
   }
   QG_ASSIGN_OR_RETURN(const std::vector<SavedMarkPointer> marks, recorder.Save(to_save));
   for (size_t i = 0; i < operands.size(); ++i) operands[i].operand->mark = marks[i];

@@ -70,11 +70,17 @@ struct LinearInput {
 struct KeptOperand {
   Tensor original;
   QuantizedTensor codes;
-  SavedMarkPointer mark;  ///< Null until it is kept.
+  SavedMarkPointer mark;              ///< Null until it is kept.
+  std::string quantized_before = {};  ///< OperandOrigin::quantized_before of its codes.
+  /// Counts the bytes of an operand that was gathered for a backward (StepRecorder::HoldGathered).
+  std::shared_ptr<const void> gathered = {};
 
   bool has_codes() const { return codes.rowwise.has_value() || codes.columnwise.has_value(); }
-  /// The tensors that are fingerprinted.
+  /// The tensors that backward needs: those that are fingerprinted, and whose bytes count.
+  std::vector<SavedTensor> SavedTensors() const;
   std::vector<Tensor> Parts() const;
+  /// SavedOperand::format.
+  std::string Format() const;
 };
 
 /// What forward keeps for backward.

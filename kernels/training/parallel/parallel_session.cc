@@ -279,6 +279,14 @@ std::function<void()> ParallelSession::RestorePoint() {
   };
 }
 
+SavedMemory ParallelSession::saved_memory() const {
+  SavedMemory memory;
+  for (size_t rank = 0; rank < members_.size(); ++rank) {
+    memory.AddRank(static_cast<int>(rank), members_[rank]->session->saved_memory());
+  }
+  return memory;
+}
+
 int64_t ParallelSession::bytes() const {
   int64_t bytes = 0;
   for (const auto& member : members_) bytes += member->session->bytes();

@@ -54,6 +54,7 @@ class ParallelSession final : public Session {
   std::function<void()> RestorePoint() override;
   int64_t step_count() const override;
   int64_t bytes() const override;
+  SavedMemory saved_memory() const override;
   void LimitBytes(int64_t bytes_max) override { bytes_max_ = bytes_max; }
   std::vector<std::string> microbatches() const override;
   absl::StatusOr<std::vector<StateTensor>> Describe(const Cancellation* cancellation) override;

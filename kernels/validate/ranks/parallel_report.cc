@@ -122,14 +122,19 @@ class ParallelReporter::RankReporter {
     for (const NamedTensor& output : step_.result.outputs) {
       QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
                           step_.engine->FingerprintOf(output.tensor, cancellation_));
-      report.outputs.push_back({WithExpertOfWhole(output.name, step_.first_expert),
-                                output.tensor.dtype(), output.tensor.shape(), fingerprint});
+      report.outputs.push_back(
+          {WithExpertOfWhole(output.name, step_.first_expert), output.tensor.dtype(),
+           output.tensor.shape(), fingerprint,
+           [engine = step_.engine, tensor = output.tensor, cancellation = cancellation_] {
+             return engine->ToHost(tensor, cancellation);
+           }});
     }
     report.saved = step_.result.saved;
     report.quantizations = step_.result.quantizations;
     for (const GemmRecord& gemm : step_.result.gemms) report.gemms.push_back(GemmLineOf(gemm));
     QG_ASSIGN_OR_RETURN(report.stages, TimesOf(step_.result.stages));
     report.timelines = step_.result.timelines;
+    report.gathered = step_.result.gathered;
     if (step_.first_expert != 0) NameExpertsOfWhole(report);
     return report;
   }

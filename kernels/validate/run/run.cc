@@ -99,6 +99,12 @@ VariantReport::GemmLine GemmLineOf(const GemmRecord& gemm) {
   line.arithmetic = gemm.result.arithmetic.ToString();
   line.is_hardware = gemm.result.arithmetic.family == ArithmeticFamily::kCublasLt;
   if (line.is_hardware) line.algorithm = gemm.result.note;
+  for (const OperandOrigin* const origin : {&gemm.a, &gemm.b}) {
+    if (origin->quantized_before.empty()) continue;
+    absl::StrAppend(&line.note, line.note.empty() ? "" : "; ", origin->tensor,
+                    ": quantized twice, the ranks' ", origin->quantized_before,
+                    " are dequantized, gathered and quantized again");
+  }
   return line;
 }
 
@@ -275,6 +281,9 @@ class PlanRun {
       report.notes.push_back("no error budget: it is measured of the GEMMs of one rank");
     }
     observer_.on_variant(index, report);
+    for (VariantReport::RankReport& rank : report.ranks) {
+      for (VariantReport::RankReport::Output& output : rank.outputs) output.to_host = nullptr;
+    }
     return absl::OkStatus();
   }
 

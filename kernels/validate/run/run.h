@@ -1,6 +1,7 @@
 // RunPlan, which runs a plan, and the report that it makes.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -79,6 +80,9 @@ struct VariantReport {
     std::string role, output, text, a_source, b_source, arithmetic;
     bool is_hardware = false;
     std::string algorithm;  ///< CublasLtAlgorithm::ToString(), if is_hardware.
+    /// What an operand went through beside its own quantization: "x: quantized twice, ...". May be
+    /// empty.
+    std::string note;
   };
   std::vector<GemmLine> gemms;
   std::vector<ErrorBudget> error_budgets;  ///< One for each GEMM, if the request asks for them.
@@ -94,6 +98,8 @@ struct VariantReport {
       DType dtype = DType::kF32;
       Shape shape;
       Fingerprint fingerprint;
+      /// For RunObserver::on_variant: copies the part to host memory. Empty afterwards.
+      std::function<absl::StatusOr<Tensor>()> to_host = {};
     };
     std::vector<Output> outputs;  ///< This rank's parts.
     std::vector<SavedOperand> saved;
@@ -101,6 +107,7 @@ struct VariantReport {
     std::vector<GemmLine> gemms;
     std::vector<StageTime> stages;
     std::vector<StageTimeline> timelines;  ///< Timelines of stages that overlap.
+    GatheredRecord gathered;
   };
   /// By rank. Intermediates, saved operands, quantizations and GEMMs are then only here.
   std::vector<RankReport> ranks;

@@ -40,6 +40,7 @@ ScenarioGroup ExpertShardScenarios();     ///< Training on ranks that have piece
 ScenarioGroup GatherScenarios();          ///< Quantized tensors divided and put together.
 ScenarioGroup ParallelScenarios();        ///< Layers divided over ranks.
 ScenarioGroup ParallelStepScenarios();    ///< Groups, scales and codes from step to step.
+ScenarioGroup MemoryScenarios();          ///< Bytes saved and gathered for backward.
 ScenarioGroup WeightScenarios();          ///< Quantized and cached weights, main gradients.
 ScenarioGroup GroupCallScenarios();       ///< Calls of ranks that agree and that do not.
 ScenarioGroup GroupSumScenarios();        ///< Orders and roundings of sums over ranks.

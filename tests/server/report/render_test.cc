@@ -15,6 +15,7 @@
 namespace quantgate {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using Json = nlohmann::json;
@@ -127,19 +128,6 @@ TEST(RenderTableTest, SaysWhatTheErrorsLeaveOut) {
   EXPECT_THAT(TableOf(document), Not(HasSubstr("leave out")));
 }
 
-TEST(RenderTableTest, DiffNamesTheFirstElementInHexAndDecimal) {
-  const std::string table = TableOf(SampleDiff());
-  EXPECT_THAT(table, HasSubstr("y: first (0, 7): 1.5 [0x3fc0] against 1.5078125 [0x3fc1]"));
-  EXPECT_THAT(table, HasSubstr("worst (3, 1): nan [0x7fff] against -2 [0xc000]"));
-  EXPECT_THAT(table, HasSubstr("only in "));
-}
-
-TEST(RenderTableTest, ColourOnlyWhenAsked) {
-  std::ostringstream out;
-  PrintReport(SampleDiff(), /*uses_colour=*/true, out);
-  EXPECT_THAT(out.str(), HasSubstr("\033[31m"));
-}
-
 /// A run of one variant, whose last output lies between operations and was made by no GEMM.
 ReportDocument SampleRun() {
   ReportDocument document = SampleCompare();
@@ -158,6 +146,63 @@ ReportDocument SampleRun() {
   variant.mutable_quantizations(0)->set_tensor("fc2.weight");
   variant.mutable_gemms(0)->set_output("fc1.y");
   return document;
+}
+
+TEST(RenderTableTest, SaysWhatIsSavedBesideTheError) {
+  ReportDocument document = SampleCompare();
+  document.run.mutable_variants(1)->set_label("fp8_current / none / sm90");
+  EXPECT_THAT(TableOf(document), ContainsRegex("0  bf16 / none / sm90 +55.5 +27.8 +3.1 MiB"));
+  EXPECT_THAT(TableOf(document),
+              ContainsRegex("1  fp8_current / none / sm90 +3.1 MiB +3.1 MiB +2.0 KiB +3.0 MiB"));
+  // Reports of version 0.1.0 do not know.
+  for (v1::VariantReport& variant : *document.run.mutable_variants()) variant.clear_saved_bytes();
+  EXPECT_THAT(TableOf(document), Not(HasSubstr("saved")));
+  EXPECT_THAT(TableOf(document), Not(HasSubstr("Saved")));
+}
+
+TEST(RenderTableTest, ARunSaysWhatEachOperandTakes) {
+  ReportDocument document = SampleRun();
+  v1::VariantReport& variant = *document.run.mutable_variants(0);
+  EXPECT_THAT(TableOf(document),
+              ContainsRegex("x +mxfp8 +f8_e4m3 columnwise codes +66.0 KiB +2.0 KiB +0 B"));
+  EXPECT_THAT(TableOf(document),
+              ContainsRegex("weight +bf16 +bf16 as given +3.0 MiB +0 B +3.0 MiB"));
+  EXPECT_THAT(TableOf(document), ContainsRegex("together +3.1 MiB +2.0 KiB +3.0 MiB"));
+  variant.mutable_saved(1)->set_counted_bytes(0);
+  EXPECT_THAT(TableOf(document), ContainsRegex("weight \\* +bf16 +bf16 as given +0 B"));
+  EXPECT_THAT(TableOf(document), HasSubstr("* without what an operand before it has too."));
+}
+
+TEST(RenderTableTest, SaysWhatRanksSaveAndGather) {
+  ReportDocument document = SampleCompare();
+  v1::VariantReport& variant = *document.run.mutable_variants(1);
+  for (int i = 0; i < 2; ++i) {
+    v1::RankReport& rank = *variant.add_ranks();
+    rank.set_rank(i);
+    rank.mutable_saved()->Swap(variant.mutable_saved());
+    *rank.mutable_saved_bytes() = variant.saved_bytes();
+    rank.set_gathered_peak_bytes(8192);
+    rank.set_gathered_held_bytes(i == 0 ? 0 : 512);
+  }
+  EXPECT_THAT(TableOf(document),
+              ContainsRegex("\n0 +3.1 MiB +3.1 MiB +2.0 KiB +3.0 MiB +8.0 KiB +0 B"));
+  EXPECT_THAT(TableOf(document), ContainsRegex("\n1 +3.1 MiB +.* +8.0 KiB +512 B"));
+  const std::string html = RenderHtml(document);
+  EXPECT_THAT(html, HasSubstr("Saved for backward by rank"));
+  EXPECT_THAT(html, HasSubstr("rank 1 at most 8.0 KiB at a time, 512 B after the step"));
+}
+
+TEST(RenderTableTest, DiffNamesTheFirstElementInHexAndDecimal) {
+  const std::string table = TableOf(SampleDiff());
+  EXPECT_THAT(table, HasSubstr("y: first (0, 7): 1.5 [0x3fc0] against 1.5078125 [0x3fc1]"));
+  EXPECT_THAT(table, HasSubstr("worst (3, 1): nan [0x7fff] against -2 [0xc000]"));
+  EXPECT_THAT(table, HasSubstr("only in "));
+}
+
+TEST(RenderTableTest, ColourOnlyWhenAsked) {
+  std::ostringstream out;
+  PrintReport(SampleDiff(), /*uses_colour=*/true, out);
+  EXPECT_THAT(out.str(), HasSubstr("\033[31m"));
 }
 
 TEST(RenderTableTest, MarksWhatLiesBetweenOperations) {
@@ -264,6 +309,22 @@ TEST(RenderHtmlTest, ShowsMatrixCardsAndVerdict) {
                         "999988.0))\"></i></b><span class=\"r\">3</span>"));
   EXPECT_EQ(CountOf(html, "class=\"heat\""), 5);
   EXPECT_EQ(CountOf(html, "class=\"worst\""), 5);
+}
+
+TEST(RenderHtmlTest, ShowsBytesSavedForBackward) {
+  const std::string html = RenderHtml(SampleCompare());
+  // In the matrix, of each variant; in the variants' tables, of each operand and together.
+  EXPECT_EQ(CountOf(html, "<td><b>3.1 MiB</b>"), 2);
+  EXPECT_EQ(CountOf(html, "<small>3.0 MiB held anyway</small>"), 2);
+  EXPECT_EQ(CountOf(html,
+                    "<td>mxfp8</td><td class=\"r\">64.0 KiB</td><td class=\"r\">2.0 KiB</td>"
+                    "<td class=\"r\">66.0 KiB</td><td class=\"r\">0 B</td>"),
+            2);
+  EXPECT_EQ(CountOf(html, "together 3.1 MiB"), 2);
+  ReportDocument before = SampleCompare();
+  for (v1::VariantReport& variant : *before.run.mutable_variants()) variant.clear_saved_bytes();
+  EXPECT_THAT(RenderHtml(before), Not(HasSubstr("held anyway</small>")));
+  EXPECT_THAT(RenderHtml(before), Not(HasSubstr("bytes kept for backward")));
 }
 
 TEST(RenderHtmlTest, EmptyPartsDoNotBreakThePage) {

@@ -71,9 +71,12 @@ v1::VariantReport SampleVariant(const std::string& label, double sqnr_db, bool w
     recipe: "fp8_current:fp8_format=e4m3" recipe_name: "fp8_current" recipe_digest: "d1"
     backward_override: "none" arithmetic: "sm90"
     saved { name: "x" content: "f8_e4m3 columnwise codes" used: true
-            at_save { high: 3 low: 4 } at_use { high: 3 low: 4 } }
+            at_save { high: 3 low: 4 } at_use { high: 3 low: 4 }
+            format: "mxfp8" data_bytes: 65536 scale_bytes: 2048 counted_bytes: 67584 }
     saved { name: "weight" content: "bf16 as given" used: true
-            at_save { high: 5 low: 6 } at_use { high: 5 low: 7 } }
+            at_save { high: 5 low: 6 } at_use { high: 5 low: 7 }
+            format: "bf16" data_bytes: 3145728 counted_bytes: 3145728 held_bytes: 3145728 }
+    saved_bytes { bytes: 3213312 data_bytes: 3211264 scale_bytes: 2048 held_bytes: 3145728 }
     quantizations { role: "input" rowwise: true columnwise: true quantizer: "f8_e4m3 per tensor"
                     amax: inf scale: nan scale_inv: 0.5 counts { normal: 90 zero: 5 nan: 1 saturated: 4 } }
     gemms { role: "fprop" text: "m=8 n=8 k=16 -> bf16" a_source: "x" b_source: "weight"

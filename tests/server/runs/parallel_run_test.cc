@@ -66,6 +66,7 @@ TEST_F(ParallelRunTest, RanksAreReported) {
   const v1::VariantReport& twin = variants[1];
   EXPECT_EQ(twin.label(), "mxfp8 / none / sm100 / tp2 sp");
   ASSERT_EQ(twin.ranks_size(), 2);
+  EXPECT_EQ(twin.saved_bytes().bytes(), 2 * (4224 + 8448));
   for (int i = 0; i < 2; ++i) {
     const v1::RankReport& rank = twin.ranks(i);
     EXPECT_EQ(rank.rank(), i);
@@ -74,7 +75,14 @@ TEST_F(ParallelRunTest, RanksAreReported) {
     EXPECT_EQ(rank.outputs(0).name(), "y");
     EXPECT_EQ(rank.outputs(0).type().shape(1), 64);
     EXPECT_EQ(rank.gemms_size(), 2);
-    EXPECT_GT(rank.saved_size(), 0);
+    // Its half of x [64][128] columnwise and of the weight [128][128] rowwise, an E8M0 scale each 32.
+    ASSERT_EQ(rank.saved_size(), 2);
+    EXPECT_EQ(rank.saved(0).counted_bytes(), 32 * 128 + 128);
+    EXPECT_EQ(rank.saved(1).counted_bytes(), 64 * 128 + 64 * 4);
+    EXPECT_EQ(rank.saved_bytes().bytes(), 4224 + 8448);
+    // x whole, columnwise.
+    EXPECT_EQ(rank.gathered_peak_bytes(), 64 * 128 + 2 * 128);
+    EXPECT_EQ(rank.gathered_held_bytes(), 0);
     EXPECT_GT(rank.quantizations_size(), 0);
     std::vector<std::string> stages;
     for (const v1::StageTime& stage : rank.stages()) stages.push_back(stage.stage());

@@ -35,7 +35,17 @@ TEST_F(ParallelSessionsTest, TrainsWithTheBitsOfOneRankAndSaysWhatEachRankDid) {
   std::vector<std::string> stages;
   for (const v1::StageTime& stage : rank.stages()) stages.push_back(stage.stage());
   EXPECT_THAT(stages, Contains(StartsWith("fc.all-gather x")));
-  EXPECT_EQ(OutputOf(Backward(ranks), "fc.dw"), OutputOf(Backward(one), "fc.dw"));
+  // Each rank saves its half of x and of the weight, which is the parameter, in bf16.
+  EXPECT_EQ(forward.memory().saved_bytes(), 2 * kRows * kWide + 2 * kWide * kWide);
+  EXPECT_EQ(forward.memory().held_bytes(), 2 * kWide * kWide);
+  EXPECT_EQ(forward.memory().gathered_peak_bytes(), 0);
+  const v1::SessionStepResponse backward = Backward(ranks);
+  EXPECT_EQ(OutputOf(backward, "fc.dw"), OutputOf(Backward(one), "fc.dw"));
+  EXPECT_EQ(backward.memory().saved_bytes(), 0);
+  // Both gather all of x for wgrad.
+  EXPECT_EQ(backward.memory().gathered_peak_bytes(), 2 * 2 * kRows * kWide);
+  EXPECT_EQ(backward.memory().gathered_held_bytes(), 0);
+  EXPECT_EQ(backward.ranks(1).gathered_peak_bytes(), 2 * kRows * kWide);
   Optimize(ranks);
   Optimize(one);
   const auto weight = [&](const std::string& id) {

@@ -215,7 +215,19 @@ TEST_F(SessionsTest, TrainsAndSaysWhatEachStepDid) {
   EXPECT_EQ(forward.gemms(0).role(), "fprop");
   ASSERT_EQ(forward.quantizations_size(), 4);
   EXPECT_EQ(forward.quantizations(3).tensor(), "fc2.weight");
-  EXPECT_EQ(Get(opened.session_id()).microbatches_size(), 1);
+  // Of both layers x columnwise and the weight in both directions, a byte each, and one f32 scale.
+  const int64_t saved = 2 * (kSize * kSize + 4 + 2 * kSize * kSize + 4);
+  EXPECT_EQ(forward.memory().saved_bytes(), saved);
+  EXPECT_EQ(forward.memory().scale_bytes(), 16);
+  EXPECT_EQ(forward.memory().added_bytes(), saved);
+  ASSERT_EQ(forward.memory().operands_size(), 4);
+  const v1::SessionOperand& weight = forward.memory().operands(3);
+  EXPECT_EQ(weight.microbatch() + " " + weight.layer() + " " + weight.operand(), "0 fc2 weight");
+  EXPECT_EQ(weight.format() + " " + weight.place(), "fp8_tensor device");
+  EXPECT_EQ(weight.counted_bytes(), 2 * kSize * kSize + 4);
+  const v1::Session now = Get(opened.session_id());
+  EXPECT_EQ(now.microbatches_size(), 1);
+  EXPECT_EQ(now.memory().SerializeAsString(), forward.memory().SerializeAsString());
 
   v1::SessionStepResponse backward;
   v1::SessionStepRequest request = BackwardRequest(opened.session_id(), 1);
@@ -224,6 +236,9 @@ TEST_F(SessionsTest, TrainsAndSaysWhatEachStepDid) {
   ASSERT_EQ(backward.outputs_size(), 3);
   EXPECT_EQ(backward.outputs(0).name(), "dx");
   EXPECT_TRUE(backward.outputs(0).has_digest());
+  EXPECT_EQ(backward.memory().saved_bytes(), 0);
+  EXPECT_EQ(backward.memory().peak_bytes(), saved);
+  EXPECT_EQ(backward.memory().peak_step(), 1);
   EXPECT_EQ(backward.saved_size(), 4);
   for (const v1::SavedOperand& saved : backward.saved()) {
     EXPECT_EQ(saved.at_save().SerializeAsString(), saved.at_use().SerializeAsString());

@@ -97,6 +97,7 @@ const std::vector<RankSubject>& AllRankSubjects() {
        "an amax of yet another group",
        {"group-amax-over-named-group", "experts-share-the-amax-of-their-rows",
         "held-weights-follow-their-group"}},
+      {"D41", "what is gathered for a backward is released", {"gathered-operands-are-released"}},
   };
   return subjects;
 }

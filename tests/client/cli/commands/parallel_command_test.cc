@@ -14,6 +14,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::UnorderedElementsAre;
 using Arguments = std::vector<std::string>;
 using Json = nlohmann::json;
 
@@ -201,6 +202,68 @@ TEST_F(ParallelCommandTest, OverlapsStandBesideEachOther) {
   EXPECT_THAT(variants[5]["notes"].dump(),
               HasSubstr("fprop, dgrad, wgrad run without overlap: recipe is fp8_block"));
   EXPECT_THAT(variants[2].value("notes", Json()).dump(), Not(HasSubstr("without overlap")));
+}
+
+TEST_F(ParallelCommandTest, OutputsOfRanksAreWrittenWholeAndInParts) {
+  const std::string path = Path("ranks.safetensors"), parts = Path("sp.safetensors");
+  const Arguments run = Arguments{"run", "--tp", "2", "--recipe", "mxfp8"} + Layer("column");
+  ASSERT_EQ(Quantgate(run + Arguments{"-o", path}).exit_code, 0);
+  ASSERT_EQ(Quantgate(run + Arguments{"--sequence-parallel", "-o", parts}).exit_code, 0);
+  EXPECT_EQ(ReadSafetensors(path)->metadata.at("quantgate.ranks"), "2");
+  // Without sequence parallelism every rank has all of dx: that is the whole.
+  const auto names = [](const std::string& of) {
+    std::vector<std::string> all;
+    for (const NamedTensor& tensor : ReadSafetensors(of)->tensors) all.push_back(tensor.name);
+    return all;
+  };
+  EXPECT_THAT(names(path),
+              UnorderedElementsAre("y", "dx", "dw", "rank0.y", "rank0.dw", "rank1.y", "rank1.dw"));
+  EXPECT_THAT(names(parts), UnorderedElementsAre("y", "dx", "dw", "rank0.y", "rank0.dx", "rank0.dw",
+                                                 "rank1.y", "rank1.dx", "rank1.dw"));
+  // Rows of dx and of dw follow each other, rank by rank; y is divided along its columns.
+  for (const std::string name : {"dx", "dw"}) {
+    EXPECT_EQ(BytesOf(parts, "rank0." + name) + BytesOf(parts, "rank1." + name),
+              BytesOf(parts, name));
+  }
+  const std::string y = BytesOf(parts, "y");
+  const size_t half = y.size() / 64 / 2;  // Of a row.
+  std::string joined;
+  for (size_t row = 0; row < 64; ++row) {
+    for (const std::string rank : {"rank0.y", "rank1.y"}) {
+      joined += BytesOf(parts, rank).substr(row * half, half);
+    }
+  }
+  EXPECT_EQ(joined, y);
+}
+
+TEST_F(ParallelCommandTest, OnlyTwinsOfOneVariantAreWritten) {
+  const ProcessResult result =
+      Quantgate(Arguments{"run", "--tp", "2", "--recipe", "mxfp8", "--overlap", "none", "--overlap",
+                          "default", "--sequence-parallel", "-o", Path("out.safetensors")} +
+                Layer("column"));
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("3 variants; it takes the outputs of one"));
+}
+
+TEST_F(ParallelCommandTest, AGemmSaysThatItsOperandWasQuantizedTwice) {
+  const std::string json_path = Path("hybrid.json"), html_path = Path("hybrid.html");
+  const ProcessResult result =
+      Quantgate(Arguments{"run", "--tp", "2", "--sequence-parallel", "--recipe",
+                          "hybrid:fprop=mxfp8,dgrad=mxfp8,wgrad=fp8_block", "--report", json_path,
+                          "--report", html_path} +
+                Layer("column"));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const std::string note =
+      "x: quantized twice, the ranks' fp8_block (f8_e4m3 columnwise codes) are dequantized, "
+      "gathered "
+      "and quantized again";
+  EXPECT_THAT(result.out, HasSubstr("GEMM of ranks 0, 1: wgrad dw: " + note));
+  EXPECT_THAT(ReadFile(html_path), HasSubstr("ranks 0, 1: wgrad dw: x: quantized twice"));
+  const Json json = Json::parse(ReadFile(json_path));
+  const Json& gemms = json["run"]["variants"][1]["ranks"][1]["gemms"];
+  EXPECT_EQ(gemms.back()["output"], "dw");
+  EXPECT_EQ(gemms.back()["note"], note);
+  EXPECT_EQ(json["run"]["variants"][0]["gemms"].back()["note"], "");
 }
 
 TEST_F(ParallelCommandTest, OverlapIsShownAsNumbersAndAsAPicture) {

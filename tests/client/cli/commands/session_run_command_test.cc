@@ -117,6 +117,17 @@ TEST_F(SessionRunTest, ScalesDriftFromRoundToRound) {
                  R"(, {"optimize": {}})"),
        "--recipe", "fp8_delayed"});
   ASSERT_EQ(report["steps"].size(), 6u);
+  // x [32][64] columnwise and the weight [32][64] in both directions, a byte each, and their
+  // scales.
+  const json& memories = report["memories"];
+  ASSERT_EQ(memories.size(), 6u);
+  const int saved = 32 * 64 + 4 + 2 * 32 * 64 + 4;
+  for (const int step : {0, 3}) {
+    EXPECT_EQ(memories[step]["saved_bytes"], saved);
+    EXPECT_EQ(memories[step + 1]["saved_bytes"], 0);
+    EXPECT_EQ(memories[step + 1]["peak_bytes"], saved);
+    EXPECT_EQ(memories[step + 1]["peak_step"], 1);
+  }
   const json first = Find(report["quantizations"], 1, "fc.x", 0);
   const json second = Find(report["quantizations"], 4, "fc.x", 0);
   const float scale = 448.0f / first["amax"].get<float>();
