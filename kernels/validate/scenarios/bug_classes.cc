@@ -57,8 +57,8 @@ const std::vector<BugClass>& AllBugClasses() {
       {47, "an overlap buffer's precision cached across a new initialisation", {}, 3104},
       {48, "dequantizing an empty tensor", {}, 2644},
       {49, "of a grouped weight only the first expert's quantizer follows an update", {}, 2929},
-      {50, "a gathered gradient held after the backward that gathered it", {}, 3104},
-      {51, "memory of a backward mode miscounted", {}, 2644},
+      {50, "a gathered gradient held after the backward that gathered it", {}},
+      {51, "memory of a backward mode miscounted", {}},
   };
   return classes;
 }
