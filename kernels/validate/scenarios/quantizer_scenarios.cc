@@ -121,6 +121,8 @@ EngineAlterations ColumnwiseFromCodes() {
   return {.quantize = [](Engine& engine, QuantizeCall call) {
     if (call.usages.rowwise && call.usages.columnwise) {
       call.quantizer.columnwise_source = ColumnwiseSource::kRowwiseDequantized;
+      // A rule of its own needs a delayed scale of its own.
+      call.arguments.columnwise_scale = call.arguments.scale;
     }
     return call.On(engine);
   }};
