@@ -212,8 +212,9 @@ TEST_F(ParallelCommandTest, OutputsOfRanksAreWrittenWholeAndInParts) {
   EXPECT_EQ(ReadSafetensors(path)->metadata.at("quantgate.ranks"), "2");
   // Without sequence parallelism every rank has all of dx: that is the whole.
   const auto names = [](const std::string& of) {
+    const TensorFile file = *ReadSafetensors(of);
     std::vector<std::string> all;
-    for (const NamedTensor& tensor : ReadSafetensors(of)->tensors) all.push_back(tensor.name);
+    for (const NamedTensor& tensor : file.tensors) all.push_back(tensor.name);
     return all;
   };
   EXPECT_THAT(names(path),
