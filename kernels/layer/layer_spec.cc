@@ -165,8 +165,9 @@ std::vector<Recipe> RecipesOfModules(const LayerSpec& spec, const Recipe& recipe
   // The experts of a layer have one place.
   if (!recipe.DependsOnModule() || spec.traits().has_experts) return {RecipeOfLayer(spec, recipe)};
   const auto no_biases = [](const std::string&) { return false; };
+  const std::vector<LayerProgram> programs = ProgramsOf(spec, no_biases);
   std::vector<Recipe> recipes;
-  for (const ProgramOperation& operation : ProgramsOf(spec, no_biases).front().operations) {
+  for (const ProgramOperation& operation : programs.front().operations) {
     if (operation.unit < 0) continue;
     recipes.push_back(RecipeOfModule(spec, recipe, operation.names.prefix));
   }
