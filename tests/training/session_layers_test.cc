@@ -168,7 +168,7 @@ TEST(SessionRules, AreJudgedForTheLayersThatItHas) {
   const auto missing = open(R"(custom:rules=[{"layer_name":"fc1","quantizer":"mxfp8"}])");
   EXPECT_EQ(missing.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(missing.status().message()),
-              HasSubstr("layers[fc2] is custom: no rule fits input of a linear \"fc2\""));
+              HasSubstr("layers[fc2].recipe is custom: no rule fits input of a linear \"fc2\""));
   const auto opened = open(R"(custom:rules=[{"layer_name":"fc1","quantizer":"mxfp8"},)"
                            R"({"layer_name":"fc2","quantizer":"fp8_current"},)"
                            R"({"layer_name":"fc3","tensor_type":"input","quantizer":"nvfp4"}])");

@@ -63,6 +63,7 @@ constexpr FieldOption kFieldOptions[] = {
     {kLayerCommands, "spec.step.layer.fused", "--unfused"},
     {kLayerCommands, "spec.step.layer.parallel_mode", "--parallel-mode"},
     {kLayerCommands, "spec.variants", "--recipe"},
+    {kLayerCommands, "spec.step.recipe", "--recipe"},
     {kLayerCommands, "spec.variants[*].recipe.name", "--recipe"},
     {kLayerCommands, "spec.variants[*].recipe", "--recipe"},
     {kLayerCommands, "spec.variants[*].backward_override", "--backward-override"},

@@ -358,7 +358,7 @@ absl::Status Recipe::CheckModule() const {
   for (const TensorRole role : kTensorRoles) QG_RETURN_IF_ERROR(CheckFits(role));
   const absl::Status status = CheckRules(rules_->RulesFor(place_));
   if (status.ok()) return status;
-  return Refuse("", name_, absl::StrCat(place_.Text(), ": ", status.message()));
+  return Refuse("recipe", name_, absl::StrCat(place_.Text(), ": ", status.message()));
 }
 
 absl::Status Recipe::CheckRole(TensorRole role) const {
@@ -366,12 +366,12 @@ absl::Status Recipe::CheckRole(TensorRole role) const {
   QG_RETURN_IF_ERROR(CheckFits(role));
   const absl::Status status = CheckQuantizerOf(role, QuantizerFor(role));
   if (status.ok()) return status;
-  return Refuse("", name_, absl::StrCat(place_.Text(), ": ", status.message()));
+  return Refuse("recipe", name_, absl::StrCat(place_.Text(), ": ", status.message()));
 }
 
 absl::Status Recipe::CheckFits(TensorRole role) const {
   if (rules_->Fits(role, place_)) return absl::OkStatus();
-  return Refuse("", name_, CustomRules::NoRuleText(role, place_));
+  return Refuse("recipe", name_, CustomRules::NoRuleText(role, place_));
 }
 
 std::vector<Quantizer> Recipe::QuantizersOf(TensorRole role) const {
