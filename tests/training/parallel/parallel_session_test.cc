@@ -230,6 +230,7 @@ TEST(ParallelSession, OverlapGivesWayStepByStep) {
     evaluation.train = false;
     for (int round = 0; round < 2; ++round) {
       const auto evaluated = session->Forward(evaluation, nullptr);
+      ASSERT_TRUE(evaluated.ok()) << evaluated.status();
       EXPECT_THAT(StagesThatOverlap(evaluated), IsEmpty());
       EXPECT_THAT(evaluated->notes, Contains(HasSubstr("fprop runs without overlap: grad is not "
                                                        "enabled")));
@@ -251,6 +252,7 @@ TEST(ParallelSession, OverlapGivesWayStepByStep) {
     EXPECT_EQ(changed.ok(), !is_named) << changed;
     if (is_named) continue;
     const auto without = session->Forward(Forward(Batch(1)), nullptr);
+    ASSERT_TRUE(without.ok()) << without.status();
     EXPECT_THAT(StagesThatOverlap(without), IsEmpty());
     EXPECT_THAT(without->notes, Contains(HasSubstr("fprop, dgrad, wgrad run without overlap: "
                                                    "recipe is fp8_block")));
