@@ -13,7 +13,8 @@ namespace quantgate {
 /// `body` memory or a thread, which the standard library reports by throwing. Objects that outlive
 /// the call, such as the maps of a store, are changed by noexcept functions only: a throw would
 /// leave half of a change, which Abseil's maps do not survive. Such a throw, and one where not even
-/// the status can be had, ends the process (server/process_memory.h): a caller relies on being told.
+/// the status can be had, ends the process (server/process_memory.h): a caller relies on being
+/// told.
 template <typename Body>
 auto GuardMemory(Body&& body) noexcept -> decltype(body()) {
   try {

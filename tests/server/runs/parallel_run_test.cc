@@ -75,7 +75,8 @@ TEST_F(ParallelRunTest, RanksAreReported) {
     EXPECT_EQ(rank.outputs(0).name(), "y");
     EXPECT_EQ(rank.outputs(0).type().shape(1), 64);
     EXPECT_EQ(rank.gemms_size(), 2);
-    // Its half of x [64][128] columnwise and of the weight [128][128] rowwise, an E8M0 scale each 32.
+    // Its half of x [64][128] columnwise and of the weight [128][128] rowwise, an E8M0 scale
+    // each 32.
     ASSERT_EQ(rank.saved_size(), 2);
     EXPECT_EQ(rank.saved(0).counted_bytes(), 32 * 128 + 128);
     EXPECT_EQ(rank.saved(1).counted_bytes(), 64 * 128 + 64 * 4);
