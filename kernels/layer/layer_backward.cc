@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
+#include "kernels/layer/attention_core.h"
 #include "kernels/layer/experts/expert_amaxes.h"
 #include "kernels/layer/layer_saved.h"
 
@@ -71,6 +72,8 @@ absl::StatusOr<ValueGradient> ProgramBackward::BackwardOperation(size_t index,
       return BackwardQuantize(run_, index, dy);
     case OperationKind::kScale:
       return BackwardScale(run_, index, dy);
+    case OperationKind::kAttention:
+      return BackwardAttention(run_, index, saved_[index], dy);
     case OperationKind::kAdd:
       break;
   }

@@ -168,7 +168,11 @@ absl::StatusOr<LayerPlanPointer> DecideLayer(const LayerRequest& request, const 
 absl::Status CheckLayerGemms(const LayerPlan& plan, const Arithmetic& arithmetic) {
   for (const ProgramPlan& program : plan.programs) {
     for (const PlannedOperation& operation : program.operations) {
-      if (operation.kind != OperationKind::kBasicLinear) continue;
+      const bool multiplies = operation.kind == OperationKind::kBasicLinear ||
+                              operation.kind == OperationKind::kAttention;
+      if (!multiplies) continue;
+      // Attention without rows has no GEMM.
+      if (operation.kind == OperationKind::kAttention && operation.linear.flow.is_empty) continue;
       QG_RETURN_IF_ERROR(CheckLinearUnitGemms(operation.linear, arithmetic));
     }
   }

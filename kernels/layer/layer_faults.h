@@ -39,6 +39,20 @@ inline constexpr char kFaultScalesUncounted[] = "saved-scales-uncounted";
 /// A module keeps the grad_output that it has gathered after its backward.
 inline constexpr char kFaultGatheredGradientKept[] = "gathered-gradient-kept";
 
+// The faults below are of attention and of the layers around it.
+
+/// The causal mask lets every query have the key behind it too.
+inline constexpr char kFaultMaskOneKeyMore[] = "attention-mask-one-key-more";
+/// A query head reads the key and the value of group (head mod groups): heads of one group lie
+/// apart, as where keys and values are repeated group after group.
+inline constexpr char kFaultGroupOfWrongHead[] = "attention-group-of-wrong-head";
+/// Backward applies the forward rotation to the gradients of queries and keys.
+inline constexpr char kFaultRotationNotTransposed[] = "rotation-not-transposed";
+/// The addend of a residual is added twice.
+inline constexpr char kFaultAddendTwice[] = "residual-added-twice";
+/// The bytes that are saved for backward are counted without the probabilities of attention.
+inline constexpr char kFaultProbabilitiesUncounted[] = "saved-probabilities-uncounted";
+
 // The faults below are of experts on several ranks.
 
 /// An expert's rows lie in the order of source ranks from the last to the first.

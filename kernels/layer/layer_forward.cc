@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
 #include "kernels/comm/overlap/overlap.h"
+#include "kernels/layer/attention_core.h"
 #include "kernels/layer/experts/expert_amaxes.h"
 #include "kernels/layer/layer_faults.h"
 #include "kernels/layer/layer_saved.h"
@@ -90,6 +91,8 @@ absl::StatusOr<LayerValue> ForwardOperation(ProgramRun& run, size_t index,
       return ForwardQuantize(run, index, x);
     case OperationKind::kAdd:
       return ForwardAdd(run, index, x, values[operation.addend]);
+    case OperationKind::kAttention:
+      return ForwardAttention(run, index, x, saved);
     case OperationKind::kScale:
       break;
   }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/comm/row_blocks.h"
+#include "kernels/layer/attention_core.h"
 #include "kernels/layer/linear/linear_overlap.h"
 
 namespace quantgate {
@@ -41,6 +42,11 @@ class Planner {
     for (size_t i = 0; i < plan_.operations.size(); ++i) {
       if (plan_.operations[i].kind == OperationKind::kQuantize) PlanQuantize(i);
       if (plan_.operations[i].kind == OperationKind::kActivation) PlanActivationGradient(i);
+      if (plan_.operations[i].kind == OperationKind::kAttention) {
+        PlannedOperation& attention = plan_.operations[i];
+        attention.linear = AttentionUnit(attention.name, attention.core, layer_.activation_dtype,
+                                         attention.needs_backward);
+      }
     }
     for (size_t i = 0; i < plan_.operations.size(); ++i) {
       if (plan_.operations[i].kind == OperationKind::kBasicLinear) PlanOverlap(i);
@@ -110,6 +116,11 @@ void Planner::PlanShapes() {
                                             outline_.parallel.get());
     } else if (operation.kind == OperationKind::kActivation) {
       output.shape = ActivationOutputShape(output.shape, operation.activation.kind);
+    } else if (operation.kind == OperationKind::kAttention) {
+      PlannedOperation& attention = plan_.operations[i];
+      const int ranks = outline_.parallel == nullptr ? 1 : outline_.parallel->size();
+      attention.core = AttentionDimsOf(attention, output.shape, ranks);
+      output.shape = AttentionOutputShape(attention.core, output.shape);
     }
   }
 }

@@ -31,7 +31,7 @@ std::vector<LayerParameter> ParametersOf(const LayerSpec& spec);
 struct ProgramOperation {
   OperationKind kind = OperationKind::kBasicLinear;
   std::string
-      name;  ///< Prefix of its stages: "norm", "activation"; in a chain OperationSpec::name.
+      name;  ///< Prefix of its stages: "norm", "core"; in a chain OperationSpec::name.
   std::string field;  ///< Its name in errors: "layer.operations[2]".
   int input = 0;      ///< The value that it reads.
   int addend = -1;    ///< kAdd: the other value that it reads.
@@ -41,6 +41,8 @@ struct ProgramOperation {
                                           ///< is added in the GEMM's epilogue.
   NormOptions norm;
   ActivationOptions activation;
+  AttentionOptions attention;  ///< kAttention.
+  bool divides_heads = false;  ///< kAttention: the ranks of the group have whole groups each.
   float factor = 1;
   bool quantizes_forward = false, quantizes_backward = false;  ///< kQuantize.
   ParallelMode parallel_mode = ParallelMode::kNone;            ///< kBasicLinear.

@@ -107,6 +107,29 @@ absl::Status CheckSplits(const LayerSpec& spec) {
   return absl::OkStatus();
 }
 
+absl::Status CheckAttention(const LayerSpec& spec) {
+  const AttentionOptions& attention = spec.attention;
+  const std::string field = "layer.attention";
+  if (!spec.traits().has(OperationKind::kAttention)) {
+    if (attention == AttentionOptions()) return absl::OkStatus();
+    return Refuse(field, "given",
+                  absl::StrCat("it is of an attention or a transformer_layer, not of a ",
+                               std::string(spec.traits().name)));
+  }
+  if (attention.heads < 1) {
+    return Refuse(field + ".heads", absl::StrCat(attention.heads), "it must be at least 1");
+  }
+  if (attention.groups < 0 || attention.heads % attention.group_count() != 0) {
+    return Refuse(field + ".groups", absl::StrCat(attention.groups),
+                  absl::StrCat("it must divide heads, ", attention.heads,
+                               ", into equal groups of query heads; 0 means as many as heads"));
+  }
+  if (!attention.rotary_base.has_value()) return absl::OkStatus();
+  const float base = *attention.rotary_base;
+  if (std::isfinite(base) && base > 0) return absl::OkStatus();
+  return Refuse(field + ".rotary_base", absl::StrCat(base), "it is finite and positive");
+}
+
 /// The fields of an ActivationOptions, which has no operator== of its own.
 auto ActivationFieldsOf(const ActivationOptions& options) {
   return std::tie(options.kind, options.variant, options.limit, options.alpha, options.offset);
@@ -145,7 +168,8 @@ bool operator==(const OperationSpec& a, const OperationSpec& b) {
 bool operator==(const LayerSpec& a, const LayerSpec& b) {
   const auto fields = [](const LayerSpec& one) {
     return std::tuple_cat(std::tie(one.name, one.kind, one.norm, one.return_norm_output,
-                                   one.m_splits, one.operations, one.fused, one.parallel_mode),
+                                   one.m_splits, one.operations, one.attention, one.fused,
+                                   one.parallel_mode),
                           ActivationFieldsOf(one.activation));
   };
   return fields(a) == fields(b);
@@ -178,9 +202,12 @@ absl::Status CheckLayerSpec(const LayerSpec& spec) {
   const LayerTraits& traits = spec.traits();
   const std::string kind(traits.name);
   QG_RETURN_IF_ERROR(CheckLayerName(spec.name));
-  if (spec.return_norm_output && !traits.has_norm()) {
-    return Refuse("layer.return_norm_output", "true", absl::StrCat("a ", kind, " has no norm"));
+  if (spec.return_norm_output && !traits.has_one_norm()) {
+    const bool has_norms = traits.has(OperationKind::kNorm);
+    return Refuse("layer.return_norm_output", "true",
+                  absl::StrCat("a ", kind, has_norms ? " has two norms" : " has no norm"));
   }
+  QG_RETURN_IF_ERROR(CheckAttention(spec));
   QG_RETURN_IF_ERROR(CheckParallelMode(spec));
   if (traits.has_operations) {
     QG_RETURN_IF_ERROR(CheckChain(spec));

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/layer/parallel_step.h"
+#include "kernels/ops/attention/attention.h"
 #include "kernels/quantize/recipe/recipe.h"
 
 namespace quantgate {
@@ -39,6 +40,19 @@ struct WeightWorkspace {
   AmaxGroup amax_group = {};
 };
 
+/// What a table of rotary positions follows from.
+struct RotaryKey {
+  float base = 0;
+  int64_t positions = 0, columns = 0;
+  DType dtype = DType::kBF16;
+  friend bool operator==(const RotaryKey&, const RotaryKey&) = default;
+};
+/// The last table that an attention made, which the next step of as many positions reads too.
+struct RotaryMemory {
+  RotaryKey key = {};
+  RotaryTable table = {};  ///< In the engine's memory.
+};
+
 /// What a module with a seeded bug remembers from one step to the next (layer_faults.h).
 struct SeededMemory {
   std::map<std::string, QuantizedTensor> codes;
@@ -54,6 +68,7 @@ struct LayerState {
   std::map<std::string, WeightWorkspace> workspaces;  ///< By weight.
   /// f32, by weight. The gradient of a weight without one is returned.
   std::map<std::string, Tensor> main_grads;
+  RotaryMemory rotary;  ///< Not part of checkpoints: it follows from the spec and the shapes.
   std::shared_ptr<SeededMemory> seeded_memory;  ///< Null where no fault is seeded.
 };
 

@@ -94,6 +94,7 @@ VariantReport::GemmLine GemmLineOf(const GemmRecord& gemm) {
   line.role = GemmRoleName(gemm.role);
   line.output = gemm.output;
   line.text = GemmText(gemm.desc);
+  if (gemm.matrices > 0) line.text = absl::StrCat(gemm.matrices, " x (", line.text, ")");
   line.a_source = gemm.a.Text();
   line.b_source = gemm.b.Text();
   line.arithmetic = gemm.result.arithmetic.ToString();
