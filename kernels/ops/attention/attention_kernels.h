@@ -38,7 +38,7 @@ struct ScoreShape {
 struct SoftmaxParameters {
   FloatsIn scores;
   float* probabilities = nullptr;
-  FloatsOut rounded;  ///< Null for f32 scores.
+  FloatsOut rounded = {};  ///< Null for f32 scores.
   ScoreShape shape;
   float scale = 1;
 };
