@@ -1,5 +1,5 @@
 // What attention has beside its GEMMs, forward and backward: heads taken apart, rotary positions,
-// the masked softmax (docs/numerics.md section 6). Every rounding is that of eager PyTorch with a
+// the masked softmax (docs/numerics.md section 9). Every rounding is that of eager PyTorch with a
 // softmax in fp32.
 #pragma once
 

@@ -1,7 +1,6 @@
 #include "kernels/validate/run/output_report.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <set>
 #include <utility>
@@ -106,10 +105,12 @@ void MergeBoundChecks(const BoundCheck& part, std::optional<BoundCheck>& whole) 
 absl::StatusOr<std::string> OutputReporter::IdentityOf(const std::vector<OperationCall>& calls) {
   std::string identity;
   for (const OperationCall& call : calls) {
-    const std::array<const Tensor*, 5> operands = {&call.x, &call.gamma, &call.beta, &call.gradient,
-                                                   &call.addend};
-    QG_ASSIGN_OR_RETURN(const std::string contents, exact_.contents().KeyOf(operands));
+    QG_ASSIGN_OR_RETURN(const std::string contents, exact_.contents().KeyOf(call.Tensors()));
     absl::StrAppend(&identity, contents);
+    // The bound of attention is that of the arithmetic of its GEMMs.
+    if (call.attention.heads.has_value()) {
+      absl::StrAppend(&identity, " ", call.attention.arithmetic.ToString());
+    }
   }
   return identity;
 }
