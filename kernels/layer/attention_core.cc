@@ -64,10 +64,9 @@ class AttentionPass {
   const Cancellation* cancellation() { return run_.recorder.cancellation(); }
   bool Has(const char* fault) const { return run_.recorder.faults().Has(fault); }
   std::string Name(const char* what) const { return absl::StrCat(operation_.name, ".", what); }
+  bool is_rotated() const { return operation_.attention.rotary_base.has_value(); }
   bool is_empty() const { return dims_.sequence * dims_.batch == 0; }
-  float scale() const {
-    return static_cast<float>(1.0 / std::sqrt(static_cast<double>(dims_.columns)));
-  }
+  float scale() const { return AttentionScale(dims_); }
   template <typename Body>
   auto Timed(const char* what, Body body) -> decltype(body()) {
     return run_.recorder.Timed({StageKind::kOperation, Name(what)}, body);
@@ -145,7 +144,7 @@ absl::StatusOr<RotaryTable> AttentionPass::Table() {
 
 absl::StatusOr<Tensor> AttentionPass::Rotated(const char* stage, const Tensor& heads,
                                               bool is_backward) {
-  if (!operation_.attention.rotary_base.has_value()) return heads;
+  if (!is_rotated()) return heads;
   return Timed(stage, [&]() -> absl::StatusOr<Tensor> {
     RotaryDesc desc;
     desc.heads = heads;
@@ -242,6 +241,7 @@ absl::StatusOr<LayerValue> AttentionPass::Forward(const LayerValue& x, Operation
                         return TakeApart(qkv, dims_.groups * dims_.members());
                       }));
   QG_ASSIGN_OR_RETURN(heads, Rotated("rotate", heads, /*is_backward=*/false));
+  if (is_rotated()) y.inside.push_back({RotatedHeadsName(operation_), heads});
 
   std::vector<Pair> operands(static_cast<size_t>(dims_.matrices()));
   for (int64_t n = 0; n < dims_.matrices(); ++n) {
@@ -332,6 +332,7 @@ absl::StatusOr<ValueGradient> AttentionPass::Backward(const OperationSaved& save
                         return TakeApart(dy.plain(), dims_.heads);
                       }));
   QG_ASSIGN_OR_RETURN(Tensor dheads, HeadsGradient(saved, dcontext));
+  if (is_rotated()) dx.inside.push_back({RotatedHeadsGradientName(operation_), dheads});
   QG_ASSIGN_OR_RETURN(dheads, Rotated("rotate.backward", dheads, /*is_backward=*/true));
   QG_ASSIGN_OR_RETURN(
       dx.value, Timed("put dheads together", [&] { return PutTogether(dheads, qkv_shape_); }));
@@ -376,6 +377,18 @@ absl::StatusOr<AttentionDims> CheckAttentionDims(const ProgramOperation& operati
                                ", an odd number"));
   }
   return dims;
+}
+
+float AttentionScale(const AttentionDims& dims) {
+  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(dims.columns)));
+}
+
+std::string RotatedHeadsName(const ProgramOperation& operation) {
+  return operation.name + ".heads";
+}
+
+std::string RotatedHeadsGradientName(const ProgramOperation& operation) {
+  return operation.name + ".dheads";
 }
 
 Shape AttentionOutputShape(const AttentionDims& dims, Shape qkv) {

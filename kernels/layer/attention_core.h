@@ -3,6 +3,8 @@
 // one in high precision, in the activation dtype.
 #pragma once
 
+#include <string>
+
 #include "kernels/layer/layer_values.h"
 
 namespace quantgate {
@@ -15,6 +17,13 @@ absl::StatusOr<AttentionDims> CheckAttentionDims(const ProgramOperation& operati
 AttentionDims AttentionDimsOf(const ProgramOperation& operation, const Shape& qkv, int ranks);
 /// The shape of what it gives, [S][heads * D] or [S][B][heads * D].
 Shape AttentionOutputShape(const AttentionDims& dims, Shape qkv);
+
+/// 1 / sqrt(D), which multiplies the scores, rounded to f32.
+float AttentionScale(const AttentionDims& dims);
+/// The names of the rotated heads and of their gradient, [B * groups * members][S][D], in a
+/// result's intermediates. Where nothing is rotated there are none.
+std::string RotatedHeadsName(const ProgramOperation& operation);
+std::string RotatedHeadsGradientName(const ProgramOperation& operation);
 
 /// The products of one head as those of a linear unit without quantization, for checks and notes:
 /// fprop is queries times keys, dgrad what multiplies probabilities, wgrad what contracts over

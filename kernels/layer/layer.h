@@ -12,11 +12,12 @@
 //   transformer_layer s = x + attention(norm1(x)), y = s + fc2 of activation(fc1 of norm2(s))
 //
 // Names of parameters: "weight", "bias", "gamma", "beta"; in layernorm_mlp, attention and
-// transformer_layer "fc1.weight", "fc2.bias", "norm1.gamma", ...; in grouped_linear "weight.0", "bias.0", ...; in a chain OPERATION.weight, .... A
-// gradient has the name of its parameter with dw, db, dgamma or dbeta as its word ("fc1.dw",
-// "dw.0"), or main_grad if the weight has a main gradient ("fc1.main_grad"). Delayed scaling's
-// states have the words "input", "weight", "grad_output" ("fc1.input", "weight.0"), and
-// "weight_columnwise", ... where a columnwise direction has a delayed scale of its own.
+// transformer_layer "fc1.weight", "fc2.bias", "norm1.gamma", ...; in grouped_linear "weight.0",
+// "bias.0", ...; in a chain OPERATION.weight, .... A gradient has the name of its parameter with
+// dw, db, dgamma or dbeta as its word ("fc1.dw", "dw.0"), or main_grad if the weight has a main
+// gradient ("fc1.main_grad"). Delayed scaling's states have the words "input", "weight",
+// "grad_output" ("fc1.input", "weight.0"), and "weight_columnwise", ... where a columnwise
+// direction has a delayed scale of its own.
 #pragma once
 
 #include <cstdint>
@@ -96,8 +97,8 @@ struct LayerSpec {
   /// How weights are divided over the tensor-parallel group of a step; all sizes above are then
   /// those of one rank's part. layernorm_mlp takes kColumn: fc1 is column-parallel and fc2
   /// row-parallel; likewise attention and transformer_layer, whose qkv is column-parallel and whose
-  /// proj is row-parallel. layernorm_linear takes kColumn. The operations of a chain have modes of their
-  /// own. A grouped_linear does not communicate: its y, or dx, is this rank's summand
+  /// proj is row-parallel. layernorm_linear takes kColumn. The operations of a chain have modes of
+  /// their own. A grouped_linear does not communicate: its y, or dx, is this rank's summand
   /// (kernels/layer/experts/grouped_run.h adds them up).
   ParallelMode parallel_mode = ParallelMode::kNone;
   /// What rules of a custom recipe know the layer by; may be empty. A session gives its layers the

@@ -127,6 +127,8 @@ void AddGradients(const LayerPlan& layer, const ProgramPlan& program,
     const std::string& name = program.values[i].gradient;
     const bool is_outer = !is_slice && (i == 0 || i == last || name == "grad_output");
     if (is_outer || name == previous || !gradients[i].has_value()) continue;
+    result.intermediates.insert(result.intermediates.end(), gradients[i].inside.begin(),
+                                gradients[i].inside.end());
     result.intermediates.push_back({name, gradients[i].plain()});
     previous = name;
   }

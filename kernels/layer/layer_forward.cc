@@ -45,6 +45,11 @@ void AddNotes(StepRecorder& recorder, const LayerSpec& spec, const LayerPlan& pl
     recorder.AddNote(absl::StrCat("backward_override=", mode, " of ", std::string(traits.name),
                                   ": ", std::string(traits.override_note)));
   }
+  if (is_quantized && traits.has(OperationKind::kAttention)) {
+    recorder.AddNote(
+        "attention between its projections is not quantized: scores, contexts and their gradients "
+        "are products in the activation dtype");
+  }
   if (plan.is_calibration) {
     recorder.AddNote("calibration: computed in high precision, only the amaxes are noted");
   }
@@ -168,6 +173,8 @@ void AddIntermediates(const LayerPlan& layer, const ProgramPlan& program,
     const bool is_returned = static_cast<int>(i) == program.norm_out && layer.returns_norm_output;
     if (is_returned) result.norm_out = values[i].plain();
     const bool is_outer = !is_slice && (i == 0 || i == last);
+    result.intermediates.insert(result.intermediates.end(), values[i].inside.begin(),
+                                values[i].inside.end());
     if (is_returned || is_outer) continue;
     result.intermediates.push_back({program.values[i].name, values[i].plain()});
   }

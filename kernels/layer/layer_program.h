@@ -30,8 +30,7 @@ std::vector<LayerParameter> ParametersOf(const LayerSpec& spec);
 /// One operation. Values are numbered: 0 is the program's input, i + 1 the output of operation i.
 struct ProgramOperation {
   OperationKind kind = OperationKind::kBasicLinear;
-  std::string
-      name;  ///< Prefix of its stages: "norm", "core"; in a chain OperationSpec::name.
+  std::string name;   ///< Prefix of its stages: "norm", "core"; in a chain OperationSpec::name.
   std::string field;  ///< Its name in errors: "layer.operations[2]".
   int input = 0;      ///< The value that it reads.
   int addend = -1;    ///< kAdd: the other value that it reads.

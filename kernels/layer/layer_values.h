@@ -17,13 +17,16 @@ struct LayerValue {
   QuantizedTensor codes;  ///< Made by a quantize operation, for a linear unit.
   /// The values of the codes, which other operations read in place of `tensor`.
   Tensor dequantized;
+  /// Tensors within the operation that gave it, which a report judges apart.
+  std::vector<NamedTensor> inside = {};
 
   const Tensor& plain() const { return dequantized.has_value() ? dequantized : tensor; }
 };
 
 /// The gradient of a value.
 struct ValueGradient : LinearGradient {
-  Tensor dequantized;  ///< As LayerValue::dequantized.
+  Tensor dequantized;                    ///< As LayerValue::dequantized.
+  std::vector<NamedTensor> inside = {};  ///< As LayerValue::inside.
 
   bool has_value() const { return value.has_value(); }
   const Tensor& plain() const { return dequantized.has_value() ? dequantized : value; }

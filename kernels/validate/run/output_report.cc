@@ -11,6 +11,7 @@
 #include "kernels/layer/layer_values.h"
 #include "kernels/ops/elementwise/elementwise.h"
 #include "kernels/tensor/convert.h"
+#include "kernels/validate/run/source_reference.h"
 
 namespace quantgate {
 namespace {
@@ -18,7 +19,10 @@ namespace {
 std::string ArithmeticText(const OutputSource& source) {
   if (source.gemm != nullptr) return source.gemm->result.arithmetic.ToString();
   if (source.summed.has_value()) return "pairwise fp32 sum";
-  if (!source.operations.empty()) return "fp32 operations";
+  if (!source.operations.empty()) {
+    const AttentionCall& attention = source.operations[0].attention;
+    return attention.heads.has_value() ? attention.arithmetic.ToString() : "fp32 operations";
+  }
   if (source.quantized.has_value()) return "none: quantized";
   std::set<std::string> arithmetics;
   for (const OutputSource& part : source.parts) arithmetics.insert(ArithmeticText(part));
@@ -115,10 +119,12 @@ absl::StatusOr<std::string> OutputReporter::IdentityOf(const std::vector<Operati
   return identity;
 }
 
-absl::StatusOr<OutputReporter::Truth> OutputReporter::TruthOfOperations(
-    const std::vector<OperationCall>& calls, DType dtype) {
+absl::StatusOr<OutputReporter::Truth> OutputReporter::TruthOfOperations(const OutputSource& source,
+                                                                        const NamedTensor& output) {
+  const DType dtype = output.tensor.dtype();
   Truth truth;
-  QG_ASSIGN_OR_RETURN(truth.operation, EvaluateOperations(engine_, calls, dtype, cancellation_));
+  QG_ASSIGN_OR_RETURN(truth.operation,
+                      EvaluateSource(engine_, source, output.tensor, cancellation_));
   ExecutionContext context;
   context.cancellation = cancellation_;
   QG_ASSIGN_OR_RETURN(truth.value.own, CastTensor(truth.operation->value, dtype, context));
@@ -152,7 +158,7 @@ absl::StatusOr<OutputReporter::Truth> OutputReporter::TruthOfParts(
 absl::StatusOr<OutputReporter::Truth> OutputReporter::TruthOf(const OutputSource& source,
                                                               const NamedTensor& output) {
   const DType dtype = output.tensor.dtype();
-  if (!source.operations.empty()) return TruthOfOperations(source.operations, dtype);
+  if (!source.operations.empty()) return TruthOfOperations(source, output);
   if (!source.parts.empty()) return TruthOfParts(source.parts, output);
   Truth truth;
   if (source.gemm != nullptr) {
