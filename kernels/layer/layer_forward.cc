@@ -44,6 +44,12 @@ void AddNotes(StepRecorder& recorder, const LayerSpec& spec, const LayerPlan& pl
     recorder.AddNote(absl::StrCat("backward_override=", mode, " of ", std::string(traits.name),
                                   ": ", std::string(traits.override_note)));
   }
+  const bool has_rule = std::any_of(modules.begin(), modules.end(), [](const Recipe& of) {
+    return of.QuantizerFor(TensorRole::kGradInput).rowwise.is_quantized();
+  });
+  if (has_override && is_quantized && has_rule) {
+    recorder.AddNote(absl::StrCat("grad_input is not quantized under backward_override=", mode));
+  }
   if (plan.is_calibration) {
     recorder.AddNote("calibration: computed in high precision, only the amaxes are noted");
   }
