@@ -19,7 +19,7 @@ namespace {
 /// inverse: at most eight fp32 roundings of 2^-24 each lie between an element and what is cast.
 constexpr double kScaleRounding = 0x1p-21;
 
-const CodeFormat* FormatOf(DType element) {
+const CodeFormat* CodeFormatOf(DType element) {
   for (const CodeFormat& format : AllCodeFormats()) {
     if (format.dtype == element) return &format;
   }
@@ -114,7 +114,7 @@ absl::StatusOr<BoundCheck> CheckResultCodes(Engine& engine, const GemmRecord& ge
     QG_ASSIGN_OR_RETURN(*tensor, engine.ToHost(*tensor, cancellation));
   }
   const QuantizedCopy& copy = *host.rowwise;
-  const CodeFormat* const format = FormatOf(copy.element);
+  const CodeFormat* const format = CodeFormatOf(copy.element);
   if (format == nullptr) return absl::InternalError("a result has codes of no code format");
   QG_ASSIGN_OR_RETURN(const QuantizedTensor units, WithUnitCodes(host, *format));
   QG_ASSIGN_OR_RETURN(const Tensor scale_tensor,
