@@ -25,6 +25,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -123,6 +124,10 @@ inline Recipe RecipeOfParameter(const LayerSpec& spec, const Recipe& recipe,
 /// The recipes of all modules of the layer; that of the layer alone if the rules do not depend on
 /// the module.
 std::vector<Recipe> RecipesOfModules(const LayerSpec& spec, const Recipe& recipe);
+/// Recipe::UnusedRules of all modules of these layers, and of `quantize` operations whose tensor no
+/// module reads.
+std::vector<std::string> NotesOfRules(std::span<const LayerSpec* const> layers,
+                                      const Recipe& recipe, std::string_view where);
 
 /// One step of one layer, forward and optionally backward, with nothing kept afterwards.
 struct LayerRequest {

@@ -50,6 +50,12 @@ void AddNotes(StepRecorder& recorder, const LayerSpec& spec, const LayerPlan& pl
         "attention between its projections is not quantized: scores, contexts and their gradients "
         "are products in the activation dtype");
   }
+  const bool has_rule = std::any_of(modules.begin(), modules.end(), [](const Recipe& of) {
+    return of.QuantizerFor(TensorRole::kGradInput).rowwise.is_quantized();
+  });
+  if (has_override && is_quantized && has_rule) {
+    recorder.AddNote(absl::StrCat("grad_input is not quantized under backward_override=", mode));
+  }
   if (plan.is_calibration) {
     recorder.AddNote("calibration: computed in high precision, only the amaxes are noted");
   }

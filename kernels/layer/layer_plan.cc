@@ -243,7 +243,7 @@ void Planner::PlanQuantize(size_t i) {
   operation.linear.flow.is_calibration = layer_.is_calibration;
   const int output = static_cast<int>(i) + 1;
   PlannedOperation* const next = Next(output);
-  const bool feeds_linear = LinearAfter(plan_.operations, plan_.values, output) >= 0;
+  const bool feeds_linear = LinearAfter(plan_.operations, output) >= 0;
   PlannedOperation* const linear = LinearBehind(operation.input);
   operation.linear.recipe = feeds_linear ? next->linear.recipe : RecipeOf(operation);
   operation.gradient_recipe = linear != nullptr ? linear->linear.recipe : RecipeOf(operation);

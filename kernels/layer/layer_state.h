@@ -85,6 +85,8 @@ enum class Microbatch {
 uint32_t CallIdOf(TensorRole role);
 /// Units of one step take consecutive ranges of so many call ids.
 inline constexpr uint32_t kCallIdsPerUnit = 3;
+/// The first call id of results (QuantizeResult), beyond all those of operands.
+inline constexpr uint32_t kResultCallIds = uint32_t{1} << 31;
 
 /// How one forward step is done. Its backward follows the same options: nothing is read from
 /// outside again, not even a recipe that has changed since.
