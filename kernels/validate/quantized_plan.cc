@@ -133,22 +133,6 @@ absl::StatusOr<QuantizedPlan> QuantizedPlan::WithTensors(SlotLoader load) const 
   return plan;
 }
 
-std::vector<NamedTensor> QuantizedPlan::Parts() const {
-  std::vector<NamedTensor> parts;
-  const auto add = [&](const std::string& name, const Tensor& tensor) {
-    if (tensor.has_value()) parts.push_back({name, tensor});
-  };
-  for (const Usage usage : kDirections) {
-    const std::optional<QuantizedCopy>& copy = given_.copy(usage);
-    if (!copy.has_value()) continue;
-    add(PartName(usage, "data"), copy->data);
-    add(PartName(usage, "scale_inv"), copy->scale_inv);
-    add(PartName(usage, "amax"), copy->amax);
-  }
-  add("scale", given_.scale);
-  return parts;
-}
-
 absl::StatusOr<QuantizedTensor> QuantizedPlan::Codes(Engine& engine) const {
   QuantizedTensor codes = given_;
   QG_RETURN_IF_ERROR(ConvertAllScales(engine, layout_, ScaleLayout::kLogical, codes));

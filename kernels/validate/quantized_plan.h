@@ -2,11 +2,8 @@
 // they are loaded.
 #pragma once
 
-#include <vector>
-
 #include "absl/status/statusor.h"
 #include "kernels/engine/engine.h"
-#include "kernels/tensor/files/tensor_file.h"
 #include "kernels/validate/run/described_copy.h"
 #include "kernels/validate/tensor_slot.h"
 
@@ -37,8 +34,6 @@ class QuantizedPlan {
 
   /// This plan with its parts loaded.
   absl::StatusOr<QuantizedPlan> WithTensors(SlotLoader load) const;
-  /// The parts as they were given, "rowwise_data", ..., without absent ones.
-  std::vector<NamedTensor> Parts() const;
   /// The loaded tensor with its scales in the logical layout.
   absl::StatusOr<QuantizedTensor> Codes(Engine& engine) const;
 
