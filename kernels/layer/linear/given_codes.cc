@@ -74,64 +74,42 @@ int64_t LinesOf(const QuantizedTensor& codes, Usage usage) {
   return rows;
 }
 
-/// Checks one operand of one unit.
-class GivenCheck {
+/// Checks codes against the recipe's rules for their role.
+class RoleCheck {
  public:
-  GivenCheck(const std::string& field, TensorRole role, const QuantizedTensor& codes,
-             const LinearUnit& unit)
+  RoleCheck(const std::string& field, TensorRole role, const QuantizedTensor& codes,
+            const Recipe& recipe)
       : field_(field),
         role_(role),
         codes_(codes),
-        unit_(unit),
-        quantizer_(unit.recipe->QuantizerFor(role)) {}
+        recipe_(recipe),
+        quantizer_(recipe.QuantizerFor(role)) {}
 
-  absl::Status Run() const {
-    const LinearDataflow& flow = unit_.flow;
-    if (flow.is_calibration) return RefuseGiven("a calibration reads it in high precision");
-    if (flow.backward_override == BackwardOverride::kHighPrecision) {
-      QG_RETURN_IF_ERROR(CheckNoOriginal());
-    }
-    const bool is_gradient = role_ == TensorRole::kGradOutput;
-    if (is_gradient && flow.backward_override == BackwardOverride::kDequantized) {
-      return CheckDequantizedGradient();
-    }
-    const Usages reads = DirectionsRead(unit_, role_);
+  absl::Status RefuseGiven(const std::string& rule) const {
+    return Refuse(field_, absl::StrCat("given as ", CodesText(codes_)), rule);
+  }
+
+  /// The directions that are read, and those that they would be derived from.
+  absl::Status CheckRead(Usages reads) const {
     if (reads.rowwise) QG_RETURN_IF_ERROR(CheckKind(Usage::kRowwise));
     if (reads.columnwise) QG_RETURN_IF_ERROR(CheckKind(Usage::kColumnwise));
     return CheckDerived(reads);
   }
 
- private:
-  absl::Status RefuseGiven(const std::string& rule) const {
-    return Refuse(field_, absl::StrCat("given as ", CodesText(codes_)), rule);
-  }
-
-  /// `high_precision` reads what codes do not have.
-  absl::Status CheckNoOriginal() const {
-    const LinearDataflow& flow = unit_.flow;
-    const char* gemm = nullptr;
-    if (flow.needs_dw && role_ != TensorRole::kWeight) gemm = "wgrad";
-    if (flow.needs_dx && role_ != TensorRole::kInput) gemm = "dgrad";
-    if (gemm == nullptr) return absl::OkStatus();
-    return RefuseGiven(absl::StrCat("under backward_override=high_precision ", gemm,
-                                    " reads the original, which codes do not have"));
-  }
-
   /// GEMMs read its values, so that any direction will do, in the format of the role.
-  absl::Status CheckDequantizedGradient() const {
+  absl::Status CheckDequantized() const {
     for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
       if (codes_.copy(usage).has_value()) QG_RETURN_IF_ERROR(CheckKind(usage));
     }
     return absl::OkStatus();
   }
 
-  /// Checks the codes of one direction or, if they are missing, those that they would be derived
-  /// from.
+ private:
   absl::Status CheckKind(Usage usage) const {
     const QuantizerSpec& spec = quantizer_.spec(usage);
-    const std::string direction(UsageName(usage));
-    const std::string reads = absl::StrCat("recipe ", unit_.recipe->ShortText(), " reads ",
-                                           std::string(TensorRoleName(role_)), " ", direction, " ");
+    const std::string reads =
+        absl::StrCat("recipe ", recipe_.ShortText(), " reads ", std::string(TensorRoleName(role_)),
+                     " ", std::string(UsageName(usage)), " ");
     if (!spec.is_quantized()) return RefuseGiven(reads + "in high precision");
     const std::optional<QuantizedCopy>& copy =
         codes_.copy(usage).has_value() ? codes_.copy(usage) : codes_.rowwise;
@@ -159,9 +137,15 @@ class GivenCheck {
   const std::string& field_;
   const TensorRole role_;
   const QuantizedTensor& codes_;
-  const LinearUnit& unit_;
+  const Recipe& recipe_;
   const Quantizer& quantizer_;
 };
+
+/// Under high_precision: the GEMM that would read the original of the operand; null if none does.
+const char* ReaderOfOriginal(const LinearDataflow& flow, TensorRole role) {
+  if (flow.needs_dx && role != TensorRole::kInput) return "dgrad";
+  return flow.needs_dw && role != TensorRole::kWeight ? "wgrad" : nullptr;
+}
 
 const std::string& NameOfRole(const LinearUnit& unit, TensorRole role) {
   if (role == TensorRole::kInput) return unit.names.x;
@@ -184,7 +168,27 @@ std::string CodesText(const QuantizedTensor& codes) {
 
 absl::Status CheckGivenCodes(const std::string& field, TensorRole role,
                              const QuantizedTensor& codes, const LinearUnit& unit) {
-  return GivenCheck(field, role, codes, unit).Run();
+  const LinearDataflow& flow = unit.flow;
+  const RoleCheck check(field, role, codes, *unit.recipe);
+  if (flow.is_calibration) {
+    return check.RefuseGiven("a calibration reads it in high precision");
+  }
+  if (flow.backward_override == BackwardOverride::kHighPrecision) {
+    const char* const reader = ReaderOfOriginal(flow, role);
+    if (reader != nullptr) {
+      return check.RefuseGiven(absl::StrCat("under backward_override=high_precision ", reader,
+                                            " reads the original, which codes do not have"));
+    }
+  }
+  if (role == TensorRole::kGradOutput && flow.backward_override == BackwardOverride::kDequantized) {
+    return check.CheckDequantized();
+  }
+  return check.CheckRead(DirectionsRead(unit, role));
+}
+
+absl::Status CheckCodesOfRole(const std::string& field, TensorRole role,
+                              const QuantizedTensor& codes, const Recipe& recipe, Usages reads) {
+  return RoleCheck(field, role, codes, recipe).CheckRead(reads);
 }
 
 absl::StatusOr<QuantizedTensor> GivenInUsages(StepRecorder& recorder, const LinearUnit& unit,

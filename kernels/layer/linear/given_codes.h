@@ -19,6 +19,11 @@ std::string CodesText(const QuantizedTensor& codes);
 absl::Status CheckGivenCodes(const std::string& field, TensorRole role,
                              const QuantizedTensor& codes, const LinearUnit& unit);
 
+/// The same of a tensor whose role alone is known: that the codes are what `recipe` makes of it in
+/// the directions `reads`, or that these can be derived.
+absl::Status CheckCodesOfRole(const std::string& field, TensorRole role,
+                              const QuantizedTensor& codes, const Recipe& recipe, Usages reads);
+
 /// The codes in exactly `usages`, which CheckGivenCodes found them to have or to give. `state` is
 /// where a seeded bug remembers codes.
 absl::StatusOr<QuantizedTensor> GivenInUsages(StepRecorder& recorder, const LinearUnit& unit,
