@@ -7,6 +7,7 @@
 #include "kernels/base/refusal.h"
 #include "kernels/layer/amax_reduction.h"
 #include "kernels/layer/layer_request.h"
+#include "kernels/layer/linear/given_codes.h"
 #include "kernels/layer/linear/linear_check.h"
 #include "kernels/quantize/quantized_outline.h"
 
@@ -157,7 +158,37 @@ absl::Status CheckOverlap(const LayerRequest& request, const PlannedOperation& o
   return WithinField(absl::StrCat("parallel.", is_column ? "column" : "row", "_overlap"), status);
 }
 
+/// Checks the operands of a linear unit that the request gives as codes.
+absl::Status CheckGivenOperands(const LayerRequest& request, const PlannedOperation& operation) {
+  const auto x = request.codes.find("x");
+  if (operation.input == 0 && x != request.codes.end()) {
+    QG_RETURN_IF_ERROR(CheckGivenCodes("x", TensorRole::kInput, x->second, operation.linear));
+  }
+  const auto weight = request.codes.find(operation.weight);
+  if (weight == request.codes.end()) return absl::OkStatus();
+  return CheckGivenCodes(absl::StrCat("parameters[", operation.weight, "]"), TensorRole::kWeight,
+                         weight->second, operation.linear);
+}
+
 }  // namespace
+
+absl::Status CheckGivenGradient(const LayerPlan& plan, const QuantizedTensor& codes) {
+  const std::string given = absl::StrCat("given as ", CodesText(codes));
+  if (plan.has_experts) {
+    return Refuse("grad_output", given,
+                  "the rows of each expert are quantized by themselves, in a grouped_linear");
+  }
+  const PlannedOperation* const last = FirstOfBackward(plan.programs.front());
+  if (last == nullptr) {
+    return Refuse("grad_output", given,
+                  absl::StrCat(plan.programs.front().operations.back().name,
+                               ", the last operation, reads it in high precision"));
+  }
+  if (last->linear.parallel.is_parallel()) {
+    return Refuse("grad_output", given, "ranks that divide a layer quantize it themselves");
+  }
+  return CheckGivenCodes("grad_output", TensorRole::kGradOutput, codes, last->linear);
+}
 
 absl::Status CheckLayer(const LayerRequest& request, const Recipe& recipe) {
   QG_RETURN_IF_ERROR(CheckLayerTensors(request));
@@ -180,11 +211,16 @@ absl::StatusOr<LayerPlanPointer> DecideLayer(const LayerRequest& request, const 
       QG_RETURN_IF_ERROR(CheckResults(request, operation));
       QG_ASSIGN_OR_RETURN(const LinearFields fields, FieldsOf(request, i, operation));
       QG_RETURN_IF_ERROR(CheckLinearUnit(operation.linear, fields));
+      QG_RETURN_IF_ERROR(CheckGivenOperands(request, operation));
       if (request.parallel != nullptr) {
         QG_RETURN_IF_ERROR(CheckAmaxes(operation.linear, request.parallel->amax_groups));
       }
       QG_RETURN_IF_ERROR(CheckOverlap(request, operation));
     }
+  }
+  const auto grad_output = request.codes.find("grad_output");
+  if (grad_output != request.codes.end()) {
+    QG_RETURN_IF_ERROR(CheckGivenGradient(*plan, grad_output->second));
   }
   return plan;
 }

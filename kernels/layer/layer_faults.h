@@ -38,6 +38,9 @@ inline constexpr char kFaultExpertPartialLeft[] = "expert-partial-left";
 inline constexpr char kFaultResultLeft[] = "result-rule-ignored";
 /// y is quantized by the rule for dx, and dx by that for y.
 inline constexpr char kFaultResultRulesSwapped[] = "result-rules-swapped";
+/// Columnwise codes that were derived from the rowwise codes of an earlier x, weight or grad_output
+/// are kept although other rowwise codes are given.
+inline constexpr char kFaultDerivedCodesKept[] = "derived-codes-kept";
 
 /// The bytes that are saved for backward are counted without scales.
 inline constexpr char kFaultScalesUncounted[] = "saved-scales-uncounted";

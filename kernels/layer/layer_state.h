@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/layer/parallel_step.h"
@@ -70,6 +71,19 @@ struct LayerState {
   std::map<std::string, Tensor> main_grads;
   RotaryMemory rotary;  ///< Not part of checkpoints: it follows from the spec and the shapes.
   std::shared_ptr<SeededMemory> seeded_memory;  ///< Null where no fault is seeded.
+};
+
+/// x or grad_output of a step: the tensor or, where it is given as codes, its values and the codes.
+struct StepOperand {
+  StepOperand() = default;
+  StepOperand(Tensor tensor) : value(std::move(tensor)) {}
+  StepOperand(Tensor values, QuantizedTensor given)
+      : value(std::move(values)), codes(std::move(given)) {}
+
+  /// High precision; the values of the codes in the dtype that they were made from.
+  Tensor value;
+  QuantizedTensor codes;
+  bool is_codes() const { return codes.rowwise.has_value() || codes.columnwise.has_value(); }
 };
 
 /// Transformer Engine's is_first_microbatch (docs/sessions.md section 3).

@@ -28,7 +28,7 @@ struct LinearFacts {
   bool calibrate = false;
   /// x is f32, not rounded to the activation dtype, and is quantized from f32.
   bool x_is_unrounded = false;
-  bool x_is_codes = false;            ///< x comes quantized, in the usages that the dataflow asks.
+  bool x_is_codes = false;            ///< x comes quantized.
   bool weight_is_codes = false;       ///< The parameter itself is quantized.
   bool grad_output_is_codes = false;  ///< grad_output comes quantized.
 };

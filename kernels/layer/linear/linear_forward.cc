@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/layer/experts/expert_amaxes.h"
 #include "kernels/layer/layer_faults.h"
+#include "kernels/layer/linear/given_codes.h"
 #include "kernels/layer/linear/linear_operands.h"
 #include "kernels/layer/linear/linear_overlap.h"
 #include "kernels/layer/linear/linear_parallel.h"
@@ -83,7 +84,8 @@ absl::Status ForwardPass::PrepareX() {
 
 absl::Status ForwardPass::QuantizeX() {
   if (unit_.facts.x_is_codes) {
-    x_.codes = input_.codes;
+    QG_ASSIGN_OR_RETURN(x_.codes, GivenInUsages(recorder_, unit_, TensorRole::kInput, input_.codes,
+                                                flow_.x_usages, state_));
     return absl::OkStatus();
   }
   if (unit_.parallel.gathers_x()) {

@@ -33,6 +33,12 @@ GemmRecord LinearGemmRecord(GemmRole role, const Recipe& recipe, const Arithmeti
                             const NamedOperand& b);
 
 inline bool IsAny(Usages usages) { return usages.rowwise || usages.columnwise; }
+inline bool Covers(Usages held, Usages needed) {
+  return (held.rowwise || !needed.rowwise) && (held.columnwise || !needed.columnwise);
+}
+inline Usages Union(Usages a, Usages b) {
+  return {a.rowwise || b.rowwise, a.columnwise || b.columnwise};
+}
 /// `codes` without the directions that are not in `usages`.
 QuantizedTensor OnlyUsages(QuantizedTensor codes, Usages usages);
 
