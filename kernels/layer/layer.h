@@ -25,6 +25,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -123,6 +124,10 @@ inline Recipe RecipeOfParameter(const LayerSpec& spec, const Recipe& recipe,
 /// The recipes of all modules of the layer; that of the layer alone if the rules do not depend on
 /// the module.
 std::vector<Recipe> RecipesOfModules(const LayerSpec& spec, const Recipe& recipe);
+/// Recipe::UnusedRules of all modules of these layers, and of `quantize` operations whose tensor no
+/// module reads.
+std::vector<std::string> NotesOfRules(std::span<const LayerSpec* const> layers,
+                                      const Recipe& recipe, std::string_view where);
 
 /// One step of one layer, forward and optionally backward, with nothing kept afterwards.
 struct LayerRequest {
@@ -130,6 +135,10 @@ struct LayerRequest {
   Tensor x;                                  ///< [..., K]: f32, bf16 or f16.
   Tensor grad_output;                        ///< y's shape. Absent: forward only.
   std::map<std::string, Tensor> parameters;  ///< High precision; biases and beta may be absent.
+  /// Operands that are given as codes, by "x", "grad_output" and the names of weights: GEMMs read
+  /// the codes as they are (docs/quantizers.md section 10.11). `x`, `grad_output` and `parameters`
+  /// then have their values, dequantized to the dtype that the codes were made from.
+  std::map<std::string, QuantizedTensor> codes = {};
   /// f32 main gradients by weight ("weight", "fc1.weight"). wgrad accumulates into a copy, which is
   /// returned as "main_grad" ("fc1.main_grad") in place of "dw" ("fc1.dw").
   std::map<std::string, Tensor> main_grads;

@@ -34,6 +34,14 @@ inline constexpr char kFaultExpertAmaxOverRanks[] = "expert-amax-over-ranks";
 /// What one rank of a divided grouped_linear gives is taken for the sum over the ranks.
 inline constexpr char kFaultExpertPartialLeft[] = "expert-partial-left";
 
+/// y and dx are handed on as the GEMM gave them, although the recipe has a rule for them.
+inline constexpr char kFaultResultLeft[] = "result-rule-ignored";
+/// y is quantized by the rule for dx, and dx by that for y.
+inline constexpr char kFaultResultRulesSwapped[] = "result-rules-swapped";
+/// Columnwise codes that were derived from the rowwise codes of an earlier x, weight or grad_output
+/// are kept although other rowwise codes are given.
+inline constexpr char kFaultDerivedCodesKept[] = "derived-codes-kept";
+
 /// The bytes that are saved for backward are counted without scales.
 inline constexpr char kFaultScalesUncounted[] = "saved-scales-uncounted";
 /// A module keeps the grad_output that it has gathered after its backward.

@@ -28,6 +28,7 @@ struct LayerOutline {
   std::map<std::string, ParameterOutline> parameters;
   std::set<std::string> main_grads;  ///< By weight.
   std::shared_ptr<const ParallelStep> parallel;
+  bool x_is_codes = false, grad_output_is_codes = false;  ///< They are given as codes.
 };
 
 struct PlannedValue : ProgramValue {
@@ -114,6 +115,10 @@ std::vector<int64_t> SequenceRows(const LayerProgram& program, const Shape& x,
 /// Dim 0 of the output of a linear operation whose x has `first_dim`.
 int64_t OutputFirstDim(ParallelMode mode, int64_t first_dim, std::span<const int64_t> rows,
                        const ParallelStep* parallel);
+
+/// The operation, a linear unit, that the gradient of the last value reaches first, perhaps through
+/// biases, which pass it on; null if another operation reads it.
+const PlannedOperation* FirstOfBackward(const ProgramPlan& program);
 
 /// The plan of one step; spec and outline must be those of a request that CheckLayerTensors
 /// accepts.

@@ -70,8 +70,8 @@ std::vector<LayerProgram> ProgramsOf(const LayerSpec& spec,
 /// The basic_linear that reads a value next, and the one that a value's gradient goes to, perhaps
 /// through biases, which pass it on: their indices in `operations`; -1 if the operation after the
 /// value is another one, or if another operation contributes to the gradient.
-template <typename Operation, typename Value>
-int LinearAfter(const std::vector<Operation>& operations, const std::vector<Value>&, int value) {
+template <typename Operation>
+int LinearAfter(const std::vector<Operation>& operations, int value) {
   const auto next = static_cast<size_t>(value);
   const bool is_linear =
       next < operations.size() && operations[next].kind == OperationKind::kBasicLinear;

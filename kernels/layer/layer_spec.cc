@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <span>
 #include <tuple>
 
 #include "absl/strings/ascii.h"
@@ -179,10 +180,18 @@ Recipe RecipeOfLayer(const LayerSpec& spec, const Recipe& recipe) {
   return RecipeOfModule(spec, recipe, "");
 }
 
-Recipe RecipeOfModule(const LayerSpec& spec, const Recipe& recipe, const std::string& prefix) {
+namespace {
+
+ModulePlace PlaceOf(const LayerSpec& spec, const std::string& prefix) {
   const bool has_experts = spec.traits().has_experts;
-  return recipe.ForModule({has_experts ? ModuleType::kGroupedLinear : ModuleType::kLinear,
-                           spec.name, std::string(absl::StripSuffix(prefix, "."))});
+  return {has_experts ? ModuleType::kGroupedLinear : ModuleType::kLinear, spec.name,
+          std::string(absl::StripSuffix(prefix, "."))};
+}
+
+}  // namespace
+
+Recipe RecipeOfModule(const LayerSpec& spec, const Recipe& recipe, const std::string& prefix) {
+  return recipe.ForModule(PlaceOf(spec, prefix));
 }
 
 std::vector<Recipe> RecipesOfModules(const LayerSpec& spec, const Recipe& recipe) {
@@ -196,6 +205,48 @@ std::vector<Recipe> RecipesOfModules(const LayerSpec& spec, const Recipe& recipe
     recipes.push_back(RecipeOfModule(spec, recipe, operation.names.prefix));
   }
   return recipes;
+}
+
+namespace {
+
+/// What rules decide on at one operation of a program.
+std::vector<TensorRole> RuledTensors(const LayerProgram& program, size_t index) {
+  using enum TensorRole;
+  const ProgramOperation& operation = program.operations[index];
+  if (operation.kind == OperationKind::kBasicLinear) {
+    return {kInput, kWeight, kGradOutput, kOutput, kGradInput};
+  }
+  std::vector<TensorRole> roles;
+  if (operation.kind != OperationKind::kQuantize) return roles;
+  const int output = program.output_of(static_cast<int>(index));
+  if (operation.quantizes_forward && LinearAfter(program.operations, output) < 0) {
+    roles.push_back(kInput);
+  }
+  if (operation.quantizes_backward &&
+      LinearBehind(program.operations, program.values, operation.input) < 0) {
+    roles.push_back(kGradOutput);
+  }
+  return roles;
+}
+
+}  // namespace
+
+std::vector<std::string> NotesOfRules(std::span<const LayerSpec* const> layers,
+                                      const Recipe& recipe, std::string_view where) {
+  std::vector<RuledModule> modules;
+  const auto no_biases = [](const std::string&) { return false; };
+  for (const LayerSpec* const spec : layers) {
+    const bool has_experts = spec->traits().has_experts;
+    const std::vector<LayerProgram> programs = ProgramsOf(*spec, no_biases);
+    const LayerProgram& program = programs.front();
+    for (size_t i = 0; i < program.operations.size(); ++i) {
+      std::vector<TensorRole> roles = RuledTensors(program, i);
+      if (roles.empty()) continue;
+      const std::string prefix = has_experts ? "" : program.operations[i].names.prefix;
+      modules.push_back({PlaceOf(*spec, prefix), std::move(roles)});
+    }
+  }
+  return recipe.UnusedRules(modules, where);
 }
 
 absl::Status CheckLayerSpec(const LayerSpec& spec) {

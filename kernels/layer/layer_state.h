@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/layer/parallel_step.h"
@@ -72,6 +73,19 @@ struct LayerState {
   std::shared_ptr<SeededMemory> seeded_memory;  ///< Null where no fault is seeded.
 };
 
+/// x or grad_output of a step: the tensor or, where it is given as codes, its values and the codes.
+struct StepOperand {
+  StepOperand() = default;
+  StepOperand(Tensor tensor) : value(std::move(tensor)) {}
+  StepOperand(Tensor values, QuantizedTensor given)
+      : value(std::move(values)), codes(std::move(given)) {}
+
+  /// High precision; the values of the codes in the dtype that they were made from.
+  Tensor value;
+  QuantizedTensor codes;
+  bool is_codes() const { return codes.rowwise.has_value() || codes.columnwise.has_value(); }
+};
+
 /// Transformer Engine's is_first_microbatch (docs/sessions.md section 3).
 enum class Microbatch {
   kUnset,  ///< No cache; gradients accumulate into main gradients.
@@ -85,6 +99,8 @@ enum class Microbatch {
 uint32_t CallIdOf(TensorRole role);
 /// Units of one step take consecutive ranges of so many call ids.
 inline constexpr uint32_t kCallIdsPerUnit = 3;
+/// The first call id of results (QuantizeResult), beyond all those of operands.
+inline constexpr uint32_t kResultCallIds = uint32_t{1} << 31;
 
 /// How one forward step is done. Its backward follows the same options: nothing is read from
 /// outside again, not even a recipe that has changed since.

@@ -9,6 +9,7 @@
 #include "kernels/base/refusal.h"
 #include "kernels/layer/attention_core.h"
 #include "kernels/layer/layer_request.h"
+#include "kernels/layer/linear/given_codes.h"
 #include "kernels/quantize/quantized_outline.h"
 
 namespace quantgate {
@@ -60,6 +61,8 @@ class TensorsCheck {
   absl::Status CheckBytes(const std::string& value, const Shape& shape) const;
   absl::Status CheckGradOutput() const;
   absl::Status CheckMainGrads() const;
+  absl::Status CheckCodes() const;
+  absl::Status CheckReadersOfX(const LayerProgram& program, const std::string& given) const;
 
   const LayerRequest& request_;
   const std::string kind_;
@@ -355,10 +358,54 @@ absl::Status TensorsCheck::CheckMainGrads() const {
   return absl::OkStatus();
 }
 
+/// Refuses codes of x that an operation reads in high precision.
+absl::Status TensorsCheck::CheckReadersOfX(const LayerProgram& program,
+                                           const std::string& given) const {
+  for (const ProgramOperation& operation : program.operations) {
+    const bool reads_x = operation.input == 0 || operation.addend == 0;
+    if (!reads_x || operation.kind == OperationKind::kBasicLinear) continue;
+    return Refuse("x", given,
+                  absl::StrCat(operation.name,
+                               ", the operation that reads it, takes x in high "
+                               "precision"));
+  }
+  return absl::OkStatus();
+}
+
+/// Checks which operands are given as codes; their formats depend on the recipe.
+absl::Status TensorsCheck::CheckCodes() const {
+  const std::vector<LayerParameter> known = ParametersOf(request_.layer);
+  for (const auto& [given, codes] : request_.codes) {
+    const std::string& name = given;
+    const bool is_parameter = name != "x" && name != "grad_output";
+    const std::string field = is_parameter ? ParameterField(name) : name;
+    const std::string text = absl::StrCat("given as ", CodesText(codes));
+    if (request_.parallel != nullptr) {
+      return Refuse(field, text, "ranks that divide a layer quantize their own parts");
+    }
+    const bool is_weight = std::any_of(known.begin(), known.end(), [&](const LayerParameter& one) {
+      return one.kind == ParameterKind::kWeight && one.name == name;
+    });
+    if (is_parameter && !is_weight) return Refuse(field, text, "only weights are read as codes");
+    if (is_parameter) continue;
+    if (request_.layer.traits().has_experts) {
+      return Refuse(
+          field, text,
+          absl::StrCat("the rows of each expert are quantized by themselves, in a ", kind_));
+    }
+    if (name == "grad_output") continue;
+    const std::vector<LayerProgram> programs = ProgramsOf(
+        request_.layer, [&](const std::string& parameter) { return Find(parameter) != nullptr; });
+    QG_RETURN_IF_ERROR(CheckReadersOfX(programs.front(), text));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status TensorsCheck::Run() {
   QG_RETURN_IF_ERROR(CheckPresence());
   QG_RETURN_IF_ERROR(CheckX());
   QG_RETURN_IF_ERROR(CheckSplits());
+  QG_RETURN_IF_ERROR(CheckCodes());
   const LayerSpec& layer = request_.layer;
   const std::vector<LayerProgram> programs =
       ProgramsOf(layer, [&](const std::string& name) { return Find(name) != nullptr; });

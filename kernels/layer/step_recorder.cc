@@ -146,6 +146,12 @@ absl::Status StepRecorder::RecordGemm(GemmRecord record, StageTimeline timeline)
   return absl::OkStatus();
 }
 
+void StepRecorder::SetResultCodes(const std::string& output, GemmRecord::ResultCodes codes) {
+  const auto found = std::find_if(records_.gemms.rbegin(), records_.gemms.rend(),
+                                  [&](const GemmRecord& gemm) { return gemm.output == output; });
+  if (found != records_.gemms.rend()) found->result_codes = std::move(codes);
+}
+
 absl::StatusOr<std::vector<std::vector<Tensor>>> StepRecorder::StartFingerprints(
     const std::vector<std::vector<Tensor>>& operands) {
   std::vector<Tensor> held;

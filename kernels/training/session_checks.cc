@@ -327,6 +327,8 @@ absl::StatusOr<Shape> CheckSessionForward(const SessionSpec& spec, const Session
     const SessionLayer& layer = spec.layers[i];
     QG_ASSIGN_OR_RETURN(LayerRequest request, RequestOf(layer, state.layers[i], parallel));
     request.x = x;
+    const bool is_codes = step.x_codes.rowwise.has_value() || step.x_codes.columnwise.has_value();
+    if (i == 0 && is_codes) request.codes["x"] = step.x_codes;
     request.value_bytes_max = step.value_bytes_max;
     request.calibrate = step.calibrate;
     request.requires_grad = requires_grad[i];

@@ -120,6 +120,10 @@ absl::StatusOr<SessionStepResult> StepCall::ChangeRecipe(const Cancellation& can
         "backward_override: ", std::string(BackwardOverrideName(recipe.backward_override())),
         " from now on; it was ", name));
   }
+  v1::SessionSpec spec;
+  if (!spec.ParseFromString(use_->spec)) return error::Internal("a session's spec is damaged");
+  QG_ASSIGN_OR_RETURN(const std::vector<std::string> notes, NotesOfRecipe(spec, recipe));
+  result.notes.insert(result.notes.end(), notes.begin(), notes.end());
   return result;
 }
 

@@ -11,6 +11,7 @@
 #include "kernels/layer/layer_values.h"
 #include "kernels/ops/elementwise/elementwise.h"
 #include "kernels/tensor/convert.h"
+#include "kernels/validate/reference/result_codes.h"
 #include "kernels/validate/run/source_reference.h"
 
 namespace quantgate {
@@ -260,8 +261,14 @@ absl::StatusOr<OutputReporter::StartedBound> OutputReporter::StartBound(const Ou
     return started;
   }
   // The GEMM has a 2-D output.
-  const int64_t rows = source.gemm->result.d.rows();
-  QG_ASSIGN_OR_RETURN(const Tensor subject, RowSlice(value, 0, rows));
+  const GemmRecord& gemm = *source.gemm;
+  const int64_t rows = gemm.result.d.rows();
+  QG_ASSIGN_OR_RETURN(Tensor subject, RowSlice(value, 0, rows));
+  if (gemm.result_codes.has_value()) {
+    QG_ASSIGN_OR_RETURN(BoundCheck codes, CheckResultCodes(engine_, gemm, subject, cancellation_));
+    started.parts.push_back(Ready(std::move(codes)));
+    subject = gemm.result.d;
+  }
   QG_ASSIGN_OR_RETURN(const Tensor exact, RowSlice(truth.value.f32, 0, rows));
   QG_ASSIGN_OR_RETURN(started.parts.emplace_back(),
                       engine_.StartCheckBound(source.gemm->desc, subject, exact, cancellation_));

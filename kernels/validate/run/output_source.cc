@@ -261,7 +261,7 @@ absl::StatusOr<OperationCall> SourceFinder::Contribution(const ProgramPlan& prog
       return absl::InternalError(absl::StrCat("no GEMM gave ", operation.names.dx));
     }
     call.kind = Kind::kCopy;
-    call.x = gemm->result.d;
+    call.x = gemm->result_codes.has_value() ? gemm->result_codes->values : gemm->result.d;
     return call;
   }
   QG_ASSIGN_OR_RETURN(const Tensor gradient, TensorOf(program.values[index + 1].gradient));
