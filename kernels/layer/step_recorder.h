@@ -43,7 +43,6 @@ struct GemmRecord {
   GemmDesc desc;
   OperandOrigin a, b;
   GemmResult result;  ///< d is 2-D; the output of the same name has the caller's shape.
-  int pieces = 1;     ///< How many GEMMs it was cut into so that communication ran beside them.
   /// Above 0: a product of attention, and the record is that of the first of so many heads.
   int64_t matrices = 0;
   /// result.d quantized, if the recipe has a rule for it.
