@@ -190,8 +190,7 @@ TEST(ParallelTransformerLayer, IsItsPartsAndSums) {
   }
 }
 
-// The gradients of norms are summands of each rank's rows under sequence parallelism; added up in
-// fp32 they are those of all rows where these are few bits each.
+// Under sequence parallelism the gradients of norms are summands, those of each rank's own rows.
 TEST(ParallelTransformerLayer, HasNormGradientsOfItsOwnRows) {
   const LayerRequest whole = AttentionOf(LayerKind::kTransformerLayer);
   const std::vector<LayerResult> results =
@@ -224,7 +223,7 @@ TEST(ParallelAttention, DividesWholeGroups) {
   const auto results = TryRanks(request, *Recipe::Parse("bf16"), {.size = 2});
   EXPECT_EQ(results.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(results.status().message()),
-              HasSubstr("layer.attention.groups: 1; it must be a multiple of 2"));
+              HasSubstr("layer.attention.groups is 1: it must be a multiple of 2"));
 }
 
 }  // namespace
