@@ -106,7 +106,8 @@ absl::StatusOr<SessionStepResult> StepCall::ChangeRecipe(const Cancellation& can
   const std::string name(BackwardOverrideName(before));
   Recipe recipe = *step_.recipe;
   if (step_.keeps_override) {
-    if (recipe.is_delayed() && before != BackwardOverride::kNone) {
+    // Of rules by module, those that are there are judged with the whole session.
+    if (recipe.is_delayed() && !recipe.DependsOnModule() && before != BackwardOverride::kNone) {
       return Refuse("backward_override",
                     absl::StrCat("absent, so that the session's, ", name, ", stays"),
                     "delayed scaling has no backward override: give none");
