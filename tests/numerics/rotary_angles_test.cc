@@ -76,7 +76,7 @@ TEST(RotaryAnglesTest, NextToMultiplesOfARightAngle) {
       ASSERT_TRUE(SameBits(sine, correct.Sine(x))) << std::hexfloat << x << " " << sine;
     }
   }
-  // The binary32 number nearest to one (Muller, "Elementary Functions", 2016, section 11.2).
+  // The binary32 number nearest to one, by Muller, "Elementary Functions".
   const float near = 16367173.0f * 0x1p72f;
   const auto [cosine, sine] = CosineAndSineOf(near);
   EXPECT_LT(std::min(std::fabs(cosine), std::fabs(sine)), 0x1p-29f);
