@@ -163,10 +163,10 @@ class Session {
   /// Changes the recipe of later forwards; forwards in flight keep theirs. The same recipe with
   /// other knobs takes effect at once: delayed scaling's histories stay, its scales become those
   /// that the last update would have given with the new maximum and margin, and quantized weights
-  /// whose rule changed are quantized anew from their masters. Another recipe drops delayed
-  /// scaling's states; a later return to delayed scaling begins with fresh ones.
-  /// FAILED_PRECONDITION naming both rules if quantized weights were made by another recipe
-  /// (docs/sessions.md section 2), or by another rule and have no masters.
+  /// whose rule changed are quantized anew from their masters, in every usage that they hold.
+  /// Another recipe does the same to them, and drops delayed scaling's states; a later return to
+  /// delayed scaling begins with fresh ones. FAILED_PRECONDITION naming both rules if the rule of
+  /// quantized weights changes and they have no masters (docs/sessions.md section 2).
   virtual absl::Status ChangeRecipe(const Recipe& recipe,
                                     const Cancellation* cancellation = nullptr) = 0;
   /// Move what a microbatch saved to host memory, and back.

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "quantgate/v1/sessions_service.pb.h"
 #include "server/sessions/session_store.h"
+#include "server/wire/quantized_parts.h"
 #include "server/wire/tensor_reference.h"
 
 namespace quantgate {
@@ -49,7 +50,8 @@ struct SessionStep {
     kOffload,
     kReload
   } kind = Kind::kTrain;
-  TensorReference tensor;  ///< x of a forward, grad_output of a backward.
+  TensorReference tensor;                       ///< x of a forward, grad_output of a backward.
+  std::optional<QuantizedReference> quantized;  ///< In place of `tensor`: it is given as codes.
   ForwardStep forward;
   std::string microbatch;
   OptimizerStep optimizer;

@@ -9,6 +9,7 @@
 #include "kernels/base/status_macros.h"
 #include "server/errors.h"
 #include "server/runs/output_writer.h"
+#include "server/runs/run_execution.h"
 #include "server/sessions/convert_session.h"
 #include "server/sessions/session_calls.h"
 #include "server/wire/convert_report.h"
@@ -86,7 +87,8 @@ absl::StatusOr<SessionStepResult> StepCall::StepOnce(const Cancellation& cancell
     case SessionStep::Kind::kRecompute:
       return training().Forward(step_.forward, &cancellation);
     case SessionStep::Kind::kBackward:
-      return training().Backward({step_.microbatch, step_.forward.x}, &cancellation);
+      return training().Backward({step_.microbatch, step_.forward.x, step_.forward.x_codes},
+                                 &cancellation);
     case SessionStep::Kind::kWgrad:
       return training().Wgrad(&cancellation);
     case SessionStep::Kind::kOptimize:
@@ -106,7 +108,8 @@ absl::StatusOr<SessionStepResult> StepCall::ChangeRecipe(const Cancellation& can
   const std::string name(BackwardOverrideName(before));
   Recipe recipe = *step_.recipe;
   if (step_.keeps_override) {
-    if (recipe.is_delayed() && before != BackwardOverride::kNone) {
+    // Of rules by module, those that are there are judged with the whole session.
+    if (recipe.is_delayed() && !recipe.DependsOnModule() && before != BackwardOverride::kNone) {
       return Refuse("backward_override",
                     absl::StrCat("absent, so that the session's, ", name, ", stays"),
                     "delayed scaling has no backward override: give none");
@@ -131,6 +134,12 @@ absl::Status StepCall::Do(const Cancellation& cancellation) {
   if (step_.tensor.has_value()) {
     QG_ASSIGN_OR_RETURN(step_.forward.x,
                         context_.loader.Load(step_.tensor, use_->device, &cancellation));
+  }
+  if (step_.quantized.has_value()) {
+    QG_ASSIGN_OR_RETURN(LoadedCodes loaded, LoadQuantized(*step_.quantized, context_.loader,
+                                                          use_->device, &cancellation));
+    step_.forward.x = std::move(loaded.values);
+    step_.forward.x_codes = std::move(loaded.codes);
   }
   // Restores the session where the response cannot be given: that step counts as not done.
   const std::function<void()> restore = training().RestorePoint();
@@ -243,6 +252,11 @@ absl::StatusOr<DeviceWork> PrepareSessionStep(CallContext& context,
   QG_ASSIGN_OR_RETURN(SessionStep step, SessionStepFromProto(request, context.tensor_bytes_max));
   TensorReference* const references[] = {&step.tensor};
   QG_RETURN_IF_ERROR(context.loader.Resolve(references));
+  if (step.quantized.has_value()) {
+    QG_RETURN_IF_ERROR(context.loader.Resolve(step.quantized->parts));
+    QG_ASSIGN_OR_RETURN(const QuantizedPlan outline, OutlineOf(*step.quantized));
+    QG_RETURN_IF_ERROR(WithinField(step.quantized->field, outline.CheckValues()));
+  }
   QG_ASSIGN_OR_RETURN(SessionUse use, context.sessions.Use(request.session_id()));
   QG_ASSIGN_OR_RETURN(const SessionRecord record, context.sessions.Find(request.session_id()));
   Device* const device = &use->device;

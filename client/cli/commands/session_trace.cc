@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/blob_transfer.h"
 #include "client/cli/options/layer_options.h"
+#include "client/cli/options/quantized_metadata.h"
 #include "client/session.h"
 #include "kernels/base/status_macros.h"
 #include "server/report/number_text.h"
@@ -177,7 +178,7 @@ absl::StatusOr<v1::TensorSource> TracePlayer::Source(const std::string& field,
                                                      const std::string& name) {
   const auto found = resolved_.find(name);
   if (found != resolved_.end()) return found->second;
-  QG_ASSIGN_OR_RETURN(const v1::TensorSource source, sources_.Resolve(field, name));
+  QG_ASSIGN_OR_RETURN(const v1::TensorSource source, ResolveOperand(field, name, sources_));
   resolved_[name] = source;
   return source;
 }

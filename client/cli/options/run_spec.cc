@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/cli/options/layer_arguments.h"
+#include "client/cli/options/quantized_metadata.h"
 #include "client/tensor_name.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
@@ -159,17 +160,17 @@ absl::Status SetDelayedState(const std::vector<std::string>& values, TensorSourc
 
 absl::Status SetTensors(const LayerOptions& options, TensorSources& sources, v1::LayerStep& step) {
   if (!options.input.empty()) {
-    QG_ASSIGN_OR_RETURN(*step.mutable_x(), sources.Resolve("--input", options.input));
+    QG_ASSIGN_OR_RETURN(*step.mutable_x(), ResolveOperand("--input", options.input, sources));
   }
   QG_ASSIGN_OR_RETURN(const std::vector<Parameter> parameters,
                       ParametersOf(options, step.layer().kind()));
   for (const Parameter& parameter : parameters) {
     QG_ASSIGN_OR_RETURN((*step.mutable_parameters())[parameter.name],
-                        sources.Resolve(parameter.option, parameter.tensor));
+                        ResolveOperand(parameter.option, parameter.tensor, sources));
   }
   if (!options.grad_output.empty()) {
     QG_ASSIGN_OR_RETURN(*step.mutable_grad_output(),
-                        sources.Resolve("--grad-output", options.grad_output));
+                        ResolveOperand("--grad-output", options.grad_output, sources));
   }
   QG_ASSIGN_OR_RETURN(const std::vector<Parameter> main_grads,
                       MainGradsOf(options, step.layer().kind()));

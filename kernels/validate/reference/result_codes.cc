@@ -66,7 +66,9 @@ double CodeRatio(const CodeFormat& format, const QuantizerSpec& rule, double ele
   if (std::isnan(element)) {
     return std::isnan(found) || (!format.has_nan && magnitude == format.max) ? 0 : kWrong;
   }
-  if (std::isnan(scale)) return 0;  // Every value is NaN, which the values are held to.
+  // An infinite amax may make the scale of two-level codes infinite: then no code is nearest, and
+  // only the values are held to the codes.
+  if (!std::isfinite(scale)) return 0;
   // What overflows becomes the largest code or, if the rule says so, NaN or infinity.
   const double wanted = std::abs(element) / scale;
   const double largest = format.values[format.max];
