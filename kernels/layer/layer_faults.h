@@ -39,6 +39,9 @@ inline constexpr char kFaultResultLeft[] = "result-rule-ignored";
 /// y is quantized by the rule for dx, and dx by that for y.
 inline constexpr char kFaultResultRulesSwapped[] = "result-rules-swapped";
 
+/// The amax of a cast is noted in the history of the tensor's other direction, if that has one.
+inline constexpr char kFaultAmaxOfOtherDirection[] = "amax-noted-for-other-direction";
+
 /// The bytes that are saved for backward are counted without scales.
 inline constexpr char kFaultScalesUncounted[] = "saved-scales-uncounted";
 /// A module keeps the grad_output that it has gathered after its backward.
