@@ -42,6 +42,9 @@ inline constexpr char kFaultResultRulesSwapped[] = "result-rules-swapped";
 /// are kept although other rowwise codes are given.
 inline constexpr char kFaultDerivedCodesKept[] = "derived-codes-kept";
 
+/// The amax of a cast is noted in the history of the tensor's other direction, if that has one.
+inline constexpr char kFaultAmaxOfOtherDirection[] = "amax-noted-for-other-direction";
+
 /// The bytes that are saved for backward are counted without scales.
 inline constexpr char kFaultScalesUncounted[] = "saved-scales-uncounted";
 /// A module keeps the grad_output that it has gathered after its backward.

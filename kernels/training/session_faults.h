@@ -52,6 +52,9 @@ inline constexpr char kFaultBackwardReadsLiveRecipe[] = "backward-reads-live-rec
 /// Row 10: a backward override is dropped under delayed scaling, which has none.
 inline constexpr char kFaultOverrideIgnoredUnderDelayed[] = "override-ignored-under-delayed";
 
+/// Every layer follows the rules that a custom recipe has for the first.
+inline constexpr char kFaultRulesOfFirstLayer[] = "rules-of-first-layer";
+
 // Between forward and backward.
 
 /// Row 38: a forward that fails leaves what it had done.

@@ -147,6 +147,9 @@ absl::StatusOr<std::unique_ptr<OneRankSession>> OneRankSession::Open(
     spec.recipe = spec.recipe.WithBackwardOverride(BackwardOverride::kNone);
   }
   NameLayers(spec);
+  if (faults.Has(kFaultRulesOfFirstLayer)) {
+    for (SessionLayer& layer : spec.layers) layer.spec.name = spec.layers.front().name;
+  }
   QG_RETURN_IF_ERROR(CheckSessionSpec(spec));
   QG_RETURN_IF_ERROR(engine.CheckArithmetic(spec.arithmetic));
   SessionState state{.recipe = spec.recipe};

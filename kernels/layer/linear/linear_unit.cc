@@ -198,7 +198,13 @@ absl::StatusOr<QuantizedTensor> QuantizeOperand(StepRecorder& recorder, const Li
     const std::optional<QuantizedCopy>& copy =
         is_other ? quantized.columnwise : quantized.copy(usage);
     if (!copy.has_value()) continue;
-    QG_RETURN_IF_ERROR(NoteCast(recorder, *copy, states[unit.names.StateOf(role, usage)]));
+    Usage noted = usage;
+    if (recorder.faults().Has(kFaultAmaxOfOtherDirection)) {
+      noted = usage == Usage::kRowwise ? Usage::kColumnwise : Usage::kRowwise;
+    }
+    const auto state = states.find(unit.names.StateOf(role, noted));
+    if (state == states.end()) continue;  // Only the bug looks for a state that there is not.
+    QG_RETURN_IF_ERROR(NoteCast(recorder, *copy, state->second));
   }
   return quantized;
 }
@@ -215,7 +221,7 @@ absl::StatusOr<Tensor> QuantizeResult(StepRecorder& recorder, const LinearUnit& 
   QuantizeArguments arguments;
   arguments.seed = options.seed;
   // Operands have the numbers below, so that a rule for a result changes no operand's draws.
-  arguments.call_id = kResultCallIds + 2 * unit.first_call_id + (is_output ? 0 : 1);
+  arguments.call_id = kResultCallIds + unit.first_call_id + (is_output ? 0 : 1);
   QG_ASSIGN_OR_RETURN(QuantizedTensor codes,
                       recorder.Quantize(unit.names.Stage(absl::StrCat("quantize ", word)), name,
                                         role, result, quantizer, {true, false}, arguments));

@@ -133,6 +133,10 @@ VariantReport::GemmLine GemmLineOf(const GemmRecord& gemm) {
                     ": quantized twice, the ranks' ", origin->quantized_before,
                     " are dequantized, gathered and quantized again");
   }
+  if (gemm.result_codes.has_value()) {
+    absl::StrAppend(&line.note, line.note.empty() ? "" : "; ", gemm.output,
+                    ": the values of its codes, ", QuantizerText(gemm.result_codes->rule));
+  }
   return line;
 }
 
