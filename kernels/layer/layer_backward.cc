@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
+#include "kernels/layer/attention_core.h"
 #include "kernels/layer/experts/expert_amaxes.h"
 #include "kernels/layer/layer_request.h"
 #include "kernels/layer/layer_saved.h"
@@ -72,6 +73,8 @@ absl::StatusOr<ValueGradient> ProgramBackward::BackwardOperation(size_t index,
       return BackwardQuantize(run_, index, dy);
     case OperationKind::kScale:
       return BackwardScale(run_, index, dy);
+    case OperationKind::kAttention:
+      return BackwardAttention(run_, index, saved_[index], dy);
     case OperationKind::kAdd:
       break;
   }
@@ -127,6 +130,8 @@ void AddGradients(const LayerPlan& layer, const ProgramPlan& program,
     const std::string& name = program.values[i].gradient;
     const bool is_outer = !is_slice && (i == 0 || i == last || name == "grad_output");
     if (is_outer || name == previous || !gradients[i].has_value()) continue;
+    result.intermediates.insert(result.intermediates.end(), gradients[i].inside.begin(),
+                                gradients[i].inside.end());
     result.intermediates.push_back({name, gradients[i].plain()});
     previous = name;
   }

@@ -16,12 +16,12 @@ namespace {
 
 absl::Status CheckDelayed(const LayerRequest& request, const Recipe& recipe) {
   if (!recipe.is_delayed()) return absl::OkStatus();
-  if (recipe.backward_override() != BackwardOverride::kNone) {
+  const std::vector<LayerDelayedState> known = DelayedStatesOf(request.layer, recipe);
+  if (!known.empty() && recipe.backward_override() != BackwardOverride::kNone) {
     return Refuse("backward_override",
                   std::string(BackwardOverrideName(recipe.backward_override())),
                   "delayed scaling has no backward override");
   }
-  const std::vector<LayerDelayedState> known = DelayedStatesOf(request.layer, recipe);
   for (const auto& [given, state] : request.delayed) {
     const std::string& name = given;
     const std::string field = absl::StrCat("delayed_state[", name, "]");
@@ -113,6 +113,29 @@ absl::Status CheckGathered(const PlannedOperation& operation) {
                              " that a quantize operation made"));
 }
 
+/// Refuses rules for results where the result that a module gives is not the GEMM's own, or has
+/// parts on other ranks.
+absl::Status CheckResults(const LayerRequest& request, const PlannedOperation& operation) {
+  const LinearUnit& unit = operation.linear;
+  if (!unit.flow.quantizes_output && !unit.flow.quantizes_grad_input) return absl::OkStatus();
+  const char* const role = unit.flow.quantizes_output ? "output" : "grad_input";
+  const std::string recipe = unit.recipe->ShortText();
+  if (request.parallel != nullptr) {
+    return Refuse(
+        "recipe", recipe,
+        absl::StrCat("a rule for ", role, " goes with one rank: a part of a result would ",
+                     "have scales that the whole does not have"));
+  }
+  const bool has_bias = request.parameters.contains(unit.names.bias);
+  if (unit.flow.quantizes_output && has_bias && operation.bias.empty() &&
+      !request.layer.traits().has_operations) {
+    return Refuse("layer.fused", "false",
+                  absl::StrCat("under recipe ", recipe, ", whose rule for output is about the sum ",
+                               "with the bias, which another operation adds"));
+  }
+  return absl::OkStatus();
+}
+
 /// Refuses what the step's overlap plan asks for by name and a unit cannot carry out.
 absl::Status CheckOverlap(const LayerRequest& request, const PlannedOperation& operation) {
   const ParallelStep* const step = request.parallel.get();
@@ -185,6 +208,7 @@ absl::StatusOr<LayerPlanPointer> DecideLayer(const LayerRequest& request, const 
       if (operation.kind != OperationKind::kBasicLinear) continue;
       QG_RETURN_IF_ERROR(operation.linear.recipe->CheckModule());
       QG_RETURN_IF_ERROR(CheckGathered(operation));
+      QG_RETURN_IF_ERROR(CheckResults(request, operation));
       QG_ASSIGN_OR_RETURN(const LinearFields fields, FieldsOf(request, i, operation));
       QG_RETURN_IF_ERROR(CheckLinearUnit(operation.linear, fields));
       QG_RETURN_IF_ERROR(CheckGivenOperands(request, operation));
@@ -204,7 +228,11 @@ absl::StatusOr<LayerPlanPointer> DecideLayer(const LayerRequest& request, const 
 absl::Status CheckLayerGemms(const LayerPlan& plan, const Arithmetic& arithmetic) {
   for (const ProgramPlan& program : plan.programs) {
     for (const PlannedOperation& operation : program.operations) {
-      if (operation.kind != OperationKind::kBasicLinear) continue;
+      const bool multiplies = operation.kind == OperationKind::kBasicLinear ||
+                              operation.kind == OperationKind::kAttention;
+      if (!multiplies) continue;
+      // Attention without rows has no GEMM.
+      if (operation.kind == OperationKind::kAttention && operation.linear.flow.is_empty) continue;
       QG_RETURN_IF_ERROR(CheckLinearUnitGemms(operation.linear, arithmetic));
     }
   }

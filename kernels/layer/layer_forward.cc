@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
 #include "kernels/comm/overlap/overlap.h"
+#include "kernels/layer/attention_core.h"
 #include "kernels/layer/experts/expert_amaxes.h"
 #include "kernels/layer/layer_faults.h"
 #include "kernels/layer/layer_saved.h"
@@ -44,6 +45,17 @@ void AddNotes(StepRecorder& recorder, const LayerSpec& spec, const LayerPlan& pl
   } else if (has_override && !traits.override_note.empty()) {
     recorder.AddNote(absl::StrCat("backward_override=", mode, " of ", std::string(traits.name),
                                   ": ", std::string(traits.override_note)));
+  }
+  if (is_quantized && traits.has(OperationKind::kAttention)) {
+    recorder.AddNote(
+        "attention between its projections is not quantized: scores, contexts and their gradients "
+        "are products in the activation dtype");
+  }
+  const bool has_rule = std::any_of(modules.begin(), modules.end(), [](const Recipe& of) {
+    return of.QuantizerFor(TensorRole::kGradInput).rowwise.is_quantized();
+  });
+  if (has_override && is_quantized && has_rule) {
+    recorder.AddNote(absl::StrCat("grad_input is not quantized under backward_override=", mode));
   }
   if (plan.is_calibration) {
     recorder.AddNote("calibration: computed in high precision, only the amaxes are noted");
@@ -91,6 +103,8 @@ absl::StatusOr<LayerValue> ForwardOperation(ProgramRun& run, size_t index,
       return ForwardQuantize(run, index, x);
     case OperationKind::kAdd:
       return ForwardAdd(run, index, x, values[operation.addend]);
+    case OperationKind::kAttention:
+      return ForwardAttention(run, index, x, saved);
     case OperationKind::kScale:
       break;
   }
@@ -167,6 +181,8 @@ void AddIntermediates(const LayerPlan& layer, const ProgramPlan& program,
     const bool is_returned = static_cast<int>(i) == program.norm_out && layer.returns_norm_output;
     if (is_returned) result.norm_out = values[i].plain();
     const bool is_outer = !is_slice && (i == 0 || i == last);
+    result.intermediates.insert(result.intermediates.end(), values[i].inside.begin(),
+                                values[i].inside.end());
     if (is_returned || is_outer) continue;
     result.intermediates.push_back({program.values[i].name, values[i].plain()});
   }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/comm/row_blocks.h"
+#include "kernels/layer/attention_core.h"
 #include "kernels/layer/linear/linear_overlap.h"
 
 namespace quantgate {
@@ -46,6 +47,11 @@ class Planner {
     for (size_t i = 0; i < plan_.operations.size(); ++i) {
       if (plan_.operations[i].kind == OperationKind::kQuantize) PlanQuantize(i);
       if (plan_.operations[i].kind == OperationKind::kActivation) PlanActivationGradient(i);
+      if (plan_.operations[i].kind == OperationKind::kAttention) {
+        PlannedOperation& attention = plan_.operations[i];
+        attention.linear = AttentionUnit(attention.name, attention.core, layer_.activation_dtype,
+                                         attention.needs_backward);
+      }
     }
     for (size_t i = 0; i < plan_.operations.size(); ++i) {
       if (plan_.operations[i].kind == OperationKind::kBasicLinear) PlanOverlap(i);
@@ -115,6 +121,11 @@ void Planner::PlanShapes() {
                                             outline_.parallel.get());
     } else if (operation.kind == OperationKind::kActivation) {
       output.shape = ActivationOutputShape(output.shape, operation.activation.kind);
+    } else if (operation.kind == OperationKind::kAttention) {
+      PlannedOperation& attention = plan_.operations[i];
+      const int ranks = outline_.parallel == nullptr ? 1 : outline_.parallel->size();
+      attention.core = AttentionDimsOf(attention, output.shape, ranks);
+      output.shape = AttentionOutputShape(attention.core, output.shape);
     }
   }
 }
@@ -238,7 +249,7 @@ void Planner::PlanQuantize(size_t i) {
   operation.linear.flow.is_calibration = layer_.is_calibration;
   const int output = static_cast<int>(i) + 1;
   PlannedOperation* const next = Next(output);
-  const bool feeds_linear = LinearAfter(plan_.operations, plan_.values, output) >= 0;
+  const bool feeds_linear = LinearAfter(plan_.operations, output) >= 0;
   PlannedOperation* const linear = LinearBehind(operation.input);
   operation.linear.recipe = feeds_linear ? next->linear.recipe : RecipeOf(operation);
   operation.gradient_recipe = linear != nullptr ? linear->linear.recipe : RecipeOf(operation);

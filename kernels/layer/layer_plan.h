@@ -45,8 +45,22 @@ enum class ActivationGradient {
   kForBiasOnly,  ///< The rounded gradient, and the f32 one for the bias gradient only.
 };
 
+/// The dims of attention on one rank.
+struct AttentionDims {
+  int64_t sequence = 0, batch = 1;  ///< S and B.
+  int64_t heads = 1, groups = 1;    ///< Query heads of this rank, and groups of them.
+  int64_t columns = 0;              ///< D, of every head.
+
+  int64_t queries() const { return heads / groups; }  ///< Query heads of a group.
+  /// Heads of a group in qkv's output, in order: its query heads, the key head, the value head.
+  int64_t members() const { return queries() + 2; }
+  int64_t matrices() const { return batch * heads; }  ///< Matrices of scores, [S][S] each.
+};
+
 struct PlannedOperation : ProgramOperation {
-  LinearUnit linear;              ///< kBasicLinear; for kQuantize only what quantizing reads.
+  /// kBasicLinear; for kQuantize only what quantizing reads, for kAttention its products.
+  LinearUnit linear;
+  AttentionDims core;             ///< kAttention.
   OverlapFacts overlap_facts;     ///< Of a linear unit that is divided over ranks.
   bool needs_backward = false;    ///< Something that this operation gives a gradient to needs it.
   bool needs_parameters = false;  ///< Gradients of its own parameters are needed.

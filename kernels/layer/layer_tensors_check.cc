@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/refusal.h"
+#include "kernels/layer/attention_core.h"
 #include "kernels/layer/layer_request.h"
 #include "kernels/layer/linear/given_codes.h"
 #include "kernels/quantize/quantized_outline.h"
@@ -55,6 +56,7 @@ class TensorsCheck {
                                        const LayerProgram& program) const;
   absl::StatusOr<Shape> CheckLinear(const ProgramOperation& operation, const Shape& x) const;
   absl::Status CheckNormOperation(const ProgramOperation& operation, const Shape& x) const;
+  absl::StatusOr<Shape> CheckAttention(const ProgramOperation& operation, const Shape& x) const;
   absl::Status CheckVector(const std::string& name, int64_t count, const std::string& of) const;
   absl::Status CheckBytes(const std::string& value, const Shape& shape) const;
   absl::Status CheckGradOutput() const;
@@ -252,6 +254,21 @@ absl::Status TensorsCheck::CheckNormOperation(const ProgramOperation& operation,
   return WithinField(operation.field, CheckNorm(desc));
 }
 
+absl::StatusOr<Shape> TensorsCheck::CheckAttention(const ProgramOperation& operation,
+                                                   const Shape& x) const {
+  if (request_.x.rank() != 2 && request_.x.rank() != 3) {
+    return Refuse("x", TensorText(request_.x),
+                  absl::StrCat("its rank must be 2 or 3 of a ", kind_,
+                               ", [S][K] or [S][B][K]: attention is along dim 0"));
+  }
+  const int ranks = request_.parallel == nullptr ? 1 : request_.parallel->size();
+  QG_ASSIGN_OR_RETURN(const AttentionDims dims, CheckAttentionDims(operation, x, ranks));
+  // Overflow is refused factor by factor.
+  QG_RETURN_IF_ERROR(CheckBytes(absl::StrCat(operation.name, ".scores"),
+                                {dims.batch, dims.heads, dims.sequence, dims.sequence}));
+  return AttentionOutputShape(dims, x);
+}
+
 absl::StatusOr<Shape> TensorsCheck::CheckOperation(const ProgramOperation& operation,
                                                    const std::vector<Shape>& values,
                                                    const LayerProgram& program) const {
@@ -271,6 +288,8 @@ absl::StatusOr<Shape> TensorsCheck::CheckOperation(const ProgramOperation& opera
           operation.field, CheckActivationForward(h, operation.activation, DType::kBF16)));
       return ActivationOutputShape(x, operation.activation.kind);
     }
+    case OperationKind::kAttention:
+      return CheckAttention(operation, x);
     case OperationKind::kAdd:
       if (values[operation.addend] != x) {
         return Refuse(operation.field + ".addend",

@@ -51,7 +51,9 @@ std::optional<int64_t> ColumnsOf(const LayerSpec& spec,
   // No program yet: the spec has not been checked.
   std::vector<std::string> names;
   for (const LayerPart& part : spec.traits().parts) {
-    if (part.operation == OperationKind::kNorm) names.push_back("gamma");
+    if (part.operation == OperationKind::kNorm) {
+      names.push_back(absl::StrCat(std::string(part.prefix), "gamma"));
+    }
     if (part.operation != OperationKind::kBasicLinear) continue;
     names.push_back(
         absl::StrCat(std::string(part.prefix), "weight", spec.traits().has_experts ? ".0" : ""));

@@ -55,7 +55,7 @@ absl::Status CheckSplitK(const std::string& field, const LayerRequest& step,
   const bool all_quantized = std::all_of(modules.begin(), modules.end(),
                                          [](const Recipe& of) { return of.is_quantized(); });
   const bool runs_tf32 =
-      is_cast || !all_quantized ||
+      is_cast || !all_quantized || step.layer.traits().has(OperationKind::kAttention) ||
       (recipe.backward_override() != BackwardOverride::kNone && has_backward_gemm);
   if (!runs_tf32) return absl::OkStatus();
   return StatusOf(

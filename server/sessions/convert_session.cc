@@ -95,6 +95,19 @@ absl::Status ForwardFromProto(const v1::SessionStepRequest::Forward& proto,
 
 }  // namespace
 
+absl::StatusOr<std::vector<std::string>> NotesOfRecipe(const v1::SessionSpec& spec,
+                                                       const Recipe& recipe) {
+  std::vector<LayerSpec> layers;
+  std::vector<const LayerSpec*> pointers;
+  layers.reserve(static_cast<size_t>(spec.layers_size()));
+  for (const v1::SessionLayer& layer : spec.layers()) {
+    QG_ASSIGN_OR_RETURN(layers.emplace_back(), LayerFromProto(layer.layer(), "layer"));
+    layers.back().name = layer.name();
+    pointers.push_back(&layers.back());
+  }
+  return NotesOfRules(pointers, recipe, "session");
+}
+
 absl::StatusOr<SessionSpec> SessionSpecFromProto(const v1::SessionSpec& proto,
                                                  const std::string& field) {
   QG_ASSIGN_OR_RETURN(

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "quantgate/v1/sessions_service.pb.h"
@@ -30,6 +31,11 @@ v1::ListSessionsResponse SessionPageToProto(const std::vector<SessionRecord>& re
                                             int page_size, absl::Time now);
 /// Returns `spec` with the session's present recipe in place of its recipe and backward override.
 v1::SessionSpec SessionSpecToProto(v1::SessionSpec spec, const Recipe& recipe);
+
+/// What there is to say of a recipe in the session of this spec: which rules decide nothing
+/// (NotesOfRules). The spec must be one that opened a session.
+absl::StatusOr<std::vector<std::string>> NotesOfRecipe(const v1::SessionSpec& spec,
+                                                       const Recipe& recipe);
 
 /// One step as a request describes it, before its tensor is loaded.
 struct SessionStep {

@@ -40,6 +40,8 @@ absl::Status DescribeSession(CallContext& context, const std::string& id,
   response = SessionRecordToProto(record, context.sessions.Now());
   v1::SessionSpec spec;
   if (!spec.ParseFromString(spec_text)) return error::Internal("a session's spec is damaged");
+  QG_ASSIGN_OR_RETURN(const std::vector<std::string> notes, NotesOfRecipe(spec, *record.recipe));
+  response.mutable_notes()->Add(notes.begin(), notes.end());
   *response.mutable_spec() = SessionSpecToProto(std::move(spec), *record.recipe);
   return absl::OkStatus();
 }

@@ -108,7 +108,8 @@ absl::StatusOr<SessionStepResult> StepCall::ChangeRecipe(const Cancellation& can
   const std::string name(BackwardOverrideName(before));
   Recipe recipe = *step_.recipe;
   if (step_.keeps_override) {
-    if (recipe.is_delayed() && before != BackwardOverride::kNone) {
+    // Of rules by module, those that are there are judged with the whole session.
+    if (recipe.is_delayed() && !recipe.DependsOnModule() && before != BackwardOverride::kNone) {
       return Refuse("backward_override",
                     absl::StrCat("absent, so that the session's, ", name, ", stays"),
                     "delayed scaling has no backward override: give none");
@@ -122,6 +123,10 @@ absl::StatusOr<SessionStepResult> StepCall::ChangeRecipe(const Cancellation& can
         "backward_override: ", std::string(BackwardOverrideName(recipe.backward_override())),
         " from now on; it was ", name));
   }
+  v1::SessionSpec spec;
+  if (!spec.ParseFromString(use_->spec)) return error::Internal("a session's spec is damaged");
+  QG_ASSIGN_OR_RETURN(const std::vector<std::string> notes, NotesOfRecipe(spec, recipe));
+  result.notes.insert(result.notes.end(), notes.begin(), notes.end());
   return result;
 }
 

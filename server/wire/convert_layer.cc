@@ -177,6 +177,17 @@ absl::StatusOr<ActivationOptions> ActivationFromProto(const v1::Activation& prot
   return activation;
 }
 
+absl::StatusOr<AttentionOptions> AttentionFromProto(const v1::Attention& proto,
+                                                    const std::string& field) {
+  AttentionOptions attention;
+  attention.heads = proto.heads();
+  attention.groups = proto.groups();
+  QG_ASSIGN_OR_RETURN(attention.mask, ParsedName(ParseAttentionMask, proto.mask(), field + ".mask",
+                                                 attention.mask));
+  if (proto.has_rotary_base()) attention.rotary_base = proto.rotary_base();
+  return attention;
+}
+
 absl::Status CheckOperationFields(const v1::Operation& proto, OperationKind kind,
                                   const std::string& field) {
   using K = OperationKind;
@@ -227,13 +238,15 @@ absl::StatusOr<LayerSpec> LayerFromProto(const v1::Layer& proto, const std::stri
                       ParsedName(ParseLayerKind, proto.kind(), field + ".kind", layer.kind));
   for (const auto& [operation, name, is_given] :
        {std::tuple(OperationKind::kNorm, ".norm", proto.has_norm()),
-        std::tuple(OperationKind::kActivation, ".activation", proto.has_activation())}) {
+        std::tuple(OperationKind::kActivation, ".activation", proto.has_activation()),
+        std::tuple(OperationKind::kAttention, ".attention", proto.has_attention())}) {
     QG_RETURN_IF_ERROR(CheckTaken(is_given, layer.traits().has(operation), field + name,
                                   proto.kind(), KindsWith(operation)));
   }
   QG_ASSIGN_OR_RETURN(layer.norm, NormFromProto(proto.norm(), field + ".norm"));
   QG_ASSIGN_OR_RETURN(layer.activation,
                       ActivationFromProto(proto.activation(), field + ".activation"));
+  QG_ASSIGN_OR_RETURN(layer.attention, AttentionFromProto(proto.attention(), field + ".attention"));
   layer.return_norm_output = proto.return_norm_output();
   // The numbers are checked before anything is converted. The layer itself has the other rules.
   if (proto.m_splits_size() > kExpertsMax) {

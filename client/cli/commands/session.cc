@@ -90,8 +90,9 @@ void PrintSessionTable(Invocation& invocation, const std::vector<v1::Session>& s
 }
 
 void PrintSession(Invocation& invocation, const v1::Session& session) {
-  if (invocation.is_table()) return PrintSessionTable(invocation, {session});
-  invocation.PrintJson("session", JsonOf(session));
+  if (!invocation.is_table()) return invocation.PrintJson("session", JsonOf(session));
+  PrintSessionTable(invocation, {session});
+  for (const std::string& note : session.notes()) invocation.out() << "note: " << note << "\n";
 }
 
 /// As JSON one document, however many there are.

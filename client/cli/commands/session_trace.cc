@@ -160,6 +160,8 @@ class TracePlayer {
   absl::Status Restart(int variant, const v1::SessionTrace::Restart& restart);
   absl::StatusOr<Tensors> Parameters(int variant);
   absl::Status Compare(int variant, const Tensors& subjects, const Tensors& references);
+  /// Adds a note of a variant to the report, once.
+  void AddNote(size_t variant, const std::string& note);
 
   Connection& connection_;
   const v1::SessionTrace& trace_;
@@ -199,8 +201,16 @@ absl::Status TracePlayer::Open() {
     absl::StatusOr<ClientSession> session = ClientSession::Open(connection_, request);
     if (!session.ok()) return At(report_.variants[i], session.status());
     sessions_.push_back(*std::move(session));
+    for (const std::string& note : sessions_.back().session().notes()) AddNote(i, note);
   }
   return absl::OkStatus();
+}
+
+void TracePlayer::AddNote(size_t variant, const std::string& note) {
+  const std::string text = absl::StrCat(report_.variants[variant], ": ", note);
+  const bool is_known =
+      std::find(report_.notes.begin(), report_.notes.end(), text) != report_.notes.end();
+  if (!is_known) report_.notes.push_back(text);
 }
 
 /// Each parameter by its own name, quantized ones dequantized.
@@ -277,12 +287,7 @@ absl::StatusOr<TracePlayer::Tensors> TracePlayer::StepVariant(
         absl::StrCat("step ", step + 1, " of ", report_.variants[variant], ": ", difference));
     report_.notes.push_back(report_.rank_differences.back());
   }
-  for (const std::string& note : response.notes()) {
-    const std::string text = absl::StrCat(report_.variants[variant], ": ", note);
-    const bool is_known =
-        std::find(report_.notes.begin(), report_.notes.end(), text) != report_.notes.end();
-    if (!is_known) report_.notes.push_back(text);
-  }
+  for (const std::string& note : response.notes()) AddNote(static_cast<size_t>(variant), note);
   if (request.has_optimize()) return Parameters(variant);
   return Tensors(response.outputs().begin(), response.outputs().end());
 }

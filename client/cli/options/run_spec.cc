@@ -226,6 +226,12 @@ absl::Status SetLayer(const LayerOptions& options, v1::Layer& layer) {
   if (!options.activation.empty()) {
     QG_ASSIGN_OR_RETURN(*layer.mutable_activation(), ParseActivationArgument(options.activation));
   }
+  if (options.heads.has_value()) layer.mutable_attention()->set_heads(*options.heads);
+  if (options.groups.has_value()) layer.mutable_attention()->set_groups(*options.groups);
+  if (!options.mask.empty()) layer.mutable_attention()->set_mask(options.mask);
+  if (options.rotary_base.has_value()) {
+    layer.mutable_attention()->set_rotary_base(*options.rotary_base);
+  }
   if (!options.m_splits.empty()) {
     QG_ASSIGN_OR_RETURN(const std::vector<int64_t> splits, ParseSplitsArgument(options.m_splits));
     layer.clear_m_splits();

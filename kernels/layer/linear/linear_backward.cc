@@ -403,6 +403,10 @@ absl::StatusOr<LinearBackward> BackwardPass::Run() {
       QG_ASSIGN_OR_RETURN(result.dw, Wgrad(recorder_, wgrad, state_, partial_dx));
     }
   }
+  if (flow_.quantizes_grad_input) {
+    QG_ASSIGN_OR_RETURN(
+        dx, QuantizeResult(recorder_, unit_, TensorRole::kGradInput, names_.dx, dx, options_));
+  }
   if (flow_.needs_dx) {
     QG_ASSIGN_OR_RETURN(result.dx, dx.Reinterpret(dx.dtype(), saved_.x_shape));
   }

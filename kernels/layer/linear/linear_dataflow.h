@@ -55,6 +55,9 @@ struct LinearDataflow {
   Usages x_usages{false, false};
   Usages weight_usages{false, false};
   Usages grad_output_usages{false, false};
+  /// y, or dx, has the values of its codes (docs/quantizers.md section 7.3).
+  bool quantizes_output = false;
+  bool quantizes_grad_input = false;
   /// fprop or, without an override, dgrad reads the weight in the activation dtype.
   bool reads_weight = false;
   bool is_delayed = false;      ///< Scales are updated.

@@ -232,7 +232,11 @@ absl::StatusOr<LinearForward> ForwardPass::Run() {
   if (flow_.has_backward()) {
     QG_ASSIGN_OR_RETURN(result.saved, Save());
   }
-  QG_ASSIGN_OR_RETURN(const Tensor matrix, Fprop());
+  QG_ASSIGN_OR_RETURN(Tensor matrix, Fprop());
+  if (flow_.quantizes_output) {
+    QG_ASSIGN_OR_RETURN(
+        matrix, QuantizeResult(recorder_, unit_, TensorRole::kOutput, names_.y, matrix, *options_));
+  }
   QG_ASSIGN_OR_RETURN(result.y,
                       matrix.Reinterpret(matrix.dtype(), unit_.OutputShape(input_.x.shape())));
   return result;

@@ -57,6 +57,12 @@ absl::StatusOr<QuantizedTensor> QuantizeOperand(StepRecorder& recorder, const Li
                                                 DelayedStates& states,
                                                 QuantizeArguments arguments = {});
 
+/// A result of the unit, y or dx as the matrix `result`, with the values of its rowwise codes under
+/// the rule of `role`, in the same dtype. Puts the codes into the record of its GEMM.
+absl::StatusOr<Tensor> QuantizeResult(StepRecorder& recorder, const LinearUnit& unit,
+                                      TensorRole role, const std::string& name,
+                                      const Tensor& result, const StepOptions& options);
+
 /// Prepares the states of the role's delayed scales under the module's recipe.
 absl::Status PrepareDelayedStates(StepRecorder& recorder, const LinearNames& names, TensorRole role,
                                   const Recipe& recipe, DelayedStates& states);

@@ -203,6 +203,29 @@ absl::StatusOr<QuantizedTensor> QuantizeOperand(StepRecorder& recorder, const Li
   return quantized;
 }
 
+absl::StatusOr<Tensor> QuantizeResult(StepRecorder& recorder, const LinearUnit& unit,
+                                      TensorRole role, const std::string& name,
+                                      const Tensor& result, const StepOptions& options) {
+  if (recorder.faults().Has(kFaultResultLeft)) return result;
+  const bool is_output = role == TensorRole::kOutput;
+  const char* const word = is_output ? "y" : "dx";
+  const bool is_swapped = recorder.faults().Has(kFaultResultRulesSwapped);
+  const TensorRole other = is_output ? TensorRole::kGradInput : TensorRole::kOutput;
+  const Quantizer& quantizer = unit.recipe->QuantizerFor(is_swapped ? other : role);
+  QuantizeArguments arguments;
+  arguments.seed = options.seed;
+  // Operands have the numbers below, so that a rule for a result changes no operand's draws.
+  arguments.call_id = kResultCallIds + 2 * unit.first_call_id + (is_output ? 0 : 1);
+  QG_ASSIGN_OR_RETURN(QuantizedTensor codes,
+                      recorder.Quantize(unit.names.Stage(absl::StrCat("quantize ", word)), name,
+                                        role, result, quantizer, {true, false}, arguments));
+  QG_ASSIGN_OR_RETURN(Tensor values,
+                      DequantizeAny(recorder, unit.names.Stage(absl::StrCat("dequantize ", word)),
+                                    codes, result.dtype()));
+  recorder.SetResultCodes(name, {quantizer.rowwise, std::move(codes), values});
+  return values;
+}
+
 absl::Status PrepareDelayedStates(StepRecorder& recorder, const LinearNames& names, TensorRole role,
                                   const Recipe& recipe, DelayedStates& states) {
   for (const Usage usage : recipe.QuantizerFor(role).delayed_directions()) {

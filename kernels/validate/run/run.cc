@@ -121,6 +121,7 @@ VariantReport::GemmLine GemmLineOf(const GemmRecord& gemm) {
   line.role = GemmRoleName(gemm.role);
   line.output = gemm.output;
   line.text = GemmText(gemm.desc);
+  if (gemm.matrices > 0) line.text = absl::StrCat(gemm.matrices, " x (", line.text, ")");
   line.a_source = gemm.a.Text();
   line.b_source = gemm.b.Text();
   line.arithmetic = gemm.result.arithmetic.ToString();
@@ -138,7 +139,7 @@ VariantReport::GemmLine GemmLineOf(const GemmRecord& gemm) {
 namespace {
 
 /// The report of a variant, without what StartedLayer::Finish adds.
-VariantReport DescribeVariant(const Variant& variant, LayerResult& result) {
+VariantReport DescribeVariant(const LayerSpec& layer, const Variant& variant, LayerResult& result) {
   VariantReport report;
   report.label = variant.Label();
   report.recipe = variant.recipe.CanonicalText();
@@ -151,7 +152,9 @@ VariantReport DescribeVariant(const Variant& variant, LayerResult& result) {
     report.is_hardware = report.is_hardware || line.is_hardware;
     report.gemms.push_back(std::move(line));
   }
-  report.notes = std::move(result.notes);
+  const LayerSpec* const layers[] = {&layer};
+  report.notes = NotesOfRules(layers, variant.recipe, "layer");
+  report.notes.insert(report.notes.end(), result.notes.begin(), result.notes.end());
   report.state = std::move(result.state);
   return report;
 }
@@ -275,7 +278,7 @@ class PlanRun {
     const Variant& variant = request_.variants[index];
     LayerResult nothing;
     VariantReport& report = report_.variants[index];
-    report = DescribeVariant(variant, nothing);
+    report = DescribeVariant(request_.step.layer, variant, nothing);
     QG_RETURN_IF_ERROR(progress_.Begin(absl::StrCat(report.label, ": ", variant.parallel->size(),
                                                     " ranks, forward and backward")));
     QG_ASSIGN_OR_RETURN(const std::vector<Engine*> engines,
@@ -326,7 +329,7 @@ class PlanRun {
                                    variant.arithmetic, cancellation_, announce));
     LayerResult& result = layer_.result;
     VariantReport& report = report_.variants[index];
-    report = DescribeVariant(variant, result);
+    report = DescribeVariant(request_.step.layer, variant, result);
     AddNotesOfCodes(request_.step, report);
     QG_RETURN_IF_ERROR(
         exact_.contents().Start(TensorsOf(result), ContentKeys::Memory::kUntilForget));
