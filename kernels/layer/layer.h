@@ -136,7 +136,7 @@ struct LayerRequest {
   Tensor grad_output;                        ///< y's shape. Absent: forward only.
   std::map<std::string, Tensor> parameters;  ///< High precision; biases and beta may be absent.
   /// Operands that are given as codes, by "x", "grad_output" and the names of weights: GEMMs read
-  /// the codes as they are (docs/quantizers.md section 10.11). `x`, `grad_output` and `parameters`
+  /// the codes as they are (docs/quantizers.md section 8.1). `x`, `grad_output` and `parameters`
   /// then have their values, dequantized to the dtype that the codes were made from.
   std::map<std::string, QuantizedTensor> codes = {};
   /// f32 main gradients by weight ("weight", "fc1.weight"). wgrad accumulates into a copy, which is

@@ -1,6 +1,6 @@
 // Operands that a linear unit is given as codes: x, the weight of a request and grad_output. They
 // are read as they are where the recipe of their role has the same format, and refused elsewhere
-// (docs/quantizers.md section 10.11).
+// (docs/quantizers.md section 8.1).
 #pragma once
 
 #include <string>
