@@ -207,7 +207,7 @@ TEST(AttentionRuns, RefuseWhatIsNoAttention) {
   request.step.layer.parallel_mode = ParallelMode::kNone;
   request.step.layer.return_norm_output = true;
   EXPECT_THAT(std::string(TryRun(request).status().message()),
-              HasSubstr("a attention has no norm"));
+              HasSubstr("an attention has no norm"));
 }
 
 TEST(AttentionRuns, OnSeveralRanksAreWholeAndWithinBounds) {
