@@ -168,7 +168,7 @@ absl::StatusOr<Tensor> WithRepeatedKeys(const Tensor& tensor, const AttentionOpt
   return Tensor::FromBytes(tensor.dtype(), std::move(shape), bytes);
 }
 
-absl::Status CheckGroups(ScenarioContext& context) {
+absl::Status CheckGroupsOfHeads(ScenarioContext& context) {
   const AttentionOptions attention = {.heads = 4, .groups = 2, .rotary_base = 100.0f};
   QG_ASSIGN_OR_RETURN(const LayerRequest request,
                       MakeAttention(context, LayerKind::kAttention, attention));
@@ -298,7 +298,7 @@ ScenarioGroup AttentionScenarios() {
                     "head has a copy of its group's key and value.",
        .faults = {kFaultGroupOfWrongHead},
        .recipes = {"bf16", "fp8_current", "mxfp8"},
-       .run = &CheckGroups});
+       .run = &CheckGroupsOfHeads});
   group.scenarios.push_back(
       {.name = "gradients-rotate-back",
        .invariant = "The gradients of rotated queries and keys are rotated by the transposed "
