@@ -34,7 +34,7 @@ absl::Status CheckShape(const std::string& field, const Tensor& tensor, const Sh
 class TensorsCheck {
  public:
   explicit TensorsCheck(const LayerRequest& request)
-      : request_(request), kind_(LayerKindName(request.layer.kind)) {}
+      : request_(request), kind_(WithArticle(request.layer.traits())) {}
 
   absl::Status Run();
 
@@ -72,13 +72,13 @@ class TensorsCheck {
 
 absl::Status TensorsCheck::CheckPresence() const {
   if (!request_.x.has_value()) {
-    return Refuse("x", "absent", absl::StrCat("a ", kind_, " layer needs it"));
+    return Refuse("x", "absent", absl::StrCat(kind_, " layer needs it"));
   }
   const std::vector<LayerParameter> known = ParametersOf(request_.layer);
   for (const LayerParameter& parameter : known) {
     if (!parameter.is_optional && Find(parameter.name) == nullptr) {
       return Refuse(ParameterField(parameter.name), "absent",
-                    absl::StrCat("a ", kind_, " layer needs it"));
+                    absl::StrCat(kind_, " layer needs it"));
     }
   }
   for (const auto& [given, tensor] : request_.parameters) {
@@ -258,7 +258,7 @@ absl::StatusOr<Shape> TensorsCheck::CheckAttention(const ProgramOperation& opera
                                                    const Shape& x) const {
   if (request_.x.rank() != 2 && request_.x.rank() != 3) {
     return Refuse("x", TensorText(request_.x),
-                  absl::StrCat("its rank must be 2 or 3 of a ", kind_,
+                  absl::StrCat("its rank must be 2 or 3 of ", kind_,
                                ", [S][K] or [S][B][K]: attention is along dim 0"));
   }
   const int ranks = request_.parallel == nullptr ? 1 : request_.parallel->size();
@@ -391,7 +391,7 @@ absl::Status TensorsCheck::CheckCodes() const {
     if (request_.layer.traits().has_experts) {
       return Refuse(
           field, text,
-          absl::StrCat("the rows of each expert are quantized by themselves, in a ", kind_));
+          absl::StrCat("the rows of each expert are quantized by themselves, in ", kind_));
     }
     if (name == "grad_output") continue;
     const std::vector<LayerProgram> programs = ProgramsOf(

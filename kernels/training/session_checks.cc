@@ -239,9 +239,9 @@ namespace {
 absl::Status CheckNothingAbsent(const SessionLayer& layer, const SessionLayerState& state) {
   for (const LayerParameter& parameter : ParametersOf(layer.spec)) {
     if (parameter.is_optional || state.state.parameters.count(parameter.name) != 0) continue;
-    return InLayer(layer, RefuseAbsent(absl::StrCat("parameters[", parameter.name, "]"),
-                                       absl::StrCat("a ", std::string(layer.spec.traits().name),
-                                                    " layer needs it")));
+    return InLayer(layer,
+                   RefuseAbsent(absl::StrCat("parameters[", parameter.name, "]"),
+                                absl::StrCat(WithArticle(layer.spec.traits()), " layer needs it")));
   }
   return absl::OkStatus();
 }

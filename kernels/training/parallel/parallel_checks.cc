@@ -220,7 +220,7 @@ absl::Status CheckWholeSequences(const SessionSpec& spec) {
                   absl::StrCat(has_copies ? parallel.data_parallel : parallel.expert_parallel),
                   absl::StrCat("it divides dim 0 of a batch, which is the sequence along which "
                                "layer ",
-                               spec.layers[i].name, ", a ", std::string(traits.name),
+                               spec.layers[i].name, ", ", WithArticle(traits),
                                ", attends: tensor_parallel divides its heads"));
   }
   return absl::OkStatus();

@@ -213,8 +213,9 @@ TEST_F(LayerKindsTest, CapabilitiesListThem) {
   v1::Capabilities capabilities;
   grpc::ClientContext context;
   ASSERT_TRUE(server_.info().GetCapabilities(&context, {}, &capabilities).ok());
-  EXPECT_THAT(capabilities.layers(), ElementsAre("linear", "layernorm_linear", "layernorm_mlp",
-                                                 "grouped_linear", "chain"));
+  EXPECT_THAT(capabilities.layers(),
+              ElementsAre("linear", "layernorm_linear", "layernorm_mlp", "grouped_linear", "chain",
+                          "attention", "transformer_layer"));
   EXPECT_THAT(capabilities.activations(),
               ElementsAre("gelu", "geglu", "glu", "qgelu", "qgeglu", "relu", "reglu", "srelu",
                           "sreglu", "silu", "swiglu", "clamped_swiglu"));
@@ -292,11 +293,16 @@ TEST_F(LayerKindsTest, RefusesWhatMakesNoLayer) {
       {"a norm of a layer without one",
        GroupedLinearSpec,
        [](v1::LayerStep& s) { s.mutable_layer()->mutable_norm()->set_kind("rmsnorm"); },
-       {kInvalid, "spec.step.layer.norm", "given", "of layernorm_linear, layernorm_mlp"}},
+       {kInvalid, "spec.step.layer.norm", "given",
+        "of layernorm_linear, layernorm_mlp, transformer_layer"}},
       {"an activation of a layer without one",
        LayerNormLinearSpec,
        [](v1::LayerStep& s) { s.mutable_layer()->mutable_activation()->set_kind("gelu"); },
-       {kInvalid, "spec.step.layer.activation", "given", "of layernorm_mlp"}},
+       {kInvalid, "spec.step.layer.activation", "given", "of layernorm_mlp, transformer_layer"}},
+      {"heads of a layer without attention",
+       LayerNormLinearSpec,
+       [](v1::LayerStep& s) { s.mutable_layer()->mutable_attention()->set_heads(2); },
+       {kInvalid, "spec.step.layer.attention", "given", "of attention, transformer_layer"}},
       {"a limit of an activation without one",
        LayerNormMlpSpec,
        [](v1::LayerStep& s) { s.mutable_layer()->mutable_activation()->set_kind("swiglu"); },
