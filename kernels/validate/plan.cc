@@ -10,6 +10,7 @@
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/layer/experts/stacked_experts.h"
+#include "kernels/layer/layer_program.h"
 #include "kernels/layer/layer_sharding.h"
 
 namespace quantgate {

@@ -7,23 +7,17 @@
 #include "kernels/base/status_macros.h"
 
 namespace quantgate {
-namespace {
-
-constexpr char kStack[] = "weight";
-
-}  // namespace
-
 absl::Status UnstackExperts(const LayerSpec& layer, const std::string& field,
-                            std::map<std::string, Tensor>& tensors) {
-  const auto found = tensors.find(kStack);
+                            std::map<std::string, Tensor>& tensors, const std::string& word) {
+  const auto found = tensors.find(word);
   if (!layer.traits().has_experts || found == tensors.end() || !found->second.has_value()) {
     return absl::OkStatus();
   }
   const Tensor stack = found->second;
-  const std::string name = absl::StrCat(field, "[", kStack, "]");
+  const std::string name = absl::StrCat(field, "[", word, "]");
   const auto experts = static_cast<int64_t>(layer.m_splits.size());
   for (int64_t expert = 0; expert < experts; ++expert) {
-    const std::string own = absl::StrCat(kStack, ".", expert);
+    const std::string own = absl::StrCat(word, ".", expert);
     if (!tensors.contains(own)) continue;
     return Refuse(name, TensorText(stack),
                   absl::StrCat(field, "[", own,
@@ -37,7 +31,7 @@ absl::Status UnstackExperts(const LayerSpec& layer, const std::string& field,
   }
   tensors.erase(found);
   for (int64_t expert = 0; expert < experts; ++expert) {
-    QG_ASSIGN_OR_RETURN(tensors[absl::StrCat(kStack, ".", expert)], ExpertOfStack(stack, expert));
+    QG_ASSIGN_OR_RETURN(tensors[absl::StrCat(word, ".", expert)], ExpertOfStack(stack, expert));
   }
   return absl::OkStatus();
 }
