@@ -173,11 +173,11 @@ absl::Status CheckWeightQuantizer(const Recipe& recipe) {
         "weights", "quantized",
         absl::StrCat("recipe ", recipe.ShortText(), " does not quantize weights rowwise"));
   }
-  if (!quantizer.delayed_directions().empty() && recipe.name() != "fp8_delayed") {
+  if (!quantizer.delayed_directions().empty() && !quantizer.is_uniform()) {
     return Refuse("weights", "quantized",
                   absl::StrCat("recipe ", recipe.ShortText(),
-                               " scales weights by delayed scaling, and only fp8_delayed itself "
-                               "keeps the amaxes of weights between forwards"));
+                               " scales weights by delayed scaling in one direction, or by two "
+                               "rules, and an update makes both directions under one scale"));
   }
   if (quantizer.columnwise.casts()) {
     return Refuse("weights", "quantized",

@@ -264,15 +264,16 @@ absl::Status CheckGroupOfHeldWeights(const SessionSpec& spec, const Recipe& reci
   const ParallelSpec& parallel = *spec.parallel;
   const AmaxGroup& group = AmaxGroupOf(parallel.amax_groups, TensorRole::kWeight);
   const bool is_divided = parallel.fully_sharded || parallel.distributed_optimizer;
+  bool is_of_codes = false;  // The scale of some weight follows from the amax of its own codes.
   for (const SessionLayer& layer : spec.layers) {
     if (spec.weights != WeightStorage::kQuantized) break;
     for (const Recipe& of_module : RecipesOfModules(layer.spec, recipe)) {
+      const Quantizer& quantizer = of_module.QuantizerFor(TensorRole::kWeight);
       QG_RETURN_IF_ERROR(CheckAmaxesOfRole("parallel.", parallel.amax_groups, TensorRole::kWeight,
-                                           of_module.QuantizerFor(TensorRole::kWeight),
-                                           {true, !spec.built_without_grad}));
+                                           quantizer, {true, !spec.built_without_grad}));
+      is_of_codes |= quantizer.delayed_directions().empty();
     }
   }
-  const bool is_of_codes = spec.weights == WeightStorage::kQuantized && !recipe.is_delayed();
   if (!is_divided || !is_of_codes || HaveSameParts(group, parallel.tensor_parallel)) {
     return absl::OkStatus();
   }
