@@ -7,6 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "kernels/base/refusal.h"
 #include "kernels/training/checkpoint/checkpoint_format.h"
 #include "kernels/training/parallel/parallel_checks.h"
 #include "kernels/training/parallel/parallel_member.h"
@@ -277,6 +278,15 @@ std::function<void()> ParallelSession::RestorePoint() {
   return [ways = std::move(ways)] {
     for (const std::function<void()>& restore : ways) restore();
   };
+}
+
+// What several ranks saved refers to groups, which a restore point may make anew.
+absl::StatusOr<std::function<absl::Status()>> ParallelSession::KeepForward(
+    const std::string& microbatch) {
+  return StatusOf({.code = absl::StatusCode::kUnimplemented,
+                   .field = "microbatch",
+                   .value = microbatch,
+                   .rule = "only a session on one rank keeps what an undone forward saved"});
 }
 
 SavedMemory ParallelSession::saved_memory() const {
