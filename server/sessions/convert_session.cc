@@ -59,9 +59,6 @@ absl::Status ForwardFromProto(const v1::SessionStepRequest::Forward& proto,
   step.kind = proto.evaluate()    ? SessionStep::Kind::kEvaluate
               : proto.recompute() ? SessionStep::Kind::kRecompute
                                   : SessionStep::Kind::kTrain;
-  QG_ASSIGN_OR_RETURN(step.tensor,
-                      TensorReferenceFromProto(proto.x(), "forward.x", tensor_bytes_max));
-  QG_RETURN_IF_ERROR(RequireTensor(step.tensor));
   ForwardStep& forward = step.forward;
   forward.microbatch = step.microbatch = MicrobatchName(proto.microbatch());
   forward.train = !proto.evaluate();
@@ -149,6 +146,7 @@ v1::Session SessionRecordToProto(const SessionRecord& record, absl::Time now) {
   }
   proto.set_state(std::string(SessionPhaseName(record.phase)));
   proto.set_device(record.device);
+  proto.set_run_id(record.run_id);
   return proto;
 }
 
@@ -222,16 +220,6 @@ std::string_view SessionStepField(SessionStep::Kind kind) {
 
 namespace {
 
-absl::Status BackwardFromProto(const v1::SessionStepRequest::Backward& proto,
-                               int64_t tensor_bytes_max, SessionStep& step) {
-  step.kind = SessionStep::Kind::kBackward;
-  step.microbatch = MicrobatchName(proto.microbatch());
-  QG_ASSIGN_OR_RETURN(
-      step.tensor,
-      TensorReferenceFromProto(proto.grad_output(), "backward.grad_output", tensor_bytes_max));
-  return RequireTensor(step.tensor);
-}
-
 absl::Status ChangeFromProto(const v1::SessionStepRequest::ChangeRecipe& proto, SessionStep& step) {
   step.kind = SessionStep::Kind::kChangeRecipe;
   QG_ASSIGN_OR_RETURN(
@@ -250,8 +238,8 @@ void OptimizeFromProto(const v1::SessionStepRequest::Optimize& proto, SessionSte
 
 }  // namespace
 
-absl::StatusOr<SessionStep> SessionStepFromProto(const v1::SessionStepRequest& proto,
-                                                 int64_t tensor_bytes_max) {
+absl::StatusOr<SessionStep> SessionStepWithoutTensor(const v1::SessionStepRequest& proto,
+                                                     int64_t tensor_bytes_max) {
   using Request = v1::SessionStepRequest;
   SessionStep step;
   switch (proto.step_case()) {
@@ -259,7 +247,8 @@ absl::StatusOr<SessionStep> SessionStepFromProto(const v1::SessionStepRequest& p
       QG_RETURN_IF_ERROR(ForwardFromProto(proto.forward(), tensor_bytes_max, step));
       break;
     case Request::kBackward:
-      QG_RETURN_IF_ERROR(BackwardFromProto(proto.backward(), tensor_bytes_max, step));
+      step.kind = SessionStep::Kind::kBackward;
+      step.microbatch = MicrobatchName(proto.backward().microbatch());
       break;
     case Request::kWgrad:
       step.kind = SessionStep::Kind::kWgrad;
@@ -283,6 +272,23 @@ absl::StatusOr<SessionStep> SessionStepFromProto(const v1::SessionStepRequest& p
                           "forward, backward, wgrad, optimize, change_recipe, "
                           "offload or reload");
   }
+  return step;
+}
+
+absl::StatusOr<SessionStep> SessionStepFromProto(const v1::SessionStepRequest& proto,
+                                                 int64_t tensor_bytes_max) {
+  QG_ASSIGN_OR_RETURN(SessionStep step, SessionStepWithoutTensor(proto, tensor_bytes_max));
+  if (proto.has_forward()) {
+    QG_ASSIGN_OR_RETURN(
+        step.tensor, TensorReferenceFromProto(proto.forward().x(), "forward.x", tensor_bytes_max));
+  } else if (proto.has_backward()) {
+    QG_ASSIGN_OR_RETURN(step.tensor,
+                        TensorReferenceFromProto(proto.backward().grad_output(),
+                                                 "backward.grad_output", tensor_bytes_max));
+  } else {
+    return step;
+  }
+  QG_RETURN_IF_ERROR(RequireTensor(step.tensor));
   return step;
 }
 
