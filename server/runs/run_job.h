@@ -46,8 +46,8 @@ class RunJob {
   const std::shared_ptr<Cancellation> cancellation_;
   const absl::Time enqueued_;
   const std::shared_ptr<RunEvents> events_;
-  const std::unique_ptr<RunWork> work_;
-  RankSetting ranks_;  ///< The server's, except that on_stuck is GiveUp.
+  RankSetting ranks_;                    ///< The server's, except that on_stuck is GiveUp.
+  const std::unique_ptr<RunWork> work_;  ///< After ranks_, which it may refer to.
   bool is_given_up_ = false;
 };
 
