@@ -145,7 +145,7 @@ absl::Status TraceReader::CheckCounts() const {
   }
   if (trace_.reference() < 0 || trace_.reference() >= variants) {
     return Refuse("trace.reference", absl::StrCat(trace_.reference()),
-                  absl::StrCat("is no variant; there are ", variants));
+                  absl::StrCat("there are ", variants, " variants"));
   }
   return absl::OkStatus();
 }
@@ -258,7 +258,7 @@ absl::Status TraceReader::ReadSubjects(const std::string& field, const ProtoStep
   }
   if (proto.subjects_of() < 0 || proto.subjects_of() >= variant_count()) {
     return Refuse(absl::StrCat(field, ".subjects_of"), absl::StrCat(proto.subjects_of()),
-                  absl::StrCat("is no variant; there are ", variant_count()));
+                  absl::StrCat("there are ", variant_count(), " variants"));
   }
   step.subjects_of = proto.subjects_of();
   switch (proto.subjects_requirement()) {
@@ -302,7 +302,7 @@ absl::StatusOr<PlannedTraceStep> TraceReader::ReadStep(int index) {
     for (const int32_t variant : proto.restart().variants()) {
       if (variant < 0 || variant >= variant_count()) {
         return Refuse(absl::StrCat(step.field, ".variants"), absl::StrCat(variant),
-                      absl::StrCat("is none of ", variant_count(), " variants"));
+                      absl::StrCat("there are ", variant_count(), " variants"));
       }
       restart.variants.push_back(variant);
     }

@@ -191,13 +191,12 @@ TEST_F(SessionRunTest, RanksThatCannotBeAreRefused) {
     return result.err;
   };
   EXPECT_THAT(error_of(R"("tensor_parallel": -2)"),
-              HasSubstr("spec.parallel.tensor_parallel is -2: from 1 to 8"));
+              HasSubstr("trace.variants[0].parallel.tensor_parallel is -2: from 1 to 8"));
   EXPECT_THAT(error_of(R"("data_parallel": -1)"),
-              HasSubstr("spec.parallel.data_parallel is -1: from 1 to 8"));
-  EXPECT_THAT(
-      error_of(R"("tensor_parallel": 1, "sequence_parallel": true)"),
-      HasSubstr(
-          "spec.parallel is tp1 sp: tensor_parallel or expert_parallel, times data_parallel"));
+              HasSubstr("trace.variants[0].parallel.data_parallel is -1: from 1 to 8"));
+  EXPECT_THAT(error_of(R"("tensor_parallel": 1, "sequence_parallel": true)"),
+              HasSubstr("trace.variants[0].parallel is tp1 sp: tensor_parallel or expert_parallel, "
+                        "times data_parallel"));
 }
 
 // Rows of y do not depend on which rank has them; sums of gradients over copies have other bits.
@@ -552,7 +551,7 @@ TEST_F(SessionRunTest, GoesOnFromCheckpointsOnOtherRanks) {
     return result.err;
   };
   EXPECT_THAT(refusal(R"({"restart": {"variants": [2]}})"),
-              HasSubstr("steps[3].restart.variants: 2 is none of 2 variants"));
+              HasSubstr("trace.steps[3].restart.variants is 2: there are 2 variants"));
   EXPECT_THAT(refusal(R"({"restart": {"parallel": {"tensor_parallel": 3}}})"),
               testing::AllOf(HasSubstr("step 4 (restart): "),
                              HasSubstr("checkpoint: fc.weight: [128x64]; dim 0 must be a multiple "
