@@ -208,6 +208,39 @@ absl::Status StepCall::WriteAgainst(const SessionStepResult& result,
   return absl::OkStatus();
 }
 
+absl::Status StepCall::Do(const Cancellation& cancellation) {
+  if (step_.tensor.has_value()) {
+    QG_ASSIGN_OR_RETURN(step_.forward.x,
+                        context_.loader.Load(step_.tensor, use_->device, &cancellation));
+  }
+  // Restores the session where the response cannot be given: that step counts as not done.
+  const std::function<void()> restore = training().RestorePoint();
+  absl::StatusOr<SessionStepResult> result =
+      TakeStepWithinRoom(context_.sessions, use_, [&] { return StepBoth(cancellation); });
+  if (!result.ok()) {
+    const std::optional<Refusal> refusal = RefusalOf(result.status());
+    const bool is_of_other = refusal.has_value() && absl::StartsWith(refusal->field, "against");
+    return is_of_other ? result.status()
+                       : WithinField(SessionStepField(step_.kind), result.status());
+  }
+  absl::Status status = Write(*result, cancellation);
+  std::string kept;
+  if (status.ok() && !request_.request_id().empty()) kept = response_.SerializeAsString();
+  if (status.ok()) {
+    status = context_.sessions.StepEnded(use_, static_cast<int64_t>(kept.size()) + AgainstBytes());
+  }
+  if (!status.ok()) {
+    restore();
+    return status;
+  }
+  CountOverlaps(context_.statistics, *result);
+  KeepAgainst();
+  use_->last_request_id = request_.request_id();
+  use_->last_response = std::move(kept);
+  if (!request_.request_id().empty()) use_->last_content = ContentDigest(request_);
+  return absl::OkStatus();
+}
+
 absl::Status StepCall::Write(const SessionStepResult& result, const Cancellation& cancellation) {
   response_.set_step(training().step_count());
   if (step_.kind == SessionStep::Kind::kChangeRecipe) {
