@@ -83,6 +83,9 @@ class Connection {
   absl::StatusOr<v1::DequantizeResponse> Dequantize(const v1::DequantizeRequest& request) {
     return Unary<v1::DequantizeResponse>("Engine/Dequantize", request);
   }
+  absl::StatusOr<v1::UpdateUsagesResponse> UpdateUsages(const v1::UpdateUsagesRequest& request) {
+    return Unary<v1::UpdateUsagesResponse>("Engine/UpdateUsages", request);
+  }
   absl::StatusOr<v1::GemmResponse> Gemm(const v1::GemmRequest& request) {
     return Unary<v1::GemmResponse>("Engine/Gemm", request);
   }

@@ -40,6 +40,8 @@ class TensorSources {
 
   /// Files that were read, so that no output overwrites them.
   const std::set<std::string>& files() const { return files_; }
+  /// Adds a file that the caller has read.
+  void NoteFile(const std::string& path) { files_.insert(path); }
   int64_t bytes_sent() const { return bytes_sent_; }
 
  private:

@@ -25,6 +25,7 @@
 #include "kernels/gemm/cublaslt/hardware_check.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/ops/activation/activation.h"
+#include "kernels/ops/attention/attention.h"
 #include "kernels/ops/elementwise/elementwise.h"
 #include "kernels/ops/norm/norm.h"
 #include "kernels/ops/optimizer/optimizer.h"

@@ -81,19 +81,39 @@ LayerOutline OutlineOf(const LayerRequest& request) {
   outline.x_dtype = request.x.dtype();
   outline.x_shape = request.x.shape();
   for (const auto& [name, tensor] : request.parameters) {
-    if (tensor.has_value()) outline.parameters[name] = {tensor.dtype(), tensor.shape(), false};
+    if (!tensor.has_value()) continue;
+    outline.parameters[name] = {tensor.dtype(), tensor.shape(), request.codes.contains(name)};
   }
   for (const auto& [name, tensor] : request.main_grads) {
     if (tensor.has_value()) outline.main_grads.insert(name);
   }
   outline.parallel = request.parallel;
+  outline.x_is_codes = request.codes.contains("x");
+  outline.grad_output_is_codes = request.codes.contains("grad_output");
   return outline;
 }
 
-LayerState StateOf(const LayerRequest& request) {
+StepOperand OperandOf(const LayerRequest& request, const std::string& name) {
+  const Tensor& value = name == "x" ? request.x : request.grad_output;
+  const auto codes = request.codes.find(name);
+  return codes == request.codes.end() ? StepOperand(value) : StepOperand(value, codes->second);
+}
+
+LayerState StateOf(const LayerRequest& request, const Recipe& recipe) {
   LayerState state;
   for (const auto& [name, tensor] : request.parameters) {
-    if (tensor.has_value()) state.parameters[name].value = tensor;
+    if (!tensor.has_value()) continue;
+    Parameter& parameter = state.parameters[name];
+    const auto codes = request.codes.find(name);
+    if (codes == request.codes.end()) {
+      parameter.value = tensor;
+      continue;
+    }
+    // The check of the request has compared their format with the rule's.
+    parameter.quantized = codes->second;
+    parameter.quantizer =
+        RecipeOfParameter(request.layer, recipe, name).QuantizerFor(TensorRole::kWeight);
+    parameter.quantized.is_hybrid = !parameter.quantizer.has_one_rule();
   }
   for (const auto& [name, tensor] : request.main_grads) {
     if (tensor.has_value()) state.main_grads[name] = tensor;
@@ -214,18 +234,20 @@ absl::Status UpdateScalesOfStep(StepRecorder& recorder, const LayerRequest& requ
 absl::StatusOr<ComputedLayer> ComputeLayer(StepRecorder& recorder, const LayerRequest& request,
                                            LayerPlanPointer plan, const Recipe& recipe) {
   const LayerSpec& spec = request.layer;
-  ComputedLayer work{std::move(plan), StateOf(request), {}, {}};
+  ComputedLayer work{
+      std::move(plan), StateOf(request, RecipeOfLayer(request.layer, recipe)), {}, {}};
   LayerState& state = work.state;
   StepOptions options = OptionsOf(request, recipe);
   options.plan = work.plan;
-  QG_ASSIGN_OR_RETURN(work.forward, ForwardLayer(recorder, spec, state, request.x, options));
+  QG_ASSIGN_OR_RETURN(work.forward,
+                      ForwardLayer(recorder, spec, state, OperandOf(request, "x"), options));
   if (!work.plan->has_backward) return work;
   if (work.plan->is_delayed) {
     QG_RETURN_IF_ERROR(UpdateScalesOfStep(recorder, request, state, recipe, UpdatePoint::kForward));
   }
-  QG_ASSIGN_OR_RETURN(
-      work.backward,
-      BackwardLayer(recorder, spec, state, std::move(work.forward.saved), request.grad_output));
+  QG_ASSIGN_OR_RETURN(work.backward,
+                      BackwardLayer(recorder, spec, state, std::move(work.forward.saved),
+                                    OperandOf(request, "grad_output")));
   if (work.plan->is_delayed && QuantizesGradients(*work.plan)) {
     QG_RETURN_IF_ERROR(
         UpdateScalesOfStep(recorder, request, state, recipe, UpdatePoint::kBackward));

@@ -8,19 +8,24 @@
 //   layernorm_mlp     fc2 of activation(fc1 of norm(x))
 //   grouped_linear    one linear ("expert") for each run of rows of x; m_splits gives the lengths
 //   chain             the operations of LayerSpec::operations
+//   attention         proj of the attention of qkv(x)
+//   transformer_layer s = x + attention(norm1(x)), y = s + fc2 of activation(fc1 of norm2(s))
 //
-// Names of parameters: "weight", "bias", "gamma", "beta"; in layernorm_mlp "fc1.weight",
-// "fc2.bias", ...; in grouped_linear "weight.0", "bias.0", ...; in a chain OPERATION.weight, .... A
-// gradient has the name of its parameter with dw, db, dgamma or dbeta as its word ("fc1.dw",
-// "dw.0"), or main_grad if the weight has a main gradient ("fc1.main_grad"). Delayed scaling's
-// states have the words "input", "weight", "grad_output" ("fc1.input", "weight.0"), and
-// "weight_columnwise", ... where a columnwise direction has a delayed scale of its own.
+// Names of parameters: "weight", "bias", "gamma", "beta"; in layernorm_mlp, attention and
+// transformer_layer "fc1.weight", "fc2.bias", "norm1.gamma", ...; in grouped_linear "weight.0",
+// "bias.0", ...; in a chain OPERATION.weight, .... A gradient has the name of its parameter with
+// dw, db, dgamma or dbeta as its word ("fc1.dw", "dw.0"), or main_grad if the weight has a main
+// gradient ("fc1.main_grad"). Delayed scaling's states have the words "input", "weight",
+// "grad_output" ("fc1.input", "weight.0"), and "weight_columnwise", ... where a columnwise
+// direction has a delayed scale of its own.
 #pragma once
 
 #include <cstdint>
 #include <limits>
 #include <map>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,6 +35,7 @@
 #include "kernels/layer/layer_state.h"
 #include "kernels/layer/step_recorder.h"
 #include "kernels/ops/activation/activation.h"
+#include "kernels/ops/attention/attention.h"
 #include "kernels/ops/norm/norm.h"
 
 namespace quantgate {
@@ -63,23 +69,37 @@ struct OperationSpec {
 inline constexpr int kOperationsMax = 64;
 inline constexpr int kExpertsMax = 256;
 
+/// How attention joins the heads that qkv gives (docs/quantizers.md section 10.11).
+struct AttentionOptions {
+  int64_t heads = 0;   ///< Query heads of the whole layer.
+  int64_t groups = 0;  ///< Pairs of a key head and a value head, which divide `heads`; 0: `heads`.
+  AttentionMask mask = AttentionMask::kNone;
+  std::optional<float> rotary_base = {};  ///< Absent: queries and keys are not rotated.
+
+  int64_t group_count() const { return groups == 0 ? heads : groups; }
+  friend bool operator==(const AttentionOptions&, const AttentionOptions&) = default;
+};
+
 /// What a layer computes, without its tensors.
 struct LayerSpec {
   LayerKind kind = LayerKind::kLinear;
-  NormOptions norm;              ///< layernorm_linear, layernorm_mlp.
-  ActivationOptions activation;  ///< layernorm_mlp.
+  NormOptions norm;              ///< layernorm_linear, layernorm_mlp, transformer_layer.
+  ActivationOptions activation;  ///< layernorm_mlp, transformer_layer.
   /// layernorm_linear, layernorm_mlp: also returns "norm_out", rounded before it is quantized.
   bool return_norm_output = false;
   std::vector<int64_t> m_splits;          ///< grouped_linear: rows of each expert, 0 included.
   std::vector<OperationSpec> operations;  ///< chain.
+  /// attention, transformer_layer. Counts heads of the whole layer, also in one rank's part.
+  AttentionOptions attention;
   /// True: neighbouring operations for which frameworks have one kernel are one operation: a bias
   /// joins its GEMM's epilogue, and under delayed scaling the results of norms and activations are
   /// quantized without rounding. False: every operation rounds its result to the activation dtype.
   bool fused = true;
   /// How weights are divided over the tensor-parallel group of a step; all sizes above are then
   /// those of one rank's part. layernorm_mlp takes kColumn: fc1 is column-parallel and fc2
-  /// row-parallel. layernorm_linear takes kColumn. The operations of a chain have modes of their
-  /// own. A grouped_linear does not communicate: its y, or dx, is this rank's summand
+  /// row-parallel; likewise attention and transformer_layer, whose qkv is column-parallel and whose
+  /// proj is row-parallel. layernorm_linear takes kColumn. The operations of a chain have modes of
+  /// their own. A grouped_linear does not communicate: its y, or dx, is this rank's summand
   /// (kernels/layer/experts/grouped_run.h adds them up).
   ParallelMode parallel_mode = ParallelMode::kNone;
   /// What rules of a custom recipe know the layer by; may be empty. A session gives its layers the
@@ -104,6 +124,10 @@ inline Recipe RecipeOfParameter(const LayerSpec& spec, const Recipe& recipe,
 /// The recipes of all modules of the layer; that of the layer alone if the rules do not depend on
 /// the module.
 std::vector<Recipe> RecipesOfModules(const LayerSpec& spec, const Recipe& recipe);
+/// Recipe::UnusedRules of all modules of these layers, and of `quantize` operations whose tensor no
+/// module reads.
+std::vector<std::string> NotesOfRules(std::span<const LayerSpec* const> layers,
+                                      const Recipe& recipe, std::string_view where);
 
 /// One step of one layer, forward and optionally backward, with nothing kept afterwards.
 struct LayerRequest {
@@ -111,6 +135,10 @@ struct LayerRequest {
   Tensor x;                                  ///< [..., K]: f32, bf16 or f16.
   Tensor grad_output;                        ///< y's shape. Absent: forward only.
   std::map<std::string, Tensor> parameters;  ///< High precision; biases and beta may be absent.
+  /// Operands that are given as codes, by "x", "grad_output" and the names of weights: GEMMs read
+  /// the codes as they are (docs/quantizers.md section 8.1). `x`, `grad_output` and `parameters`
+  /// then have their values, dequantized to the dtype that the codes were made from.
+  std::map<std::string, QuantizedTensor> codes = {};
   /// f32 main gradients by weight ("weight", "fc1.weight"). wgrad accumulates into a copy, which is
   /// returned as "main_grad" ("fc1.main_grad") in place of "dw" ("fc1.dw").
   std::map<std::string, Tensor> main_grads;

@@ -2,7 +2,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
+#include "kernels/layer/attention_core.h"
 #include "kernels/layer/experts/expert_amaxes.h"
+#include "kernels/layer/layer_request.h"
 #include "kernels/layer/layer_saved.h"
 
 namespace quantgate {
@@ -14,7 +16,7 @@ class ProgramBackward {
   ProgramBackward(ProgramRun& run, std::vector<OperationSaved>& saved)
       : run_(run), saved_(saved), gradients_(run.program.values.size()) {}
 
-  absl::Status Run(const Tensor& grad_output);
+  absl::Status Run(const StepOperand& grad_output);
 
   /// By value; absent if none is needed.
   const std::vector<ValueGradient>& gradients() const { return gradients_; }
@@ -71,6 +73,8 @@ absl::StatusOr<ValueGradient> ProgramBackward::BackwardOperation(size_t index,
       return BackwardQuantize(run_, index, dy);
     case OperationKind::kScale:
       return BackwardScale(run_, index, dy);
+    case OperationKind::kAttention:
+      return BackwardAttention(run_, index, saved_[index], dy);
     case OperationKind::kAdd:
       break;
   }
@@ -102,8 +106,10 @@ absl::Status ProgramBackward::Contribute(int value, ValueGradient gradient) {
   return absl::OkStatus();
 }
 
-absl::Status ProgramBackward::Run(const Tensor& grad_output) {
-  gradients_.back().value = grad_output;
+absl::Status ProgramBackward::Run(const StepOperand& grad_output) {
+  gradients_.back().value = grad_output.value;
+  gradients_.back().codes = grad_output.codes;
+  gradients_.back().is_of_codes = grad_output.is_codes();
   for (size_t left = run_.program.operations.size(); left > 0; --left) {
     const size_t index = left - 1;
     const PlannedOperation& operation = run_.program.operations[index];
@@ -124,6 +130,8 @@ void AddGradients(const LayerPlan& layer, const ProgramPlan& program,
     const std::string& name = program.values[i].gradient;
     const bool is_outer = !is_slice && (i == 0 || i == last || name == "grad_output");
     if (is_outer || name == previous || !gradients[i].has_value()) continue;
+    result.intermediates.insert(result.intermediates.end(), gradients[i].inside.begin(),
+                                gradients[i].inside.end());
     result.intermediates.push_back({name, gradients[i].plain()});
     previous = name;
   }
@@ -148,14 +156,15 @@ absl::Status NotOfThisStep(const char* what) {
 
 absl::StatusOr<BackwardResult> BackwardLayer(StepRecorder& recorder, const LayerSpec& spec,
                                              LayerState& state, std::unique_ptr<LayerSaved> given,
-                                             const Tensor& grad_output) {
+                                             const StepOperand& grad_output) {
   auto* const saved = dynamic_cast<ForwardSaved*>(given.get());
   if (saved == nullptr) return NotOfThisStep("forward");
   const LayerPlan& plan = *saved->plan();
   BackwardResult result;
   if (!plan.has_backward) return result;
+  if (grad_output.is_codes()) QG_RETURN_IF_ERROR(CheckGivenGradient(plan, grad_output.codes));
   QG_ASSIGN_OR_RETURN(const Tensor cast,
-                      recorder.Cast("cast grad_output", grad_output, plan.activation_dtype));
+                      recorder.Cast("cast grad_output", grad_output.value, plan.activation_dtype));
   auto deferred = std::make_unique<DeferredSaved>(saved->shared_options());
   std::vector<Tensor> parts = {cast};
   const bool is_grouped = plan.has_experts;
@@ -170,7 +179,7 @@ absl::StatusOr<BackwardResult> BackwardLayer(StepRecorder& recorder, const Layer
     ProgramRun run{recorder, plan, program, state, saved->shared_options()};
     if (is_grouped) run.expert_amaxes = &expert_amaxes;
     ProgramBackward backward(run, saved->operations[i]);
-    QG_RETURN_IF_ERROR(backward.Run(parts[i]));
+    QG_RETURN_IF_ERROR(backward.Run(StepOperand(parts[i], grad_output.codes)));
     AddGradients(plan, program, backward.gradients(), result);
     gradients.merge(backward.parameters);
     for (LinearWgrad& wgrad : backward.deferred) deferred->wgrads.push_back(std::move(wgrad));

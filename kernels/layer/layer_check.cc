@@ -7,6 +7,7 @@
 #include "kernels/base/refusal.h"
 #include "kernels/layer/amax_reduction.h"
 #include "kernels/layer/layer_request.h"
+#include "kernels/layer/linear/given_codes.h"
 #include "kernels/layer/linear/linear_check.h"
 #include "kernels/quantize/quantized_outline.h"
 
@@ -15,12 +16,12 @@ namespace {
 
 absl::Status CheckDelayed(const LayerRequest& request, const Recipe& recipe) {
   if (!recipe.is_delayed()) return absl::OkStatus();
-  if (recipe.backward_override() != BackwardOverride::kNone) {
+  const std::vector<LayerDelayedState> known = DelayedStatesOf(request.layer, recipe);
+  if (!known.empty() && recipe.backward_override() != BackwardOverride::kNone) {
     return Refuse("backward_override",
                   std::string(BackwardOverrideName(recipe.backward_override())),
                   "delayed scaling has no backward override");
   }
-  const std::vector<LayerDelayedState> known = DelayedStatesOf(request.layer, recipe);
   for (const auto& [given, state] : request.delayed) {
     const std::string& name = given;
     const std::string field = absl::StrCat("delayed_state[", name, "]");
@@ -112,6 +113,29 @@ absl::Status CheckGathered(const PlannedOperation& operation) {
                              " that a quantize operation made"));
 }
 
+/// Refuses rules for results where the result that a module gives is not the GEMM's own, or has
+/// parts on other ranks.
+absl::Status CheckResults(const LayerRequest& request, const PlannedOperation& operation) {
+  const LinearUnit& unit = operation.linear;
+  if (!unit.flow.quantizes_output && !unit.flow.quantizes_grad_input) return absl::OkStatus();
+  const char* const role = unit.flow.quantizes_output ? "output" : "grad_input";
+  const std::string recipe = unit.recipe->ShortText();
+  if (request.parallel != nullptr) {
+    return Refuse(
+        "recipe", recipe,
+        absl::StrCat("a rule for ", role, " goes with one rank: a part of a result would ",
+                     "have scales that the whole does not have"));
+  }
+  const bool has_bias = request.parameters.contains(unit.names.bias);
+  if (unit.flow.quantizes_output && has_bias && operation.bias.empty() &&
+      !request.layer.traits().has_operations) {
+    return Refuse("layer.fused", "false",
+                  absl::StrCat("under recipe ", recipe, ", whose rule for output is about the sum ",
+                               "with the bias, which another operation adds"));
+  }
+  return absl::OkStatus();
+}
+
 /// Refuses what the step's overlap plan asks for by name and a unit cannot carry out.
 absl::Status CheckOverlap(const LayerRequest& request, const PlannedOperation& operation) {
   const ParallelStep* const step = request.parallel.get();
@@ -134,7 +158,37 @@ absl::Status CheckOverlap(const LayerRequest& request, const PlannedOperation& o
   return WithinField(absl::StrCat("parallel.", is_column ? "column" : "row", "_overlap"), status);
 }
 
+/// Checks the operands of a linear unit that the request gives as codes.
+absl::Status CheckGivenOperands(const LayerRequest& request, const PlannedOperation& operation) {
+  const auto x = request.codes.find("x");
+  if (operation.input == 0 && x != request.codes.end()) {
+    QG_RETURN_IF_ERROR(CheckGivenCodes("x", TensorRole::kInput, x->second, operation.linear));
+  }
+  const auto weight = request.codes.find(operation.weight);
+  if (weight == request.codes.end()) return absl::OkStatus();
+  return CheckGivenCodes(absl::StrCat("parameters[", operation.weight, "]"), TensorRole::kWeight,
+                         weight->second, operation.linear);
+}
+
 }  // namespace
+
+absl::Status CheckGivenGradient(const LayerPlan& plan, const QuantizedTensor& codes) {
+  const std::string given = absl::StrCat("given as ", CodesText(codes));
+  if (plan.has_experts) {
+    return Refuse("grad_output", given,
+                  "the rows of each expert are quantized by themselves, in a grouped_linear");
+  }
+  const PlannedOperation* const last = FirstOfBackward(plan.programs.front());
+  if (last == nullptr) {
+    return Refuse("grad_output", given,
+                  absl::StrCat(plan.programs.front().operations.back().name,
+                               ", the last operation, reads it in high precision"));
+  }
+  if (last->linear.parallel.is_parallel()) {
+    return Refuse("grad_output", given, "ranks that divide a layer quantize it themselves");
+  }
+  return CheckGivenCodes("grad_output", TensorRole::kGradOutput, codes, last->linear);
+}
 
 absl::Status CheckLayer(const LayerRequest& request, const Recipe& recipe) {
   QG_RETURN_IF_ERROR(CheckLayerTensors(request));
@@ -154,13 +208,19 @@ absl::StatusOr<LayerPlanPointer> DecideLayer(const LayerRequest& request, const 
       if (operation.kind != OperationKind::kBasicLinear) continue;
       QG_RETURN_IF_ERROR(operation.linear.recipe->CheckModule());
       QG_RETURN_IF_ERROR(CheckGathered(operation));
+      QG_RETURN_IF_ERROR(CheckResults(request, operation));
       QG_ASSIGN_OR_RETURN(const LinearFields fields, FieldsOf(request, i, operation));
       QG_RETURN_IF_ERROR(CheckLinearUnit(operation.linear, fields));
+      QG_RETURN_IF_ERROR(CheckGivenOperands(request, operation));
       if (request.parallel != nullptr) {
         QG_RETURN_IF_ERROR(CheckAmaxes(operation.linear, request.parallel->amax_groups));
       }
       QG_RETURN_IF_ERROR(CheckOverlap(request, operation));
     }
+  }
+  const auto grad_output = request.codes.find("grad_output");
+  if (grad_output != request.codes.end()) {
+    QG_RETURN_IF_ERROR(CheckGivenGradient(*plan, grad_output->second));
   }
   return plan;
 }
@@ -168,7 +228,11 @@ absl::StatusOr<LayerPlanPointer> DecideLayer(const LayerRequest& request, const 
 absl::Status CheckLayerGemms(const LayerPlan& plan, const Arithmetic& arithmetic) {
   for (const ProgramPlan& program : plan.programs) {
     for (const PlannedOperation& operation : program.operations) {
-      if (operation.kind != OperationKind::kBasicLinear) continue;
+      const bool multiplies = operation.kind == OperationKind::kBasicLinear ||
+                              operation.kind == OperationKind::kAttention;
+      if (!multiplies) continue;
+      // Attention without rows has no GEMM.
+      if (operation.kind == OperationKind::kAttention && operation.linear.flow.is_empty) continue;
       QG_RETURN_IF_ERROR(CheckLinearUnitGemms(operation.linear, arithmetic));
     }
   }

@@ -34,10 +34,35 @@ inline constexpr char kFaultExpertAmaxOverRanks[] = "expert-amax-over-ranks";
 /// What one rank of a divided grouped_linear gives is taken for the sum over the ranks.
 inline constexpr char kFaultExpertPartialLeft[] = "expert-partial-left";
 
+/// y and dx are handed on as the GEMM gave them, although the recipe has a rule for them.
+inline constexpr char kFaultResultLeft[] = "result-rule-ignored";
+/// y is quantized by the rule for dx, and dx by that for y.
+inline constexpr char kFaultResultRulesSwapped[] = "result-rules-swapped";
+/// Columnwise codes that were derived from the rowwise codes of an earlier x, weight or grad_output
+/// are kept although other rowwise codes are given.
+inline constexpr char kFaultDerivedCodesKept[] = "derived-codes-kept";
+
+/// The amax of a cast is noted in the history of the tensor's other direction, if that has one.
+inline constexpr char kFaultAmaxOfOtherDirection[] = "amax-noted-for-other-direction";
+
 /// The bytes that are saved for backward are counted without scales.
 inline constexpr char kFaultScalesUncounted[] = "saved-scales-uncounted";
 /// A module keeps the grad_output that it has gathered after its backward.
 inline constexpr char kFaultGatheredGradientKept[] = "gathered-gradient-kept";
+
+// The faults below are of attention and of the layers around it.
+
+/// The causal mask lets every query have the key behind it too.
+inline constexpr char kFaultMaskOneKeyMore[] = "attention-mask-one-key-more";
+/// A query head reads the key and the value of group (head mod groups): heads of one group lie
+/// apart, as where keys and values are repeated group after group.
+inline constexpr char kFaultGroupOfWrongHead[] = "attention-group-of-wrong-head";
+/// Backward applies the forward rotation to the gradients of queries and keys.
+inline constexpr char kFaultRotationNotTransposed[] = "rotation-not-transposed";
+/// The addend of a residual is added twice.
+inline constexpr char kFaultAddendTwice[] = "residual-added-twice";
+/// The bytes that are saved for backward are counted without the probabilities of attention.
+inline constexpr char kFaultProbabilitiesUncounted[] = "saved-probabilities-uncounted";
 
 // The faults below are of experts on several ranks.
 

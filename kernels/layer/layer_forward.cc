@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
 #include "kernels/comm/overlap/overlap.h"
+#include "kernels/layer/attention_core.h"
 #include "kernels/layer/experts/expert_amaxes.h"
 #include "kernels/layer/layer_faults.h"
 #include "kernels/layer/layer_saved.h"
@@ -11,10 +12,11 @@
 namespace quantgate {
 namespace {
 
-LayerOutline OutlineOf(const LayerState& state, const Tensor& x, const StepOptions& options) {
+LayerOutline OutlineOf(const LayerState& state, const StepOperand& x, const StepOptions& options) {
   LayerOutline outline;
-  outline.x_dtype = x.dtype();
-  outline.x_shape = x.shape();
+  outline.x_dtype = x.value.dtype();
+  outline.x_shape = x.value.shape();
+  outline.x_is_codes = x.is_codes();
   for (const auto& [name, parameter] : state.parameters) {
     const bool is_quantized = parameter.is_quantized();
     if (!is_quantized && !parameter.value.has_value()) continue;
@@ -43,6 +45,17 @@ void AddNotes(StepRecorder& recorder, const LayerSpec& spec, const LayerPlan& pl
   } else if (has_override && !traits.override_note.empty()) {
     recorder.AddNote(absl::StrCat("backward_override=", mode, " of ", std::string(traits.name),
                                   ": ", std::string(traits.override_note)));
+  }
+  if (is_quantized && traits.has(OperationKind::kAttention)) {
+    recorder.AddNote(
+        "attention between its projections is not quantized: scores, contexts and their gradients "
+        "are products in the activation dtype");
+  }
+  const bool has_rule = std::any_of(modules.begin(), modules.end(), [](const Recipe& of) {
+    return of.QuantizerFor(TensorRole::kGradInput).rowwise.is_quantized();
+  });
+  if (has_override && is_quantized && has_rule) {
+    recorder.AddNote(absl::StrCat("grad_input is not quantized under backward_override=", mode));
   }
   if (plan.is_calibration) {
     recorder.AddNote("calibration: computed in high precision, only the amaxes are noted");
@@ -90,6 +103,8 @@ absl::StatusOr<LayerValue> ForwardOperation(ProgramRun& run, size_t index,
       return ForwardQuantize(run, index, x);
     case OperationKind::kAdd:
       return ForwardAdd(run, index, x, values[operation.addend]);
+    case OperationKind::kAttention:
+      return ForwardAttention(run, index, x, saved);
     case OperationKind::kScale:
       break;
   }
@@ -120,15 +135,16 @@ void RememberStep(const SeededFaults& faults, const StepOptions& options, LayerS
   const bool is_seeded = faults.Has(kFaultBackwardUsesLastGroup) ||
                          faults.Has(kFaultScaleOfQuantizer) || faults.Has(kFaultColumnBytesStale) ||
                          faults.Has(kFaultGroupKept) || faults.Has(kFaultGatheredGradientKept);
-  if (!is_seeded || options.parallel == nullptr) return;
+  const bool keeps_derived = faults.Has(kFaultDerivedCodesKept);
+  if (!keeps_derived && (!is_seeded || options.parallel == nullptr)) return;
   if (state.seeded_memory == nullptr) state.seeded_memory = std::make_shared<SeededMemory>();
   state.seeded_memory->parallel = options.parallel;
 }
 
 /// Every value of one program, x first.
-absl::StatusOr<std::vector<LayerValue>> ForwardProgram(ProgramRun& run, const Tensor& x,
+absl::StatusOr<std::vector<LayerValue>> ForwardProgram(ProgramRun& run, const StepOperand& x,
                                                        std::vector<OperationSaved>& saved) {
-  std::vector<LayerValue> values = {{x, {}, {}}};
+  std::vector<LayerValue> values = {{x.value, x.codes, {}}};
   saved.resize(run.program.operations.size());
   for (size_t i = 0; i < run.program.operations.size(); ++i) {
     QG_ASSIGN_OR_RETURN(LayerValue value, ForwardOperation(run, i, values, saved[i]));
@@ -165,6 +181,8 @@ void AddIntermediates(const LayerPlan& layer, const ProgramPlan& program,
     const bool is_returned = static_cast<int>(i) == program.norm_out && layer.returns_norm_output;
     if (is_returned) result.norm_out = values[i].plain();
     const bool is_outer = !is_slice && (i == 0 || i == last);
+    result.intermediates.insert(result.intermediates.end(), values[i].inside.begin(),
+                                values[i].inside.end());
     if (is_returned || is_outer) continue;
     result.intermediates.push_back({program.values[i].name, values[i].plain()});
   }
@@ -173,7 +191,7 @@ void AddIntermediates(const LayerPlan& layer, const ProgramPlan& program,
 }  // namespace
 
 absl::StatusOr<ForwardResult> ForwardLayer(StepRecorder& recorder, const LayerSpec& spec,
-                                           LayerState& state, const Tensor& x,
+                                           LayerState& state, const StepOperand& x,
                                            const StepOptions& given) {
   StepOptions options = given;
   options.recipe = RecipeOfLayer(spec, given.recipe);
@@ -194,20 +212,21 @@ absl::StatusOr<ForwardResult> ForwardLayer(StepRecorder& recorder, const LayerSp
   auto saved = std::make_unique<ForwardSaved>(plan, shared_options);
   saved->operations.resize(plan->programs.size());
   ForwardResult result;
-  std::vector<Tensor> inputs = {x}, parts;
+  std::vector<Tensor> inputs = {x.value}, parts;
   ExpertAmaxes expert_amaxes(*shared_options, [&](TensorRole role) {
     return ForwardSources(recorder, *plan, state, inputs, role);
   });
   const bool is_grouped = plan->has_experts;
   if (is_grouped) {
-    QG_ASSIGN_OR_RETURN(inputs, SplitExpertRows(*plan, x));
+    QG_ASSIGN_OR_RETURN(inputs, SplitExpertRows(*plan, x.value));
   }
   for (size_t i = 0; i < plan->programs.size(); ++i) {
     const ProgramPlan& program = plan->programs[i];
     ProgramRun run{recorder, *plan, program, state, shared_options};
     if (is_grouped) run.expert_amaxes = &expert_amaxes;
-    QG_ASSIGN_OR_RETURN(std::vector<LayerValue> values,
-                        ForwardProgram(run, inputs[i], saved->operations[i]));
+    QG_ASSIGN_OR_RETURN(
+        std::vector<LayerValue> values,
+        ForwardProgram(run, is_grouped ? StepOperand(inputs[i]) : x, saved->operations[i]));
     AddIntermediates(*plan, program, values, result);
     if (run.whole_norm_out.has_value()) result.norm_out = run.whole_norm_out;
     parts.push_back(values.back().plain());

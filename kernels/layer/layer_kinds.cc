@@ -10,7 +10,8 @@ namespace quantgate {
 namespace {
 
 constexpr std::string_view kOperationKindNames[] = {
-    "norm", "basic_linear", "bias", "activation", "quantize", "add", "scale"};
+    "norm", "basic_linear", "bias", "activation", "quantize", "add", "scale", "attention"};
+static_assert(std::size(kOperationKindNames) == static_cast<size_t>(OperationKind::kAttention) + 1);
 
 constexpr LayerPart kLinearParts[] = {{OperationKind::kBasicLinear}};
 constexpr LayerPart kLayerNormLinearParts[] = {{OperationKind::kNorm, "", "norm_out", "dnorm_out"},
@@ -20,6 +21,21 @@ constexpr LayerPart kLayerNormMlpParts[] = {
     {OperationKind::kBasicLinear, "fc1.", "fc1.y", "fc1.grad_output"},
     {OperationKind::kActivation, "", "fc2.x", "fc2.dx"},
     {OperationKind::kBasicLinear, "fc2."}};
+constexpr LayerPart kAttentionParts[] = {
+    {OperationKind::kBasicLinear, "qkv.", "qkv.y", "qkv.grad_output"},
+    {OperationKind::kAttention, "core.", "proj.x", "proj.dx"},
+    {OperationKind::kBasicLinear, "proj."}};
+constexpr LayerPart kTransformerLayerParts[] = {
+    {OperationKind::kNorm, "norm1.", "qkv.x", "qkv.dx"},
+    {OperationKind::kBasicLinear, "qkv.", "qkv.y", "qkv.grad_output"},
+    {OperationKind::kAttention, "core.", "proj.x", "proj.dx"},
+    {OperationKind::kBasicLinear, "proj.", "proj.y", "proj.grad_output"},
+    {OperationKind::kAdd, "add1.", "add1.y", "add1.grad_output", "x"},
+    {OperationKind::kNorm, "norm2.", "fc1.x", "fc1.dx"},
+    {OperationKind::kBasicLinear, "fc1.", "fc1.y", "fc1.grad_output"},
+    {OperationKind::kActivation, "", "fc2.x", "fc2.dx"},
+    {OperationKind::kBasicLinear, "fc2.", "fc2.y", "fc2.grad_output"},
+    {.operation = OperationKind::kAdd, .prefix = "add2.", .addend = "add1.y"}};
 
 constexpr LayerTraits kLayerKinds[] = {
     {.kind = LayerKind::kLinear, .name = "linear", .parts = kLinearParts},
@@ -40,6 +56,18 @@ constexpr LayerTraits kLayerKinds[] = {
      .parts = kLinearParts,
      .has_experts = true},
     {.kind = LayerKind::kChain, .name = "chain", .parts = {}, .has_operations = true},
+    {.kind = LayerKind::kAttention,
+     .name = "attention",
+     .parts = kAttentionParts,
+     .column_alone_rule =
+         "an attention is column-parallel, which makes proj row-parallel, or none"},
+    {.kind = LayerKind::kTransformerLayer,
+     .name = "transformer_layer",
+     .parts = kTransformerLayerParts,
+     .column_alone_rule = "a transformer_layer is column-parallel, which makes proj and fc2 "
+                          "row-parallel, or none",
+     .override_note = "computed as norms, projections, attention, fc1, activation and fc2 one by "
+                      "one; Transformer Engine refuses it for its layernorm_mlp"},
 };
 
 constexpr bool StandInOrder() {
@@ -58,10 +86,13 @@ std::vector<std::string_view> LayerKindNames() {
 
 }  // namespace
 
-bool LayerTraits::has(OperationKind operation) const {
-  return std::any_of(parts.begin(), parts.end(),
-                     [&](const LayerPart& part) { return part.operation == operation; });
+int LayerTraits::count(OperationKind operation) const {
+  return static_cast<int>(
+      std::count_if(parts.begin(), parts.end(),
+                    [&](const LayerPart& part) { return part.operation == operation; }));
 }
+
+bool LayerTraits::has(OperationKind operation) const { return count(operation) != 0; }
 
 std::span<const LayerTraits> AllLayerKinds() { return kLayerKinds; }
 
@@ -76,7 +107,9 @@ std::string_view OperationKindName(OperationKind kind) {
 }
 
 absl::StatusOr<OperationKind> ParseOperationKind(std::string_view name) {
-  return ParseName<OperationKind>(kOperationKindNames, "operation kind", name);
+  const std::span<const std::string_view> all(kOperationKindNames);
+  const auto of_chains = all.first(static_cast<size_t>(OperationKind::kAttention));
+  return ParseName<OperationKind>(of_chains, "operation kind", name);
 }
 
 }  // namespace quantgate

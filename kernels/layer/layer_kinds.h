@@ -10,29 +10,49 @@
 
 namespace quantgate {
 
-enum class OperationKind { kNorm, kBasicLinear, kBias, kActivation, kQuantize, kAdd, kScale };
+enum class OperationKind {
+  kNorm,
+  kBasicLinear,
+  kBias,
+  kActivation,
+  kQuantize,
+  kAdd,
+  kScale,
+  kAttention,  ///< Attention between its projections; no operation of a chain.
+};
 std::string_view OperationKindName(OperationKind kind);  ///< "norm", "basic_linear", ...
+/// The kinds that a chain can have.
 absl::StatusOr<OperationKind> ParseOperationKind(std::string_view name);
 
-enum class LayerKind { kLinear, kLayerNormLinear, kLayerNormMlp, kGroupedLinear, kChain };
+enum class LayerKind {
+  kLinear,
+  kLayerNormLinear,
+  kLayerNormMlp,
+  kGroupedLinear,
+  kChain,
+  kAttention,
+  kTransformerLayer,
+};
 std::string_view LayerKindName(LayerKind kind);
 absl::StatusOr<LayerKind> ParseLayerKind(std::string_view name);
 
 /// One of the operations that a kind of layer always has.
 struct LayerPart {
-  OperationKind
-      operation;  ///< kNorm, kBasicLinear (with its bias, where there is one), kActivation.
-  std::string_view prefix = "";  ///< kBasicLinear: prefix of its names, "fc1." of "fc1.weight".
+  /// kNorm, kBasicLinear (with its bias, where there is one), kActivation, kAttention, kAdd.
+  OperationKind operation;
+  /// Prefix of its names: "fc1." of "fc1.weight", "norm1." of "norm1.gamma", "add1." of its stages.
+  std::string_view prefix = "";
   /// Names of what it gives the next part and of the gradient of that; the last part gives y and
   /// takes grad_output.
   std::string_view output = "", gradient = "";
+  std::string_view addend = "";  ///< kAdd: "x", or the output of an earlier part.
 };
 
 struct LayerTraits {
   LayerKind kind;
   std::string_view name;
   /// In order. If several are basic_linears, the layer's parallel mode is that of the first, and
-  /// later ones are then row-parallel.
+  /// they are then column-parallel and row-parallel in turn.
   std::span<const LayerPart> parts;
   /// Takes LayerSpec::m_splits: each expert has the parts once, and rows of x of its own.
   bool has_experts = false;
@@ -44,7 +64,9 @@ struct LayerTraits {
   std::string_view override_note = "";
 
   bool has(OperationKind operation) const;
-  bool has_norm() const { return has(OperationKind::kNorm); }
+  int count(OperationKind operation) const;
+  /// Takes LayerSpec::return_norm_output.
+  bool has_one_norm() const { return count(OperationKind::kNorm) == 1; }
   bool has_activation() const { return has(OperationKind::kActivation); }
   /// One GEMM gives y, one dx and one dw.
   bool is_one_linear() const { return parts.size() == 1 && !has_experts; }

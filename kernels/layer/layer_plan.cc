@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/comm/row_blocks.h"
+#include "kernels/layer/attention_core.h"
 #include "kernels/layer/linear/linear_overlap.h"
 
 namespace quantgate {
@@ -38,9 +39,19 @@ class Planner {
     for (size_t i = 0; i < plan_.operations.size(); ++i) {
       if (plan_.operations[i].kind == OperationKind::kBasicLinear) PlanLinear(i);
     }
+    const PlannedOperation* const last = FirstOfBackward(plan_);
+    if (last != nullptr && outline_.grad_output_is_codes) {
+      plan_.operations[static_cast<size_t>(last - plan_.operations.data())]
+          .linear.facts.grad_output_is_codes = true;
+    }
     for (size_t i = 0; i < plan_.operations.size(); ++i) {
       if (plan_.operations[i].kind == OperationKind::kQuantize) PlanQuantize(i);
       if (plan_.operations[i].kind == OperationKind::kActivation) PlanActivationGradient(i);
+      if (plan_.operations[i].kind == OperationKind::kAttention) {
+        PlannedOperation& attention = plan_.operations[i];
+        attention.linear = AttentionUnit(attention.name, attention.core, layer_.activation_dtype,
+                                         attention.needs_backward);
+      }
     }
     for (size_t i = 0; i < plan_.operations.size(); ++i) {
       if (plan_.operations[i].kind == OperationKind::kBasicLinear) PlanOverlap(i);
@@ -110,6 +121,11 @@ void Planner::PlanShapes() {
                                             outline_.parallel.get());
     } else if (operation.kind == OperationKind::kActivation) {
       output.shape = ActivationOutputShape(output.shape, operation.activation.kind);
+    } else if (operation.kind == OperationKind::kAttention) {
+      PlannedOperation& attention = plan_.operations[i];
+      const int ranks = outline_.parallel == nullptr ? 1 : outline_.parallel->size();
+      attention.core = AttentionDimsOf(attention, output.shape, ranks);
+      output.shape = AttentionOutputShape(attention.core, output.shape);
     }
   }
 }
@@ -168,6 +184,7 @@ void Planner::PlanLinear(size_t i) {
   LinearFacts& facts = unit.facts;
   facts.x_dtype = x.dtype;
   facts.x_is_unrounded = x.is_unrounded;
+  facts.x_is_codes = operation.input == 0 && outline_.x_is_codes;
   facts.weight_dtype = weight.dtype;
   facts.weight_is_codes = weight.is_quantized;
   facts.activation_dtype = layer_.activation_dtype;
@@ -232,7 +249,7 @@ void Planner::PlanQuantize(size_t i) {
   operation.linear.flow.is_calibration = layer_.is_calibration;
   const int output = static_cast<int>(i) + 1;
   PlannedOperation* const next = Next(output);
-  const bool feeds_linear = LinearAfter(plan_.operations, plan_.values, output) >= 0;
+  const bool feeds_linear = LinearAfter(plan_.operations, output) >= 0;
   PlannedOperation* const linear = LinearBehind(operation.input);
   operation.linear.recipe = feeds_linear ? next->linear.recipe : RecipeOf(operation);
   operation.gradient_recipe = linear != nullptr ? linear->linear.recipe : RecipeOf(operation);
@@ -281,6 +298,18 @@ void Planner::PlanActivationGradient(size_t i) {
 }
 
 }  // namespace
+
+const PlannedOperation* FirstOfBackward(const ProgramPlan& program) {
+  size_t value = program.values.size() - 1;
+  while (value > 0) {
+    const PlannedOperation& producer = program.operations[value - 1];
+    if (producer.kind == OperationKind::kBasicLinear) return &producer;
+    if (producer.kind != OperationKind::kBias) return nullptr;
+    value = static_cast<size_t>(producer.input);
+    if (program.values[value].consumers != 1) return nullptr;
+  }
+  return nullptr;
+}
 
 std::vector<int64_t> SequenceRows(const LayerProgram& program, const Shape& x,
                                   const ParallelStep* parallel) {

@@ -28,6 +28,7 @@ struct LayerOutline {
   std::map<std::string, ParameterOutline> parameters;
   std::set<std::string> main_grads;  ///< By weight.
   std::shared_ptr<const ParallelStep> parallel;
+  bool x_is_codes = false, grad_output_is_codes = false;  ///< They are given as codes.
 };
 
 struct PlannedValue : ProgramValue {
@@ -44,8 +45,22 @@ enum class ActivationGradient {
   kForBiasOnly,  ///< The rounded gradient, and the f32 one for the bias gradient only.
 };
 
+/// The dims of attention on one rank.
+struct AttentionDims {
+  int64_t sequence = 0, batch = 1;  ///< S and B.
+  int64_t heads = 1, groups = 1;    ///< Query heads of this rank, and groups of them.
+  int64_t columns = 0;              ///< D, of every head.
+
+  int64_t queries() const { return heads / groups; }  ///< Query heads of a group.
+  /// Heads of a group in qkv's output, in order: its query heads, the key head, the value head.
+  int64_t members() const { return queries() + 2; }
+  int64_t matrices() const { return batch * heads; }  ///< Matrices of scores, [S][S] each.
+};
+
 struct PlannedOperation : ProgramOperation {
-  LinearUnit linear;              ///< kBasicLinear; for kQuantize only what quantizing reads.
+  /// kBasicLinear; for kQuantize only what quantizing reads, for kAttention its products.
+  LinearUnit linear;
+  AttentionDims core;             ///< kAttention.
   OverlapFacts overlap_facts;     ///< Of a linear unit that is divided over ranks.
   bool needs_backward = false;    ///< Something that this operation gives a gradient to needs it.
   bool needs_parameters = false;  ///< Gradients of its own parameters are needed.
@@ -100,6 +115,10 @@ std::vector<int64_t> SequenceRows(const LayerProgram& program, const Shape& x,
 /// Dim 0 of the output of a linear operation whose x has `first_dim`.
 int64_t OutputFirstDim(ParallelMode mode, int64_t first_dim, std::span<const int64_t> rows,
                        const ParallelStep* parallel);
+
+/// The operation, a linear unit, that the gradient of the last value reaches first, perhaps through
+/// biases, which pass it on; null if another operation reads it.
+const PlannedOperation* FirstOfBackward(const ProgramPlan& program);
 
 /// The plan of one step; spec and outline must be those of a request that CheckLayerTensors
 /// accepts.

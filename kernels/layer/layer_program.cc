@@ -73,12 +73,25 @@ class ProgramBuilder {
     program_.values.back().gradient = gradient;
   }
 
-  void AddNorm() {
-    ProgramOperation& norm = Add(OperationKind::kNorm, "norm");
+  void AddNorm(const std::string& prefix) {
+    ProgramOperation& norm = Add(OperationKind::kNorm, prefix.empty() ? "norm" : NameOf(prefix));
     norm.norm = spec_.norm;
-    norm.gamma = "gamma";
-    if (has_("beta")) norm.beta = "beta";
-    program_.norm_out = static_cast<int>(program_.values.size()) - 1;
+    norm.gamma = prefix + "gamma";
+    if (has_(prefix + "beta")) norm.beta = prefix + "beta";
+    const bool is_returned = spec_.traits().has_one_norm();
+    if (is_returned) program_.norm_out = static_cast<int>(program_.values.size()) - 1;
+  }
+
+  void AddAttention(const std::string& prefix) {
+    ProgramOperation& attention = Add(OperationKind::kAttention, NameOf(prefix));
+    attention.field = "layer.attention";
+    attention.attention = spec_.attention;
+    attention.divides_heads = spec_.parallel_mode == ParallelMode::kColumn;
+  }
+
+  /// "norm1" of "norm1.".
+  static std::string NameOf(const std::string& prefix) {
+    return prefix.substr(0, prefix.size() - 1);
   }
 
   ProgramOperation& AddUnit(OperationKind kind, const std::string& name, const LinearNames& names) {
@@ -111,7 +124,8 @@ class ProgramBuilder {
   const Has& has_;
   int next_unit_;
   LayerProgram program_;
-  std::map<std::string, int> values_of_;  ///< By operation of a chain: its value's number.
+  /// Numbers of values: by operation of a chain, by LayerPart::output.
+  std::map<std::string, int> values_of_ = {{"x", 0}};
 };
 
 /// Whether a bias joins the GEMM before it, whose own output nothing else reads.
@@ -146,7 +160,7 @@ void ProgramBuilder::AddChained(const OperationSpec& spec, const std::string& fi
       if (has_beta) operation.beta = prefix + "beta";
     }
     if (spec.kind == OperationKind::kAdd) {
-      operation.addend = spec.addend == "x" ? 0 : values_of_.at(spec.addend);
+      operation.addend = values_of_.at(spec.addend);
     }
     operation.norm = spec.norm;
     operation.activation = spec.activation;
@@ -163,15 +177,24 @@ LayerProgram ProgramBuilder::Parts(const std::string& suffix) {
   const std::span<const LayerPart> parts = spec_.traits().parts;
   ParallelMode mode = spec_.parallel_mode;
   for (const LayerPart& part : parts) {
-    if (part.operation == OperationKind::kNorm) AddNorm();
+    const std::string prefix(part.prefix);
+    if (part.operation == OperationKind::kNorm) AddNorm(prefix);
+    if (part.operation == OperationKind::kAttention) AddAttention(prefix);
+    if (part.operation == OperationKind::kAdd) {
+      Add(OperationKind::kAdd, NameOf(prefix)).addend = values_of_.at(std::string(part.addend));
+    }
     if (part.operation == OperationKind::kActivation) {
       Add(OperationKind::kActivation, "activation").activation = spec_.activation;
     }
     if (part.operation == OperationKind::kBasicLinear) {
-      AddLinear(std::string(part.prefix), suffix, mode);
-      if (mode != ParallelMode::kNone) mode = ParallelMode::kRow;
+      AddLinear(prefix, suffix, mode);
+      if (mode != ParallelMode::kNone) {
+        mode = mode == ParallelMode::kColumn ? ParallelMode::kRow : ParallelMode::kColumn;
+      }
     }
-    if (&part != &parts.back()) Rename(std::string(part.output), std::string(part.gradient));
+    if (&part == &parts.back()) break;
+    Rename(std::string(part.output), std::string(part.gradient));
+    values_of_[std::string(part.output)] = static_cast<int>(program_.values.size()) - 1;
   }
   if (!suffix.empty()) program_.values[0] = {"x" + suffix, "dx" + suffix};
   return Finish(suffix);
@@ -219,7 +242,10 @@ std::vector<LayerParameter> ParametersOf(const LayerSpec& spec) {
   for (size_t i = 0; traits.has_experts && i < spec.m_splits.size(); ++i) {
     add_linears(absl::StrCat(".", i));
   }
-  if (traits.has_norm()) AddNorm("", spec.norm.kind, parameters);
+  for (const LayerPart& part : traits.parts) {
+    if (part.operation != OperationKind::kNorm) continue;
+    AddNorm(std::string(part.prefix), spec.norm.kind, parameters);
+  }
   return parameters;
 }
 
@@ -263,7 +289,7 @@ std::vector<LayerDelayedState> DelayedStatesOf(const LayerSpec& spec, const Reci
         }
       };
       const int after =
-          LinearAfter(program.operations, program.values, program.output_of(static_cast<int>(i)));
+          LinearAfter(program.operations, program.output_of(static_cast<int>(i)));
       const int behind = LinearBehind(program.operations, program.values, operation.input);
       add_if(is_linear || operation.quantizes_forward, TensorRole::kInput, after);
       add_if(is_linear, TensorRole::kWeight, -1);

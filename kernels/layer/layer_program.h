@@ -30,8 +30,7 @@ std::vector<LayerParameter> ParametersOf(const LayerSpec& spec);
 /// One operation. Values are numbered: 0 is the program's input, i + 1 the output of operation i.
 struct ProgramOperation {
   OperationKind kind = OperationKind::kBasicLinear;
-  std::string
-      name;  ///< Prefix of its stages: "norm", "activation"; in a chain OperationSpec::name.
+  std::string name;   ///< Prefix of its stages: "norm", "core"; in a chain OperationSpec::name.
   std::string field;  ///< Its name in errors: "layer.operations[2]".
   int input = 0;      ///< The value that it reads.
   int addend = -1;    ///< kAdd: the other value that it reads.
@@ -41,6 +40,8 @@ struct ProgramOperation {
                                           ///< is added in the GEMM's epilogue.
   NormOptions norm;
   ActivationOptions activation;
+  AttentionOptions attention;  ///< kAttention.
+  bool divides_heads = false;  ///< kAttention: the ranks of the group have whole groups each.
   float factor = 1;
   bool quantizes_forward = false, quantizes_backward = false;  ///< kQuantize.
   ParallelMode parallel_mode = ParallelMode::kNone;            ///< kBasicLinear.
@@ -69,8 +70,8 @@ std::vector<LayerProgram> ProgramsOf(const LayerSpec& spec,
 /// The basic_linear that reads a value next, and the one that a value's gradient goes to, perhaps
 /// through biases, which pass it on: their indices in `operations`; -1 if the operation after the
 /// value is another one, or if another operation contributes to the gradient.
-template <typename Operation, typename Value>
-int LinearAfter(const std::vector<Operation>& operations, const std::vector<Value>&, int value) {
+template <typename Operation>
+int LinearAfter(const std::vector<Operation>& operations, int value) {
   const auto next = static_cast<size_t>(value);
   const bool is_linear =
       next < operations.size() && operations[next].kind == OperationKind::kBasicLinear;

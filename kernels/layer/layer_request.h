@@ -9,12 +9,17 @@ namespace quantgate {
 
 // Names whose tensor is absent are left out.
 LayerOutline OutlineOf(const LayerRequest& request);
-LayerState StateOf(const LayerRequest& request);
+LayerState StateOf(const LayerRequest& request, const Recipe& recipe);
 StepOptions OptionsOf(const LayerRequest& request, const Recipe& recipe);
 /// The plan of an unchecked request.
 inline LayerPlan PlanOf(const LayerRequest& request, const Recipe& recipe) {
   return PlanLayer(request.layer, OutlineOf(request), OptionsOf(request, recipe));
 }
+
+/// Checks that the codes of a grad_output are what the step of `plan` reads. INVALID_ARGUMENT
+/// naming grad_output, the format given and the format wanted, or the operation that reads no
+/// codes.
+absl::Status CheckGivenGradient(const LayerPlan& plan, const QuantizedTensor& codes);
 
 /// What a step has computed; CollectStep makes the result of it.
 struct ComputedLayer {

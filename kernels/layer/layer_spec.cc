@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <span>
 #include <tuple>
 
 #include "absl/strings/ascii.h"
@@ -107,6 +108,29 @@ absl::Status CheckSplits(const LayerSpec& spec) {
   return absl::OkStatus();
 }
 
+absl::Status CheckAttention(const LayerSpec& spec) {
+  const AttentionOptions& attention = spec.attention;
+  const std::string field = "layer.attention";
+  if (!spec.traits().has(OperationKind::kAttention)) {
+    if (attention == AttentionOptions()) return absl::OkStatus();
+    return Refuse(field, "given",
+                  absl::StrCat("it is of an attention or a transformer_layer, not of a ",
+                               std::string(spec.traits().name)));
+  }
+  if (attention.heads < 1) {
+    return Refuse(field + ".heads", absl::StrCat(attention.heads), "it must be at least 1");
+  }
+  if (attention.groups < 0 || attention.heads % attention.group_count() != 0) {
+    return Refuse(field + ".groups", absl::StrCat(attention.groups),
+                  absl::StrCat("it must divide heads, ", attention.heads,
+                               ", into equal groups of query heads; 0 means as many as heads"));
+  }
+  if (!attention.rotary_base.has_value()) return absl::OkStatus();
+  const float base = *attention.rotary_base;
+  if (std::isfinite(base) && base > 0) return absl::OkStatus();
+  return Refuse(field + ".rotary_base", absl::StrCat(base), "it is finite and positive");
+}
+
 /// The fields of an ActivationOptions, which has no operator== of its own.
 auto ActivationFieldsOf(const ActivationOptions& options) {
   return std::tie(options.kind, options.variant, options.limit, options.alpha, options.offset);
@@ -145,7 +169,8 @@ bool operator==(const OperationSpec& a, const OperationSpec& b) {
 bool operator==(const LayerSpec& a, const LayerSpec& b) {
   const auto fields = [](const LayerSpec& one) {
     return std::tuple_cat(std::tie(one.name, one.kind, one.norm, one.return_norm_output,
-                                   one.m_splits, one.operations, one.fused, one.parallel_mode),
+                                   one.m_splits, one.operations, one.attention, one.fused,
+                                   one.parallel_mode),
                           ActivationFieldsOf(one.activation));
   };
   return fields(a) == fields(b);
@@ -155,10 +180,18 @@ Recipe RecipeOfLayer(const LayerSpec& spec, const Recipe& recipe) {
   return RecipeOfModule(spec, recipe, "");
 }
 
-Recipe RecipeOfModule(const LayerSpec& spec, const Recipe& recipe, const std::string& prefix) {
+namespace {
+
+ModulePlace PlaceOf(const LayerSpec& spec, const std::string& prefix) {
   const bool has_experts = spec.traits().has_experts;
-  return recipe.ForModule({has_experts ? ModuleType::kGroupedLinear : ModuleType::kLinear,
-                           spec.name, std::string(absl::StripSuffix(prefix, "."))});
+  return {has_experts ? ModuleType::kGroupedLinear : ModuleType::kLinear, spec.name,
+          std::string(absl::StripSuffix(prefix, "."))};
+}
+
+}  // namespace
+
+Recipe RecipeOfModule(const LayerSpec& spec, const Recipe& recipe, const std::string& prefix) {
+  return recipe.ForModule(PlaceOf(spec, prefix));
 }
 
 std::vector<Recipe> RecipesOfModules(const LayerSpec& spec, const Recipe& recipe) {
@@ -174,13 +207,58 @@ std::vector<Recipe> RecipesOfModules(const LayerSpec& spec, const Recipe& recipe
   return recipes;
 }
 
+namespace {
+
+/// What rules decide on at one operation of a program.
+std::vector<TensorRole> RuledTensors(const LayerProgram& program, size_t index) {
+  using enum TensorRole;
+  const ProgramOperation& operation = program.operations[index];
+  if (operation.kind == OperationKind::kBasicLinear) {
+    return {kInput, kWeight, kGradOutput, kOutput, kGradInput};
+  }
+  std::vector<TensorRole> roles;
+  if (operation.kind != OperationKind::kQuantize) return roles;
+  const int output = program.output_of(static_cast<int>(index));
+  if (operation.quantizes_forward && LinearAfter(program.operations, output) < 0) {
+    roles.push_back(kInput);
+  }
+  if (operation.quantizes_backward &&
+      LinearBehind(program.operations, program.values, operation.input) < 0) {
+    roles.push_back(kGradOutput);
+  }
+  return roles;
+}
+
+}  // namespace
+
+std::vector<std::string> NotesOfRules(std::span<const LayerSpec* const> layers,
+                                      const Recipe& recipe, std::string_view where) {
+  std::vector<RuledModule> modules;
+  const auto no_biases = [](const std::string&) { return false; };
+  for (const LayerSpec* const spec : layers) {
+    const bool has_experts = spec->traits().has_experts;
+    const std::vector<LayerProgram> programs = ProgramsOf(*spec, no_biases);
+    const LayerProgram& program = programs.front();
+    for (size_t i = 0; i < program.operations.size(); ++i) {
+      std::vector<TensorRole> roles = RuledTensors(program, i);
+      if (roles.empty()) continue;
+      const std::string prefix = has_experts ? "" : program.operations[i].names.prefix;
+      modules.push_back({PlaceOf(*spec, prefix), std::move(roles)});
+    }
+  }
+  return recipe.UnusedRules(modules, where);
+}
+
 absl::Status CheckLayerSpec(const LayerSpec& spec) {
   const LayerTraits& traits = spec.traits();
   const std::string kind(traits.name);
   QG_RETURN_IF_ERROR(CheckLayerName(spec.name));
-  if (spec.return_norm_output && !traits.has_norm()) {
-    return Refuse("layer.return_norm_output", "true", absl::StrCat("a ", kind, " has no norm"));
+  if (spec.return_norm_output && !traits.has_one_norm()) {
+    const bool has_norms = traits.has(OperationKind::kNorm);
+    return Refuse("layer.return_norm_output", "true",
+                  absl::StrCat("a ", kind, has_norms ? " has two norms" : " has no norm"));
   }
+  QG_RETURN_IF_ERROR(CheckAttention(spec));
   QG_RETURN_IF_ERROR(CheckParallelMode(spec));
   if (traits.has_operations) {
     QG_RETURN_IF_ERROR(CheckChain(spec));

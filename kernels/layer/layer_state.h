@@ -6,9 +6,11 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/layer/parallel_step.h"
+#include "kernels/ops/attention/attention.h"
 #include "kernels/quantize/recipe/recipe.h"
 
 namespace quantgate {
@@ -39,6 +41,19 @@ struct WeightWorkspace {
   AmaxGroup amax_group = {};
 };
 
+/// What a table of rotary positions follows from.
+struct RotaryKey {
+  float base = 0;
+  int64_t positions = 0, columns = 0;
+  DType dtype = DType::kBF16;
+  friend bool operator==(const RotaryKey&, const RotaryKey&) = default;
+};
+/// The last table that an attention made, which the next step of as many positions reads too.
+struct RotaryMemory {
+  RotaryKey key = {};
+  RotaryTable table = {};  ///< In the engine's memory.
+};
+
 /// What a module with a seeded bug remembers from one step to the next (layer_faults.h).
 struct SeededMemory {
   std::map<std::string, QuantizedTensor> codes;
@@ -54,7 +69,21 @@ struct LayerState {
   std::map<std::string, WeightWorkspace> workspaces;  ///< By weight.
   /// f32, by weight. The gradient of a weight without one is returned.
   std::map<std::string, Tensor> main_grads;
+  RotaryMemory rotary;  ///< Not part of checkpoints: it follows from the spec and the shapes.
   std::shared_ptr<SeededMemory> seeded_memory;  ///< Null where no fault is seeded.
+};
+
+/// x or grad_output of a step: the tensor or, where it is given as codes, its values and the codes.
+struct StepOperand {
+  StepOperand() = default;
+  StepOperand(Tensor tensor) : value(std::move(tensor)) {}
+  StepOperand(Tensor values, QuantizedTensor given)
+      : value(std::move(values)), codes(std::move(given)) {}
+
+  /// High precision; the values of the codes in the dtype that they were made from.
+  Tensor value;
+  QuantizedTensor codes;
+  bool is_codes() const { return codes.rowwise.has_value() || codes.columnwise.has_value(); }
 };
 
 /// Transformer Engine's is_first_microbatch (docs/sessions.md section 3).
@@ -70,6 +99,8 @@ enum class Microbatch {
 uint32_t CallIdOf(TensorRole role);
 /// Units of one step take consecutive ranges of so many call ids.
 inline constexpr uint32_t kCallIdsPerUnit = 3;
+/// The first call id of results (QuantizeResult), beyond all those of operands.
+inline constexpr uint32_t kResultCallIds = uint32_t{1} << 31;
 
 /// How one forward step is done. Its backward follows the same options: nothing is read from
 /// outside again, not even a recipe that has changed since.

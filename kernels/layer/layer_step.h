@@ -65,14 +65,15 @@ struct BackwardResult {
 /// lacks a direction which this step needs gets that direction if its format allows (UpdateUsages);
 /// else FAILED_PRECONDITION naming parameter, direction and rule.
 absl::StatusOr<ForwardResult> ForwardLayer(StepRecorder& recorder, const LayerSpec& spec,
-                                           LayerState& state, const Tensor& x,
+                                           LayerState& state, const StepOperand& x,
                                            const StepOptions& options);
 
 /// Backward of the forward that gave `saved`. Changes state.main_grads, and grad_output's histories
-/// in state.delayed.
+/// in state.delayed. INVALID_ARGUMENT naming grad_output if its codes are not what the forward's
+/// recipe reads.
 absl::StatusOr<BackwardResult> BackwardLayer(StepRecorder& recorder, const LayerSpec& spec,
                                              LayerState& state, std::unique_ptr<LayerSaved> saved,
-                                             const Tensor& grad_output);
+                                             const StepOperand& grad_output);
 
 /// The weights' gradients that a backward deferred, with the bits that they would have had without
 /// the delay. Gradients of weights with main gradients are added to state.main_grads instead.

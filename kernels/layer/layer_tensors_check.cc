@@ -7,7 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/refusal.h"
+#include "kernels/layer/attention_core.h"
 #include "kernels/layer/layer_request.h"
+#include "kernels/layer/linear/given_codes.h"
 #include "kernels/quantize/quantized_outline.h"
 
 namespace quantgate {
@@ -54,10 +56,13 @@ class TensorsCheck {
                                        const LayerProgram& program) const;
   absl::StatusOr<Shape> CheckLinear(const ProgramOperation& operation, const Shape& x) const;
   absl::Status CheckNormOperation(const ProgramOperation& operation, const Shape& x) const;
+  absl::StatusOr<Shape> CheckAttention(const ProgramOperation& operation, const Shape& x) const;
   absl::Status CheckVector(const std::string& name, int64_t count, const std::string& of) const;
   absl::Status CheckBytes(const std::string& value, const Shape& shape) const;
   absl::Status CheckGradOutput() const;
   absl::Status CheckMainGrads() const;
+  absl::Status CheckCodes() const;
+  absl::Status CheckReadersOfX(const LayerProgram& program, const std::string& given) const;
 
   const LayerRequest& request_;
   const std::string kind_;
@@ -249,6 +254,21 @@ absl::Status TensorsCheck::CheckNormOperation(const ProgramOperation& operation,
   return WithinField(operation.field, CheckNorm(desc));
 }
 
+absl::StatusOr<Shape> TensorsCheck::CheckAttention(const ProgramOperation& operation,
+                                                   const Shape& x) const {
+  if (request_.x.rank() != 2 && request_.x.rank() != 3) {
+    return Refuse("x", TensorText(request_.x),
+                  absl::StrCat("its rank must be 2 or 3 of a ", kind_,
+                               ", [S][K] or [S][B][K]: attention is along dim 0"));
+  }
+  const int ranks = request_.parallel == nullptr ? 1 : request_.parallel->size();
+  QG_ASSIGN_OR_RETURN(const AttentionDims dims, CheckAttentionDims(operation, x, ranks));
+  // Overflow is refused factor by factor.
+  QG_RETURN_IF_ERROR(CheckBytes(absl::StrCat(operation.name, ".scores"),
+                                {dims.batch, dims.heads, dims.sequence, dims.sequence}));
+  return AttentionOutputShape(dims, x);
+}
+
 absl::StatusOr<Shape> TensorsCheck::CheckOperation(const ProgramOperation& operation,
                                                    const std::vector<Shape>& values,
                                                    const LayerProgram& program) const {
@@ -268,6 +288,8 @@ absl::StatusOr<Shape> TensorsCheck::CheckOperation(const ProgramOperation& opera
           operation.field, CheckActivationForward(h, operation.activation, DType::kBF16)));
       return ActivationOutputShape(x, operation.activation.kind);
     }
+    case OperationKind::kAttention:
+      return CheckAttention(operation, x);
     case OperationKind::kAdd:
       if (values[operation.addend] != x) {
         return Refuse(operation.field + ".addend",
@@ -336,10 +358,54 @@ absl::Status TensorsCheck::CheckMainGrads() const {
   return absl::OkStatus();
 }
 
+/// Refuses codes of x that an operation reads in high precision.
+absl::Status TensorsCheck::CheckReadersOfX(const LayerProgram& program,
+                                           const std::string& given) const {
+  for (const ProgramOperation& operation : program.operations) {
+    const bool reads_x = operation.input == 0 || operation.addend == 0;
+    if (!reads_x || operation.kind == OperationKind::kBasicLinear) continue;
+    return Refuse("x", given,
+                  absl::StrCat(operation.name,
+                               ", the operation that reads it, takes x in high "
+                               "precision"));
+  }
+  return absl::OkStatus();
+}
+
+/// Checks which operands are given as codes; their formats depend on the recipe.
+absl::Status TensorsCheck::CheckCodes() const {
+  const std::vector<LayerParameter> known = ParametersOf(request_.layer);
+  for (const auto& [given, codes] : request_.codes) {
+    const std::string& name = given;
+    const bool is_parameter = name != "x" && name != "grad_output";
+    const std::string field = is_parameter ? ParameterField(name) : name;
+    const std::string text = absl::StrCat("given as ", CodesText(codes));
+    if (request_.parallel != nullptr) {
+      return Refuse(field, text, "ranks that divide a layer quantize their own parts");
+    }
+    const bool is_weight = std::any_of(known.begin(), known.end(), [&](const LayerParameter& one) {
+      return one.kind == ParameterKind::kWeight && one.name == name;
+    });
+    if (is_parameter && !is_weight) return Refuse(field, text, "only weights are read as codes");
+    if (is_parameter) continue;
+    if (request_.layer.traits().has_experts) {
+      return Refuse(
+          field, text,
+          absl::StrCat("the rows of each expert are quantized by themselves, in a ", kind_));
+    }
+    if (name == "grad_output") continue;
+    const std::vector<LayerProgram> programs = ProgramsOf(
+        request_.layer, [&](const std::string& parameter) { return Find(parameter) != nullptr; });
+    QG_RETURN_IF_ERROR(CheckReadersOfX(programs.front(), text));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status TensorsCheck::Run() {
   QG_RETURN_IF_ERROR(CheckPresence());
   QG_RETURN_IF_ERROR(CheckX());
   QG_RETURN_IF_ERROR(CheckSplits());
+  QG_RETURN_IF_ERROR(CheckCodes());
   const LayerSpec& layer = request_.layer;
   const std::vector<LayerProgram> programs =
       ProgramsOf(layer, [&](const std::string& name) { return Find(name) != nullptr; });

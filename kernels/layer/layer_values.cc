@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/layer/layer_faults.h"
 #include "kernels/layer/linear/linear_operands.h"
 
 namespace quantgate {
@@ -54,13 +55,14 @@ absl::Status CalibrateState(ProgramRun& run, const PlannedOperation& operation, 
                           operation.RecipeFor(role), run.state.delayed);
 }
 
-struct NamedOperands {
-  std::vector<const char*> names;
-  std::vector<Tensor> tensors;
-  std::string parameter = {};  ///< The parameter that one of the tensors may be.
-};
+absl::StatusOr<Tensor> ParameterOf(ProgramRun& run, const PlannedOperation& operation,
+                                   const char* what, const std::string& name) {
+  if (name.empty()) return Tensor();
+  return InActivationDType(run, operation, what, run.state.parameters.at(name).value);
+}
 
-/// Keeps the operands that are not absent, under "norm x", "norm gamma", ...
+}  // namespace
+
 absl::Status KeepAll(ProgramRun& run, const PlannedOperation& operation,
                      const NamedOperands& operands, OperationSaved& saved) {
   return run.recorder.Timed(
@@ -90,14 +92,6 @@ absl::Status UseAll(ProgramRun& run, const PlannedOperation& operation,
                               return run.recorder.Use(used);
                             });
 }
-
-absl::StatusOr<Tensor> ParameterOf(ProgramRun& run, const PlannedOperation& operation,
-                                   const char* what, const std::string& name) {
-  if (name.empty()) return Tensor();
-  return InActivationDType(run, operation, what, run.state.parameters.at(name).value);
-}
-
-}  // namespace
 
 absl::StatusOr<Tensor> InActivationDType(ProgramRun& run, const PlannedOperation& operation,
                                          const char* what, const Tensor& tensor) {
@@ -220,6 +214,10 @@ absl::StatusOr<LayerValue> ForwardAdd(ProgramRun& run, size_t index, const Layer
   QG_ASSIGN_OR_RETURN(y.tensor, run.recorder.Timed({StageKind::kOperation, operation.name}, [&] {
     return run.recorder.engine().Add(a, b, run.layer.activation_dtype, run.recorder.cancellation());
   }));
+  if (run.recorder.faults().Has(kFaultAddendTwice)) {
+    QG_ASSIGN_OR_RETURN(y.tensor, run.recorder.engine().Add(y.tensor, b, run.layer.activation_dtype,
+                                                            run.recorder.cancellation()));
+  }
   return y;
 }
 

@@ -17,13 +17,16 @@ struct LayerValue {
   QuantizedTensor codes;  ///< Made by a quantize operation, for a linear unit.
   /// The values of the codes, which other operations read in place of `tensor`.
   Tensor dequantized;
+  /// Tensors within the operation that gave it, which a report judges apart.
+  std::vector<NamedTensor> inside = {};
 
   const Tensor& plain() const { return dequantized.has_value() ? dequantized : tensor; }
 };
 
 /// The gradient of a value.
 struct ValueGradient : LinearGradient {
-  Tensor dequantized;  ///< As LayerValue::dequantized.
+  Tensor dequantized;                    ///< As LayerValue::dequantized.
+  std::vector<NamedTensor> inside = {};  ///< As LayerValue::inside.
 
   bool has_value() const { return value.has_value(); }
   const Tensor& plain() const { return dequantized.has_value() ? dequantized : value; }
@@ -32,7 +35,8 @@ struct ValueGradient : LinearGradient {
 /// What one operation keeps for backward.
 struct OperationSaved {
   std::optional<LinearSaved> linear;
-  std::vector<KeptOperand> operands;  ///< A norm's x, gamma, mean and rstd; an activation's x.
+  /// A norm's x, gamma, mean and rstd; an activation's x; attention's heads and probabilities.
+  std::vector<KeptOperand> operands;
 };
 
 /// One program on its way through one step. References must outlive it.
@@ -72,6 +76,19 @@ absl::StatusOr<ValueGradient> BackwardQuantize(ProgramRun& run, size_t operation
                                                const ValueGradient& dy);
 absl::StatusOr<ValueGradient> BackwardScale(ProgramRun& run, size_t operation,
                                             const ValueGradient& dy);
+
+/// Operands that an operation keeps for backward.
+struct NamedOperands {
+  std::vector<const char*> names;
+  std::vector<Tensor> tensors;
+  std::string parameter = {};  ///< The parameter that one of the tensors may be.
+};
+/// Keeps the operands that are not absent, under "norm x", "norm gamma", ...
+absl::Status KeepAll(ProgramRun& run, const PlannedOperation& operation,
+                     const NamedOperands& operands, OperationSaved& saved);
+/// Fingerprints the operands again, where backward reads them.
+absl::Status UseAll(ProgramRun& run, const PlannedOperation& operation,
+                    const OperationSaved& saved);
 
 /// `tensor` cast to the activation dtype, in stage "OPERATION.cast WHAT". Absent if `tensor` is.
 absl::StatusOr<Tensor> InActivationDType(ProgramRun& run, const PlannedOperation& operation,

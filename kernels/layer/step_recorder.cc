@@ -113,11 +113,43 @@ absl::StatusOr<Tensor> StepRecorder::Gemm(const std::string& stage, GemmRecord r
   return d;
 }
 
+absl::StatusOr<std::vector<Tensor>> StepRecorder::Gemms(
+    const std::string& stage, GemmRecord record,
+    std::span<const std::pair<Tensor, Tensor>> operands) {
+  std::vector<Tensor> products;
+  std::optional<StartedGemm> first;
+  QG_RETURN_IF_ERROR(Timed({StageKind::kGemm, stage}, [&]() -> absl::Status {
+    for (const auto& [a, b] : operands) {
+      GemmDesc desc = record.desc;
+      desc.a.data = a;
+      desc.b.data = b;
+      QG_ASSIGN_OR_RETURN(StartedGemm started, engine_.StartGemm(desc, cancellation_));
+      products.push_back(started.result.d);
+      if (first.has_value()) continue;
+      first = std::move(started);
+      record.desc = std::move(desc);
+    }
+    // The note of the first, for which this may wait, is read when all have been begun.
+    QG_ASSIGN_OR_RETURN(first->result.note, std::move(first->note)());
+    return absl::OkStatus();
+  }));
+  record.result = std::move(first->result);
+  record.matrices = static_cast<int64_t>(operands.size());
+  QG_RETURN_IF_ERROR(RecordGemm(std::move(record), {}));
+  return products;
+}
+
 absl::Status StepRecorder::RecordGemm(GemmRecord record, StageTimeline timeline) {
   SetWhatRan(record.result, record.desc);
   records_.gemms.push_back(std::move(record));
   if (!timeline.timeline.tasks.empty()) records_.timelines.push_back(std::move(timeline));
   return absl::OkStatus();
+}
+
+void StepRecorder::SetResultCodes(const std::string& output, GemmRecord::ResultCodes codes) {
+  const auto found = std::find_if(records_.gemms.rbegin(), records_.gemms.rend(),
+                                  [&](const GemmRecord& gemm) { return gemm.output == output; });
+  if (found != records_.gemms.rend()) found->result_codes = std::move(codes);
 }
 
 absl::StatusOr<std::vector<std::vector<Tensor>>> StepRecorder::StartFingerprints(
@@ -167,6 +199,9 @@ absl::StatusOr<std::vector<SavedMarkPointer>> StepRecorder::Save(
     std::vector<SavedTensor> counted = operand.parts;
     if (faults_.Has(kFaultScalesUncounted)) {
       std::erase_if(counted, [](const SavedTensor& part) { return part.is_scale; });
+    }
+    if (faults_.Has(kFaultProbabilitiesUncounted) && operand.name.ends_with(" probabilities")) {
+      counted.clear();
     }
     marks.push_back(
         std::make_shared<const SavedMark>(SavedMark{operand.name, operand.content, operand.format,

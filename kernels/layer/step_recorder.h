@@ -43,7 +43,16 @@ struct GemmRecord {
   GemmDesc desc;
   OperandOrigin a, b;
   GemmResult result;  ///< d is 2-D; the output of the same name has the caller's shape.
-  int pieces = 1;     ///< How many GEMMs it was cut into so that communication ran beside them.
+  /// Above 0: a product of attention, and the record is that of the first of so many heads.
+  int64_t matrices = 0;
+  /// result.d quantized, if the recipe has a rule for it.
+  struct ResultCodes {
+    QuantizerSpec rule;
+    QuantizedTensor codes;  ///< Rowwise.
+    Tensor values;          ///< Of the codes; the output in place of result.d.
+  };
+  std::optional<ResultCodes> result_codes = {};
+  int pieces = 1;  ///< How many GEMMs it was cut into so that communication ran beside them.
 };
 
 /// One operand kept between forward and backward. Equal fingerprints show that nothing wrote to it.
@@ -204,9 +213,16 @@ class StepRecorder {
                                            std::string amax_group = {});
   /// Runs record.desc, records it, and returns d.
   absl::StatusOr<Tensor> Gemm(const std::string& stage, GemmRecord record);
+  /// Runs record.desc once for each pair of operands as one stage, records the first and their
+  /// number, and returns their d in order. There must be at least one pair.
+  absl::StatusOr<std::vector<Tensor>> Gemms(const std::string& stage, GemmRecord record,
+                                            std::span<const std::pair<Tensor, Tensor>> operands);
   /// Records a GEMM that was run as part of another call, and the timeline of that call unless it
   /// is empty.
   absl::Status RecordGemm(GemmRecord record, StageTimeline timeline);
+
+  /// Sets GemmRecord::result_codes of the last GEMM that gave `output`.
+  void SetResultCodes(const std::string& output, GemmRecord::ResultCodes codes);
 
   /// Start the fingerprints of operands that are kept for backward, and of the same operands at
   /// their use. Take many operands, since starting takes longer than fingerprinting a small tensor.

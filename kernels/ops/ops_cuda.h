@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/ops/activation/activation.h"
+#include "kernels/ops/attention/attention.h"
 #include "kernels/ops/elementwise/elementwise.h"
 #include "kernels/ops/norm/norm.h"
 #include "kernels/ops/optimizer/optimizer.h"
@@ -25,6 +26,14 @@ absl::StatusOr<Tensor> ActivationForwardCuda(CudaDevice& device, const Tensor& h
 absl::StatusOr<Tensor> ActivationBackwardCuda(CudaDevice& device, const Tensor& dy, const Tensor& h,
                                               const ActivationOptions& options, DType out,
                                               KernelPath path = KernelPath::kTuned);
+
+// As in attention.h:
+absl::StatusOr<Tensor> SwapDimsCuda(CudaDevice& device, const Tensor& source);
+absl::StatusOr<Tensor> RotateCuda(CudaDevice& device, const RotaryDesc& desc);
+absl::StatusOr<SoftmaxResult> SoftmaxForwardCuda(CudaDevice& device, const SoftmaxDesc& desc,
+                                                 KernelPath path = KernelPath::kTuned);
+absl::StatusOr<Tensor> SoftmaxBackwardCuda(CudaDevice& device, const SoftmaxBackwardDesc& desc,
+                                           KernelPath path = KernelPath::kTuned);
 
 // As in elementwise.h:
 absl::StatusOr<Tensor> AddCuda(CudaDevice& device, const Tensor& a, const Tensor& b, DType out);

@@ -55,16 +55,6 @@ absl::Status CheckArguments(const Quantizer& quantizer, const QuantizeArguments&
   return CheckOffset(arguments.column_offset, "column_offset");
 }
 
-/// Whether one pass makes both copies: the rules differ at most in the transform, which only the
-/// columnwise copy has. What a rowwise copy that is the source dequantizes to is the source.
-bool IsOneRule(const Quantizer& quantizer) {
-  QuantizerSpec columnwise = quantizer.columnwise;
-  columnwise.hadamard = false;
-  return columnwise == quantizer.rowwise &&
-         (quantizer.columnwise_source == ColumnwiseSource::kOriginal ||
-          !quantizer.rowwise.makes_copy());
-}
-
 /// Quantizes by one rule. `hadamard` is that of the columnwise copy.
 absl::StatusOr<QuantizedTensor> QuantizeOneRule(const Tensor& source, QuantizerSpec spec,
                                                 bool hadamard, Usages usages,
@@ -163,7 +153,7 @@ absl::StatusOr<QuantizedTensor> QuantizeByRules(const Tensor& source, const Quan
   if (!source.has_value()) return RefuseAbsent("source", "it must be given");
   QG_RETURN_IF_ERROR(CheckQuantization(source.dtype(), source.shape(), quantizer, usages));
   QG_RETURN_IF_ERROR(CheckArguments(quantizer, arguments));
-  if (IsOneRule(quantizer)) {
+  if (quantizer.has_one_rule()) {
     return QuantizeOneRule(source, quantizer.rowwise, quantizer.columnwise.hadamard, usages,
                            arguments, quantize);
   }

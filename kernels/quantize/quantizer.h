@@ -88,6 +88,14 @@ struct Quantizer {
   bool is_uniform() const {
     return rowwise == columnwise && columnwise_source == ColumnwiseSource::kOriginal;
   }
+  /// Whether both copies are made from the source by one rule, up to a Hadamard transform. If not,
+  /// the tensor is hybrid (QuantizedTensor::is_hybrid).
+  bool has_one_rule() const {
+    QuantizerSpec other = columnwise;
+    other.hadamard = false;
+    return other == rowwise &&
+           (columnwise_source == ColumnwiseSource::kOriginal || !rowwise.makes_copy());
+  }
   /// The directions that have a delayed scale of their own. A uniform quantizer has one scale for
   /// both, that of the rowwise direction.
   std::vector<Usage> delayed_directions() const {
@@ -166,6 +174,11 @@ absl::StatusOr<TensorAmaxes> MeasureAmaxCpu(const Tensor& source, const Quantize
 /// columnwise nvfp4 copy, as in Transformer Engine (docs/quantizers.md section 8).
 absl::StatusOr<Tensor> DequantizeCpu(const QuantizedTensor& quantized, Usage usage, DType out_dtype,
                                      const ExecutionContext& context);
+
+/// Whether UpdateUsagesCpu would make `quantized`, which may be an outline, hold `usages`:
+/// FAILED_PRECONDITION naming the direction and why it cannot be had
+/// (docs/quantizers.md section 8).
+absl::Status CheckUsages(const QuantizedTensor& quantized, Usages usages);
 
 /// Makes `quantized` hold exactly `usages`: drops a direction, derives columnwise from rowwise
 /// codes where the format allows it exactly, and otherwise FAILED_PRECONDITION with nothing changed

@@ -109,12 +109,8 @@ absl::StatusOr<QuantizedCopy> MakeColumnwise(const QuantizedCopy& rowwise,
 
 }  // namespace
 
-absl::Status UpdateUsages(QuantizedTensor& quantized, Usages usages,
-                          ColumnwiseMaker make_columnwise) {
-  if (IsIdentity(quantized)) {
-    ShareIdentity(quantized);
-    return absl::OkStatus();
-  }
+absl::Status CheckUsages(const QuantizedTensor& quantized, Usages usages) {
+  if (IsIdentity(quantized)) return absl::OkStatus();
   if (!usages.rowwise && !usages.columnwise) {
     return RefusePrecondition("usages", "none",
                               "a quantized tensor must keep rowwise or columnwise codes");
@@ -123,8 +119,18 @@ absl::Status UpdateUsages(QuantizedTensor& quantized, Usages usages,
     return RefusePrecondition("usages", "rowwise",
                               "rowwise codes cannot be made from columnwise ones");
   }
+  if (usages.columnwise && !quantized.columnwise.has_value()) return CheckDerivable(quantized);
+  return absl::OkStatus();
+}
+
+absl::Status UpdateUsages(QuantizedTensor& quantized, Usages usages,
+                          ColumnwiseMaker make_columnwise) {
+  if (IsIdentity(quantized)) {
+    ShareIdentity(quantized);
+    return absl::OkStatus();
+  }
+  QG_RETURN_IF_ERROR(CheckUsages(quantized, usages));
   if (usages.columnwise && !quantized.columnwise.has_value()) {
-    QG_RETURN_IF_ERROR(CheckDerivable(quantized));
     QG_ASSIGN_OR_RETURN(quantized.columnwise, make_columnwise(*quantized.rowwise));
   }
   if (!usages.rowwise) quantized.rowwise.reset();

@@ -142,8 +142,8 @@ class Backwarding {
 
  private:
   absl::StatusOr<std::vector<std::shared_ptr<LayerSaved>>> Recompute();
-  absl::StatusOr<Tensor> BackwardOne(size_t layer, const LayerSaved& saved, const Tensor& gradient,
-                                     LayerState& state);
+  absl::StatusOr<Tensor> BackwardOne(size_t layer, const LayerSaved& saved,
+                                     const StepOperand& gradient, LayerState& state);
   absl::Status SeedMainGradientOverwritten(Microbatch microbatch, LayerState& state);
   absl::Status SeedMainGradientKept(Microbatch microbatch,
                                     const std::map<std::string, Tensor>& before, LayerState& state);
@@ -207,7 +207,7 @@ absl::Status Backwarding::SeedMainGradientKept(Microbatch microbatch,
 }
 
 absl::StatusOr<Tensor> Backwarding::BackwardOne(size_t layer, const LayerSaved& saved,
-                                                const Tensor& gradient, LayerState& state) {
+                                                const StepOperand& gradient, LayerState& state) {
   const SessionLayer& spec = session_.spec.layers[layer];
   const StepOptions options = saved.options();
   std::unique_ptr<LayerSaved> used = saved.Clone();
@@ -240,6 +240,10 @@ absl::StatusOr<SessionStepResult> Backwarding::Run() {
   next_.in_flight.erase(step_.microbatch);
   const Cancellation* const cancellation = run_.recorder().cancellation();
   QG_ASSIGN_OR_RETURN(Tensor gradient, session_.engine.ToDevice(step_.grad_output, cancellation));
+  for (Tensor* const part : TensorsOf(step_.codes)) {
+    if (!part->has_value()) continue;
+    QG_ASSIGN_OR_RETURN(*part, session_.engine.ToDevice(*part, cancellation));
+  }
   std::vector<std::shared_ptr<LayerSaved>> saved = flight_->saved;
   if (flight_->recomputation != nullptr) {
     QG_ASSIGN_OR_RETURN(saved, Recompute());
@@ -252,7 +256,11 @@ absl::StatusOr<SessionStepResult> Backwarding::Run() {
     // Nothing before this layer requires a gradient.
     if (saved[i] == nullptr) break;
     options = saved[i]->options();
-    QG_ASSIGN_OR_RETURN(gradient, BackwardOne(i, *saved[i], gradient, layers[i]));
+    const bool is_last = i + 1 == layers.size();
+    QG_ASSIGN_OR_RETURN(
+        gradient, BackwardOne(i, *saved[i],
+                              is_last ? StepOperand(gradient, step_.codes) : StepOperand(gradient),
+                              layers[i]));
     if (!gradient.has_value()) break;
     has_reached_x = i == 0;
   }

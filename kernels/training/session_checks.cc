@@ -51,7 +51,9 @@ std::optional<int64_t> ColumnsOf(const LayerSpec& spec,
   // No program yet: the spec has not been checked.
   std::vector<std::string> names;
   for (const LayerPart& part : spec.traits().parts) {
-    if (part.operation == OperationKind::kNorm) names.push_back("gamma");
+    if (part.operation == OperationKind::kNorm) {
+      names.push_back(absl::StrCat(std::string(part.prefix), "gamma"));
+    }
     if (part.operation != OperationKind::kBasicLinear) continue;
     names.push_back(
         absl::StrCat(std::string(part.prefix), "weight", spec.traits().has_experts ? ".0" : ""));
@@ -325,6 +327,8 @@ absl::StatusOr<Shape> CheckSessionForward(const SessionSpec& spec, const Session
     const SessionLayer& layer = spec.layers[i];
     QG_ASSIGN_OR_RETURN(LayerRequest request, RequestOf(layer, state.layers[i], parallel));
     request.x = x;
+    const bool is_codes = step.x_codes.rowwise.has_value() || step.x_codes.columnwise.has_value();
+    if (i == 0 && is_codes) request.codes["x"] = step.x_codes;
     request.value_bytes_max = step.value_bytes_max;
     request.calibrate = step.calibrate;
     request.requires_grad = requires_grad[i];

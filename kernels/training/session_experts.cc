@@ -126,13 +126,14 @@ absl::Status LayerOnRank::Sum(StepRecorder& recorder, const ParallelStep* parall
 }
 
 absl::StatusOr<ForwardResult> LayerOnRank::Forward(StepRecorder& recorder, LayerState& state,
-                                                   const Tensor& x,
+                                                   const StepOperand& x,
                                                    const StepOptions& options) const {
   if (rank_ == nullptr) {
     const ParallelStep* const parallel = options.parallel.get();
-    QG_ASSIGN_OR_RETURN(const Tensor whole, Gathered(recorder, parallel, ParallelMode::kColumn, x));
-    QG_ASSIGN_OR_RETURN(ForwardResult result,
-                        ForwardLayer(recorder, spec(), state, whole, options));
+    QG_ASSIGN_OR_RETURN(const Tensor whole,
+                        Gathered(recorder, parallel, ParallelMode::kColumn, x.value));
+    QG_ASSIGN_OR_RETURN(ForwardResult result, ForwardLayer(recorder, spec(), state,
+                                                           StepOperand(whole, x.codes), options));
     QG_RETURN_IF_ERROR(Sum(recorder, parallel, ParallelMode::kRow, result.y));
     return result;
   }
@@ -140,8 +141,9 @@ absl::StatusOr<ForwardResult> LayerOnRank::Forward(StepRecorder& recorder, Layer
   ExpertOptions experts;
   experts.first_expert = division_.first_expert;
   LayerState own = Renamed(state, -first());
-  QG_ASSIGN_OR_RETURN(ExpertForward forward, ForwardExperts(recorder, *rank_->experts, experts,
-                                                            spec(), own, x, routing, options));
+  QG_ASSIGN_OR_RETURN(
+      ExpertForward forward,
+      ForwardExperts(recorder, *rank_->experts, experts, spec(), own, x.value, routing, options));
   state = Renamed(std::move(own), first());
   ForwardResult result;
   result.y = std::move(forward.y);
@@ -153,25 +155,27 @@ absl::StatusOr<ForwardResult> LayerOnRank::Forward(StepRecorder& recorder, Layer
 
 absl::StatusOr<BackwardResult> LayerOnRank::Backward(StepRecorder& recorder, LayerState& state,
                                                      std::unique_ptr<LayerSaved> saved,
-                                                     const Tensor& grad_output) const {
+                                                     const StepOperand& grad_output) const {
   if (rank_ == nullptr) {
     const std::shared_ptr<const ParallelStep> parallel = saved->options().parallel;
     QG_ASSIGN_OR_RETURN(const Tensor whole,
-                        Gathered(recorder, parallel.get(), ParallelMode::kRow, grad_output));
+                        Gathered(recorder, parallel.get(), ParallelMode::kRow, grad_output.value));
     std::shared_ptr<const void> gathered;
     if (divides_weights_ && whole_.parallel_mode == ParallelMode::kRow) {
       gathered = HoldGatheredForExperts(recorder, *parallel, whole);
     }
     QG_ASSIGN_OR_RETURN(BackwardResult result,
-                        BackwardLayer(recorder, spec(), state, std::move(saved), whole));
+                        BackwardLayer(recorder, spec(), state, std::move(saved),
+                                      StepOperand(whole, grad_output.codes)));
     QG_RETURN_IF_ERROR(Sum(recorder, parallel.get(), ParallelMode::kColumn, result.dx));
     return result;
   }
   QG_ASSIGN_OR_RETURN(ExpertSaved experts, TakeExperts(saved.get()));
   ExpertSaved later{experts.plan, experts.layer, nullptr};
   LayerState own = Renamed(state, -first());
-  QG_ASSIGN_OR_RETURN(BackwardResult result, BackwardExperts(recorder, *rank_->experts,
-                                                             std::move(experts), own, grad_output));
+  QG_ASSIGN_OR_RETURN(
+      BackwardResult result,
+      BackwardExperts(recorder, *rank_->experts, std::move(experts), own, grad_output.value));
   state = Renamed(std::move(own), first());
   NameGradients(first(), result.gradients);
   if (result.deferred != nullptr) {

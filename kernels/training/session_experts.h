@@ -24,11 +24,12 @@ class LayerOnRank {
 
   /// As ForwardLayer, BackwardLayer and BackwardWgrad; collective if experts or their weights are
   /// divided. Gradients and saved parts have the whole layer's names.
-  absl::StatusOr<ForwardResult> Forward(StepRecorder& recorder, LayerState& state, const Tensor& x,
-                                        const StepOptions& options) const;
+  /// Codes are for a session on one rank.
+  absl::StatusOr<ForwardResult> Forward(StepRecorder& recorder, LayerState& state,
+                                        const StepOperand& x, const StepOptions& options) const;
   absl::StatusOr<BackwardResult> Backward(StepRecorder& recorder, LayerState& state,
                                           std::unique_ptr<LayerSaved> saved,
-                                          const Tensor& grad_output) const;
+                                          const StepOperand& grad_output) const;
   absl::StatusOr<std::vector<NamedTensor>> Wgrad(StepRecorder& recorder, LayerState& state,
                                                  std::unique_ptr<LayerSaved> deferred) const;
   /// Renames experts in these steps' records to their numbers in the whole layer.

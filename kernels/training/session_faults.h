@@ -20,6 +20,8 @@ inline constexpr char kFaultWeightsRoundedStochastically[] = "weights-rounded-st
 inline constexpr char kFaultRequantizationTheOtherWay[] = "requantization-the-other-way";
 /// An update of a quantized weight takes the rank's own amax in place of its group's.
 inline constexpr char kFaultUpdateForgetsGroup[] = "amax-group-forgotten-by-update";
+/// A change to another recipe keeps the codes of held weights, as if its own rule had made them.
+inline constexpr char kFaultCodesKeptAtChange[] = "codes-kept-at-recipe-change";
 /// The optimizer updates the parameter's rounded values and not its master.
 inline constexpr char kFaultMasterIgnored[] = "master-ignored";
 
@@ -49,6 +51,9 @@ inline constexpr char kFaultBackwardReadsLiveRecipe[] = "backward-reads-live-rec
 
 /// Row 10: a backward override is dropped under delayed scaling, which has none.
 inline constexpr char kFaultOverrideIgnoredUnderDelayed[] = "override-ignored-under-delayed";
+
+/// Every layer follows the rules that a custom recipe has for the first.
+inline constexpr char kFaultRulesOfFirstLayer[] = "rules-of-first-layer";
 
 // Between forward and backward.
 

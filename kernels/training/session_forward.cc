@@ -11,6 +11,14 @@
 
 namespace quantgate {
 
+namespace {
+
+bool IsCodes(const ForwardStep& step) {
+  return step.x_codes.rowwise.has_value() || step.x_codes.columnwise.has_value();
+}
+
+}  // namespace
+
 absl::Status CheckForwardOrder(const SessionState& state, const ForwardStep& step) {
   QG_RETURN_IF_ERROR(CheckSessionName("microbatch", step.microbatch));
   if (state.in_flight.count(step.microbatch) != 0) {
@@ -26,6 +34,11 @@ absl::Status CheckForwardOrder(const SessionState& state, const ForwardStep& ste
   }
   if (!step.train && step.recompute) {
     return Refuse("recompute", "true", "it needs train=true");
+  }
+  if (step.recompute && IsCodes(step)) {
+    return Refuse("recompute", "true",
+                  "x is given as codes, and a recomputation begins with x in "
+                  "high precision");
   }
   if (step.calibrate && !state.recipe.is_delayed()) {
     return Refuse("calibrate", "true",
@@ -115,9 +128,11 @@ absl::StatusOr<Shape> Forwarding::CheckTensors() {
   // Checking takes the host longer than launching the forward.
   const std::optional<CheckedForward>& last = session_.checked_forward;
   const std::shared_ptr<const ParallelStep> parallel = session_.parallel();
-  if (last.has_value() && last->IsLike(step_, next_.recipe, parallel.get())) return last->y_shape;
+  if (last.has_value() && !IsCodes(step_) && last->IsLike(step_, next_.recipe, parallel.get()))
+    return last->y_shape;
   QG_ASSIGN_OR_RETURN(const Shape y,
                       CheckSessionForward(session_.spec, next_, next_.recipe, step_, parallel));
+  if (IsCodes(step_)) return y;
   checked_ = CheckedForward{next_.recipe,
                             step_.x.dtype(),
                             step_.x.shape(),
@@ -186,6 +201,10 @@ absl::StatusOr<SessionStepResult> Forwarding::Run() {
     next_.next_call_id = 0;
   }
   QG_ASSIGN_OR_RETURN(step_.x, session_.engine.ToDevice(step_.x, run_.recorder().cancellation()));
+  for (Tensor* const part : TensorsOf(step_.x_codes)) {
+    if (!part->has_value()) continue;
+    QG_ASSIGN_OR_RETURN(*part, session_.engine.ToDevice(*part, run_.recorder().cancellation()));
+  }
   QG_ASSIGN_OR_RETURN(const uint32_t first_call_id, TakeCallIds());
   std::shared_ptr<Recomputation> recomputation;
   if (recomputes()) {

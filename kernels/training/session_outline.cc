@@ -6,6 +6,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/engine/engine.h"
 #include "kernels/quantize/quantized_outline.h"
+#include "kernels/training/held_codes.h"
 #include "kernels/training/parallel/parallel_checks.h"
 #include "kernels/training/session_checks.h"
 
@@ -77,10 +78,16 @@ void MarkGradients(bool are_there, SessionState& state) {
 }  // namespace
 
 absl::StatusOr<SessionOutline> SessionOutline::Open(
-    Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters) {
+    Engine& engine, SessionSpec spec, std::map<std::string, Tensor> parameters,
+    const std::map<std::string, QuantizedTensor>& codes) {
+  NameLayers(spec);
+  QG_RETURN_IF_ERROR(CheckHeldCodes(spec, codes));
+  for (const auto& [name, held] : codes) {
+    QG_ASSIGN_OR_RETURN(parameters[name], OutlineTensor(held.source_dtype, held.shape));
+  }
   QG_ASSIGN_OR_RETURN(SessionState now, StateOfOutlines(engine, spec, parameters));
-  return SessionOutline(
-      std::make_shared<State>(State{engine, std::move(spec), parameters, std::move(now)}));
+  return SessionOutline(std::make_shared<State>(
+      State{engine, std::move(spec), std::move(parameters), std::move(now)}));
 }
 
 const Recipe& SessionOutline::recipe() const { return state_->now.recipe; }
@@ -97,21 +104,23 @@ absl::Status SessionOutline::Forward(const ForwardStep& step) {
   } else {
     QG_RETURN_IF_ERROR(CheckNamesNoRanks(step));
     const std::optional<CheckedForward>& last = state.checked_forward;
-    if (last.has_value() && last->IsLike(step, state.now.recipe, nullptr)) {
+    const bool is_codes = step.x_codes.rowwise.has_value() || step.x_codes.columnwise.has_value();
+    if (!is_codes && last.has_value() && last->IsLike(step, state.now.recipe, nullptr)) {
       flight->y_shape = last->y_shape;
     } else {
       QG_ASSIGN_OR_RETURN(flight->y_shape, CheckSessionForward(state.spec, state.now,
                                                                state.now.recipe, step, nullptr));
-      state.checked_forward = CheckedForward{.recipe = state.now.recipe,
-                                             .x_dtype = step.x.dtype(),
-                                             .x_shape = step.x.shape(),
-                                             .train = step.train,
-                                             .calibrate = step.calibrate,
-                                             .requires_grad = step.requires_grad,
-                                             .column_overlap = {},
-                                             .row_overlap = {},
-                                             .amax_groups = {},
-                                             .y_shape = flight->y_shape};
+      if (!is_codes)
+        state.checked_forward = CheckedForward{.recipe = state.now.recipe,
+                                               .x_dtype = step.x.dtype(),
+                                               .x_shape = step.x.shape(),
+                                               .train = step.train,
+                                               .calibrate = step.calibrate,
+                                               .requires_grad = step.requires_grad,
+                                               .column_overlap = {},
+                                               .row_overlap = {},
+                                               .amax_groups = {},
+                                               .y_shape = flight->y_shape};
     }
   }
   if (step.train) state.now.in_flight[step.microbatch] = std::move(flight);

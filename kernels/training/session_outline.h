@@ -18,8 +18,9 @@ namespace quantgate {
 class SessionOutline {
  public:
   /// Errors as OpenSession.
-  static absl::StatusOr<SessionOutline> Open(Engine& engine, SessionSpec spec,
-                                             const std::map<std::string, Tensor>& parameters);
+  static absl::StatusOr<SessionOutline> Open(
+      Engine& engine, SessionSpec spec, std::map<std::string, Tensor> parameters,
+      const std::map<std::string, QuantizedTensor>& codes = {});
 
   absl::Status Forward(const ForwardStep& step);
   absl::Status Backward(const BackwardStep& step);

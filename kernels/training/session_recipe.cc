@@ -65,24 +65,18 @@ class RecipeChange {
 };
 
 absl::Status RecipeChange::CheckQuantizedWeights() const {
-  const Recipe& from = next_.recipe;
   for (size_t i = 0; i < next_.layers.size(); ++i) {
     for (const auto& [name, parameter] : next_.layers[i].state.parameters) {
       if (!parameter.is_quantized()) continue;
       const Quantizer quantizer = WeightQuantizer(i, name);
       const std::string path = absl::StrCat(session_.spec.layers[i].name, ".", name);
-      if (to_.name() != from.name()) {
-        return RefusePrecondition(
-            "recipe", to_.ShortText(),
-            absl::StrCat(path, " is held quantized by recipe ", from.ShortText(),
-                         ", and another recipe cannot take it over"));
-      }
       if (parameter.quantizer == quantizer || session_.spec.masters != Masters::kNone) continue;
       return RefusePrecondition(
           "recipe", to_.ShortText(),
-          absl::StrCat(path, " is held as ", QuantizerText(parameter.quantizer), ", would be ",
-                       QuantizerText(quantizer),
-                       ", and the session has no masters to quantize it from anew"));
+          absl::StrCat(path, " is held as ", QuantizerText(parameter.quantizer), " by recipe ",
+                       next_.recipe.ShortText(), ", would be ", QuantizerText(quantizer),
+                       ", and the session has no masters to quantize it from anew: spec.masters is "
+                       "none, and must be f32 or bf16_remainder"));
     }
   }
   return absl::OkStatus();
@@ -128,6 +122,14 @@ absl::Status RecipeChange::RequantizeWeights() {
     if (is_of_another_rule) changed.push_back(i);
   }
   if (changed.empty()) return absl::OkStatus();
+  if (session_.faults.Has(kFaultCodesKeptAtChange) && to_.name() != next_.recipe.name()) {
+    for (const size_t i : changed) {
+      for (auto& [name, parameter] : next_.layers[i].state.parameters) {
+        if (parameter.is_quantized()) parameter.quantizer = WeightQuantizer(i, name);
+      }
+    }
+    return absl::OkStatus();
+  }
   // Rows are divided at blocks of the new rule, as if the session had been opened under it.
   const Division division(session_.engine, session_.spec, session_.rank.get(), session_.faults,
                           cancellation_);

@@ -116,8 +116,9 @@ absl::StatusOr<ForwardPass> ForwardLayers(SessionStepRun& run, const SessionSpec
                               .defer_wgrad = plan.step.defer_wgrad,
                               .parallel = plan.parallel};
     call_id += CallIdsOf(layer.spec);
+    const StepOperand x = i == 0 ? StepOperand(pass.y, plan.step.x_codes) : StepOperand(pass.y);
     absl::StatusOr<ForwardResult> result =
-        run.layer(i).Forward(run.recorder(i), layers[i], pass.y, options);
+        run.layer(i).Forward(run.recorder(i), layers[i], x, options);
     if (!result.ok()) return InLayer(layer, result.status());
     pass.y = std::move(result->y);
     if (result->norm_out.has_value()) {

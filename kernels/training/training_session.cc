@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/refusal.h"
 #include "kernels/engine/engine.h"
+#include "kernels/training/held_codes.h"
 #include "kernels/training/parallel/parallel_checks.h"
 #include "kernels/training/parallel/parallel_session.h"
 #include "kernels/training/parameter_update.h"
@@ -132,28 +133,36 @@ std::vector<std::string> OneRankSession::microbatches() const {
 
 absl::StatusOr<std::unique_ptr<Session>> OpenSession(
     Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
-    const RankSetting* setting, const Cancellation* cancellation) {
+    const RankSetting* setting, const Cancellation* cancellation, const CodesByName& codes) {
   if (spec.parallel.has_value()) {
+    QG_RETURN_IF_ERROR(CheckHeldCodes(spec, codes));
     return ParallelSession::Open(engine, std::move(spec), parameters, setting, cancellation);
   }
   return OneRankSession::Open(engine, std::move(spec), parameters, cancellation,
-                              setting == nullptr ? SeededFaults() : setting->faults);
+                              setting == nullptr ? SeededFaults() : setting->faults, nullptr,
+                              codes);
 }
 
 absl::StatusOr<std::unique_ptr<OneRankSession>> OneRankSession::Open(
     Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
     const Cancellation* cancellation, const SeededFaults& faults,
-    std::shared_ptr<const SessionRank> rank) {
+    std::shared_ptr<const SessionRank> rank, const CodesByName& codes) {
   if (rank == nullptr) QG_RETURN_IF_ERROR(CheckOneRank(spec));
   if (spec.recipe.is_delayed() && faults.Has(kFaultOverrideIgnoredUnderDelayed)) {
     spec.recipe = spec.recipe.WithBackwardOverride(BackwardOverride::kNone);
   }
   NameLayers(spec);
+  if (faults.Has(kFaultRulesOfFirstLayer)) {
+    for (SessionLayer& layer : spec.layers) layer.spec.name = spec.layers.front().name;
+  }
   QG_RETURN_IF_ERROR(CheckSessionSpec(spec));
   QG_RETURN_IF_ERROR(engine.CheckArithmetic(spec.arithmetic));
   SessionState state{.recipe = spec.recipe};
   state.layers.resize(spec.layers.size());
+  QG_RETURN_IF_ERROR(CheckHeldCodes(spec, codes));
+  QG_ASSIGN_OR_RETURN(const auto values, ValuesOfHeld(engine, codes, cancellation));
   QG_RETURN_IF_ERROR(SortParameters(spec, parameters, state));
+  QG_RETURN_IF_ERROR(SortParameters(spec, values, state));
   QG_RETURN_IF_ERROR(CheckSessionShapes(spec, state, rank == nullptr ? nullptr : rank->step));
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     SessionLayerState& layer = state.layers[i];
@@ -161,6 +170,7 @@ absl::StatusOr<std::unique_ptr<OneRankSession>> OneRankSession::Open(
     ParameterUpdate update(engine, spec, i, spec.recipe, faults, cancellation, rank.get());
     QG_RETURN_IF_ERROR(InLayer(spec.layers[i], update.Begin(layer)));
   }
+  QG_RETURN_IF_ERROR(HoldCodes(engine, spec, codes, cancellation, state));
   QG_RETURN_IF_ERROR(PutTrained(engine, spec, parameters, state, cancellation));
   QG_RETURN_IF_ERROR(CheckSessionRecipe(spec, state, spec.recipe, rank.get(), kAnyDType));
   KeepOwnExperts(spec, rank.get(), state.layers);

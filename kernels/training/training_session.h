@@ -93,10 +93,14 @@ struct ForwardStep {
   std::optional<OverlapSpec> overlap = {};
   /// As LayerRequest::value_bytes_max.
   int64_t value_bytes_max = std::numeric_limits<int64_t>::max();
+  /// If x is given as codes, which the first layer reads as they are: the codes, of which `x` then
+  /// has the values.
+  QuantizedTensor x_codes = {};
 };
 struct BackwardStep {
   std::string microbatch = "0";
   Tensor grad_output;
+  QuantizedTensor codes = {};  ///< The same of grad_output and the last layer.
 };
 struct OptimizerStep {
   std::optional<float> learning_rate;  ///< Absent: the spec's.
@@ -159,10 +163,10 @@ class Session {
   /// Changes the recipe of later forwards; forwards in flight keep theirs. The same recipe with
   /// other knobs takes effect at once: delayed scaling's histories stay, its scales become those
   /// that the last update would have given with the new maximum and margin, and quantized weights
-  /// whose rule changed are quantized anew from their masters. Another recipe drops delayed
-  /// scaling's states; a later return to delayed scaling begins with fresh ones.
-  /// FAILED_PRECONDITION naming both rules if quantized weights were made by another recipe
-  /// (docs/sessions.md section 2), or by another rule and have no masters.
+  /// whose rule changed are quantized anew from their masters, in every usage that they hold.
+  /// Another recipe does the same to them, and drops delayed scaling's states; a later return to
+  /// delayed scaling begins with fresh ones. FAILED_PRECONDITION naming both rules if the rule of
+  /// quantized weights changes and they have no masters (docs/sessions.md section 2).
   virtual absl::Status ChangeRecipe(const Recipe& recipe,
                                     const Cancellation* cancellation = nullptr) = 0;
   /// Move what a microbatch saved to host memory, and back.
@@ -202,10 +206,12 @@ class Session {
 
 /// Opens the session that the spec describes: on one rank, or on several in this `setting`, which
 /// must outlive the session (null: the defaults). Errors as OneRankSession::Open and
-/// ParallelSession::Open.
+/// ParallelSession::Open. `codes`: weights that are given as codes and not in `parameters`, as of
+/// OneRankSession::Open.
 absl::StatusOr<std::unique_ptr<Session>> OpenSession(
     Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
-    const RankSetting* setting, const Cancellation* cancellation);
+    const RankSetting* setting, const Cancellation* cancellation,
+    const std::map<std::string, QuantizedTensor>& codes = {});
 
 /// Opens a session that continues from a checkpoint, on any engine and perhaps on other ranks than
 /// wrote it. FAILED_PRECONDITION if the checkpoint has other layers or another class of recipe, or
@@ -222,11 +228,14 @@ class OneRankSession final : public Session {
 
   /// `parameters` are in high precision, named "LAYER.NAME"; main gradients and optimizer state
   /// that are not given start at zero. A non-null `rank` says which of several ranks this is;
-  /// `parameters` are then its own parts. INVALID_ARGUMENT naming field, value and rule.
+  /// `parameters` are then its own parts. `codes`: weights that are given as codes and not in
+  /// `parameters`; a session whose weights are quantized holds them as they are, and fp32 masters
+  /// begin as their values. INVALID_ARGUMENT naming field, value and rule.
   static absl::StatusOr<std::unique_ptr<OneRankSession>> Open(
       Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
       const Cancellation* cancellation, const SeededFaults& faults = {},
-      std::shared_ptr<const SessionRank> rank = nullptr);
+      std::shared_ptr<const SessionRank> rank = nullptr,
+      const std::map<std::string, QuantizedTensor>& codes = {});
 
   absl::StatusOr<SessionStepResult> Forward(const ForwardStep& step,
                                             const Cancellation* cancellation) override;

@@ -55,7 +55,7 @@ absl::Status CheckSplitK(const std::string& field, const LayerRequest& step,
   const bool all_quantized = std::all_of(modules.begin(), modules.end(),
                                          [](const Recipe& of) { return of.is_quantized(); });
   const bool runs_tf32 =
-      is_cast || !all_quantized ||
+      is_cast || !all_quantized || step.layer.traits().has(OperationKind::kAttention) ||
       (recipe.backward_override() != BackwardOverride::kNone && has_backward_gemm);
   if (!runs_tf32) return absl::OkStatus();
   return StatusOf(
@@ -154,6 +154,12 @@ absl::StatusOr<std::vector<LayerPlanPointer>> DecideVariants(const LayerRunReque
     QG_RETURN_IF_ERROR(CheckSplitK(field, request.step, variant));
     QG_RETURN_IF_ERROR(CheckGemms(field, **layer, variant));
     if (variant.parallel.has_value()) {
+      if (!request.step.codes.empty()) {
+        return Refuse(
+            field + ".parallel", variant.parallel->Label(),
+            absl::StrCat("its ranks quantize their own parts, and ",
+                         NameOfCodes(request.step.codes.begin()->first), " is given as codes"));
+      }
       QG_RETURN_IF_ERROR(CheckParallel(field, request.step, *variant.parallel, variant.recipe,
                                        variant.arithmetic));
     }
@@ -229,6 +235,12 @@ std::string_view RequirementName(Requirement requirement) {
 
 absl::StatusOr<Plan> Plan::Create(LayerRunRequest request) {
   QG_RETURN_IF_ERROR(CheckLayerTensors(request.step));
+  if (request.error_budget && !request.step.codes.empty()) {
+    return Refuse(
+        "error_budget", "true",
+        absl::StrCat("it measures what quantizing makes of the operands, and ",
+                     NameOfCodes(request.step.codes.begin()->first), " is given as codes"));
+  }
   QG_ASSIGN_OR_RETURN(std::vector<LayerPlanPointer> layers, DecideVariants(request));
   QG_RETURN_IF_ERROR(CheckUsed(request));
   QG_RETURN_IF_ERROR(CheckParallelModeUsed(request));
@@ -260,13 +272,37 @@ absl::Status VisitTensors(
   return absl::OkStatus();
 }
 
+std::string NameOfCodes(const std::string& operand) {
+  const bool is_parameter = operand != "x" && operand != "grad_output";
+  return is_parameter ? absl::StrCat("parameters[", operand, "]") : operand;
+}
+
 absl::StatusOr<Plan> Plan::WithTensors(TensorLoader load) const {
+  return WithTensors(load, [](const std::string& name) -> absl::StatusOr<LoadedCodes> {
+    return absl::InternalError(absl::StrCat(name, " is given as codes, and nothing loads them"));
+  });
+}
+
+absl::StatusOr<Plan> Plan::WithTensors(TensorLoader load, CodesLoader load_codes) const {
   LayerRunRequest request = request_;
+  std::map<std::string, Tensor> values;
+  for (auto& [operand, codes] : request.step.codes) {
+    const std::string name = NameOfCodes(operand);
+    QG_ASSIGN_OR_RETURN(LoadedCodes loaded, load_codes(name));
+    codes = std::move(loaded.codes);
+    values[name] = std::move(loaded.values);
+    request.given_parts[name] = std::move(loaded.parts);
+  }
   QG_RETURN_IF_ERROR(
       VisitTensors(request, [&](const std::string& name, Tensor& tensor) -> absl::Status {
         if (!tensor.has_value()) return absl::OkStatus();
         const Tensor outline = tensor;
-        QG_ASSIGN_OR_RETURN(tensor, load(name, outline));
+        const auto of_codes = values.find(name);
+        if (of_codes != values.end()) {
+          tensor = of_codes->second;
+        } else {
+          QG_ASSIGN_OR_RETURN(tensor, load(name, outline));
+        }
         if (tensor.dtype() == outline.dtype() && tensor.shape() == outline.shape()) {
           return absl::OkStatus();
         }

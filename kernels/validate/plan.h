@@ -50,7 +50,19 @@ struct LayerRunRequest {
   /// output.
   std::map<std::string, Tensor> subjects;
   bool error_budget = false;  ///< Whether to measure VariantReport::error_budgets.
+  /// The parts of operands that are given as codes (LayerRequest::codes), as they were given, by
+  /// the names of VisitTensors. Empty until they are loaded.
+  std::map<std::string, std::vector<NamedTensor>> given_parts = {};
 };
+
+/// An operand that is given as codes, loaded.
+struct LoadedCodes {
+  QuantizedTensor codes;           ///< Scales in the logical layout.
+  Tensor values;                   ///< Dequantized to the dtype and shape of the codes' source.
+  std::vector<NamedTensor> parts;  ///< As they were given: "rowwise_data", ...
+};
+/// The name that VisitTensors has for an operand of LayerRequest::codes.
+std::string NameOfCodes(const std::string& operand);
 
 /// Calls `visit` with every tensor of a request, also absent ones, and its name: "x",
 /// "grad_output", "parameters[weight]", "main_grads[weight]", "subjects[y]",
@@ -77,8 +89,12 @@ class Plan {
   /// Gives a tensor of the request by its name (VisitTensors) and its outline.
   using TensorLoader =
       absl::FunctionRef<absl::StatusOr<Tensor>(const std::string& name, const Tensor& outline)>;
-  /// This plan with every tensor loaded. Errors: those of `load`; INTERNAL for a tensor of another
-  /// dtype or shape; Create's for the values of a state of delayed scaling.
+  /// Gives an operand that is given as codes, by its name (VisitTensors).
+  using CodesLoader = absl::FunctionRef<absl::StatusOr<LoadedCodes>(const std::string& name)>;
+  /// This plan with every tensor loaded. Errors: those of `load` and `load_codes`; INTERNAL for a
+  /// tensor of another dtype or shape; Create's for the values of a state of delayed scaling.
+  absl::StatusOr<Plan> WithTensors(TensorLoader load, CodesLoader load_codes) const;
+  /// The same of a plan whose tensors are all in high precision.
   absl::StatusOr<Plan> WithTensors(TensorLoader load) const;
   /// The number of steps of the run, the unit of its progress.
   int StepCount() const;

@@ -9,6 +9,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/layer/layer_state.h"
 #include "kernels/quantize/recipe/delayed_scaling.h"
+#include "kernels/validate/quantized_plan.h"
 
 namespace quantgate {
 namespace {
@@ -84,21 +85,6 @@ absl::Status CheckScaleLayout(const QuantizeRequest& request) {
   return absl::OkStatus();
 }
 
-/// The scales of every copy in the layout asked for.
-absl::Status ConvertAllScales(Engine& engine, ScaleLayout layout, QuantizedTensor& quantized) {
-  if (layout == ScaleLayout::kLogical) return absl::OkStatus();
-  for (const Usage usage : kUsages) {
-    std::optional<QuantizedCopy>& copy = quantized.copy(usage);
-    if (!copy.has_value()) continue;
-    QG_ASSIGN_OR_RETURN(
-        copy->scale_inv,
-        engine.ConvertScales(copy->scale_inv,
-                             ScaleArrayOf(copy->format, copy->block_dim, usage, quantized.shape),
-                             ScaleLayout::kLogical, layout));
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::StatusOr<QuantizePlan> QuantizePlan::Create(QuantizeRequest request) {
@@ -146,7 +132,8 @@ absl::StatusOr<QuantizeResult> QuantizePlan::Run(Engine& engine,
   QG_ASSIGN_OR_RETURN(const std::vector<QuantizationSummary> summaries,
                       engine.Summarize({&result.quantized, 1}));
   static_cast<QuantizationSummary&>(result.record) = summaries[0];
-  QG_RETURN_IF_ERROR(ConvertAllScales(engine, request_.scale_layout, result.quantized));
+  QG_RETURN_IF_ERROR(
+      ConvertAllScales(engine, ScaleLayout::kLogical, request_.scale_layout, result.quantized));
   if (IsDelayed(request_)) {
     QG_ASSIGN_OR_RETURN(state, WithCast(state, result.record.amax.value_or(0.0f)));
     result.amax_history = state.amax_history;

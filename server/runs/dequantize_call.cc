@@ -1,11 +1,8 @@
 // Engine.Dequantize.
-#include <algorithm>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/validate/quantize_plan.h"
@@ -30,32 +27,11 @@ struct DequantizeWork {
   DequantizePlan plan;
 };
 
-absl::StatusOr<SlotReferences> DequantizeReferences(const v1::DequantizeRequest& request,
-                                                    int64_t bytes_max) {
-  SlotReferences references;
-  for (const auto& [name, source] : request.tensors()) {
-    // Dequantization needs only scale_inv; scale and amax_history are for the next cast.
-    if (name == kScalePart || name == kAmaxHistoryPart) continue;
-    const bool is_part = std::any_of(kQuantizedParts.begin(), kQuantizedParts.end(),
-                                     [&](const QuantizedPart& part) { return part.name == name; });
-    if (!is_part) {
-      std::vector<std::string> names;
-      for (const QuantizedPart& part : kQuantizedParts) names.emplace_back(part.name);
-      return Refuse(
-          absl::StrCat("tensors[", Printable(name), "]"), "given",
-          absl::StrCat("not a name that Quantize gives; those are ", absl::StrJoin(names, ", "),
-                       ", ", kScalePart, " and ", kAmaxHistoryPart));
-    }
-    QG_RETURN_IF_ERROR(
-        AddReference(absl::StrCat("tensors[\"", name, "\"]"), source, bytes_max, references));
-  }
-  return references;
-}
-
 absl::StatusOr<DequantizeWork> CheckDequantize(CallContext& context,
                                                const v1::DequantizeRequest& proto) {
-  QG_ASSIGN_OR_RETURN(SlotReferences references,
-                      DequantizeReferences(proto, context.tensor_bytes_max));
+  // Dequantization needs only scale_inv.
+  QG_ASSIGN_OR_RETURN(SlotReferences references, PartReferencesFromProto(proto.tensors(), "", false,
+                                                                         context.tensor_bytes_max));
   DequantizeRequest request;
   const bool has_rowwise = references.contains(PartField(Usage::kRowwise, "data"));
   if (proto.usage() == "columnwise" || (proto.usage().empty() && !has_rowwise)) {

@@ -14,6 +14,7 @@ namespace quantgate {
 #define QG_ENGINE_CALLS(CALL) \
   CALL(Quantize)              \
   CALL(Dequantize)            \
+  CALL(UpdateUsages)          \
   CALL(Gemm)                  \
   CALL(Compare)               \
   CALL(Explain)

@@ -92,14 +92,34 @@ absl::StatusOr<CheckedRun> CheckLayerRun(CallContext& context, const v1::RunSpec
 
 absl::StatusOr<Plan> LoadLayerRun(const LayerRun& run, const Plan& outline, TensorLoader& loader,
                                   Device& device, const Cancellation* cancellation) {
-  return outline.WithTensors([&](const std::string& name, const Tensor&) -> absl::StatusOr<Tensor> {
+  const auto load = [&](const std::string& name, const Tensor&) -> absl::StatusOr<Tensor> {
     if (cancellation != nullptr) QG_RETURN_IF_ERROR(cancellation->Check());
     const TensorReference& reference = run.tensors.at(name);
     // The values of delayed scaling's states are checked in host memory.
     return absl::StartsWith(name, "delayed_state[")
                ? loader.LoadToHost(reference, device, cancellation)
                : loader.Load(reference, device, cancellation);
-  });
+  };
+  const auto load_codes = [&](const std::string& name) {
+    return LoadQuantized(run.quantized.at(name), loader, device, cancellation);
+  };
+  return outline.WithTensors(load, load_codes);
+}
+
+absl::StatusOr<LoadedCodes> LoadQuantized(const QuantizedReference& reference, TensorLoader& loader,
+                                          Device& device, const Cancellation* cancellation) {
+  QG_ASSIGN_OR_RETURN(const QuantizedPlan outline, OutlineOf(reference));
+  LoadedCodes loaded;
+  const auto load = [&](const std::string& slot) -> absl::StatusOr<Tensor> {
+    QG_ASSIGN_OR_RETURN(const Tensor part,
+                        loader.Load(reference.parts.at(slot), device, cancellation));
+    loaded.parts.push_back({PartOfSlot(slot), part});
+    return part;
+  };
+  QG_ASSIGN_OR_RETURN(const QuantizedPlan plan, outline.WithTensors(load));
+  QG_ASSIGN_OR_RETURN(loaded.codes, plan.Codes(*device.engine));
+  QG_ASSIGN_OR_RETURN(loaded.values, ValuesOf(*device.engine, loaded.codes, cancellation));
+  return loaded;
 }
 
 v1::RunState StateOf(const absl::Status& status, const Cancellation& cancellation) {
@@ -195,12 +215,20 @@ absl::Status RunExecution::DescribeInputs(v1::RunReport& report) {
     v1::InputTensor& proto = *report.add_inputs();
     proto.set_name(name);
     *proto.mutable_fingerprint() = FingerprintToProto(fingerprint);
-    QG_RETURN_IF_ERROR(DescribeSource(run_.tensors.at(name), proto));
+    QG_RETURN_IF_ERROR(DescribeSource(ReferenceOf(name), proto));
   }
   for (const auto& [name, subject] : run_.request.subjects) {
     QG_RETURN_IF_ERROR(KeepBytes(run_.tensors.at(absl::StrCat("subjects[", name, "]"))));
   }
   return absl::OkStatus();
+}
+
+const TensorReference& RunExecution::ReferenceOf(const std::string& input) const {
+  const auto found = run_.tensors.find(input);
+  if (found != run_.tensors.end()) return found->second;
+  // A part of an operand that was given as codes: "parameters[weight].rowwise_data".
+  const size_t point = input.rfind('.');
+  return run_.quantized.at(input.substr(0, point)).parts.at(SlotOfPart(input.substr(point + 1)));
 }
 
 absl::Status RunExecution::DescribeSource(const TensorReference& reference,

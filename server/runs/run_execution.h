@@ -39,6 +39,8 @@ class RunExecution final : public RunWork {
  private:
   absl::StatusOr<v1::RunReport> ExecutePlan(const Plan& plan, const RankSetting& ranks);
   absl::Status DescribeInputs(v1::RunReport& report);
+  /// The reference to an input of the report.
+  const TensorReference& ReferenceOf(const std::string& input) const;
   /// Writes where the input came from, and its digest.
   absl::Status DescribeSource(const TensorReference& reference, v1::InputTensor& proto);
   /// Stores the bytes of a tensor that came with the request, so that the run can be repeated.
@@ -94,6 +96,10 @@ absl::StatusOr<Device*> DeviceForRun(const LayerRun& run, const Devices& devices
 /// `outline` with the tensors of `run` loaded.
 absl::StatusOr<Plan> LoadLayerRun(const LayerRun& run, const Plan& outline, TensorLoader& loader,
                                   Device& device, const Cancellation* cancellation);
+
+/// A quantized tensor and its values on the device. The types of its parts must be known.
+absl::StatusOr<LoadedCodes> LoadQuantized(const QuantizedReference& reference, TensorLoader& loader,
+                                          Device& device, const Cancellation* cancellation);
 
 v1::RunEvent AcceptedEvent(const std::string& run_id, int queue_position);
 /// The event has `report` and `last_variant` where `state` is success.

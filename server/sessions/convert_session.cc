@@ -54,6 +54,19 @@ absl::StatusOr<Microbatch> MicrobatchFromName(const std::string& name) {
 
 std::string MicrobatchName(const std::string& given) { return given.empty() ? "0" : given; }
 
+/// x or grad_output, which may be given as codes.
+absl::Status OperandFromProto(const v1::TensorSource& proto, const std::string& field,
+                              int64_t tensor_bytes_max, SessionStep& step) {
+  if (proto.has_quantized()) {
+    QG_ASSIGN_OR_RETURN(step.quantized,
+                        QuantizedReferenceFromProto(proto.quantized(), field + ".quantized", true,
+                                                    tensor_bytes_max));
+    return absl::OkStatus();
+  }
+  QG_ASSIGN_OR_RETURN(step.tensor, TensorReferenceFromProto(proto, field, tensor_bytes_max));
+  return RequireTensor(step.tensor);
+}
+
 absl::Status ForwardFromProto(const v1::SessionStepRequest::Forward& proto,
                               int64_t tensor_bytes_max, SessionStep& step) {
   step.kind = proto.evaluate()    ? SessionStep::Kind::kEvaluate
@@ -80,6 +93,19 @@ absl::Status ForwardFromProto(const v1::SessionStepRequest::Forward& proto,
 }
 
 }  // namespace
+
+absl::StatusOr<std::vector<std::string>> NotesOfRecipe(const v1::SessionSpec& spec,
+                                                       const Recipe& recipe) {
+  std::vector<LayerSpec> layers;
+  std::vector<const LayerSpec*> pointers;
+  layers.reserve(static_cast<size_t>(spec.layers_size()));
+  for (const v1::SessionLayer& layer : spec.layers()) {
+    QG_ASSIGN_OR_RETURN(layers.emplace_back(), LayerFromProto(layer.layer(), "layer"));
+    layers.back().name = layer.name();
+    pointers.push_back(&layers.back());
+  }
+  return NotesOfRules(pointers, recipe, "session");
+}
 
 absl::StatusOr<SessionSpec> SessionSpecFromProto(const v1::SessionSpec& proto,
                                                  const std::string& field) {
@@ -279,16 +305,12 @@ absl::StatusOr<SessionStep> SessionStepFromProto(const v1::SessionStepRequest& p
                                                  int64_t tensor_bytes_max) {
   QG_ASSIGN_OR_RETURN(SessionStep step, SessionStepWithoutTensor(proto, tensor_bytes_max));
   if (proto.has_forward()) {
-    QG_ASSIGN_OR_RETURN(
-        step.tensor, TensorReferenceFromProto(proto.forward().x(), "forward.x", tensor_bytes_max));
-  } else if (proto.has_backward()) {
-    QG_ASSIGN_OR_RETURN(step.tensor,
-                        TensorReferenceFromProto(proto.backward().grad_output(),
-                                                 "backward.grad_output", tensor_bytes_max));
-  } else {
-    return step;
+    QG_RETURN_IF_ERROR(OperandFromProto(proto.forward().x(), "forward.x", tensor_bytes_max, step));
   }
-  QG_RETURN_IF_ERROR(RequireTensor(step.tensor));
+  if (proto.has_backward()) {
+    QG_RETURN_IF_ERROR(OperandFromProto(proto.backward().grad_output(), "backward.grad_output",
+                                        tensor_bytes_max, step));
+  }
   return step;
 }
 

@@ -6,10 +6,12 @@
 #include <optional>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "quantgate/v1/sessions_service.pb.h"
 #include "server/sessions/session_store.h"
+#include "server/wire/quantized_parts.h"
 #include "server/wire/tensor_reference.h"
 
 namespace quantgate {
@@ -30,6 +32,11 @@ v1::ListSessionsResponse SessionPageToProto(const std::vector<SessionRecord>& re
 /// Returns `spec` with the session's present recipe in place of its recipe and backward override.
 v1::SessionSpec SessionSpecToProto(v1::SessionSpec spec, const Recipe& recipe);
 
+/// What there is to say of a recipe in the session of this spec: which rules decide nothing
+/// (NotesOfRules). The spec must be one that opened a session.
+absl::StatusOr<std::vector<std::string>> NotesOfRecipe(const v1::SessionSpec& spec,
+                                                       const Recipe& recipe);
+
 /// One step as a request describes it, before its tensor is loaded.
 struct SessionStep {
   enum class Kind {
@@ -43,7 +50,8 @@ struct SessionStep {
     kOffload,
     kReload
   } kind = Kind::kTrain;
-  TensorReference tensor;  ///< x of a forward, grad_output of a backward.
+  TensorReference tensor;                       ///< x of a forward, grad_output of a backward.
+  std::optional<QuantizedReference> quantized;  ///< In place of `tensor`: it is given as codes.
   ForwardStep forward;
   std::string microbatch;
   OptimizerStep optimizer;

@@ -13,6 +13,7 @@
 #include "server/errors.h"
 #include "server/limits.h"
 #include "server/runs/output_writer.h"
+#include "server/runs/run_execution.h"
 #include "server/sessions/convert_session.h"
 #include "server/sessions/session_store.h"
 #include "server/wire/convert_layer.h"
@@ -39,6 +40,8 @@ absl::Status DescribeSession(CallContext& context, const std::string& id,
   response = SessionRecordToProto(record, context.sessions.Now());
   v1::SessionSpec spec;
   if (!spec.ParseFromString(spec_text)) return error::Internal("a session's spec is damaged");
+  QG_ASSIGN_OR_RETURN(const std::vector<std::string> notes, NotesOfRecipe(spec, *record.recipe));
+  response.mutable_notes()->Add(notes.begin(), notes.end());
   *response.mutable_spec() = SessionSpecToProto(std::move(spec), *record.recipe);
   return absl::OkStatus();
 }
@@ -83,17 +86,39 @@ absl::Status Finish(CallContext& context, Device& device, OpeningWork& work,
 
 using References = std::map<std::string, TensorReference>;
 
+/// The parameters of a session as its request gives them.
+struct ParameterReferences {
+  References plain;
+  std::map<std::string, QuantizedReference> quantized;
+
+  std::vector<TensorReference*> All() {
+    std::vector<TensorReference*> all;
+    for (auto& [name, reference] : plain) all.push_back(&reference);
+    for (auto& [name, weight] : quantized) {
+      for (auto& [slot, reference] : weight.parts) all.push_back(&reference);
+    }
+    return all;
+  }
+};
+
 absl::Status OpenOnDevice(CallContext& context, Device& device, const Cancellation& cancellation,
-                          OpeningWork& work, const References& references, v1::Session& response) {
+                          OpeningWork& work, const ParameterReferences& references,
+                          v1::Session& response) {
   if (!work.place.has_value()) {
     return DescribeSession(context, work.opened, work.spec_text, response);
   }
   std::map<std::string, Tensor> parameters;
-  for (const auto& [name, reference] : references) {
+  for (const auto& [name, reference] : references.plain) {
     QG_ASSIGN_OR_RETURN(parameters[name], context.loader.Load(reference, device, &cancellation));
   }
+  std::map<std::string, QuantizedTensor> codes;
+  for (const auto& [name, reference] : references.quantized) {
+    QG_ASSIGN_OR_RETURN(LoadedCodes loaded,
+                        LoadQuantized(reference, context.loader, device, &cancellation));
+    codes[name] = std::move(loaded.codes);
+  }
   absl::StatusOr<std::unique_ptr<Session>> training =
-      OpenSession(*device.engine, work.spec, parameters, &context.ranks, &cancellation);
+      OpenSession(*device.engine, work.spec, parameters, &context.ranks, &cancellation, codes);
   if (!training.ok()) return WithinField("spec", training.status());
   return Finish(context, device, work, *std::move(training), response);
 }
@@ -152,13 +177,17 @@ absl::StatusOr<DeviceWork> PrepareOpenSession(CallContext& context,
                                               const v1::OpenSessionRequest& request,
                                               v1::Session& response) {
   QG_ASSIGN_OR_RETURN(OpeningWork work, BeginOpening(context, request));
-  QG_ASSIGN_OR_RETURN(
-      References references,
-      NamedTensorsFromProto(request.parameters(), "parameters", context.tensor_bytes_max));
-  std::vector<TensorReference*> all;
+  ParameterReferences references;
+  QG_ASSIGN_OR_RETURN(references.plain,
+                      NamedTensorsFromProto(request.parameters(), "parameters",
+                                            context.tensor_bytes_max, &references.quantized));
+  const std::vector<TensorReference*> all = references.All();
   int64_t bytes = 0;
-  for (auto& [name, reference] : references) all.push_back(&reference);
   QG_RETURN_IF_ERROR(context.loader.Resolve(all));
+  for (const auto& [name, weight] : references.quantized) {
+    QG_ASSIGN_OR_RETURN(const QuantizedPlan outline, OutlineOf(weight));
+    QG_RETURN_IF_ERROR(WithinField(weight.field, outline.CheckValues()));
+  }
   for (const TensorReference* reference : all) {
     bytes += static_cast<int64_t>(OutlineOf(*reference).byte_size());
   }

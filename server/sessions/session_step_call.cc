@@ -12,6 +12,7 @@
 #include "kernels/base/status_macros.h"
 #include "server/errors.h"
 #include "server/runs/output_writer.h"
+#include "server/runs/run_execution.h"
 #include "server/sessions/convert_session.h"
 #include "server/sessions/session_calls.h"
 #include "server/sessions/session_steps.h"
@@ -97,11 +98,12 @@ absl::StatusOr<bool> StepCall::WasDone() {
 /// The step under `against`, and after it the session's own, from the same state.
 absl::StatusOr<SessionStepResult> StepCall::StepBoth(const Cancellation& cancellation) {
   against_.reset();
-  if (!request_.has_against()) return TakeSessionStep(training(), step_, cancellation);
+  if (!request_.has_against()) return TakeSessionStep(training(), use_->spec, step_, cancellation);
   const std::function<void()> restore = training().RestorePoint();
   absl::StatusOr<Against> other = StepAgainst(cancellation);
   restore();
-  absl::StatusOr<SessionStepResult> own = TakeSessionStep(training(), step_, cancellation);
+  absl::StatusOr<SessionStepResult> own =
+      TakeSessionStep(training(), use_->spec, step_, cancellation);
   // What is wrong under both recipes is wrong with the step itself.
   if (!own.ok()) return own;
   if (!other.ok()) {
@@ -128,7 +130,7 @@ absl::StatusOr<StepCall::Against> StepCall::StepAgainst(const Cancellation& canc
   } else {
     QG_RETURN_IF_ERROR(training().ChangeRecipe(*against_recipe_, &cancellation));
   }
-  QG_ASSIGN_OR_RETURN(against.result, TakeSessionStep(training(), step_, cancellation));
+  QG_ASSIGN_OR_RETURN(against.result, TakeSessionStep(training(), use_->spec, step_, cancellation));
   StepResultToProto(training(), against.result, against.report);
   // Its backward may be compared, too. What several ranks saved is not kept.
   if (step_.kind == SessionStep::Kind::kTrain || step_.kind == SessionStep::Kind::kRecompute) {
@@ -212,6 +214,12 @@ absl::Status StepCall::Do(const Cancellation& cancellation) {
   if (step_.tensor.has_value()) {
     QG_ASSIGN_OR_RETURN(step_.forward.x,
                         context_.loader.Load(step_.tensor, use_->device, &cancellation));
+  }
+  if (step_.quantized.has_value()) {
+    QG_ASSIGN_OR_RETURN(LoadedCodes loaded, LoadQuantized(*step_.quantized, context_.loader,
+                                                          use_->device, &cancellation));
+    step_.forward.x = std::move(loaded.values);
+    step_.forward.x_codes = std::move(loaded.codes);
   }
   // Restores the session where the response cannot be given: that step counts as not done.
   const std::function<void()> restore = training().RestorePoint();
@@ -309,7 +317,7 @@ absl::Status StepCall::Run(const Cancellation& cancellation) {
 absl::StatusOr<std::optional<Recipe>> AgainstFromProto(const v1::SessionStepRequest& request,
                                                        const SessionStep& step) {
   if (!request.has_against()) return std::optional<Recipe>();
-  if (!step.tensor.has_value()) {
+  if (!step.tensor.has_value() && !step.quantized.has_value()) {
     return Refuse("against", std::string(SessionStepField(step.kind)),
                   "only a forward or a backward is also done under another recipe");
   }
@@ -338,6 +346,11 @@ absl::StatusOr<DeviceWork> PrepareSessionStep(CallContext& context,
   QG_ASSIGN_OR_RETURN(std::optional<Recipe> against, AgainstFromProto(request, step));
   TensorReference* const references[] = {&step.tensor};
   QG_RETURN_IF_ERROR(context.loader.Resolve(references));
+  if (step.quantized.has_value()) {
+    QG_RETURN_IF_ERROR(context.loader.Resolve(step.quantized->parts));
+    QG_ASSIGN_OR_RETURN(const QuantizedPlan outline, OutlineOf(*step.quantized));
+    QG_RETURN_IF_ERROR(WithinField(step.quantized->field, outline.CheckValues()));
+  }
   QG_ASSIGN_OR_RETURN(SessionUse use, context.sessions.Use(request.session_id()));
   QG_ASSIGN_OR_RETURN(const SessionRecord record, context.sessions.Find(request.session_id()));
   Device* const device = &use->device;

@@ -21,7 +21,8 @@ absl::StatusOr<SessionStepResult> NothingAfter(const absl::Status& status) {
   return SessionStepResult();
 }
 
-absl::StatusOr<SessionStepResult> TakeChange(Session& training, const SessionStep& step,
+absl::StatusOr<SessionStepResult> TakeChange(Session& training, const std::string& spec_text,
+                                             const SessionStep& step,
                                              const Cancellation& cancellation) {
   const BackwardOverride before = training.recipe().backward_override();
   QG_ASSIGN_OR_RETURN(const Recipe recipe, RecipeOfChange(step, training.recipe()));
@@ -32,6 +33,10 @@ absl::StatusOr<SessionStepResult> TakeChange(Session& training, const SessionSte
         "backward_override: ", std::string(BackwardOverrideName(recipe.backward_override())),
         " from now on; it was ", std::string(BackwardOverrideName(before))));
   }
+  v1::SessionSpec spec;
+  if (!spec.ParseFromString(spec_text)) return error::Internal("a session's spec is damaged");
+  QG_ASSIGN_OR_RETURN(const std::vector<std::string> notes, NotesOfRecipe(spec, recipe));
+  result.notes.insert(result.notes.end(), notes.begin(), notes.end());
   return result;
 }
 
@@ -106,7 +111,9 @@ bool QuantizeTheSame(const v1::TraceQuantization& a, const v1::TraceQuantization
 absl::StatusOr<Recipe> RecipeOfChange(const SessionStep& step, const Recipe& now) {
   if (!step.keeps_override) return *step.recipe;
   const BackwardOverride before = now.backward_override();
-  if (step.recipe->is_delayed() && before != BackwardOverride::kNone) {
+  // Of rules by module, those that are there are judged with the whole session.
+  if (step.recipe->is_delayed() && !step.recipe->DependsOnModule() &&
+      before != BackwardOverride::kNone) {
     return Refuse("backward_override",
                   absl::StrCat("absent, so that the session's, ",
                                std::string(BackwardOverrideName(before)), ", stays"),
@@ -115,7 +122,8 @@ absl::StatusOr<Recipe> RecipeOfChange(const SessionStep& step, const Recipe& now
   return step.recipe->WithBackwardOverride(before);
 }
 
-absl::StatusOr<SessionStepResult> TakeSessionStep(Session& training, const SessionStep& step,
+absl::StatusOr<SessionStepResult> TakeSessionStep(Session& training, const std::string& spec,
+                                                  const SessionStep& step,
                                                   const Cancellation& cancellation) {
   switch (step.kind) {
     case SessionStep::Kind::kTrain:
@@ -123,13 +131,14 @@ absl::StatusOr<SessionStepResult> TakeSessionStep(Session& training, const Sessi
     case SessionStep::Kind::kRecompute:
       return training.Forward(step.forward, &cancellation);
     case SessionStep::Kind::kBackward:
-      return training.Backward({step.microbatch, step.forward.x}, &cancellation);
+      return training.Backward({step.microbatch, step.forward.x, step.forward.x_codes},
+                               &cancellation);
     case SessionStep::Kind::kWgrad:
       return training.Wgrad(&cancellation);
     case SessionStep::Kind::kOptimize:
       return training.Optimize(step.optimizer, &cancellation);
     case SessionStep::Kind::kChangeRecipe:
-      return TakeChange(training, step, cancellation);
+      return TakeChange(training, spec, step, cancellation);
     case SessionStep::Kind::kOffload:
       return NothingAfter(training.Offload(step.microbatch, &cancellation));
     case SessionStep::Kind::kReload:

@@ -14,9 +14,11 @@
 
 namespace quantgate {
 
-/// Does a step; the tensor of a forward or backward is in `step.forward.x`. A change of recipe that
-/// changes the backward override says so in a note.
-absl::StatusOr<SessionStepResult> TakeSessionStep(Session& training, const SessionStep& step,
+/// Does a step; the tensor of a forward or backward is in `step.forward.x` and x_codes. A change of
+/// recipe that changes the backward override says so in a note, beside those of NotesOfRecipe.
+/// `spec`: HeldSession::spec.
+absl::StatusOr<SessionStepResult> TakeSessionStep(Session& training, const std::string& spec,
+                                                  const SessionStep& step,
                                                   const Cancellation& cancellation);
 /// The same with as many bytes as the store leaves the session. A step that is refused memory or
 /// room has changed nothing and is tried again after each eviction of an idle session.

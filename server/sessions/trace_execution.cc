@@ -62,7 +62,7 @@ TraceExecution::TraceExecution(CallContext& context, TracePlan plan, RunPlace pl
       tell_(std::move(place.tell)),
       judge_(JudgeOf(plan_)) {
   for (size_t i = 0; i < plan_.variants.size(); ++i) {
-    Player player{plan_.sessions[i], {}, {}};
+    Player player{plan_.sessions[i], {}, {}, {}};
     if (plan_.variants[i].has_parallel()) player.parallel = plan_.variants[i].parallel();
     players_.push_back(std::move(player));
   }
@@ -91,12 +91,19 @@ void TraceExecution::CloseSessions() {
   for (Player& player : players_) CloseSession(player);
 }
 
-absl::StatusOr<Tensor> TraceExecution::Load(const std::string& key) {
+absl::StatusOr<LoadedCodes> TraceExecution::Load(const std::string& key) {
   const auto known = loaded_.find(key);
   if (known != loaded_.end()) return known->second;
+  const auto codes = plan_.codes.find(key);
+  if (codes != plan_.codes.end()) {
+    QG_ASSIGN_OR_RETURN(
+        loaded_[key], LoadQuantized(codes->second, context_.loader, device_, cancellation_.get()));
+    return loaded_[key];
+  }
   QG_ASSIGN_OR_RETURN(const Tensor tensor,
                       context_.loader.Load(plan_.tensors.at(key), device_, cancellation_.get()));
-  return loaded_[key] = tensor;
+  loaded_[key].values = tensor;
+  return loaded_[key];
 }
 
 absl::Status TraceExecution::Hold(int variant, SessionPlace place,
@@ -114,18 +121,25 @@ absl::Status TraceExecution::Hold(int variant, SessionPlace place,
 
 absl::Status TraceExecution::OpenSessions(const RankSetting& ranks) {
   std::map<std::string, Tensor> parameters;
+  std::map<std::string, QuantizedTensor> codes;
   for (const auto& [parameter, key] : plan_.parameters) {
-    QG_ASSIGN_OR_RETURN(parameters[parameter], Load(key));
+    QG_ASSIGN_OR_RETURN(const LoadedCodes loaded, Load(key));
+    if (plan_.codes.contains(key)) {
+      codes[parameter] = loaded.codes;
+    } else {
+      parameters[parameter] = loaded.values;
+    }
   }
   for (size_t i = 0; i < players_.size(); ++i) {
     const TraceSession& session = players_[i].session;
     absl::StatusOr<std::unique_ptr<Session>> training =
-        OpenSession(*device_.engine, session.spec, parameters, &ranks, cancellation_.get());
+        OpenSession(*device_.engine, session.spec, parameters, &ranks, cancellation_.get(), codes);
     if (!training.ok()) {
       return Prefixed(absl::StrCat(session.label, ": "),
                       AtTraceField(plan_, static_cast<int>(i), training.status()));
     }
     QG_RETURN_IF_ERROR(Hold(static_cast<int>(i), std::move(plan_.places[i]), *std::move(training)));
+    QG_ASSIGN_OR_RETURN(players_[i].notes, NotesOfRecipe(session.proto, session.spec.recipe));
   }
   plan_.places.clear();
   return absl::OkStatus();
@@ -145,9 +159,9 @@ absl::StatusOr<TraceExecution::Played> TraceExecution::TakeStep(const SessionSte
                                                                 Player& player) {
   const std::lock_guard lock((*player.use)->mutex);
   Session& training = player.training();
-  absl::StatusOr<SessionStepResult> result =
-      TakeStepWithinRoom(context_.sessions, *player.use,
-                         [&] { return TakeSessionStep(training, step, *cancellation_); });
+  absl::StatusOr<SessionStepResult> result = TakeStepWithinRoom(
+      context_.sessions, *player.use,
+      [&] { return TakeSessionStep(training, (*player.use)->spec, step, *cancellation_); });
   absl::Status status = result.status();
   if (status.ok()) status = context_.sessions.StepEnded(*player.use, 0);
   context_.statistics.SessionStepped(SessionStepName(step.kind), status);
@@ -210,7 +224,9 @@ absl::StatusOr<TraceExecution::Played> TraceExecution::PlayVariant(const Planned
   }
   SessionStep taken = step.step;
   if (!step.tensor.empty()) {
-    QG_ASSIGN_OR_RETURN(taken.forward.x, Load(step.tensor));
+    QG_ASSIGN_OR_RETURN(const LoadedCodes loaded, Load(step.tensor));
+    taken.forward.x = loaded.values;
+    taken.forward.x_codes = loaded.codes;
   }
   absl::StatusOr<Played> played = TakeStep(taken, player);
   if (!played.ok()) return WithinField(step.field, played.status());
@@ -248,8 +264,8 @@ absl::Status TraceExecution::CompareSubjects(const PlannedTraceStep& step, int v
           absl::StrCat(at, ".subjects[", output, "]"), "given",
           absl::StrCat("the step gives no such tensor; it gives ", absl::StrJoin(names, ", ")));
     }
-    QG_ASSIGN_OR_RETURN(Tensor tensor, Load(key));
-    subjects.push_back({output, std::move(tensor)});
+    QG_ASSIGN_OR_RETURN(const LoadedCodes loaded, Load(key));
+    subjects.push_back({output, loaded.values});
   }
   QG_ASSIGN_OR_RETURN(
       const std::vector<v1::StepComparison> comparisons,
@@ -343,6 +359,8 @@ absl::Status TraceExecution::PlayStep(const PlannedTraceStep& step, int64_t numb
     v1::TraceStep& report = *event.mutable_trace_step();
     QG_RETURN_IF_ERROR(DescribeTensors(*played));
     report = std::move(played->report);
+    for (std::string& note : players_[variant].notes) report.add_notes(std::move(note));
+    players_[variant].notes.clear();
     report.set_step(static_cast<int32_t>(number));
     report.set_round(
         static_cast<int32_t>(1 + (number - 1) / static_cast<int64_t>(plan_.steps.size())));

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/report/comparison_verdict.h"
+#include "server/runs/run_execution.h"
 #include "server/runs/run_work.h"
 #include "server/sessions/trace_plan.h"
 
@@ -37,6 +38,7 @@ class TraceExecution final : public RunWork {
     TraceSession session;
     std::optional<v1::Parallel> parallel;  ///< The ranks that it is on.
     std::optional<SessionUse> use;         ///< Absent before it is opened.
+    std::vector<std::string> notes;        ///< Of its opening, for its first step.
     Session& training() { return *(*use)->training; }
   };
   /// What a variant's step gave.
@@ -51,7 +53,8 @@ class TraceExecution final : public RunWork {
   absl::Status Hold(int variant, SessionPlace place, std::unique_ptr<Session> training);
   void CloseSessions();
   void CloseSession(Player& player);
-  absl::StatusOr<Tensor> Load(const std::string& key);
+  /// A tensor of the trace: its values, and its codes where it is given as such.
+  absl::StatusOr<LoadedCodes> Load(const std::string& key);
 
   /// Step `number` of all variants, counted from 1.
   absl::Status PlayStep(const PlannedTraceStep& step, int64_t number, const RankSetting& ranks);
@@ -78,8 +81,8 @@ class TraceExecution final : public RunWork {
   const std::string run_id_;
   const std::shared_ptr<Cancellation> cancellation_;
   const TellEvent tell_;
-  std::vector<Player> players_;           ///< By variant.
-  std::map<std::string, Tensor> loaded_;  ///< By key.
+  std::vector<Player> players_;                ///< By variant.
+  std::map<std::string, LoadedCodes> loaded_;  ///< By key.
   ComparisonJudge judge_;
   v1::TraceSummary summary_;
   absl::Status stopped_;

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/quantize/quantized_outline.h"
 #include "kernels/training/session_outline.h"
 #include "server/errors.h"
 #include "server/limits.h"
@@ -96,6 +97,13 @@ class TraceReader {
   absl::Status CheckCounts() const;
   absl::Status CheckRequirement();
   absl::Status ReadTensors();
+  absl::Status ReadTensor(const std::string& key, const std::string& field,
+                          const v1::TensorSource& source);
+  bool HasTensor(const std::string& key) const {
+    return plan_.tensors.contains(key) || plan_.codes.contains(key);
+  }
+  /// The outlines of an operand: of its values, and of its codes where it is given as such.
+  absl::Status OutlineOperand(const std::string& key, Tensor& values, QuantizedTensor& codes) const;
   absl::Status ReadParameters();
   absl::Status ReadSessions();
   absl::Status ReadSteps();
@@ -110,7 +118,8 @@ class TraceReader {
   absl::Status ResolveTensors();
   absl::Status ChooseDevice();
   absl::Status CheckSteps();
-  absl::Status CheckStepsOf(int variant, const std::map<std::string, Tensor>& parameters);
+  absl::Status CheckStepsOf(int variant, const std::map<std::string, Tensor>& parameters,
+                            const std::map<std::string, QuantizedTensor>& codes);
   absl::Status CheckStep(const PlannedTraceStep& planned, int variant, SessionOutline& outline);
   int variant_count() const { return static_cast<int>(plan_.variants.size()); }
 
@@ -166,17 +175,43 @@ absl::Status TraceReader::CheckRequirement() {
 
 absl::Status TraceReader::ReadTensors() {
   for (const auto& [name, source] : request_.tensors()) {
-    QG_ASSIGN_OR_RETURN(TensorReference reference,
-                        TensorReferenceFromProto(source, absl::StrCat("tensors[", name, "]"),
-                                                 context_.tensor_bytes_max));
-    QG_RETURN_IF_ERROR(RequireTensor(reference));
-    plan_.tensors[name] = std::move(reference);
+    QG_RETURN_IF_ERROR(ReadTensor(name, absl::StrCat("tensors[", name, "]"), source));
   }
   return absl::OkStatus();
 }
 
+absl::Status TraceReader::ReadTensor(const std::string& key, const std::string& field,
+                                     const v1::TensorSource& source) {
+  if (source.has_quantized()) {
+    QG_ASSIGN_OR_RETURN(QuantizedReference codes,
+                        QuantizedReferenceFromProto(source.quantized(), field + ".quantized", true,
+                                                    context_.tensor_bytes_max));
+    plan_.codes[key] = std::move(codes);
+    return absl::OkStatus();
+  }
+  QG_ASSIGN_OR_RETURN(TensorReference reference,
+                      TensorReferenceFromProto(source, field, context_.tensor_bytes_max));
+  QG_RETURN_IF_ERROR(RequireTensor(reference));
+  plan_.tensors[key] = std::move(reference);
+  return absl::OkStatus();
+}
+
+absl::Status TraceReader::OutlineOperand(const std::string& key, Tensor& values,
+                                         QuantizedTensor& codes) const {
+  const auto quantized = plan_.codes.find(key);
+  if (quantized == plan_.codes.end()) {
+    values = OutlineOf(plan_.tensors.at(key));
+    return absl::OkStatus();
+  }
+  QG_ASSIGN_OR_RETURN(const QuantizedPlan plan, OutlineOf(quantized->second));
+  QG_RETURN_IF_ERROR(WithinField(quantized->second.field, plan.CheckValues()));
+  codes = plan.outline();
+  QG_ASSIGN_OR_RETURN(values, OutlineTensor(codes.source_dtype, codes.shape));
+  return absl::OkStatus();
+}
+
 absl::Status TraceReader::UseName(const std::string& field, const std::string& name) {
-  if (!plan_.tensors.contains(name)) {
+  if (!HasTensor(name)) {
     return Refuse(field, Printable(name), "no tensor of that name is among `tensors`");
   }
   used_.insert(name);
@@ -223,13 +258,10 @@ absl::StatusOr<std::string> TraceReader::TensorKey(const std::string& field,
     return name;
   }
   const std::string key = absl::StrCat(field, ".", within);
-  QG_ASSIGN_OR_RETURN(TensorReference reference,
-                      TensorReferenceFromProto(*source, key, context_.tensor_bytes_max));
-  QG_RETURN_IF_ERROR(RequireTensor(reference));
-  if (plan_.tensors.contains(key)) {
+  if (HasTensor(key)) {
     return Refuse(absl::StrCat("tensors[", key, "]"), "given", "a field's path is no name");
   }
-  plan_.tensors[key] = std::move(reference);
+  QG_RETURN_IF_ERROR(ReadTensor(key, key, *source));
   return key;
 }
 
@@ -241,6 +273,9 @@ absl::Status TraceReader::ReadSubjects(const std::string& field, const ProtoStep
     if (!MayGive(trace_, proto, output)) {
       return Refuse(at, Printable(name),
                     absl::StrCat("a step of kind ", step.kind, " gives no such tensor"));
+    }
+    if (plan_.codes.contains(name)) {
+      return Refuse(at, Printable(name), "a subject is a tensor of values, and these are codes");
     }
     step.subjects[output] = name;
   }
@@ -347,6 +382,9 @@ absl::Status TraceReader::ReadSteps() {
 absl::Status TraceReader::ResolveTensors() {
   std::vector<TensorReference*> all;
   for (auto& [name, reference] : plan_.tensors) all.push_back(&reference);
+  for (auto& [name, codes] : plan_.codes) {
+    for (auto& [slot, reference] : codes.parts) all.push_back(&reference);
+  }
   QG_RETURN_IF_ERROR(context_.loader.Resolve(all));
   // They stay in memory for as long as the trace plays.
   int64_t bytes = 0;
@@ -391,7 +429,9 @@ absl::Status TraceReader::CheckStep(const PlannedTraceStep& planned, int variant
     return WithinField(planned.field, outline.Restart(std::move(session->spec)));
   }
   SessionStep step = planned.step;
-  if (!planned.tensor.empty()) step.forward.x = OutlineOf(plan_.tensors.at(planned.tensor));
+  if (!planned.tensor.empty()) {
+    QG_RETURN_IF_ERROR(OutlineOperand(planned.tensor, step.forward.x, step.forward.x_codes));
+  }
   const auto check = [&]() -> absl::Status {
     switch (step.kind) {
       case SessionStep::Kind::kTrain:
@@ -399,7 +439,7 @@ absl::Status TraceReader::CheckStep(const PlannedTraceStep& planned, int variant
       case SessionStep::Kind::kRecompute:
         return outline.Forward(step.forward);
       case SessionStep::Kind::kBackward:
-        return outline.Backward({step.microbatch, step.forward.x});
+        return outline.Backward({step.microbatch, step.forward.x, step.forward.x_codes});
       case SessionStep::Kind::kWgrad:
         return outline.Wgrad();
       case SessionStep::Kind::kOptimize:
@@ -418,11 +458,11 @@ absl::Status TraceReader::CheckStep(const PlannedTraceStep& planned, int variant
   return WithinField(planned.field, check());
 }
 
-absl::Status TraceReader::CheckStepsOf(int variant,
-                                       const std::map<std::string, Tensor>& parameters) {
+absl::Status TraceReader::CheckStepsOf(int variant, const std::map<std::string, Tensor>& parameters,
+                                       const std::map<std::string, QuantizedTensor>& codes) {
   const TraceSession& session = plan_.sessions[variant];
   absl::StatusOr<SessionOutline> outline =
-      SessionOutline::Open(*plan_.device->engine, session.spec, parameters);
+      SessionOutline::Open(*plan_.device->engine, session.spec, parameters, codes);
   if (!outline.ok()) {
     return Prefixed(absl::StrCat(session.label, ": "),
                     AtTraceField(plan_, variant, outline.status()));
@@ -442,10 +482,18 @@ absl::Status TraceReader::CheckStepsOf(int variant,
 
 absl::Status TraceReader::CheckSteps() {
   std::map<std::string, Tensor> parameters;
+  std::map<std::string, QuantizedTensor> codes;
   for (const auto& [parameter, name] : plan_.parameters) {
-    parameters[parameter] = OutlineOf(plan_.tensors.at(name));
+    if (plan_.codes.contains(name)) {
+      Tensor values;
+      QG_RETURN_IF_ERROR(OutlineOperand(name, values, codes[parameter]));
+    } else {
+      parameters[parameter] = OutlineOf(plan_.tensors.at(name));
+    }
   }
-  for (int i = 0; i < variant_count(); ++i) QG_RETURN_IF_ERROR(CheckStepsOf(i, parameters));
+  for (int i = 0; i < variant_count(); ++i) {
+    QG_RETURN_IF_ERROR(CheckStepsOf(i, parameters, codes));
+  }
   return absl::OkStatus();
 }
 

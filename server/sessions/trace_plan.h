@@ -13,6 +13,7 @@
 #include "server/runs/call_context.h"
 #include "server/sessions/convert_session.h"
 #include "server/sessions/session_store.h"
+#include "server/wire/quantized_parts.h"
 #include "server/wire/tensor_reference.h"
 
 namespace quantgate {
@@ -47,8 +48,9 @@ struct TracePlan {
   std::vector<v1::Variant> variants;   ///< At least one; with the ranks that they begin on.
   std::vector<TraceSession> sessions;  ///< One for each variant, as it begins.
   std::vector<SessionPlace> places;    ///< Likewise.
-  std::map<std::string, TensorReference> tensors;  ///< By name in the trace, or by field.
-  std::map<std::string, std::string> parameters;   ///< Keys of `tensors`, by parameter.
+  std::map<std::string, TensorReference> tensors;   ///< By name in the trace, or by field.
+  std::map<std::string, QuantizedReference> codes;  ///< Likewise: those that are given as codes.
+  std::map<std::string, std::string> parameters;    ///< Keys of `tensors`, by parameter.
   std::vector<PlannedTraceStep> steps;
   int rounds = 1;
   int reference = 0;

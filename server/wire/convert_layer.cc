@@ -177,6 +177,17 @@ absl::StatusOr<ActivationOptions> ActivationFromProto(const v1::Activation& prot
   return activation;
 }
 
+absl::StatusOr<AttentionOptions> AttentionFromProto(const v1::Attention& proto,
+                                                    const std::string& field) {
+  AttentionOptions attention;
+  attention.heads = proto.heads();
+  attention.groups = proto.groups();
+  QG_ASSIGN_OR_RETURN(attention.mask, ParsedName(ParseAttentionMask, proto.mask(), field + ".mask",
+                                                 attention.mask));
+  if (proto.has_rotary_base()) attention.rotary_base = proto.rotary_base();
+  return attention;
+}
+
 absl::Status CheckOperationFields(const v1::Operation& proto, OperationKind kind,
                                   const std::string& field) {
   using K = OperationKind;
@@ -227,13 +238,15 @@ absl::StatusOr<LayerSpec> LayerFromProto(const v1::Layer& proto, const std::stri
                       ParsedName(ParseLayerKind, proto.kind(), field + ".kind", layer.kind));
   for (const auto& [operation, name, is_given] :
        {std::tuple(OperationKind::kNorm, ".norm", proto.has_norm()),
-        std::tuple(OperationKind::kActivation, ".activation", proto.has_activation())}) {
+        std::tuple(OperationKind::kActivation, ".activation", proto.has_activation()),
+        std::tuple(OperationKind::kAttention, ".attention", proto.has_attention())}) {
     QG_RETURN_IF_ERROR(CheckTaken(is_given, layer.traits().has(operation), field + name,
                                   proto.kind(), KindsWith(operation)));
   }
   QG_ASSIGN_OR_RETURN(layer.norm, NormFromProto(proto.norm(), field + ".norm"));
   QG_ASSIGN_OR_RETURN(layer.activation,
                       ActivationFromProto(proto.activation(), field + ".activation"));
+  QG_ASSIGN_OR_RETURN(layer.attention, AttentionFromProto(proto.attention(), field + ".attention"));
   layer.return_norm_output = proto.return_norm_output();
   // The numbers are checked before anything is converted. The layer itself has the other rules.
   if (proto.m_splits_size() > kExpertsMax) {
@@ -270,7 +283,8 @@ using ProtoTensors = google::protobuf::Map<std::string, v1::TensorSource>;
 }  // namespace
 
 absl::StatusOr<std::map<std::string, TensorReference>> NamedTensorsFromProto(
-    const ProtoTensors& proto, const std::string& field, int64_t tensor_bytes_max) {
+    const ProtoTensors& proto, const std::string& field, int64_t tensor_bytes_max,
+    std::map<std::string, QuantizedReference>* quantized) {
   if (proto.size() > kNamedTensorsMax) {
     return Refuse(field, absl::StrCat(proto.size(), " tensors"),
                   absl::StrCat("a step takes at most ", kNamedTensorsMax));
@@ -281,6 +295,12 @@ absl::StatusOr<std::map<std::string, TensorReference>> NamedTensorsFromProto(
        std::map<std::string, v1::TensorSource>(proto.begin(), proto.end())) {
     const std::string tensor_field = absl::StrCat(field, "[", Printable(name), "]");
     QG_RETURN_IF_ERROR(CheckParameterName(name, tensor_field));
+    if (source.has_quantized() && quantized != nullptr) {
+      QG_ASSIGN_OR_RETURN((*quantized)[name], QuantizedReferenceFromProto(
+                                                  source.quantized(), tensor_field + ".quantized",
+                                                  true, tensor_bytes_max));
+      continue;
+    }
     QG_ASSIGN_OR_RETURN(TensorReference reference,
                         TensorReferenceFromProto(source, tensor_field, tensor_bytes_max));
     QG_RETURN_IF_ERROR(RequireTensor(reference));
@@ -309,9 +329,10 @@ std::optional<std::string> DelayedStateOf(absl::string_view name) {
 /// has no value yet.
 absl::Status AddNamedTensors(const ProtoTensors& proto, const std::string& path,
                              const std::string& field, int64_t tensor_bytes_max, LayerRun& run,
-                             absl::FunctionRef<void(const std::string& name)> place) {
+                             absl::FunctionRef<void(const std::string& name)> place,
+                             std::map<std::string, QuantizedReference>* quantized = nullptr) {
   QG_ASSIGN_OR_RETURN(auto references,
-                      NamedTensorsFromProto(proto, path + field, tensor_bytes_max));
+                      NamedTensorsFromProto(proto, path + field, tensor_bytes_max, quantized));
   for (auto& [name, reference] : references) {
     place(name);
     run.tensors.emplace(absl::StrCat(field, "[", name, "]"), std::move(reference));
@@ -319,22 +340,41 @@ absl::Status AddNamedTensors(const ProtoTensors& proto, const std::string& path,
   return absl::OkStatus();
 }
 
+/// Adds x or grad_output, which may be given as codes.
+absl::Status AddOperand(const v1::TensorSource& proto, const char* name, int64_t tensor_bytes_max,
+                        LayerRun& run) {
+  const std::string field = absl::StrCat("spec.step.", name);
+  if (proto.has_quantized()) {
+    QG_ASSIGN_OR_RETURN(run.quantized[name],
+                        QuantizedReferenceFromProto(proto.quantized(), field + ".quantized", true,
+                                                    tensor_bytes_max));
+    return absl::OkStatus();
+  }
+  QG_ASSIGN_OR_RETURN(run.tensors[name], TensorReferenceFromProto(proto, field, tensor_bytes_max));
+  return absl::OkStatus();
+}
+
 absl::Status StepFromProto(const v1::LayerStep& proto, int64_t tensor_bytes_max, LayerRun& run) {
   LayerRequest& step = run.request.step;
   QG_ASSIGN_OR_RETURN(step.layer, LayerFromProto(proto.layer(), "spec.step.layer"));
-  TensorReference& x = run.tensors["x"];
-  QG_ASSIGN_OR_RETURN(x, TensorReferenceFromProto(proto.x(), "spec.step.x", tensor_bytes_max));
-  QG_RETURN_IF_ERROR(RequireTensor(x));
-  QG_ASSIGN_OR_RETURN(
-      TensorReference grad_output,
-      TensorReferenceFromProto(proto.grad_output(), "spec.step.grad_output", tensor_bytes_max));
-  if (grad_output.has_value()) run.tensors.emplace("grad_output", std::move(grad_output));
+  QG_RETURN_IF_ERROR(AddOperand(proto.x(), "x", tensor_bytes_max, run));
+  if (!run.quantized.contains("x")) {
+    QG_RETURN_IF_ERROR(RequireTensor(run.tensors["x"]));
+  }
+  QG_RETURN_IF_ERROR(AddOperand(proto.grad_output(), "grad_output", tensor_bytes_max, run));
+  if (!run.tensors["grad_output"].has_value()) run.tensors.erase("grad_output");
   const auto add = [&](const ProtoTensors& tensors, const char* field,
                        absl::FunctionRef<void(const std::string&)> place) {
     return AddNamedTensors(tensors, "spec.step.", field, tensor_bytes_max, run, place);
   };
-  QG_RETURN_IF_ERROR(add(proto.parameters(), "parameters",
-                         [&](const std::string& name) { step.parameters[name]; }));
+  std::map<std::string, QuantizedReference> quantized;
+  QG_RETURN_IF_ERROR(AddNamedTensors(
+      proto.parameters(), "spec.step.", "parameters", tensor_bytes_max, run,
+      [&](const std::string& name) { step.parameters[name]; }, &quantized));
+  for (auto& [name, reference] : quantized) {
+    step.parameters[name];
+    run.quantized.emplace(NameOfCodes(name), std::move(reference));
+  }
   QG_RETURN_IF_ERROR(add(proto.main_grads(), "main_grads",
                          [&](const std::string& name) { step.main_grads[name]; }));
   std::set<std::string> states;

@@ -19,9 +19,10 @@ absl::StatusOr<ParallelSpec> ParallelFromProto(const v1::Parallel& proto, const 
 absl::StatusOr<Variant> VariantFromProto(const v1::Variant& proto, const std::string& field);
 absl::StatusOr<LayerSpec> LayerFromProto(const v1::Layer& proto, const std::string& field);
 /// Requires every source to be present, and names of 1 to 80 letters, digits, '.', '-' and '_'.
+/// Sources that are codes are put into `quantized`, by name, or refused if it is null.
 absl::StatusOr<std::map<std::string, TensorReference>> NamedTensorsFromProto(
     const google::protobuf::Map<std::string, v1::TensorSource>& proto, const std::string& field,
-    int64_t tensor_bytes_max);
+    int64_t tensor_bytes_max, std::map<std::string, QuantizedReference>* quantized = nullptr);
 
 absl::StatusOr<LayerRun> LayerRunFromProto(const v1::RunSpec& proto, int64_t tensor_bytes_max);
 

@@ -196,6 +196,9 @@ absl::StatusOr<TensorReference> TensorReferenceFromProto(const v1::TensorSource&
       reference.type = TensorType{reference.generator.dtype, reference.generator.shape};
       break;
     }
+    case v1::TensorSource::kQuantized:
+      return Refuse(field, "quantized",
+                    "only x, grad_output and weights of runs and sessions are taken as codes");
     case v1::TensorSource::SOURCE_NOT_SET:
       break;
   }

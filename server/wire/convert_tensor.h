@@ -29,7 +29,8 @@ absl::StatusOr<GeneratorSpec> GeneratorFromProto(const v1::GeneratorSpec& proto,
                                                  const std::string& field,
                                                  int64_t tensor_bytes_max);
 
-/// An unset source is an absent reference; RequireTensor refuses it.
+/// An unset source is an absent reference; RequireTensor refuses it. Codes are refused; what may be
+/// given as codes is converted by QuantizedReferenceFromProto (quantized_parts.h).
 absl::StatusOr<TensorReference> TensorReferenceFromProto(const v1::TensorSource& proto,
                                                          const std::string& field,
                                                          int64_t tensor_bytes_max);

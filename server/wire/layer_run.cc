@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/quantize/quantized_outline.h"
 #include "server/wire/convert_tensor.h"
 
 namespace quantgate {
@@ -37,9 +38,47 @@ void SetDigest(const TensorReference& reference, v1::TensorSource& source) {
 
 }  // namespace
 
+namespace {
+
+/// Puts digests in place of bytes in the parts of a quantized tensor.
+void SetDigests(const QuantizedReference& reference, v1::QuantizedSource& source) {
+  for (auto& [name, part] : *source.mutable_tensors()) {
+    const auto found = reference.parts.find(SlotOfPart(name));
+    if (found != reference.parts.end()) SetDigest(found->second, part);
+  }
+}
+
+/// Puts the outlines of an operand that is given as codes into the step.
+absl::Status OutlineCodes(const std::string& name, const QuantizedReference& reference,
+                          LayerRequest& step) {
+  QG_ASSIGN_OR_RETURN(const QuantizedPlan plan, OutlineOf(reference));
+  QG_RETURN_IF_ERROR(WithinField(reference.field, plan.CheckValues()));
+  const QuantizedTensor& codes = plan.outline();
+  QG_ASSIGN_OR_RETURN(const Tensor values, OutlineTensor(codes.source_dtype, codes.shape));
+  if (name == "x") {
+    step.x = values;
+  } else if (name == "grad_output") {
+    step.grad_output = values;
+  } else {
+    for (auto& [parameter, tensor] : step.parameters) {
+      if (NameOfCodes(parameter) != name) continue;
+      tensor = values;
+      step.codes[parameter] = codes;
+    }
+    return absl::OkStatus();
+  }
+  step.codes[name] = codes;
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 std::vector<TensorReference*> LayerRun::references() {
   std::vector<TensorReference*> all;
   for (auto& [name, reference] : tensors) all.push_back(&reference);
+  for (auto& [name, operand] : quantized) {
+    for (auto& [slot, reference] : operand.parts) all.push_back(&reference);
+  }
   return all;
 }
 
@@ -56,6 +95,9 @@ absl::StatusOr<Plan> OutlineLayerRun(const LayerRun& run) {
     if (found != run.tensors.end()) tensor = OutlineOf(found->second);
     return absl::OkStatus();
   }));
+  for (const auto& [name, reference] : run.quantized) {
+    QG_RETURN_IF_ERROR(OutlineCodes(name, reference, request.step));
+  }
   absl::StatusOr<Plan> plan = Plan::Create(std::move(request));
   if (!plan.ok()) return AtSpecField(plan.status());
   return plan;
@@ -67,6 +109,10 @@ v1::RunSpec KeptRequest(const v1::RunSpec& spec, const LayerRun& run) {
   const auto set = [&](const std::string& name, v1::TensorSource& source) {
     const auto found = run.tensors.find(name);
     if (found != run.tensors.end()) SetDigest(found->second, source);
+    const auto quantized = run.quantized.find(name);
+    if (quantized != run.quantized.end()) {
+      SetDigests(quantized->second, *source.mutable_quantized());
+    }
   };
   const auto set_all = [&](const char* field,
                            google::protobuf::Map<std::string, v1::TensorSource>& sources) {

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/validate/plan.h"
 #include "quantgate/v1/layer.pb.h"
+#include "server/wire/quantized_parts.h"
 #include "server/wire/tensor_reference.h"
 
 namespace quantgate {
@@ -19,6 +20,8 @@ struct LayerRun {
   LayerRunRequest request;  ///< Without its tensors.
   /// References to the tensors of `request`, by the names of VisitTensors.
   std::map<std::string, TensorReference> tensors;
+  /// Operands that are given as codes, by the same names; `tensors` lacks these.
+  std::map<std::string, QuantizedReference> quantized;
   bool keep_outputs = false;
   bool stream_outputs = false;
   v1::RunSpec kept_request;  ///< The result of KeptRequest.

@@ -1,6 +1,11 @@
 #include "server/wire/quantized_parts.h"
 
+#include <algorithm>
+#include <utility>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "server/wire/convert_tensor.h"
@@ -52,6 +57,13 @@ absl::StatusOr<QuantizerSpec> SpecFromProto(const v1::QuantizedDirection& proto,
 
 }  // namespace
 
+std::string SlotOfPart(const std::string& part) { return absl::StrCat("tensors[\"", part, "\"]"); }
+
+std::string PartOfSlot(const std::string& slot) {
+  const size_t begin = slot.find('"') + 1;
+  return slot.substr(begin, slot.rfind('"') - begin);
+}
+
 absl::StatusOr<ScaleLayout> ScaleLayoutFromName(const std::string& name, const std::string& field) {
   if (name.empty()) return ScaleLayout::kLogical;
   const auto layout = ParseScaleLayout(name);
@@ -90,6 +102,79 @@ absl::StatusOr<QuantizedDescription> QuantizedDescriptionFromProto(
   QG_ASSIGN_OR_RETURN(description.scale_layout,
                       ScaleLayoutFromName(proto.scale_layout(), "description.scale_layout"));
   return description;
+}
+
+absl::StatusOr<SlotReferences> PartReferencesFromProto(
+    const google::protobuf::Map<std::string, v1::TensorSource>& proto, const std::string& field,
+    bool with_scale, int64_t tensor_bytes_max) {
+  const std::string path = field.empty() ? "" : absl::StrCat(field, ".");
+  SlotReferences references;
+  // Checked in the order of names, so that of several mistakes always the same one is reported.
+  for (const auto& [name, source] :
+       std::map<std::string, v1::TensorSource>(proto.begin(), proto.end())) {
+    if (name == kAmaxHistoryPart || (name == kScalePart && !with_scale)) continue;
+    const std::string part_name = name;
+    const bool is_part =
+        name == kScalePart ||
+        std::any_of(kQuantizedParts.begin(), kQuantizedParts.end(),
+                    [&](const QuantizedPart& part) { return part.name == part_name; });
+    if (!is_part) {
+      std::vector<std::string> names;
+      for (const QuantizedPart& part : kQuantizedParts) names.emplace_back(part.name);
+      return Refuse(
+          absl::StrCat(path, "tensors[", Printable(name), "]"), "given",
+          absl::StrCat("not a name that Quantize gives; those are ", absl::StrJoin(names, ", "),
+                       ", ", kScalePart, " and ", kAmaxHistoryPart));
+    }
+    const std::string slot = SlotOfPart(name);
+    QG_ASSIGN_OR_RETURN(TensorReference reference,
+                        TensorReferenceFromProto(source, path + slot, tensor_bytes_max));
+    if (reference.has_value()) references.emplace(slot, std::move(reference));
+  }
+  return references;
+}
+
+absl::StatusOr<QuantizedReference> QuantizedReferenceFromProto(const v1::QuantizedSource& proto,
+                                                               const std::string& field,
+                                                               bool needs_source_dtype,
+                                                               int64_t tensor_bytes_max) {
+  QuantizedReference reference;
+  reference.field = field;
+  QG_ASSIGN_OR_RETURN(reference.parts,
+                      PartReferencesFromProto(proto.tensors(), field, true, tensor_bytes_max));
+  for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+    auto description = QuantizedDescriptionFromProto(proto.description(), usage);
+    if (!description.ok()) return WithinField(field, description.status());
+    (usage == Usage::kRowwise ? reference.rowwise : reference.columnwise) = *std::move(description);
+  }
+  if (proto.source_dtype().empty()) {
+    if (!needs_source_dtype) return reference;
+    return RefuseAbsent(field + ".source_dtype",
+                        "it is the dtype that the codes were made from, f32, bf16 or f16, which "
+                        "what is computed from them has");
+  }
+  const auto dtype = ParseDType(proto.source_dtype());
+  if (!dtype.ok() || !IsHighPrecision(*dtype)) {
+    return Refuse(field + ".source_dtype", Printable(proto.source_dtype()),
+                  "must be f32, bf16 or f16");
+  }
+  reference.source_dtype = *dtype;
+  return reference;
+}
+
+absl::StatusOr<QuantizedPlan> OutlineOf(const QuantizedReference& reference) {
+  QuantizedParts parts;
+  for (const QuantizedPart& part : kQuantizedParts) {
+    QuantizedCopy& copy = part.usage == Usage::kRowwise ? parts.rowwise : parts.columnwise;
+    copy.*part.member = OutlineOf(reference.parts, SlotOfPart(part.name));
+  }
+  parts.scale = OutlineOf(reference.parts, SlotOfPart(kScalePart));
+  parts.of_rowwise = reference.rowwise;
+  parts.of_columnwise = reference.columnwise;
+  parts.source_dtype = reference.source_dtype.value_or(DType::kF32);
+  absl::StatusOr<QuantizedPlan> plan = QuantizedPlan::Create(std::move(parts));
+  if (!plan.ok()) return WithinField(reference.field, plan.status());
+  return plan;
 }
 
 }  // namespace quantgate

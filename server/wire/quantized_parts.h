@@ -3,11 +3,14 @@
 #pragma once
 
 #include <array>
+#include <map>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "kernels/validate/run/described_copy.h"
-#include "quantgate/v1/engine_service.pb.h"
+#include "kernels/validate/quantized_plan.h"
+#include "quantgate/v1/tensor.pb.h"
+#include "server/wire/tensor_reference.h"
 
 namespace quantgate {
 
@@ -28,6 +31,10 @@ inline constexpr std::array<QuantizedPart, 6> kQuantizedParts = {{
 inline constexpr char kScalePart[] = "scale";
 inline constexpr char kAmaxHistoryPart[] = "amax_history";
 
+/// The slot of QuantizedPlan that holds a part, `tensors["rowwise_data"]`, and the part in a slot.
+std::string SlotOfPart(const std::string& part);
+std::string PartOfSlot(const std::string& slot);
+
 v1::QuantizedDescription QuantizedDescriptionToProto(const QuantizedTensor& quantized,
                                                      ScaleLayout scale_layout);
 
@@ -37,5 +44,31 @@ absl::StatusOr<ScaleLayout> ScaleLayoutFromName(const std::string& name, const s
 /// Converts the description of the direction that is read; the other one is ignored.
 absl::StatusOr<QuantizedDescription> QuantizedDescriptionFromProto(
     const v1::QuantizedDescription& proto, Usage usage);
+
+/// References to the parts of a quantized tensor, by the slots of QuantizedPlan. `field`: where the
+/// request has them; empty for a call that has nothing else. Leaves out amax_history, which is for
+/// the next cast, and `scale` unless it is asked for. INVALID_ARGUMENT for an unknown name.
+absl::StatusOr<SlotReferences> PartReferencesFromProto(
+    const google::protobuf::Map<std::string, v1::TensorSource>& proto, const std::string& field,
+    bool with_scale, int64_t tensor_bytes_max);
+
+/// A quantized tensor as a request names it, checked as far as it can be without looking into the
+/// stores.
+struct QuantizedReference {
+  std::string field;  ///< Where the request names it: "spec.step.x.quantized".
+  SlotReferences parts;
+  QuantizedDescription rowwise, columnwise;
+  std::optional<DType> source_dtype;
+};
+
+/// `needs_source_dtype`: whether the dtype of what the codes were made from must be given.
+absl::StatusOr<QuantizedReference> QuantizedReferenceFromProto(const v1::QuantizedSource& proto,
+                                                               const std::string& field,
+                                                               bool needs_source_dtype,
+                                                               int64_t tensor_bytes_max);
+
+/// The plan of a quantized tensor whose parts are outlines; their types must be known. Errors name
+/// fields below that of the reference.
+absl::StatusOr<QuantizedPlan> OutlineOf(const QuantizedReference& reference);
 
 }  // namespace quantgate

@@ -45,6 +45,9 @@ inline OpResult Of(const absl::StatusOr<AdamResult>& result) {
 inline OpResult Of(const absl::StatusOr<SgdResult>& result) {
   return Each(result, &SgdResult::master, &SgdResult::momentum);
 }
+inline OpResult Of(const absl::StatusOr<SoftmaxResult>& result) {
+  return Each(result, &SoftmaxResult::probabilities, &SoftmaxResult::rounded);
+}
 inline OpResult Of(const absl::StatusOr<SplitTensor>& result) {
   return Each(result, &SplitTensor::parameter, &SplitTensor::remainder);
 }
@@ -83,6 +86,33 @@ inline NormBackwardDesc Backward() {
   return desc;
 }
 
+/// Two groups of two query heads, a key head and a value head.
+inline RotaryDesc Rotary() {
+  RotaryDesc desc;
+  desc.heads = Normal(12, DType::kBF16, {8, 7, 16});
+  desc.table = *MakeRotaryTable(1e4f, 7, 16, DType::kBF16);
+  desc.period = 4;
+  desc.rotated = 3;
+  return desc;
+}
+
+inline SoftmaxDesc Softmax() {
+  SoftmaxDesc desc;
+  desc.scores = Normal(13, DType::kBF16, {3, 7, 40});
+  desc.scale = 0.3f;
+  desc.mask = AttentionMask::kCausal;
+  return desc;
+}
+
+inline SoftmaxBackwardDesc SoftmaxBackward() {
+  SoftmaxBackwardDesc desc;
+  desc.gradient = Normal(14, DType::kBF16, {3, 7, 40});
+  desc.probabilities = SoftmaxForwardCpu(Softmax(), {})->probabilities;
+  desc.scale = 0.3f;
+  desc.mask = AttentionMask::kCausal;
+  return desc;
+}
+
 inline AdamDesc Adam() {
   AdamDesc desc;
   desc.master = Normal(6, DType::kF32, {33});
@@ -109,6 +139,9 @@ inline std::vector<EngineOp> EngineOps() {
   using C = const Cancellation*;
   const NormForwardDesc forward = engine_ops::Forward();
   const NormBackwardDesc backward = engine_ops::Backward();
+  const RotaryDesc rotary = engine_ops::Rotary();
+  const SoftmaxDesc softmax = engine_ops::Softmax();
+  const SoftmaxBackwardDesc softmax_backward = engine_ops::SoftmaxBackward();
   const AdamDesc adam = engine_ops::Adam();
   const SgdDesc sgd = engine_ops::Sgd();
   const Tensor a = forward.x, b = backward.dz, master = adam.master;
@@ -182,6 +215,15 @@ inline std::vector<EngineOp> EngineOps() {
        [=] {
          return Of(MeasureAmaxCpu(source, hadamard, {true, true}, {}));
        }},
+      {"swap dims", [=](Engine& e, C c) { return One(e.SwapDims(softmax.scores, c)); },
+       [=] { return One(SwapDimsCpu(softmax.scores, {})); }},
+      {"rotate", [=](Engine& e, C c) { return One(e.Rotate(rotary, c)); },
+       [=] { return One(RotateCpu(rotary, {})); }},
+      {"softmax forward", [=](Engine& e, C c) { return Of(e.SoftmaxForward(softmax, c)); },
+       [=] { return Of(SoftmaxForwardCpu(softmax, {})); }},
+      {"softmax backward",
+       [=](Engine& e, C c) { return One(e.SoftmaxBackward(softmax_backward, c)); },
+       [=] { return One(SoftmaxBackwardCpu(softmax_backward, {})); }},
       {"adam step", [=](Engine& e, C c) { return Of(e.AdamStep(adam, c)); },
        [=] { return Of(AdamStepCpu(adam, {})); }},
       {"sgd step", [=](Engine& e, C c) { return Of(e.SgdStep(sgd, c)); },

@@ -92,14 +92,60 @@ LayerRequest ResidualChainCase() {
   return request;
 }
 
+LayerRequest AttentionCase() {
+  LayerRequest request;
+  request.layer.kind = LayerKind::kAttention;
+  request.layer.attention = {
+      .heads = 4, .groups = 2, .mask = AttentionMask::kCausal, .rotary_base = 10000.0f};
+  request.x = Normal(1, DType::kBF16, {32, 2, kColumns});
+  request.grad_output = Normal(2, DType::kBF16, {32, 2, kColumns});
+  request.seed = 7;
+  // Heads of 16 columns: four queries, two keys and two values.
+  request.parameters["qkv.weight"] = Normal(21, DType::kF32, {128, kColumns});
+  request.parameters["qkv.bias"] = Normal(22, DType::kBF16, {128});
+  request.parameters["proj.weight"] = Normal(23, DType::kBF16, {kColumns, 64});
+  request.parameters["proj.bias"] = Normal(24, DType::kF32, {kColumns});
+  return request;
+}
+
+LayerRequest TransformerLayerCase(NormKind norm, ActivationKind activation) {
+  LayerRequest request = AttentionCase();
+  request.layer.kind = LayerKind::kTransformerLayer;
+  request.layer.norm.kind = norm;
+  request.layer.activation.kind = activation;
+  const bool is_gated = IsGated(activation);
+  if (is_gated) request.layer.attention = {.heads = 2, .groups = 0};
+  if (is_gated) {
+    request.parameters["qkv.weight"] = Normal(21, DType::kF32, {192, kColumns});
+    request.parameters["qkv.bias"] = Normal(22, DType::kBF16, {192});
+  }
+  const int64_t fc1 = is_gated ? 2 * kHidden : kHidden;
+  for (const std::string prefix : {"norm1.", "norm2."}) {
+    const uint64_t seed = prefix == "norm1." ? 25 : 27;
+    request.parameters[prefix + "gamma"] = Normal(seed, DType::kBF16, {kColumns});
+    if (norm == NormKind::kRmsNorm) continue;
+    request.parameters[prefix + "beta"] = Normal(seed + 1, DType::kF32, {kColumns});
+  }
+  request.parameters["fc1.weight"] = Normal(29, DType::kF32, {fc1, kColumns});
+  request.parameters["fc1.bias"] = Normal(30, DType::kF32, {fc1});
+  request.parameters["fc2.weight"] = Normal(31, DType::kBF16, {kColumns, kHidden});
+  request.parameters["fc2.bias"] = Normal(32, DType::kBF16, {kColumns});
+  return request;
+}
+
 std::vector<NamedCase> AllLayerCases() {
-  return {{"linear", LinearCase()},
-          {"layernorm_linear", LayerNormLinearCase(NormKind::kLayerNorm)},
-          {"rmsnorm_linear", LayerNormLinearCase(NormKind::kRmsNorm)},
-          {"gelu_mlp", LayerNormMlpCase(ActivationKind::kGelu)},
-          {"swiglu_mlp", LayerNormMlpCase(ActivationKind::kSwiglu)},
-          {"grouped_linear", GroupedLinearCase()},
-          {"chain", ResidualChainCase()}};
+  return {
+      {"linear", LinearCase()},
+      {"layernorm_linear", LayerNormLinearCase(NormKind::kLayerNorm)},
+      {"rmsnorm_linear", LayerNormLinearCase(NormKind::kRmsNorm)},
+      {"gelu_mlp", LayerNormMlpCase(ActivationKind::kGelu)},
+      {"swiglu_mlp", LayerNormMlpCase(ActivationKind::kSwiglu)},
+      {"grouped_linear", GroupedLinearCase()},
+      {"chain", ResidualChainCase()},
+      {"attention", AttentionCase()},
+      {"gelu_transformer_layer", TransformerLayerCase(NormKind::kLayerNorm, ActivationKind::kGelu)},
+      {"swiglu_transformer_layer",
+       TransformerLayerCase(NormKind::kRmsNorm, ActivationKind::kSwiglu)}};
 }
 
 LayerRequest WithScales(LayerRequest request) {

@@ -21,6 +21,10 @@ LayerRequest GroupedLinearCase();
 /// x -> norm -> linear with bias -> activation -> linear -> add x -> scale.
 LayerRequest ResidualChainCase();
 
+/// 32 x 2 rows of 64 columns in four causal heads of two groups, with rotary positions.
+LayerRequest AttentionCase();
+LayerRequest TransformerLayerCase(NormKind norm, ActivationKind activation);
+
 struct NamedCase {
   std::string name;
   LayerRequest request;

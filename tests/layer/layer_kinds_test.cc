@@ -241,7 +241,8 @@ TEST(LayerNormMlp, IsTheChainOfItsPartsUnderAnOverrideToo) {
 // bias gradient of mxfp8 (docs/quantizers.md section 10.10).
 TEST(FusedOperations, RoundAsUnfusedOnesWhereTheSpecificationSaysSo) {
   for (NamedCase one : AllLayerCases()) {
-    if (one.name == "chain") continue;
+    // A residual's gradient is added before the norm's is rounded.
+    if (one.name == "chain" || one.request.layer.kind == LayerKind::kTransformerLayer) continue;
     LayerRequest& request = one.request;
     for (auto& [name, tensor] : request.parameters) {
       if (absl::StrContains(name, "bias")) tensor = Tensor();
@@ -251,8 +252,7 @@ TEST(FusedOperations, RoundAsUnfusedOnesWhereTheSpecificationSaysSo) {
     for (const char* recipe : kClasses) {
       SCOPED_TRACE(absl::StrCat(one.name, " ", recipe));
       const bool is_delayed = absl::StartsWith(recipe, "fp8_delayed");
-      if (is_delayed && request.layer.kind != LayerKind::kLinear &&
-          request.layer.kind != LayerKind::kGroupedLinear) {
+      if (is_delayed && request.layer.traits().has(OperationKind::kNorm)) {
         EXPECT_FALSE(SameBits(OutputOf(RunCase(request, recipe), "y"),
                               OutputOf(RunCase(unfused, recipe), "y")));
         continue;

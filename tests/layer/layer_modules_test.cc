@@ -191,5 +191,54 @@ TEST(LayerModules, RefusalsNameTheModuleAndTheRole) {
   EXPECT_THAT(message("bf16"), HasSubstr("layer.name is \"a b\""));
 }
 
+std::vector<std::string> Notes(const std::vector<LayerSpec>& layers, const std::string& recipe) {
+  std::vector<const LayerSpec*> pointers;
+  for (const LayerSpec& layer : layers) pointers.push_back(&layer);
+  return NotesOfRules(pointers, *Recipe::Parse(recipe), layers.size() == 1 ? "layer" : "session");
+}
+
+TEST(LayerModules, RulesThatDecideNothingAreNamed) {
+  using ::testing::ElementsAre;
+  using ::testing::IsEmpty;
+  const LayerSpec mlp = LayerNormMlpCase(ActivationKind::kGelu).layer;
+  const std::string by_path = Rules({Rule("module_path", "fc1", Quoted("mxfp8")),
+                                     Rule("module_path", "fc2", Quoted("mxfp8")),
+                                     Rule("module_path", "fc3", Quoted("mxfp8"))});
+  EXPECT_THAT(Notes({mlp}, by_path), ElementsAre(HasSubstr("fits no module of the layer")));
+  // Of a session the rule is another layer's.
+  LayerSpec first = mlp, second = mlp;
+  first.name = "a";
+  second.name = "b";
+  const std::string by_layer =
+      Rules({Rule("layer_name", "b", Quoted("mxfp8")),
+             Rule("module_type", "grouped_linear", Quoted("bf16")), ForAll(Quoted("bf16"))});
+  EXPECT_THAT(Notes({first, second}, by_layer),
+              ElementsAre(HasSubstr("rules[1] of the recipe, "
+                                    "{\"module_type\":\"grouped_linear\",\"quantizer\":\"bf16\"}, "
+                                    "fits no module of the session")));
+  EXPECT_THAT(Notes({GroupedLinearCase().layer}, by_layer),
+              ElementsAre(HasSubstr("rules[0]"), HasSubstr("rules[2]")));
+  EXPECT_THAT(Notes({mlp}, "mxfp8"), IsEmpty());
+}
+
+// A quantize operation follows the rules of the linear that reads what it makes, and its own where
+// none does.
+TEST(LayerModules, OnlyAQuantizeOperationThatNoLinearReadsHasRules) {
+  LayerRequest chain = ResidualChainCase();
+  OperationSpec quantize;
+  quantize.kind = OperationKind::kQuantize;
+  quantize.name = "q";
+  quantize.quantize_backward = false;
+  const std::string recipe =
+      Rules({Rule("module_path", "q", Quoted("mxfp8")), ForAll(Quoted("bf16"))});
+  auto& operations = chain.layer.operations;
+  operations.insert(operations.begin() + 1, quantize);
+  EXPECT_THAT(Notes({chain.layer}, recipe),
+              ::testing::ElementsAre(HasSubstr("fits no module of the layer")));
+  operations.erase(operations.begin() + 1);
+  operations.push_back(quantize);
+  EXPECT_THAT(Notes({chain.layer}, recipe), ::testing::IsEmpty());
+}
+
 }  // namespace
 }  // namespace quantgate

@@ -2,6 +2,7 @@
 
 #include "kernels/ops/elementwise/elementwise.h"
 #include "kernels/validate/scenarios/oracles/expected_linear.h"
+#include "tests/layer/attention_by_hand.h"
 #include "tests/layer/layer_cases.h"
 
 namespace quantgate {
@@ -41,6 +42,8 @@ class Reference {
   NamedOutputs LayerNormMlp();
   NamedOutputs GroupedLinear();
   NamedOutputs ResidualChain();
+  NamedOutputs Attention();
+  NamedOutputs TransformerLayer();
 
  private:
   Tensor Cast(const Tensor& tensor) const { return *ExpectedCast(tensor, activation_); }
@@ -55,9 +58,19 @@ class Reference {
   Tensor Db(const Tensor& dy) const { return *ExpectedColumnSums(dy, activation_); }
   /// What goes to a quantizer: under delayed scaling without a rounding in between.
   DType Handed() const { return recipe_.is_delayed() ? DType::kF32 : activation_; }
-  NormForwardResult Norm(const NormOptions& options, const std::string& prefix) const;
+  NormForwardResult Norm(const NormOptions& options, const std::string& prefix) const {
+    return NormOf(x_, options, prefix);
+  }
+  NormForwardResult NormOf(const Tensor& x, const NormOptions& options,
+                           const std::string& prefix) const;
   NormGradients NormBackward(const NormOptions& options, const std::string& prefix,
-                             const Tensor& dz, const Tensor& residual) const;
+                             const Tensor& dz, const Tensor& residual) const {
+    return NormBackwardOf(x_, options, prefix, dz, residual);
+  }
+  NormGradients NormBackwardOf(const Tensor& x, const NormOptions& options,
+                               const std::string& prefix, const Tensor& dz,
+                               const Tensor& residual) const;
+  HandAttentionResult Core(const Tensor& qkv, const Tensor& dcontext = {}) const;
   /// Gradient of an activation's input as its linear unit takes it, and as the bias sums it.
   std::pair<Tensor, Tensor> Dact(const Tensor& dy, const Tensor& h,
                                  const ActivationOptions& options) const;
@@ -93,9 +106,10 @@ NamedOutputs Reference::Linear() {
               main_grad == request_.main_grads.end() ? Tensor() : main_grad->second);
 }
 
-NormForwardResult Reference::Norm(const NormOptions& options, const std::string& prefix) const {
+NormForwardResult Reference::NormOf(const Tensor& x, const NormOptions& options,
+                                    const std::string& prefix) const {
   NormForwardDesc desc;
-  desc.x = x_;
+  desc.x = x;
   desc.gamma = Cast(Parameter(prefix + "gamma"));
   if (Parameter(prefix + "beta").has_value()) desc.beta = Cast(Parameter(prefix + "beta"));
   desc.options = options;
@@ -103,12 +117,13 @@ NormForwardResult Reference::Norm(const NormOptions& options, const std::string&
   return *NormForwardCpu(desc, kContext);
 }
 
-NormGradients Reference::NormBackward(const NormOptions& options, const std::string& prefix,
-                                      const Tensor& dz, const Tensor& residual) const {
-  const NormForwardResult forward = Norm(options, prefix);
+NormGradients Reference::NormBackwardOf(const Tensor& x, const NormOptions& options,
+                                        const std::string& prefix, const Tensor& dz,
+                                        const Tensor& residual) const {
+  const NormForwardResult forward = NormOf(x, options, prefix);
   NormBackwardDesc desc;
   desc.dz = dz;
-  desc.x = x_;
+  desc.x = x;
   desc.gamma = Cast(Parameter(prefix + "gamma"));
   desc.mean = forward.mean;
   desc.rstd = forward.rstd;
@@ -218,6 +233,60 @@ NamedOutputs Reference::ResidualChain() {
   return out;
 }
 
+HandAttentionResult Reference::Core(const Tensor& qkv, const Tensor& dcontext) const {
+  const Shape& x = request_.x.shape();
+  const int64_t batch = x.size() == 3 ? x[1] : 1;
+  return AttentionByHand({request_.layer.attention, x[0], batch, qkv, dcontext});
+}
+
+NamedOutputs Reference::Attention() {
+  const Tensor w1 = Parameter("qkv.weight"), w2 = Parameter("proj.weight");
+  const Tensor qkv = Unit(0, x_, w1, Parameter("qkv.bias"))["y"];
+  NamedOutputs proj = Unit(1, Core(qkv).context, w2, Parameter("proj.bias"), dy_);
+  const Tensor dqkv = Core(qkv, proj["dx"]).dqkv;
+  NamedOutputs backward = Unit(0, x_, w1, {}, dqkv);
+  return {{"y", proj["y"]},     {"dx", backward["dx"]},  {"qkv.dw", backward["dw"]},
+          {"qkv.db", Db(dqkv)}, {"proj.dw", proj["dw"]}, {"proj.db", proj["db"]}};
+}
+
+NamedOutputs Reference::TransformerLayer() {
+  const LayerSpec& layer = request_.layer;
+  const Tensor w1 = Parameter("qkv.weight"), w2 = Parameter("proj.weight");
+  const Tensor w3 = Parameter("fc1.weight"), w4 = Parameter("fc2.weight");
+  const Tensor n1 = Norm(layer.norm, "norm1.").y;
+  const Tensor qkv = Unit(0, n1, w1, Parameter("qkv.bias"))["y"];
+  const Tensor context = Core(qkv).context;
+  const Tensor branch = Unit(1, context, w2, Parameter("proj.bias"))["y"];
+  const Tensor sum = *AddCpu(branch, x_, activation_, kContext);
+  const Tensor n2 = NormOf(sum, layer.norm, "norm2.").y;
+  const Tensor fc1 = Unit(2, n2, w3, Parameter("fc1.bias"))["y"];
+  const Tensor act = *ActivationForwardCpu(fc1, layer.activation, Handed(), kContext);
+
+  NamedOutputs fc2 = Unit(3, act, w4, Parameter("fc2.bias"), dy_);
+  const auto [dfc1, for_bias] = Dact(fc2["dx"], fc1, layer.activation);
+  NamedOutputs fc1_backward = Unit(2, n2, w3, {}, dfc1);
+  const NormGradients norm2 = NormBackwardOf(sum, layer.norm, "norm2.", fc1_backward["dx"], dy_);
+  NamedOutputs proj = Unit(1, context, w2, Parameter("proj.bias"), norm2.dx);
+  const Tensor dqkv = Core(qkv, proj["dx"]).dqkv;
+  NamedOutputs qkv_backward = Unit(0, n1, w1, {}, dqkv);
+  const NormGradients norm1 = NormBackward(layer.norm, "norm1.", qkv_backward["dx"], norm2.dx);
+  NamedOutputs out = {{"y", *AddCpu(fc2["y"], sum, activation_, kContext)},
+                      {"dx", norm1.dx},
+                      {"qkv.dw", qkv_backward["dw"]},
+                      {"qkv.db", Db(dqkv)},
+                      {"proj.dw", proj["dw"]},
+                      {"proj.db", proj["db"]},
+                      {"fc1.dw", fc1_backward["dw"]},
+                      {"fc1.db", Db(for_bias)},
+                      {"fc2.dw", fc2["dw"]},
+                      {"fc2.db", fc2["db"]},
+                      {"norm1.dgamma", norm1.dgamma},
+                      {"norm2.dgamma", norm2.dgamma}};
+  if (norm1.dbeta.has_value()) out["norm1.dbeta"] = norm1.dbeta;
+  if (norm2.dbeta.has_value()) out["norm2.dbeta"] = norm2.dbeta;
+  return out;
+}
+
 }  // namespace
 
 NamedOutputs ReferenceOf(const LayerRequest& request, const Recipe& recipe) {
@@ -238,6 +307,12 @@ NamedOutputs ReferenceOf(const LayerRequest& request, const Recipe& recipe) {
       break;
     case LayerKind::kChain:
       out = reference.ResidualChain();
+      break;
+    case LayerKind::kAttention:
+      out = reference.Attention();
+      break;
+    case LayerKind::kTransformerLayer:
+      out = reference.TransformerLayer();
       break;
   }
   for (const char* name : {"y", "dx", "norm_out"}) {

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
@@ -81,6 +82,34 @@ LayerRequest NormLayerOf(LayerKind kind, const std::string& recipe, int size) {
   request.parameters["fc2.weight"] = NormalTensor(7, {columns, divided});
   request.parameters["fc2.bias"] = NormalTensor(8, {columns});
   request.grad_output = NormalTensor(6, {divided, columns});
+  return WithScales(request);
+}
+
+LayerRequest AttentionLayerOf(LayerKind kind, const std::string& recipe, int size) {
+  const int64_t unit = UnitOf(recipe), columns = 2 * unit, divided = unit * size;
+  const int64_t head = unit / 2;
+  LayerRequest request;
+  request.layer.kind = kind;
+  request.layer.parallel_mode = ParallelMode::kColumn;
+  request.layer.attention = {
+      .heads = 4 * size, .groups = size, .mask = AttentionMask::kCausal, .rotary_base = 100.0f};
+  request.x = NormalTensor(1, {4 * size, unit / 4, columns});
+  request.grad_output = NormalTensor(6, request.x.shape());
+  request.parameters["qkv.weight"] = NormalTensor(4, {6 * head * size, columns});
+  request.parameters["qkv.bias"] = NormalTensor(5, {6 * head * size});
+  request.parameters["proj.weight"] = NormalTensor(7, {columns, 4 * head * size});
+  request.parameters["proj.bias"] = NormalTensor(8, {columns});
+  request.seed = 7;
+  if (kind == LayerKind::kAttention) return WithScales(request);
+  request.layer.activation.kind = ActivationKind::kGelu;
+  for (const char* norm : {"norm1", "norm2"}) {
+    request.parameters[absl::StrCat(norm, ".gamma")] = NormalTensor(2, {columns});
+    request.parameters[absl::StrCat(norm, ".beta")] = NormalTensor(3, {columns});
+  }
+  request.parameters["fc1.weight"] = NormalTensor(9, {divided, columns});
+  request.parameters["fc1.bias"] = NormalTensor(10, {divided});
+  request.parameters["fc2.weight"] = NormalTensor(11, {columns, divided});
+  request.parameters["fc2.bias"] = NormalTensor(12, {columns});
   return WithScales(request);
 }
 

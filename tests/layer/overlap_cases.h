@@ -27,6 +27,10 @@ Tensor NormalTensor(uint64_t seed, Shape shape);
 /// A layernorm_linear or a layernorm_mlp.
 LayerRequest NormLayerOf(LayerKind kind, const std::string& recipe, int size);
 
+/// An attention or a transformer_layer of the recipe's blocks: one group of four heads on each
+/// rank.
+LayerRequest AttentionLayerOf(LayerKind kind, const std::string& recipe, int size);
+
 void ExpectSameTensors(const std::vector<NamedTensor>& subject,
                        const std::vector<NamedTensor>& reference);
 /// Each GEMM, with whole operands and its product before any sum over the ranks.

@@ -85,6 +85,18 @@ TEST(OverlappedLayerNormMlp, HasTheBitsOfGatheringFirstAndReducingLast) {
   });
 }
 
+TEST(OverlappedAttention, HasTheBitsOfGatheringFirstAndReducingLast) {
+  ExpectEveryWay([](const std::string& recipe, int size) {
+    return AttentionLayerOf(LayerKind::kAttention, recipe, size);
+  });
+}
+
+TEST(OverlappedTransformerLayer, HasTheBitsOfGatheringFirstAndReducingLast) {
+  ExpectEveryWay([](const std::string& recipe, int size) {
+    return AttentionLayerOf(LayerKind::kTransformerLayer, recipe, size);
+  });
+}
+
 TEST(OverlappedChain, HasTheBitsOfGatheringFirstAndReducingLast) {
   LayerRequest request;
   request.layer.kind = LayerKind::kChain;

@@ -201,12 +201,73 @@ TEST_F(SessionWeights, TakeAChangedKnobFromTheirMastersAndRefuseItWithout) {
   Train(5);
 }
 
-TEST_F(SessionWeights, RefuseAnotherRecipeNamingBoth) {
-  Open(TwoLayerSpec("mxfp8"));
+// A session whose weights are in high precision quantizes them in each forward by the recipe of
+// that forward: what held weights must have after the change too.
+TEST_F(SessionWeights, MoveToAnotherRecipeThroughTheirMasters) {
+  const std::pair<const char*, const char*> changes[] = {
+      {"mxfp8", "fp8_current"}, {"fp8_block", "nvfp4"},
+      {"fp8_current", "mxfp8"}, {"nvfp4", "fp8_block:w_block_dim=1"},
+      {"mxfp8", "fp8_delayed"}, {"fp8_delayed", "fp8_current"}};
+  std::map<std::string, Tensor> parameters = TwoLayerParameters();
+  for (auto& [name, tensor] : parameters) tensor = *CastTensor(tensor, DType::kF32, kContext);
+  for (const auto& [from, to] : changes) {
+    SCOPED_TRACE(absl::StrCat(from, " to ", to));
+    SessionSpec spec = TwoLayerSpec(from);
+    const auto plain = *OneRankSession::Open(*engine_, spec, parameters, nullptr);
+    spec.weights = WeightStorage::kQuantized;
+    session_ = *OneRankSession::Open(*engine_, spec, parameters, nullptr);
+    spec.recipe = *Recipe::Parse(to);
+    for (uint64_t step = 0; step < 4; ++step) {
+      if (step == 2) {
+        ASSERT_TRUE(plain->ChangeRecipe(spec.recipe).ok());
+        const absl::Status changed = session_->ChangeRecipe(spec.recipe);
+        ASSERT_TRUE(changed.ok()) << changed;
+        const bool is_delayed = spec.recipe.is_delayed();
+        if (!is_delayed) ExpectFresh(State("fc1.weight.master"), {true, true});
+      }
+      if (step == 3) {
+        // A checkpoint after the change is restored under the recipe that it was written under.
+        const TensorFile checkpoint = *session_->Checkpoint(nullptr);
+        const auto before = DigestsOf(*session_);
+        auto restored = OneRankSession::Restore(*engine_, spec, checkpoint, nullptr);
+        ASSERT_TRUE(restored.ok()) << restored.status();
+        session_ = *std::move(restored);
+        EXPECT_EQ(DigestsOf(*session_), before);
+      }
+      const auto plain_y = plain->Forward(ForwardOf(step), nullptr);
+      const auto held_y = session_->Forward(ForwardOf(step), nullptr);
+      EXPECT_TRUE(SameBits(OutputOf(held_y, "y"), OutputOf(plain_y, "y"))) << step;
+      const auto plain_dx = plain->Backward(BackwardOf(step), nullptr);
+      const auto held_dx = session_->Backward(BackwardOf(step), nullptr);
+      for (const char* name : {"dx", "fc1.dw", "fc2.dw"}) {
+        EXPECT_TRUE(SameBits(OutputOf(held_dx, name), OutputOf(plain_dx, name))) << name << step;
+      }
+      ASSERT_TRUE(plain->Optimize({}, nullptr).ok());
+      ASSERT_TRUE(session_->Optimize({}, nullptr).ok());
+    }
+  }
+}
+
+TEST_F(SessionWeights, RefuseAnotherRecipeWithoutMastersNamingWhatIsMissing) {
+  SessionSpec spec = TwoLayerSpec("mxfp8");
+  spec.masters = Masters::kNone;
+  Open(spec);
+  const auto before = DigestsOf(*session_);
   const absl::Status refused = session_->ChangeRecipe(*Recipe::Parse("fp8_current"));
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+  for (const char* part : {"recipe is fp8_current: fc1.weight is held as ", "by recipe mxfp8",
+                           "spec.masters is none, and must be f32 or bf16_remainder"}) {
+    EXPECT_THAT(std::string(refused.message()), HasSubstr(part));
+  }
+  EXPECT_EQ(DigestsOf(*session_), before);
+}
+
+TEST_F(SessionWeights, RefuseARecipeThatQuantizesNoWeights) {
+  Open(TwoLayerSpec("mxfp8"));
+  const absl::Status refused = session_->ChangeRecipe(*Recipe::Parse("bf16"));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
   EXPECT_THAT(std::string(refused.message()),
-              HasSubstr("recipe is fp8_current: fc1.weight is held quantized by recipe mxfp8"));
+              HasSubstr("recipe bf16 does not quantize weights rowwise"));
 }
 
 TEST_F(SessionWeights, ACachedWorkspaceIsCompletedAndDroppedByTheUpdate) {

@@ -12,6 +12,7 @@ namespace quantgate {
   COMMAND(Diff)              \
   COMMAND(Quantize)          \
   COMMAND(Dequantize)        \
+  COMMAND(UpdateUsage)       \
   COMMAND(Gemm)              \
   COMMAND(Explain)           \
   COMMAND(Tensor)            \

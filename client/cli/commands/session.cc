@@ -14,6 +14,7 @@
 #include "client/cli/commands/subcommand.h"
 #include "client/cli/layer_command.h"
 #include "client/cli/options/json_file.h"
+#include "client/cli/options/quantized_metadata.h"
 #include "client/cli/output.h"
 #include "client/session.h"
 #include "client/tensor_name.h"
@@ -89,8 +90,9 @@ void PrintSessionTable(Invocation& invocation, const std::vector<v1::Session>& s
 }
 
 void PrintSession(Invocation& invocation, const v1::Session& session) {
-  if (invocation.is_table()) return PrintSessionTable(invocation, {session});
-  invocation.PrintJson("session", JsonOf(session));
+  if (!invocation.is_table()) return invocation.PrintJson("session", JsonOf(session));
+  PrintSessionTable(invocation, {session});
+  for (const std::string& note : session.notes()) invocation.out() << "note: " << note << "\n";
 }
 
 /// As JSON one document, however many there are.
@@ -114,8 +116,9 @@ absl::StatusOr<int> Open(Invocation& invocation, const SessionOptions& options) 
   QG_ASSIGN_OR_RETURN(Connection * connection, ConnectToServer(invocation));
   TensorSources sources(*connection, Placement::kStored, UploadProgressOf(invocation));
   for (const auto& [name, text] : parameters) {
-    QG_ASSIGN_OR_RETURN((*request.mutable_parameters())[name],
-                        sources.Resolve(absl::StrCat("SPEC: parameters[", name, "]"), text));
+    QG_ASSIGN_OR_RETURN(
+        (*request.mutable_parameters())[name],
+        ResolveOperand(absl::StrCat("SPEC: parameters[", name, "]"), text, sources));
   }
   QG_ASSIGN_OR_RETURN(const ClientSession session, ClientSession::Open(*connection, request));
   PrintSession(invocation, session.session());

@@ -13,6 +13,7 @@
 #include "client/cli/layer_command.h"
 #include "client/cli/options/layer_arguments.h"
 #include "client/cli/options/layer_options.h"
+#include "client/cli/options/quantized_metadata.h"
 #include "client/cli/options/recipe_argument.h"
 #include "client/cli/output.h"
 #include "client/session.h"
@@ -85,7 +86,7 @@ absl::Status SetForward(const SessionStepOptions& options, TensorSources& source
                         v1::SessionStepRequest& request) {
   v1::SessionStepRequest::Forward& forward = *request.mutable_forward();
   if (options.x.empty()) return absl::InvalidArgumentError("--x: none; a forward needs it");
-  QG_ASSIGN_OR_RETURN(*forward.mutable_x(), sources.Resolve("--x", options.x));
+  QG_ASSIGN_OR_RETURN(*forward.mutable_x(), ResolveOperand("--x", options.x, sources));
   forward.set_microbatch(options.microbatch);
   forward.set_evaluate(options.kind == "evaluate");
   forward.set_recompute(options.kind == "recompute");
@@ -111,7 +112,7 @@ absl::Status SetBackward(const SessionStepOptions& options, TensorSources& sourc
   }
   request.mutable_backward()->set_microbatch(options.microbatch);
   QG_ASSIGN_OR_RETURN(*request.mutable_backward()->mutable_grad_output(),
-                      sources.Resolve("--grad-output", options.grad_output));
+                      ResolveOperand("--grad-output", options.grad_output, sources));
   return absl::OkStatus();
 }
 

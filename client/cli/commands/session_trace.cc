@@ -4,6 +4,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "client/cli/options/quantized_metadata.h"
 #include "client/execute.h"
 #include "client/tensor_name.h"
 #include "kernels/base/status_macros.h"
@@ -22,7 +23,7 @@ class TraceTensors {
   absl::Status Add(const std::string& field, const std::string& name) {
     if (name.empty() || request_.tensors().contains(name)) return absl::OkStatus();
     QG_ASSIGN_OR_RETURN((*request_.mutable_tensors())[name],
-                        sources_.Resolve(absl::StrCat("SPEC: ", field), name));
+                        ResolveOperand(absl::StrCat("SPEC: ", field), name, sources_));
     return absl::OkStatus();
   }
 

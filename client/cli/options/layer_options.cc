@@ -50,10 +50,35 @@ bool HasOverride(const v1::RecipeDescription& recipe, const std::string& mode) {
   return true;
 }
 
+void AddAttentionOptions(CLI::App& command, LayerOptions& options) {
+  command
+      .add_option(
+          "--heads", options.heads,
+          "attention, transformer_layer: query heads; --param qkv.weight=... has D rows for "
+          "each of them, and for each key and value head")
+      ->type_name("N")
+      ->group(kLayer);
+  command
+      .add_option("--groups", options.groups,
+                  "Pairs of a key head and a value head, which divide the query heads; default: as "
+                  "many as heads")
+      ->type_name("N")
+      ->group(kLayer);
+  command.add_option("--mask", options.mask, "Keys of a query: all (none, default) or causal")
+      ->check(CLI::IsMember({"none", "causal"}))
+      ->group(kLayer);
+  command
+      .add_option("--rotary-base", options.rotary_base,
+                  "Rotate queries and keys by their positions, such as 10000")
+      ->type_name("X")
+      ->group(kLayer);
+}
+
 void AddSpecOptions(CLI::App& command, LayerOptions& options) {
   command
       .add_option("--layer", options.layer,
-                  "linear (default), layernorm_linear, layernorm_mlp, grouped_linear or chain")
+                  "linear (default), layernorm_linear, layernorm_mlp, grouped_linear, chain, "
+                  "attention or transformer_layer")
       ->type_name("NAME")
       ->group(kLayer);
   command
@@ -73,6 +98,7 @@ void AddSpecOptions(CLI::App& command, LayerOptions& options) {
                   "limit=7,alpha=1.702,offset=1")
       ->type_name("FUNCTION")
       ->group(kLayer);
+  AddAttentionOptions(command, options);
   command
       .add_option("--m-splits", options.m_splits,
                   "grouped_linear: rows of each expert, such as 128,0,64")
@@ -122,12 +148,12 @@ void AddTensorOptions(CLI::App& command, LayerOptions& options) {
   AddTensorOption(command, "--gamma", options.gamma, "Of the norm [K]");
   AddTensorOption(command, "--beta", options.beta, "Of the norm [K]");
   AddTensorOption(command, "--fc1-weight", options.fc1_weight,
-                  "layernorm_mlp: [F][K], gated [2F][K]");
-  AddTensorOption(command, "--fc1-bias", options.fc1_bias, "layernorm_mlp: [F], gated [2F]");
-  AddTensorOption(command, "--fc2-weight", options.fc2_weight, "layernorm_mlp: [N][F]");
-  AddTensorOption(command, "--fc2-bias", options.fc2_bias, "layernorm_mlp: [N]");
+                  "layernorm_mlp, transformer_layer: [F][K], gated [2F][K]");
+  AddTensorOption(command, "--fc1-bias", options.fc1_bias, "Likewise: [F], gated [2F]");
+  AddTensorOption(command, "--fc2-weight", options.fc2_weight, "Likewise: [N][F]");
+  AddTensorOption(command, "--fc2-bias", options.fc2_bias, "Likewise: [N]");
   add_list("--param", options.parameters, "NAME=TENSOR",
-           "Any parameter by its name: fc1.weight=..., weight.0=...");
+           "Any parameter by its name: qkv.weight=..., norm1.gamma=..., weight.0=...");
   AddTensorOption(command, "--grad-output", options.grad_output,
                   "dy [..., N]; without it only the forward pass runs");
   add_list("--main-grad", options.main_grads, "[NAME=]TENSOR",

@@ -16,6 +16,9 @@ struct LayerOptions {
   std::string spec;   ///< A RunSpec, or the file that holds it; the options below override it.
   std::string layer;  ///< Empty: the spec's, or linear.
   std::string norm, activation, m_splits;
+  std::optional<int> heads, groups;
+  std::string mask;
+  std::optional<float> rotary_base;
   std::vector<std::string> operations;
   bool return_norm_output = false;
   bool unfused = false;

@@ -56,6 +56,11 @@ constexpr FieldOption kFieldOptions[] = {
     {kLayerCommands, "spec.step.layer.name", "--layer-name"},
     {kLayerCommands, "spec.step.layer.norm", "--norm"},
     {kLayerCommands, "spec.step.layer.activation", "--activation"},
+    {kLayerCommands, "spec.step.layer.attention.heads", "--heads"},
+    {kLayerCommands, "spec.step.layer.attention.groups", "--groups"},
+    {kLayerCommands, "spec.step.layer.attention.mask", "--mask"},
+    {kLayerCommands, "spec.step.layer.attention.rotary_base", "--rotary-base"},
+    {kLayerCommands, "spec.step.layer.attention", "--heads"},
     {kLayerCommands, "spec.step.layer.m_splits", "--m-splits"},
     {kLayerCommands, "spec.step.layer.operations", "--operation"},
     {kLayerCommands, "spec.step.layer.operations[*]", "--operation"},
@@ -143,6 +148,12 @@ constexpr FieldOption kFieldOptions[] = {
     {"dequantize", "out_dtype", "--out-dtype"},
     {"dequantize", "description.rowwise", "--format-hint"},
     {"dequantize", "description.columnwise", "--format-hint"},
+    {"update-usage", "tensor.tensors[*]", "FILE:*"},
+    {"update-usage", "tensor.tensors", "FILE"},
+    {"update-usage", "tensor", "FILE"},
+    {"update-usage", "usages is rowwise", "--rowwise is true"},
+    {"update-usage", "usages is columnwise", "--columnwise is true"},
+    {"update-usage", "usages is none", "--rowwise and --columnwise are false"},
     {"diff", "subject", "A"},
     {"diff", "reference", "B"},
     {"verify", "subject", "--subject"},
@@ -334,7 +345,7 @@ std::string_view Remainder(std::string_view text) {
 std::string Readable(std::string_view remainder) {
   absl::string_view text(remainder.data(), remainder.size());
   absl::ConsumePrefix(&text, ".");
-  for (const char* wire : {"generate", "stored", "inline", "type"}) {
+  for (const char* wire : {"quantized", "generate", "stored", "inline", "type"}) {
     if (text == wire) return "";
     absl::ConsumePrefix(&text, absl::StrCat(wire, "."));
   }

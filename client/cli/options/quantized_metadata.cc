@@ -1,5 +1,6 @@
 #include "client/cli/options/quantized_metadata.h"
 
+#include <array>
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -15,6 +16,15 @@ constexpr char kShape[] = "quantgate.shape";
 constexpr char kRowwise[] = "quantgate.rowwise";
 constexpr char kColumnwise[] = "quantgate.columnwise";
 constexpr char kScaleLayout[] = "quantgate.scale_layout";
+constexpr char kSourceDType[] = "quantgate.source_dtype";
+/// The tensors of a quantized tensor's file that a request takes (docs/file-formats.md section 2).
+constexpr std::array<const char*, 7> kParts = {"rowwise_data",
+                                               "rowwise_scale_inv",
+                                               "columnwise_data",
+                                               "columnwise_scale_inv",
+                                               "amax_rowwise",
+                                               "amax_columnwise",
+                                               "scale"};
 
 std::string DirectionText(const v1::QuantizedDirection& direction) {
   return absl::StrCat(direction.format(), ":element=", direction.element(),
@@ -91,6 +101,45 @@ absl::StatusOr<v1::QuantizedDirection> ParseFormatHint(const std::string& field,
     }
   }
   return direction;
+}
+
+void RemoveDescription(FileMetadata& metadata) {
+  for (const char* const key : {kShape, kRowwise, kColumnwise, kScaleLayout}) metadata.erase(key);
+}
+
+absl::StatusOr<v1::QuantizedSource> QuantizedOf(const TensorFile& file, const std::string& path,
+                                                TensorSources& sources) {
+  v1::QuantizedSource source;
+  const absl::StatusOr<v1::QuantizedDescription> description = DescriptionOf(file.metadata);
+  if (!description.ok()) return OfField(path, description.status());
+  *source.mutable_description() = *description;
+  const auto source_dtype = file.metadata.find(kSourceDType);
+  if (source_dtype != file.metadata.end()) source.set_source_dtype(source_dtype->second);
+  sources.NoteFile(path);
+  for (const char* const part : kParts) {
+    const absl::StatusOr<Tensor> tensor = file.Find(part);
+    if (!tensor.ok()) continue;
+    QG_ASSIGN_OR_RETURN((*source.mutable_tensors())[part],
+                        sources.Place(absl::StrCat(path, ":", part), *tensor));
+  }
+  return source;
+}
+
+absl::StatusOr<v1::TensorSource> ResolveOperand(std::string_view field, const std::string& text,
+                                                TensorSources& sources) {
+  const absl::StatusOr<TensorName> name = ParseTensorName(field, text);
+  const bool is_file = name.ok() && name->kind == TensorName::Kind::kSafetensors &&
+                       name->entry.empty() && !name->reinterpreted.has_value();
+  if (!is_file) return sources.Resolve(field, text);
+  QG_ASSIGN_OR_RETURN(const TensorFile file, ReadKnownTensors(field, name->path));
+  if (!file.metadata.contains(kRowwise) && !file.metadata.contains(kColumnwise)) {
+    return sources.Resolve(field, text);
+  }
+  v1::TensorSource source;
+  absl::StatusOr<v1::QuantizedSource> quantized = QuantizedOf(file, name->path, sources);
+  if (!quantized.ok()) return OfField(field, quantized.status());
+  *source.mutable_quantized() = *std::move(quantized);
+  return source;
 }
 
 }  // namespace quantgate

@@ -9,8 +9,10 @@
 
 #include <map>
 #include <string>
+#include <string_view>
 
 #include "absl/status/statusor.h"
+#include "client/tensor_source.h"
 #include "quantgate/v1/engine_service.pb.h"
 
 namespace quantgate {
@@ -26,5 +28,18 @@ absl::StatusOr<v1::QuantizedDescription> DescriptionOf(const FileMetadata& metad
 /// "mxfp8", "nvfp4:e4m3_max=256", "fp8_block:block_dim=2". INVALID_ARGUMENT naming `field`.
 absl::StatusOr<v1::QuantizedDirection> ParseFormatHint(const std::string& field,
                                                        const std::string& text);
+
+/// Removes what MetadataOf adds.
+void RemoveDescription(FileMetadata& metadata);
+
+/// The quantized tensor that a file holds, by its metadata and the names of its tensors. `path`
+/// names the file.
+absl::StatusOr<v1::QuantizedSource> QuantizedOf(const TensorFile& file, const std::string& path,
+                                                TensorSources& sources);
+
+/// The tensor that `text` names, as TensorSources::Resolve gives it, or the quantized tensor where
+/// it names a whole file whose metadata describes codes. For operands that may be given as codes.
+absl::StatusOr<v1::TensorSource> ResolveOperand(std::string_view field, const std::string& text,
+                                                TensorSources& sources);
 
 }  // namespace quantgate

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/cli/options/layer_arguments.h"
+#include "client/cli/options/quantized_metadata.h"
 #include "client/tensor_name.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
@@ -159,17 +160,17 @@ absl::Status SetDelayedState(const std::vector<std::string>& values, TensorSourc
 
 absl::Status SetTensors(const LayerOptions& options, TensorSources& sources, v1::LayerStep& step) {
   if (!options.input.empty()) {
-    QG_ASSIGN_OR_RETURN(*step.mutable_x(), sources.Resolve("--input", options.input));
+    QG_ASSIGN_OR_RETURN(*step.mutable_x(), ResolveOperand("--input", options.input, sources));
   }
   QG_ASSIGN_OR_RETURN(const std::vector<Parameter> parameters,
                       ParametersOf(options, step.layer().kind()));
   for (const Parameter& parameter : parameters) {
     QG_ASSIGN_OR_RETURN((*step.mutable_parameters())[parameter.name],
-                        sources.Resolve(parameter.option, parameter.tensor));
+                        ResolveOperand(parameter.option, parameter.tensor, sources));
   }
   if (!options.grad_output.empty()) {
     QG_ASSIGN_OR_RETURN(*step.mutable_grad_output(),
-                        sources.Resolve("--grad-output", options.grad_output));
+                        ResolveOperand("--grad-output", options.grad_output, sources));
   }
   QG_ASSIGN_OR_RETURN(const std::vector<Parameter> main_grads,
                       MainGradsOf(options, step.layer().kind()));
@@ -224,6 +225,12 @@ absl::Status SetLayer(const LayerOptions& options, v1::Layer& layer) {
   }
   if (!options.activation.empty()) {
     QG_ASSIGN_OR_RETURN(*layer.mutable_activation(), ParseActivationArgument(options.activation));
+  }
+  if (options.heads.has_value()) layer.mutable_attention()->set_heads(*options.heads);
+  if (options.groups.has_value()) layer.mutable_attention()->set_groups(*options.groups);
+  if (!options.mask.empty()) layer.mutable_attention()->set_mask(options.mask);
+  if (options.rotary_base.has_value()) {
+    layer.mutable_attention()->set_rotary_base(*options.rotary_base);
   }
   if (!options.m_splits.empty()) {
     QG_ASSIGN_OR_RETURN(const std::vector<int64_t> splits, ParseSplitsArgument(options.m_splits));

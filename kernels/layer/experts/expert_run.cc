@@ -150,7 +150,7 @@ absl::StatusOr<ExpertStep> ExpertRun::Run() {
   QG_ASSIGN_OR_RETURN(const Tensor x, RowsOf(whole_.x, step.tokens));
   const LayerSpec& spec = step.request.layer;
   const auto plan = std::make_shared<const LayerPlan>(PlanOf(step.request, recipe_));
-  LayerState state = StateOf(step.request);
+  LayerState state = StateOf(step.request, RecipeOfLayer(step.request.layer, recipe_));
   ExpertOptions options;
   options.first_expert = division_.first_expert;
   StepOptions of_step = OptionsOf(step.request, recipe_);

@@ -4,6 +4,7 @@
 #include "kernels/base/refusal.h"
 #include "kernels/engine/engine.h"
 #include "kernels/layer/layer_faults.h"
+#include "kernels/layer/linear/given_codes.h"
 #include "kernels/layer/linear/linear_operands.h"
 #include "kernels/layer/linear/linear_overlap.h"
 #include "kernels/layer/linear/linear_parallel.h"
@@ -130,6 +131,7 @@ class BackwardPass {
 
  private:
   absl::Status PrepareGradOutput();
+  absl::Status UseGivenGradOutput();
   absl::Status QuantizeGradOutput();
   absl::StatusOr<KeptOperand> WgradX();
   absl::StatusOr<Tensor> BiasGradient();
@@ -174,7 +176,9 @@ absl::Status BackwardPass::PrepareGradOutput() {
 // (docs/quantizers.md section 10.4). If the gradient came as codes, it sums their values.
 absl::StatusOr<Tensor> BackwardPass::BiasGradient() {
   Tensor source = grad_output_.original;
-  if (gradient_.codes.rowwise.has_value() || gradient_.codes.columnwise.has_value()) {
+  const bool is_quantized =
+      gradient_.codes.rowwise.has_value() || gradient_.codes.columnwise.has_value();
+  if (is_quantized && !gradient_.is_of_codes) {
     QG_ASSIGN_OR_RETURN(source, DequantizeAny(recorder_, names_.Stage("dequantize grad_output"),
                                               gradient_.codes, flow_.activation_dtype));
   } else if (gradient_.bias_source.has_value()) {
@@ -187,12 +191,28 @@ absl::StatusOr<Tensor> BackwardPass::BiasGradient() {
   });
 }
 
+/// grad_output that was given as codes: in the usages that GEMMs read or, under an override, its
+/// values.
+absl::Status BackwardPass::UseGivenGradOutput() {
+  if (flow_.backward_override != BackwardOverride::kNone) {
+    recorder_.AddNote(
+        absl::StrCat(names_.grad_output, ": given as codes, whose values backward_override=",
+                     std::string(BackwardOverrideName(flow_.backward_override)), " reads"));
+    return absl::OkStatus();
+  }
+  QG_ASSIGN_OR_RETURN(grad_output_.codes,
+                      GivenInUsages(recorder_, unit_, TensorRole::kGradOutput, gradient_.codes,
+                                    flow_.grad_output_usages, state_));
+  return absl::OkStatus();
+}
+
 absl::Status BackwardPass::QuantizeGradOutput() {
   if (flow_.is_calibration) {
     QG_RETURN_IF_ERROR(CalibrateOperand(recorder_, names_, names_.Stage("calibrate grad_output"),
                                         TensorRole::kGradOutput, grad_output_.original,
                                         *unit_.recipe, state_.delayed));
   }
+  if (gradient_.is_of_codes) return UseGivenGradOutput();
   if (gradient_.codes.rowwise.has_value() || gradient_.codes.columnwise.has_value()) {
     grad_output_.codes = gradient_.codes;
     return absl::OkStatus();
@@ -382,6 +402,10 @@ absl::StatusOr<LinearBackward> BackwardPass::Run() {
       Tensor* const partial_dx = reduces_dx_beside_wgrad() ? &dx : nullptr;
       QG_ASSIGN_OR_RETURN(result.dw, Wgrad(recorder_, wgrad, state_, partial_dx));
     }
+  }
+  if (flow_.quantizes_grad_input) {
+    QG_ASSIGN_OR_RETURN(
+        dx, QuantizeResult(recorder_, unit_, TensorRole::kGradInput, names_.dx, dx, options_));
   }
   if (flow_.needs_dx) {
     QG_ASSIGN_OR_RETURN(result.dx, dx.Reinterpret(dx.dtype(), saved_.x_shape));

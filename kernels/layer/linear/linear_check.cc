@@ -101,8 +101,13 @@ absl::Status CheckQuantizations(const LinearUnit& unit, const LinearFields& fiel
     QG_RETURN_IF_ERROR(CheckQuantized(fields.n.name, TensorRole::kWeight, unit.facts.weight_dtype,
                                       {unit.n, unit.k}, flow.weight_usages, recipe));
   }
-  return CheckQuantized(unit.names.grad_output, TensorRole::kGradOutput, flow.activation_dtype,
-                        {unit.m, unit.n}, flow.grad_output_usages, recipe);
+  QG_RETURN_IF_ERROR(CheckQuantized(unit.names.grad_output, TensorRole::kGradOutput,
+                                    flow.activation_dtype, {unit.m, unit.n},
+                                    flow.grad_output_usages, recipe));
+  QG_RETURN_IF_ERROR(CheckQuantized(unit.names.y, TensorRole::kOutput, flow.activation_dtype,
+                                    {unit.m, unit.n}, {flow.quantizes_output, false}, recipe));
+  return CheckQuantized(unit.names.dx, TensorRole::kGradInput, flow.activation_dtype,
+                        {unit.m, unit.k}, {flow.quantizes_grad_input, false}, recipe);
 }
 
 /// Outlines of the operands and GEMMs of one unit.

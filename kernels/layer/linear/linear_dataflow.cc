@@ -63,6 +63,14 @@ LinearDataflow DataflowOf(const LinearFacts& facts, const Recipe& recipe) {
     flow.is_delayed = recipe.is_delayed();
     SetQuantizations(recipe, flow);
   }
+  if (!flow.is_calibration) {
+    const auto has_rule = [&](TensorRole role) {
+      return recipe.QuantizerFor(role).rowwise.is_quantized();
+    };
+    flow.quantizes_output = has_rule(TensorRole::kOutput);
+    flow.quantizes_grad_input = flow.needs_dx && has_rule(TensorRole::kGradInput) &&
+                                flow.backward_override == BackwardOverride::kNone;
+  }
   // An FP8 GEMM with fp32 output takes its bias in bf16 (docs/quantizers.md section 10.3).
   flow.bias_dtype = flow.quantizes_fprop && flow.activation_dtype == DType::kF32
                         ? DType::kBF16

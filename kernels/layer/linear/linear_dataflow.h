@@ -28,7 +28,7 @@ struct LinearFacts {
   bool calibrate = false;
   /// x is f32, not rounded to the activation dtype, and is quantized from f32.
   bool x_is_unrounded = false;
-  bool x_is_codes = false;            ///< x comes quantized, in the usages that the dataflow asks.
+  bool x_is_codes = false;            ///< x comes quantized.
   bool weight_is_codes = false;       ///< The parameter itself is quantized.
   bool grad_output_is_codes = false;  ///< grad_output comes quantized.
 };
@@ -55,6 +55,9 @@ struct LinearDataflow {
   Usages x_usages{false, false};
   Usages weight_usages{false, false};
   Usages grad_output_usages{false, false};
+  /// y, or dx, has the values of its codes (docs/quantizers.md section 7.3).
+  bool quantizes_output = false;
+  bool quantizes_grad_input = false;
   /// fprop or, without an override, dgrad reads the weight in the activation dtype.
   bool reads_weight = false;
   bool is_delayed = false;      ///< Scales are updated.

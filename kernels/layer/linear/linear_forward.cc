@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/layer/experts/expert_amaxes.h"
 #include "kernels/layer/layer_faults.h"
+#include "kernels/layer/linear/given_codes.h"
 #include "kernels/layer/linear/linear_operands.h"
 #include "kernels/layer/linear/linear_overlap.h"
 #include "kernels/layer/linear/linear_parallel.h"
@@ -83,7 +84,8 @@ absl::Status ForwardPass::PrepareX() {
 
 absl::Status ForwardPass::QuantizeX() {
   if (unit_.facts.x_is_codes) {
-    x_.codes = input_.codes;
+    QG_ASSIGN_OR_RETURN(x_.codes, GivenInUsages(recorder_, unit_, TensorRole::kInput, input_.codes,
+                                                flow_.x_usages, state_));
     return absl::OkStatus();
   }
   if (unit_.parallel.gathers_x()) {
@@ -230,7 +232,11 @@ absl::StatusOr<LinearForward> ForwardPass::Run() {
   if (flow_.has_backward()) {
     QG_ASSIGN_OR_RETURN(result.saved, Save());
   }
-  QG_ASSIGN_OR_RETURN(const Tensor matrix, Fprop());
+  QG_ASSIGN_OR_RETURN(Tensor matrix, Fprop());
+  if (flow_.quantizes_output) {
+    QG_ASSIGN_OR_RETURN(
+        matrix, QuantizeResult(recorder_, unit_, TensorRole::kOutput, names_.y, matrix, *options_));
+  }
   QG_ASSIGN_OR_RETURN(result.y,
                       matrix.Reinterpret(matrix.dtype(), unit_.OutputShape(input_.x.shape())));
   return result;

@@ -33,6 +33,12 @@ GemmRecord LinearGemmRecord(GemmRole role, const Recipe& recipe, const Arithmeti
                             const NamedOperand& b);
 
 inline bool IsAny(Usages usages) { return usages.rowwise || usages.columnwise; }
+inline bool Covers(Usages held, Usages needed) {
+  return (held.rowwise || !needed.rowwise) && (held.columnwise || !needed.columnwise);
+}
+inline Usages Union(Usages a, Usages b) {
+  return {a.rowwise || b.rowwise, a.columnwise || b.columnwise};
+}
 /// `codes` without the directions that are not in `usages`.
 QuantizedTensor OnlyUsages(QuantizedTensor codes, Usages usages);
 
@@ -50,6 +56,12 @@ absl::StatusOr<QuantizedTensor> QuantizeOperand(StepRecorder& recorder, const Li
                                                 Usages usages, const StepOptions& options,
                                                 DelayedStates& states,
                                                 QuantizeArguments arguments = {});
+
+/// A result of the unit, y or dx as the matrix `result`, with the values of its rowwise codes under
+/// the rule of `role`, in the same dtype. Puts the codes into the record of its GEMM.
+absl::StatusOr<Tensor> QuantizeResult(StepRecorder& recorder, const LinearUnit& unit,
+                                      TensorRole role, const std::string& name,
+                                      const Tensor& result, const StepOptions& options);
 
 /// Prepares the states of the role's delayed scales under the module's recipe.
 absl::Status PrepareDelayedStates(StepRecorder& recorder, const LinearNames& names, TensorRole role,

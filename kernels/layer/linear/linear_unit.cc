@@ -198,9 +198,38 @@ absl::StatusOr<QuantizedTensor> QuantizeOperand(StepRecorder& recorder, const Li
     const std::optional<QuantizedCopy>& copy =
         is_other ? quantized.columnwise : quantized.copy(usage);
     if (!copy.has_value()) continue;
-    QG_RETURN_IF_ERROR(NoteCast(recorder, *copy, states[unit.names.StateOf(role, usage)]));
+    Usage noted = usage;
+    if (recorder.faults().Has(kFaultAmaxOfOtherDirection)) {
+      noted = usage == Usage::kRowwise ? Usage::kColumnwise : Usage::kRowwise;
+    }
+    const auto state = states.find(unit.names.StateOf(role, noted));
+    if (state == states.end()) continue;  // Only the bug looks for a state that there is not.
+    QG_RETURN_IF_ERROR(NoteCast(recorder, *copy, state->second));
   }
   return quantized;
+}
+
+absl::StatusOr<Tensor> QuantizeResult(StepRecorder& recorder, const LinearUnit& unit,
+                                      TensorRole role, const std::string& name,
+                                      const Tensor& result, const StepOptions& options) {
+  if (recorder.faults().Has(kFaultResultLeft)) return result;
+  const bool is_output = role == TensorRole::kOutput;
+  const char* const word = is_output ? "y" : "dx";
+  const bool is_swapped = recorder.faults().Has(kFaultResultRulesSwapped);
+  const TensorRole other = is_output ? TensorRole::kGradInput : TensorRole::kOutput;
+  const Quantizer& quantizer = unit.recipe->QuantizerFor(is_swapped ? other : role);
+  QuantizeArguments arguments;
+  arguments.seed = options.seed;
+  // Operands have the numbers below, so that a rule for a result changes no operand's draws.
+  arguments.call_id = kResultCallIds + unit.first_call_id + (is_output ? 0 : 1);
+  QG_ASSIGN_OR_RETURN(QuantizedTensor codes,
+                      recorder.Quantize(unit.names.Stage(absl::StrCat("quantize ", word)), name,
+                                        role, result, quantizer, {true, false}, arguments));
+  QG_ASSIGN_OR_RETURN(Tensor values,
+                      DequantizeAny(recorder, unit.names.Stage(absl::StrCat("dequantize ", word)),
+                                    codes, result.dtype()));
+  recorder.SetResultCodes(name, {quantizer.rowwise, std::move(codes), values});
+  return values;
 }
 
 absl::Status PrepareDelayedStates(StepRecorder& recorder, const LinearNames& names, TensorRole role,

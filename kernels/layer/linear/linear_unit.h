@@ -59,9 +59,10 @@ struct LinearUnit {
 
 /// The arguments of forward. The weight, its workspace and its delayed state are in the LayerState.
 struct LinearInput {
-  Tensor x;               ///< [..., K]: f32, bf16 or f16; f32 if facts.x_is_unrounded.
-  QuantizedTensor codes;  ///< If facts.x_is_codes: x quantized in the usages of the dataflow.
-  Tensor bias;            ///< May be absent.
+  Tensor x;  ///< [..., K]: f32, bf16 or f16; f32 if facts.x_is_unrounded.
+  /// If facts.x_is_codes: x quantized, in usages that have or give those of the dataflow.
+  QuantizedTensor codes;
+  Tensor bias;  ///< May be absent.
   /// Non-null in a grouped_linear, which reduces the amaxes of its experts together.
   ExpertAmaxes* expert_amaxes = nullptr;
 };
@@ -115,7 +116,9 @@ struct LinearGradient {
   /// The gradient before its rounding, which the bias gradient sums in place of `value`. May be
   /// absent.
   Tensor bias_source;
-  QuantizedTensor codes;                  ///< `value` quantized, if it comes quantized.
+  QuantizedTensor codes;  ///< `value` quantized, if it comes quantized.
+  /// `value` has the values of `codes`, which were given; otherwise it is what they were made from.
+  bool is_of_codes = false;
   ExpertAmaxes* expert_amaxes = nullptr;  ///< As LinearInput::expert_amaxes, for this backward.
 };
 

@@ -7,15 +7,6 @@
 #include "kernels/layer/linear/linear_operands.h"
 
 namespace quantgate {
-namespace {
-
-bool Covers(Usages held, Usages needed) {
-  return (held.rowwise || !needed.rowwise) && (held.columnwise || !needed.columnwise);
-}
-
-Usages Union(Usages a, Usages b) { return {a.rowwise || b.rowwise, a.columnwise || b.columnwise}; }
-
-}  // namespace
 
 LinearWeight::LinearWeight(StepRecorder& recorder, const LinearUnit& unit, LayerState& state,
                            const StepOptions& options, ExpertAmaxes* expert_amaxes)

@@ -5,27 +5,13 @@
 #include "kernels/numerics/norm.h"
 #include "kernels/numerics/pairwise.h"
 #include "kernels/ops/norm/norm_kernels.h"
+#include "kernels/ops/row_sums_cuda.h"
 
 namespace quantgate {
 namespace {
 
-constexpr int kWarp = 32;
 constexpr int kRowsPerBlock = 4;
 constexpr int kColumnThreads = 128;
-
-/// The pairwise sum of term(0) ... term(count - 1), in every lane: 32 at a time by shuffles, which
-/// are whole subtrees, then as a stream.
-template <class Term>
-__device__ float SumOfRow(int64_t count, const Term& term) {
-  PairwiseAccumulator<float> accumulator;
-  const int lane = threadIdx.x;
-  for (int64_t begin = 0; begin < count; begin += kWarp) {
-    float sum = begin + lane < count ? term(begin + lane) : -0.0f;
-    for (int step = 1; step < kWarp; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
-    accumulator.Add(sum);
-  }
-  return accumulator.Sum();
-}
 
 __device__ int64_t FirstRow() { return int64_t{blockIdx.x} * kRowsPerBlock + threadIdx.y; }
 __device__ int64_t RowStride() { return int64_t{gridDim.x} * kRowsPerBlock; }

@@ -1,112 +1,13 @@
-// Norms of rows that fit the registers of a block: each row is read once, in 16-byte pieces. Piece
-// v of thread t holds elements from (v * threads + t) * kWidth, so that the pieces of a warp are a
-// segment of neighbours, and segments in order of v and warp make up the row: every sum is a
-// subtree of the pairwise sum, of a thread, of a warp, of the segments.
+// Norms of rows that fit the registers of a block: each row is read once, in 16-byte pieces, as
+// row_sums_cuda.h divides it.
 #include <algorithm>
 
 #include "kernels/numerics/norm.h"
 #include "kernels/ops/norm/norm_kernels.h"
+#include "kernels/ops/row_sums_cuda.h"
 
 namespace quantgate {
 namespace {
-
-constexpr int kWarp = 32;
-constexpr int kThreadsMax = 512;
-constexpr int kRowsOfWarps = 4;  // Rows of a block if each row has one warp.
-constexpr int kPiecesMost = 8;   // The most pieces of a thread.
-constexpr int kSegmentsMax = kPiecesMost * kThreadsMax / kWarp;
-static_assert(kSegmentsMax == 4 * kWarp, "four segments for each lane");
-
-template <NumberEncoding kEncoding>
-inline constexpr int kPieceWidth = kEncoding == NumberEncoding::kF32 ? 4 : 8;
-
-/// Memory that two consecutive reductions must not share.
-template <int kSums>
-struct SegmentSums {
-  float values[2][kSums][kSegmentsMax];
-};
-
-__device__ float SumOfWarp(float sum) {
-#pragma unroll
-  for (int step = 1; step < kWarp; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
-  return sum;
-}
-
-/// Sums of the kWidth values of a piece.
-template <int kWidth>
-__device__ float SumOfPiece(const float (&v)[kWidth]) {
-  const float quad = (v[0] + v[1]) + (v[2] + v[3]);
-  if constexpr (kWidth == 4) {
-    return quad;
-  } else {
-    return quad + ((v[4] + v[5]) + (v[6] + v[7]));
-  }
-}
-
-template <int kPieces>
-__device__ float SumOfPieces(const float (&sums)[kPieces]) {
-  if constexpr (kPieces == 1) {
-    return sums[0];
-  } else if constexpr (kPieces == 4) {
-    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
-  } else {
-    static_assert(kPieces == 8);
-    return ((sums[0] + sums[1]) + (sums[2] + sums[3])) +
-           ((sums[4] + sums[5]) + (sums[6] + sums[7]));
-  }
-}
-
-/// The sums over a row of each thread's sums of pieces, in every thread.
-template <int kSums, int kPieces>
-class RowReduction {
- public:
-  __device__ explicit RowReduction(SegmentSums<kSums>& shared) : shared_(shared) {}
-
-  __device__ void Reduce(float (&pieces)[kSums][kPieces], float (&sums)[kSums]) {
-#pragma unroll
-    for (int s = 0; s < kSums; ++s) {
-#pragma unroll
-      for (int v = 0; v < kPieces; ++v) pieces[s][v] = SumOfWarp(pieces[s][v]);
-    }
-    if (blockDim.x == kWarp) {
-#pragma unroll
-      for (int s = 0; s < kSums; ++s) sums[s] = SumOfPieces(pieces[s]);
-      return;
-    }
-    const int warps = blockDim.x / kWarp, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-    if (lane == 0) {
-#pragma unroll
-      for (int s = 0; s < kSums; ++s) {
-#pragma unroll
-        for (int v = 0; v < kPieces; ++v) {
-          shared_.values[turn_][s][v * warps + warp] = pieces[s][v];
-        }
-      }
-    }
-    __syncthreads();
-#pragma unroll
-    for (int s = 0; s < kSums; ++s) {
-      const auto segment = [&](int i) {
-        const int at = 4 * lane + i;
-        return at < kPieces * warps ? shared_.values[turn_][s][at] : -0.0f;
-      };
-      sums[s] = SumOfWarp((segment(0) + segment(1)) + (segment(2) + segment(3)));
-    }
-    // The next reduction writes elsewhere, since threads may still read these values until the
-    // barrier of the next.
-    turn_ ^= 1;
-  }
-
- private:
-  SegmentSums<kSums>& shared_;
-  int turn_ = 0;
-};
-
-/// Column of piece v of this thread.
-template <int kWidth>
-__device__ int64_t PieceColumn(int v) {
-  return (int64_t{v} * blockDim.x + threadIdx.x) * kWidth;
-}
 
 template <int kWidth>
 __device__ void LoadGamma(const FloatsIn& from, bool zero_centered, int64_t column,
@@ -117,7 +18,8 @@ __device__ void LoadGamma(const FloatsIn& from, bool zero_centered, int64_t colu
 }
 
 template <NumberEncoding kEncoding, int kPieces>
-__global__ void __launch_bounds__(kThreadsMax) ForwardRows(const NormForwardParameters parameters) {
+__global__ void __launch_bounds__(kRowThreadsMax)
+    ForwardRows(const NormForwardParameters parameters) {
   constexpr int kWidth = kPieceWidth<kEncoding>;
   __shared__ SegmentSums<1> shared;
   RowReduction<1, kPieces> reduction(shared);
@@ -179,7 +81,7 @@ __global__ void __launch_bounds__(kThreadsMax) ForwardRows(const NormForwardPara
 }
 
 template <NumberEncoding kEncoding, int kPieces>
-__global__ void __launch_bounds__(kThreadsMax)
+__global__ void __launch_bounds__(kRowThreadsMax)
     BackwardRows(const NormBackwardParameters parameters) {
   constexpr int kWidth = kPieceWidth<kEncoding>;
   __shared__ SegmentSums<2> shared;
@@ -238,13 +140,6 @@ __global__ void __launch_bounds__(kThreadsMax)
   }
 }
 
-/// Threads of a row, and rows of a block.
-dim3 BlockFor(int64_t pieces, int pieces_of_thread) {
-  unsigned threads = kWarp;
-  while (int64_t{threads} * pieces_of_thread < pieces) threads *= 2;
-  return dim3(threads, threads == kWarp ? kRowsOfWarps : 1);
-}
-
 template <NumberEncoding kEncoding, int kPieces>
 void LaunchRows(const NormForwardParameters& parameters, dim3 grid, dim3 block,
                 cudaStream_t stream) {
@@ -259,7 +154,7 @@ void LaunchRows(const NormBackwardParameters& parameters, dim3 grid, dim3 block,
 template <NumberEncoding kEncoding, class Parameters>
 void LaunchAs(const Parameters& parameters, cudaStream_t stream) {
   const int64_t pieces = parameters.columns / kPieceWidth<kEncoding>;
-  const int of_thread = pieces <= kWarp ? 1 : pieces <= 4 * kThreadsMax ? 4 : kPiecesMost;
+  const int of_thread = pieces <= kWarp ? 1 : pieces <= 4 * kRowThreadsMax ? 4 : kPiecesMost;
   const dim3 block = BlockFor(pieces, of_thread);
   const dim3 grid(static_cast<unsigned>(
       std::min<int64_t>((parameters.rows + block.y - 1) / block.y, int64_t{1} << 30)));
@@ -286,7 +181,7 @@ void LaunchFor(const Parameters& parameters, cudaStream_t stream) {
 
 bool IsRowTunable(const FloatsIn& x, const FloatsOut& to, int64_t columns) {
   const int64_t width = x.encoding == NumberEncoding::kF32 ? 4 : 8;
-  return columns % 8 == 0 && columns <= width * kPiecesMost * kThreadsMax &&
+  return columns % 8 == 0 && columns <= width * kPiecesMost * kRowThreadsMax &&
          IsAlignedForLanes(x.data) && IsAlignedForLanes(to.data);
 }
 

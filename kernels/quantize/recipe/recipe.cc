@@ -14,6 +14,8 @@
 namespace quantgate {
 namespace {
 
+constexpr char kNoOverride[] = "delayed scaling has no backward override";
+
 template <class Range, class NameOf>
 std::string Joined(const Range& range, std::string_view separator, NameOf name_of) {
   std::string text;
@@ -180,6 +182,10 @@ std::string_view TensorRoleName(TensorRole role) {
       return "weight";
     case TensorRole::kGradOutput:
       return "grad_output";
+    case TensorRole::kOutput:
+      return "output";
+    case TensorRole::kGradInput:
+      return "grad_input";
   }
   return "unknown";
 }
@@ -284,9 +290,11 @@ absl::StatusOr<Recipe> Recipe::Make(std::string_view name, const Knobs& knobs, b
       recipe.is_delayed_ |= !quantizer.delayed_directions().empty();
     }
   }
-  if (recipe.is_delayed_ && recipe.backward_override_ != BackwardOverride::kNone) {
+  // Rules by module may give delayed scaling to no module that is there (CheckModule).
+  if (recipe.is_delayed_ && !recipe.depends_on_module_ &&
+      recipe.backward_override_ != BackwardOverride::kNone) {
     return Refuse(KnobField("backward_override"), ShownValue(resolved.at("backward_override")),
-                  "delayed scaling has no backward override");
+                  kNoOverride);
   }
   recipe.knobs_ = std::make_shared<const Knobs>(std::move(resolved));
   return recipe;
@@ -300,17 +308,16 @@ void Recipe::Take(const RecipeRules& rules) {
 
 absl::Status Recipe::TakeRules(const std::string& text) {
   QG_ASSIGN_OR_RETURN(CustomRules rules, CustomRules::Parse(text));
-  if (rules.DependOnModule()) {
-    rules_ = std::make_shared<const CustomRules>(std::move(rules));
-    Take(rules_->RulesFor(place_));
-    return absl::OkStatus();
-  }
+  rules_ = std::make_shared<const CustomRules>(std::move(rules));
+  depends_on_module_ = rules_->DependOnModule();
+  const RecipeRules meant = rules_->RulesFor(place_);
+  Take(meant);
+  if (depends_on_module_) return absl::OkStatus();
   for (const TensorRole role : kTensorRoles) {
-    if (!rules.Fits(role, place_))
+    if (!rules_->Fits(role, place_))
       return Refuse(KnobField("rules"), ShownValue(text), CustomRules::NoRuleText(role, place_));
   }
-  Take(rules.RulesFor(place_));
-  return BadRecipe(*FindRecipeEntry(name_), CheckRules(rules.RulesFor(place_)));
+  return BadRecipe(*FindRecipeEntry(name_), CheckRules(meant));
 }
 
 absl::StatusOr<Recipe> Recipe::Parse(std::string_view text) {
@@ -347,22 +354,30 @@ std::string Recipe::Digest() const {
 
 Recipe Recipe::ForModule(const ModulePlace& place) const {
   Recipe recipe = *this;
-  if (rules_ == nullptr || place == place_) return recipe;
+  if (!depends_on_module_ || place == place_) return recipe;
   recipe.place_ = place;
   recipe.Take(rules_->RulesFor(place));
   return recipe;
 }
 
 absl::Status Recipe::CheckModule() const {
-  if (rules_ == nullptr) return absl::OkStatus();
-  for (const TensorRole role : kTensorRoles) QG_RETURN_IF_ERROR(CheckFits(role));
+  if (!depends_on_module_) return absl::OkStatus();
+  bool is_delayed = false;
+  for (const TensorRole role : kTensorRoles) {
+    QG_RETURN_IF_ERROR(CheckFits(role));
+    is_delayed |= !QuantizerFor(role).delayed_directions().empty();
+  }
+  if (is_delayed && backward_override_ != BackwardOverride::kNone) {
+    return Refuse("backward_override", std::string(BackwardOverrideName(backward_override_)),
+                  absl::StrCat(place_.Text(), ": ", kNoOverride));
+  }
   const absl::Status status = CheckRules(rules_->RulesFor(place_));
   if (status.ok()) return status;
   return Refuse("recipe", name_, absl::StrCat(place_.Text(), ": ", status.message()));
 }
 
 absl::Status Recipe::CheckRole(TensorRole role) const {
-  if (rules_ == nullptr) return absl::OkStatus();
+  if (!depends_on_module_) return absl::OkStatus();
   QG_RETURN_IF_ERROR(CheckFits(role));
   const absl::Status status = CheckQuantizerOf(role, QuantizerFor(role));
   if (status.ok()) return status;
@@ -375,12 +390,19 @@ absl::Status Recipe::CheckFits(TensorRole role) const {
 }
 
 std::vector<Quantizer> Recipe::QuantizersOf(TensorRole role) const {
-  if (rules_ == nullptr) return {QuantizerFor(role)};
+  if (!depends_on_module_) return {QuantizerFor(role)};
   return rules_->QuantizersOf(role);
 }
 
+std::vector<std::string> Recipe::UnusedRules(std::span<const RuledModule> modules,
+                                             std::string_view where) const {
+  if (rules_ == nullptr) return {};
+  return rules_->Unused(modules, where);
+}
+
 bool Recipe::is_quantized() const {
-  return std::any_of(quantizers_.begin(), quantizers_.end(), [](const Quantizer& quantizer) {
+  return std::any_of(kTensorRoles.begin(), kTensorRoles.end(), [&](TensorRole role) {
+    const Quantizer& quantizer = QuantizerFor(role);
     return quantizer.rowwise.makes_copy() || quantizer.columnwise.makes_copy();
   });
 }

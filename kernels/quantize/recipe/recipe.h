@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,10 +18,15 @@
 
 namespace quantgate {
 
-/// What a tensor is to a GEMM layer.
-enum class TensorRole { kInput, kWeight, kGradOutput };
-std::string_view TensorRoleName(TensorRole role);  ///< "input", "weight", "grad_output".
+/// What a tensor is to a GEMM layer: an operand or, from kOutput on, a result, which only rules of
+/// a custom recipe quantize (docs/quantizers.md section 7.3).
+enum class TensorRole { kInput, kWeight, kGradOutput, kOutput, kGradInput };
+inline constexpr size_t kTensorRoleCount = 5;
+/// "input", "weight", "grad_output", "output", "grad_input".
+std::string_view TensorRoleName(TensorRole role);
+/// The role of an operand.
 absl::StatusOr<TensorRole> ParseTensorRole(std::string_view name);
+inline bool IsResult(TensorRole role) { return role >= TensorRole::kOutput; }
 
 /// The type of the module that a tensor belongs to. Every layer except grouped_linear consists of
 /// linear modules.
@@ -38,6 +44,12 @@ struct ModulePlace {
   std::string Path() const;  ///< "LAYER.UNIT", or that of the two which is not empty.
   std::string Text() const;  ///< For errors: "linear", "linear \"mlp.fc1\"".
   friend bool operator==(const ModulePlace&, const ModulePlace&) = default;
+};
+
+/// A module and those of its tensors that rules decide on.
+struct RuledModule {
+  ModulePlace place;
+  std::vector<TensorRole> roles;
 };
 
 /// The three GEMMs of a linear module.
@@ -103,7 +115,7 @@ class Recipe {
   Recipe ForModule(const ModulePlace& place) const;
   /// The place that ForModule gave, if rules depend on it.
   const ModulePlace& module() const { return place_; }
-  bool DependsOnModule() const { return rules_ != nullptr; }
+  bool DependsOnModule() const { return depends_on_module_; }
   /// INVALID_ARGUMENT naming module, role and rule unless every role of this module has a rule and
   /// the quantizers go together. A role without a rule is not quantized.
   absl::Status CheckModule() const;
@@ -111,8 +123,13 @@ class Recipe {
   absl::Status CheckRole(TensorRole role) const;
   /// Every quantizer that tensors of this role may have in some module.
   std::vector<Quantizer> QuantizersOf(TensorRole role) const;
+  /// A sentence for each rule of a custom recipe that is the first to fit no tensor of these
+  /// modules, which say whether another rule or no module is why. `where` is what has the modules:
+  /// "layer", "session".
+  std::vector<std::string> UnusedRules(std::span<const RuledModule> modules,
+                                       std::string_view where) const;
 
-  /// Whether any direction of any role is quantized, or cast by an identity quantizer.
+  /// Whether any direction of any operand is quantized, or cast by an identity quantizer.
   bool is_quantized() const;
   /// Whether a scale, of some direction of some role in some module, comes from the amaxes of
   /// earlier steps.
@@ -144,9 +161,10 @@ class Recipe {
   std::shared_ptr<const Knobs> knobs_;  ///< Shared, since every training step copies recipes.
   BackwardOverride backward_override_ = BackwardOverride::kNone;
   std::optional<DType> activation_dtype_;
-  using Quantizers = std::array<Quantizer, 3>;  ///< By TensorRole.
-  Quantizers quantizers_;                       ///< Of the module at place_.
-  std::shared_ptr<const CustomRules> rules_;    ///< Null unless they depend on the module.
+  using Quantizers = std::array<Quantizer, kTensorRoleCount>;  ///< By TensorRole.
+  Quantizers quantizers_;                                      ///< Of the module at place_.
+  std::shared_ptr<const CustomRules> rules_;                   ///< Null unless custom.
+  bool depends_on_module_ = false;
   ModulePlace place_;
   std::array<bool, 3> split_ = {};  ///< By GemmRole.
   DelayedScalingOptions delayed_scaling_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -137,14 +138,19 @@ struct CustomRule {
   Json canonical;
 
   bool depends_on_module() const { return module || layer || path; }
-  bool Fits(TensorRole of) const { return role.value_or(of) == of; }
-  bool Fits(TensorRole of, const ModulePlace& within) const {
-    return Fits(of) && module.value_or(within.type) == within.type &&
+  /// A result has to be named: what every tensor is quantized by is meant for operands.
+  bool Fits(TensorRole of) const { return role.has_value() ? *role == of : !IsResult(of); }
+  bool FitsPlace(const ModulePlace& within) const {
+    return module.value_or(within.type) == within.type &&
            (!layer || Matches(*layer, within.layer)) && (!path || Matches(*path, within.Path()));
+  }
+  bool Fits(TensorRole of, const ModulePlace& within) const {
+    return Fits(of) && FitsPlace(within);
   }
   Quantizer For(TensorRole of) const {
     Quantizer quantizer;  // A direction that the rule does not name is not quantized.
     if (directions.rowwise) quantizer.rowwise = directions.rowwise->For(of, Usage::kRowwise);
+    if (IsResult(of)) return quantizer;  // Its values are those of its rowwise codes.
     if (directions.columnwise) {
       quantizer.columnwise = directions.columnwise->For(of, Usage::kColumnwise);
     }
@@ -160,6 +166,38 @@ absl::StatusOr<ModuleType> ParseModuleType(const Json& json) {
     if (json == std::string(ModuleTypeName(module))) return module;
   }
   return Refuse("module_type", ShownJson(json), "must be one of linear, grouped_linear");
+}
+
+absl::StatusOr<TensorRole> ParseRuleRole(const Json& json) {
+  for (const auto& roles : {std::span<const TensorRole>(kTensorRoles), {kResultRoles}}) {
+    for (const TensorRole role : roles) {
+      if (json == std::string(TensorRoleName(role))) return role;
+    }
+  }
+  return Refuse("tensor_type", ShownJson(json),
+                "must be one of input, weight, grad_output, output, grad_input");
+}
+
+/// Refuses what makes no sense of a result (docs/quantizers.md section 7.3).
+absl::Status CheckResultRule(const Json& json, const CustomRule& rule) {
+  const std::string role(TensorRoleName(*rule.role));
+  for (const char* key : {"columnwise", "columnwise_source"}) {
+    if (!json.contains(key)) continue;
+    return Refuse(key, ShownJson(json[key]),
+                  absl::StrCat(role, " has the values of its rowwise codes, and nothing reads ",
+                               "columnwise ones: give quantizer or rowwise"));
+  }
+  const char* const key = json.contains("quantizer") ? "quantizer" : "rowwise";
+  const QuantizerSpec spec = rule.For(*rule.role).rowwise;
+  if (spec.scaling == Scaling::kDelayed) {
+    return Refuse(key, ShownJson(json[key]),
+                  absl::StrCat(role, " has no delayed scaling: it would be cast in the GEMM's ",
+                               "epilogue, before any rounding, which no arithmetic here says"));
+  }
+  if (!spec.casts()) return absl::OkStatus();
+  return Refuse(key, ShownJson(json[key]),
+                absl::StrCat(role, " stays in the activation dtype, so that identity casts it to ",
+                             "no other; the knob activation_dtype names that dtype"));
 }
 
 absl::StatusOr<CustomRule> ParseCustomRule(const Json& json) {
@@ -181,11 +219,7 @@ absl::StatusOr<CustomRule> ParseCustomRule(const Json& json) {
   }
   if (json.contains("tensor_type")) {
     const Json& tensor = json["tensor_type"];
-    const auto role = ParseTensorRole(tensor.is_string() ? tensor.get<std::string>() : "");
-    if (!role.ok()) {
-      return Refuse("tensor_type", ShownJson(tensor), "must be one of input, weight, grad_output");
-    }
-    rule.role = *role;
+    QG_ASSIGN_OR_RETURN(rule.role, ParseRuleRole(tensor));
     rule.canonical["tensor_type"] = tensor;
   }
   const bool names_directions = rule.directions.rowwise || rule.directions.columnwise;
@@ -193,11 +227,14 @@ absl::StatusOr<CustomRule> ParseCustomRule(const Json& json) {
     return Refuse("", ShownJson(json),
                   "a rule has either \"quantizer\" or \"rowwise\", \"columnwise\" or both");
   }
-  if (names_directions) return rule;
-  const absl::StatusOr<QuantizerRule> both = ParseQuantizerRule(json["quantizer"]);
-  if (!both.ok()) return WithinField("quantizer", both.status());
-  rule.directions.rowwise = rule.directions.columnwise = *both;
-  rule.canonical["quantizer"] = both->canonical;
+  if (!names_directions) {
+    const absl::StatusOr<QuantizerRule> both = ParseQuantizerRule(json["quantizer"]);
+    if (!both.ok()) return WithinField("quantizer", both.status());
+    rule.directions.rowwise = rule.directions.columnwise = *both;
+    rule.canonical["quantizer"] = both->canonical;
+  }
+  if (rule.role.has_value() && IsResult(*rule.role))
+    QG_RETURN_IF_ERROR(CheckResultRule(json, rule));
   return rule;
 }
 
@@ -294,11 +331,37 @@ RecipeRules CustomRules::RulesFor(const ModulePlace& place) const {
   RecipeRules rules;
   rules.split = kModuleSplits;
   rules.delayed = delayed_;
-  for (const TensorRole role : kTensorRoles) {
+  for (size_t i = 0; i < kTensorRoleCount; ++i) {
+    const auto role = static_cast<TensorRole>(i);
     const CustomRule* const rule = Find(role, place);
     if (rule != nullptr) rules.of(role) = rule->For(role);
   }
   return rules;
+}
+
+std::vector<std::string> CustomRules::Unused(std::span<const RuledModule> modules,
+                                             std::string_view where) const {
+  std::vector<std::string> sentences;
+  for (size_t i = 0; i < list_->size(); ++i) {
+    const CustomRule& rule = (*list_)[i];
+    bool is_first = false, fits_tensor = false, fits_module = false;
+    for (const RuledModule& module : modules) {
+      fits_module |= rule.FitsPlace(module.place);
+      for (const TensorRole role : module.roles) {
+        fits_tensor |= rule.Fits(role, module.place);
+        is_first |= Find(role, module.place) == &rule;
+      }
+    }
+    if (is_first) continue;
+    const std::string why =
+        fits_tensor ? "decides nothing: rules before it fit all that it fits"
+        : fits_module
+            ? absl::StrCat("fits no tensor of the ", std::string(where), " that is quantized")
+            : absl::StrCat("fits no module of the ", std::string(where));
+    sentences.push_back(
+        absl::StrCat("rules[", i, "] of the recipe, ", ShownJson(rule.canonical), ", ", why));
+  }
+  return sentences;
 }
 
 std::vector<Quantizer> CustomRules::QuantizersOf(TensorRole role) const {

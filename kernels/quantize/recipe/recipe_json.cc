@@ -231,7 +231,11 @@ absl::Status CheckKeys(const Json& json, const std::set<std::string>& known) {
 }
 
 QuantizerSpec QuantizerRule::For(TensorRole role, Usage usage) const {
-  return recipe.has_value() ? recipe->QuantizerFor(role).spec(usage) : spec;
+  if (!recipe.has_value()) return spec;
+  // A recipe does to a result what it does to an operand of the same pass.
+  if (role == TensorRole::kOutput) role = TensorRole::kInput;
+  if (role == TensorRole::kGradInput) role = TensorRole::kGradOutput;
+  return recipe->QuantizerFor(role).spec(usage);
 }
 
 std::string WithoutVoidKnobs(std::string_view text) {

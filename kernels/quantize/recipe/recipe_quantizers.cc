@@ -46,6 +46,9 @@ std::string_view VariantSuffix(TensorRole role) {
       return "_weight";
     case TensorRole::kGradOutput:
       return "_grad";
+    case TensorRole::kOutput:
+    case TensorRole::kGradInput:
+      break;  // Only rules of a custom recipe quantize them.
   }
   return "";
 }
@@ -243,6 +246,9 @@ absl::Status CheckQuantizerOf(TensorRole role, const Quantizer& quantizer) {
 
 absl::Status CheckRules(const RecipeRules& rules) {
   for (const TensorRole role : kTensorRoles) {
+    QG_RETURN_IF_ERROR(CheckQuantizerOf(role, rules.of(role)));
+  }
+  for (const TensorRole role : kResultRoles) {
     QG_RETURN_IF_ERROR(CheckQuantizerOf(role, rules.of(role)));
   }
   for (const GemmPair& pair : kGemmPairs) QG_RETURN_IF_ERROR(CheckPair(pair, rules));

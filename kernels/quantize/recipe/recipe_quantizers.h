@@ -4,6 +4,7 @@
 
 #include <array>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,12 +17,14 @@ namespace quantgate {
 
 inline constexpr std::array kTensorRoles = {TensorRole::kInput, TensorRole::kWeight,
                                             TensorRole::kGradOutput};
+/// The roles that only custom rules which name them quantize.
+inline constexpr std::array kResultRoles = {TensorRole::kOutput, TensorRole::kGradInput};
 inline constexpr std::array kGemmRoles = {GemmRole::kFprop, GemmRole::kDgrad, GemmRole::kWgrad};
 
 /// The meaning of a recipe for one module.
 struct RecipeRules {
-  std::array<Quantizer, kTensorRoles.size()> quantizers;  ///< By TensorRole.
-  std::array<bool, kGemmRoles.size()> split = {};         ///< By GemmRole.
+  std::array<Quantizer, kTensorRoleCount> quantizers;  ///< By TensorRole.
+  std::array<bool, kGemmRoles.size()> split = {};      ///< By GemmRole.
   DelayedScalingOptions delayed;
 
   Quantizer& of(TensorRole role) { return quantizers[static_cast<size_t>(role)]; }
@@ -87,6 +90,9 @@ class CustomRules {
   RecipeRules RulesFor(const ModulePlace& place) const;
   /// The quantizer of each rule that fits the role in some module.
   std::vector<Quantizer> QuantizersOf(TensorRole role) const;
+  /// Recipe::UnusedRules.
+  std::vector<std::string> Unused(std::span<const RuledModule> modules,
+                                  std::string_view where) const;
   std::string CanonicalText() const;
 
  private:

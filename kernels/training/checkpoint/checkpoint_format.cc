@@ -35,20 +35,33 @@ Json OperationJson(const OperationSpec& operation) {
           {"quantize_backward", operation.quantize_backward}};
 }
 
+Json AttentionJson(const AttentionOptions& attention) {
+  Json json = {{"heads", attention.heads},
+               {"groups", attention.group_count()},
+               {"mask", std::string(AttentionMaskName(attention.mask))}};
+  if (attention.rotary_base.has_value()) json["rotary_base"] = *attention.rotary_base;
+  return json;
+}
+
 Json LayerJson(const SessionLayer& layer) {
   const LayerSpec& spec = layer.spec;
   Json operations = Json::array();
   for (const OperationSpec& operation : spec.operations) {
     operations.push_back(OperationJson(operation));
   }
-  return {{"name", layer.name},
-          {"kind", std::string(LayerKindName(spec.kind))},
-          {"norm", NormJson(spec.norm)},
-          {"activation", ActivationJson(spec.activation)},
-          {"return_norm_output", spec.return_norm_output},
-          {"m_splits", spec.m_splits},
-          {"operations", operations},
-          {"fused", spec.fused}};
+  Json json = {{"name", layer.name},
+               {"kind", std::string(LayerKindName(spec.kind))},
+               {"norm", NormJson(spec.norm)},
+               {"activation", ActivationJson(spec.activation)},
+               {"return_norm_output", spec.return_norm_output},
+               {"m_splits", spec.m_splits},
+               {"operations", operations},
+               {"fused", spec.fused}};
+  // Other kinds have none, also in checkpoints that were written before there was attention.
+  if (spec.traits().has(OperationKind::kAttention)) {
+    json["attention"] = AttentionJson(spec.attention);
+  }
+  return json;
 }
 
 Json OptimizerJson(const OptimizerSpec& optimizer) {

@@ -207,6 +207,25 @@ absl::Status CheckExperts(const SessionSpec& spec) {
                 "no layer is a grouped_linear, so there are no experts to divide");
 }
 
+/// Copies, and ranks that divide experts, have rows of dim 0 of a batch. Of attention that is the
+/// sequence, all of which every query may need.
+absl::Status CheckWholeSequences(const SessionSpec& spec) {
+  const ParallelSpec& parallel = *spec.parallel;
+  if (parallel.data_parallel == 1 && parallel.expert_parallel == 1) return absl::OkStatus();
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    const LayerTraits& traits = spec.layers[i].spec.traits();
+    if (!traits.has(OperationKind::kAttention)) continue;
+    const bool has_copies = parallel.data_parallel > 1;
+    return Refuse(has_copies ? "parallel.data_parallel" : "parallel.expert_parallel",
+                  absl::StrCat(has_copies ? parallel.data_parallel : parallel.expert_parallel),
+                  absl::StrCat("it divides dim 0 of a batch, which is the sequence along which "
+                               "layer ",
+                               spec.layers[i].name, ", a ", std::string(traits.name),
+                               ", attends: tensor_parallel divides its heads"));
+  }
+  return absl::OkStatus();
+}
+
 bool QuantizesNothing(const LayerSpec& layer) {
   return layer.traits().has_operations &&
          std::none_of(layer.operations.begin(), layer.operations.end(), [](const auto& operation) {
@@ -291,7 +310,10 @@ absl::Status CheckSessionRanks(const SessionSpec& spec) {
                     "the ranks' own tensors begin with it");
     }
   }
-  if (spec.parallel.has_value()) QG_RETURN_IF_ERROR(CheckExperts(spec));
+  if (spec.parallel.has_value()) {
+    QG_RETURN_IF_ERROR(CheckWholeSequences(spec));
+    QG_RETURN_IF_ERROR(CheckExperts(spec));
+  }
   if (!is_divided) return absl::OkStatus();
   if (!has_mode) {
     return Refuse("parallel.tensor_parallel", absl::StrCat(spec.parallel->tensor_parallel),

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "kernels/base/refusal.h"
+#include "kernels/layer/linear/given_codes.h"
 #include "kernels/training/checkpoint/checkpoint_format.h"
 #include "kernels/training/parallel/parallel_checks.h"
 #include "kernels/training/parallel/parallel_member.h"
@@ -151,9 +152,21 @@ absl::StatusOr<SessionStepResult> ParallelSession::Run(StepOnRank step,
   return joined;
 }
 
+namespace {
+
+/// Refuses a tensor that is given as codes.
+absl::Status CheckNoCodes(const std::string& field, const QuantizedTensor& codes) {
+  if (!codes.rowwise.has_value() && !codes.columnwise.has_value()) return absl::OkStatus();
+  return Refuse(field, absl::StrCat("given as ", CodesText(codes)),
+                "ranks quantize their own parts of it; give it in high precision");
+}
+
+}  // namespace
+
 absl::StatusOr<SessionStepResult> ParallelSession::Forward(const ForwardStep& step,
                                                            const Cancellation* cancellation) {
   const Layout layout = InputLayout();
+  QG_RETURN_IF_ERROR(CheckNoCodes("x", step.x_codes));
   QG_RETURN_IF_ERROR(CheckBatch("x", step.x, layout));
   QG_RETURN_IF_ERROR(CheckForwardAmaxGroups(step.amax_groups, spec_, recipe()));
   QG_RETURN_IF_ERROR(CheckForwardOverlap(step.overlap, spec_));
@@ -176,6 +189,7 @@ absl::StatusOr<SessionStepResult> ParallelSession::Forward(const ForwardStep& st
 absl::StatusOr<SessionStepResult> ParallelSession::Backward(const BackwardStep& step,
                                                             const Cancellation* cancellation) {
   const Layout layout = OutputLayout();
+  QG_RETURN_IF_ERROR(CheckNoCodes("grad_output", step.codes));
   QG_RETURN_IF_ERROR(CheckBatch("grad_output", step.grad_output, layout));
   const auto backward = [&](Rank& rank, Member& mine) -> absl::StatusOr<SessionStepResult> {
     BackwardStep part = step;

@@ -235,6 +235,7 @@ absl::Status ExactValues::StartUnquantized(const std::string& name) {
 
 absl::Status ExactValues::RunUnquantized() {
   LayerRequest request = request_;
+  request.codes.clear();  // Its tensors have the values of the codes.
   request.delayed.clear();
   request.calibrate = false;
   request.seed = 0;

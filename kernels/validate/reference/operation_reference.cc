@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/exact/exact_operand.h"
+#include "kernels/validate/reference/attention_reference.h"
 #include "kernels/validate/reference/running_error.h"
 
 namespace quantgate {
@@ -268,8 +269,7 @@ std::string Evaluation::Derivation() const {
       return absl::StrCat(kEach, ", one ulp of exp, tanh and sigmoid");
     case OperationCall::Kind::kCopy:
       return "the same value";
-    case OperationCall::Kind::kAdd:
-    case OperationCall::Kind::kScale:
+    default:
       break;
   }
   return "one fp32 rounding of 2^-24";
@@ -297,17 +297,6 @@ absl::StatusOr<OperationReference> Evaluation::Run(Engine& engine) {
     QG_RETURN_IF_ERROR(EvaluateRows(reference));
   }
   return reference;
-}
-
-error_bound::OutputFacts FactsOfOutput(DType dtype) {
-  switch (dtype) {
-    case DType::kBF16:
-      return error_bound::FactsOf<BFloat16>();
-    case DType::kF16:
-      return error_bound::FactsOf<Float16>();
-    default:
-      return error_bound::FactsOf<Float32>();
-  }
 }
 
 /// The error that rounding to this dtype adds.
@@ -341,7 +330,34 @@ double Ratio(double subject, const RunningError& reference,
   return missing <= 0 ? 0 : missing / error;
 }
 
+absl::StatusOr<OperationReference> EvaluateOne(Engine& engine, const OperationCall& call,
+                                               const ExecutionContext& context) {
+  switch (call.kind) {
+    case OperationCall::Kind::kAttention:
+    case OperationCall::Kind::kAttentionDq:
+    case OperationCall::Kind::kAttentionDk:
+    case OperationCall::Kind::kAttentionDv:
+      return EvaluateAttention(engine, call, context);
+    case OperationCall::Kind::kRotary:
+      return EvaluateRotary(engine, call, context);
+    default:
+      return Evaluation(call, context).Run(engine);
+  }
+}
+
 }  // namespace
+
+std::vector<const Tensor*> OperationCall::Tensors() const {
+  return {&x,
+          &gamma,
+          &beta,
+          &gradient,
+          &addend,
+          &rotary.heads,
+          &rotary.table.cosines,
+          &rotary.table.sines,
+          &attention.heads};
+}
 
 absl::StatusOr<OperationReference> EvaluateOperations(Engine& engine,
                                                       std::span<const OperationCall> calls,
@@ -349,10 +365,10 @@ absl::StatusOr<OperationReference> EvaluateOperations(Engine& engine,
                                                       const Cancellation* cancellation) {
   ExecutionContext context;
   context.cancellation = cancellation;
-  QG_ASSIGN_OR_RETURN(OperationReference sum, Evaluation(calls[0], context).Run(engine));
+  QG_ASSIGN_OR_RETURN(OperationReference sum, EvaluateOne(engine, calls[0], context));
   bool is_rounded = calls[0].kind == OperationCall::Kind::kCopy;
   for (const OperationCall& call : calls.subspan(1)) {
-    QG_ASSIGN_OR_RETURN(OperationReference term, Evaluation(call, context).Run(engine));
+    QG_ASSIGN_OR_RETURN(OperationReference term, EvaluateOne(engine, call, context));
     if (!is_rounded) AddRounding(sum, rounded);
     if (!call.is_joined && call.kind != OperationCall::Kind::kCopy) AddRounding(term, rounded);
     for (int64_t i = 0; i < sum.value.element_count(); ++i) {

@@ -5,13 +5,27 @@
 
 #include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/engine/engine.h"
+#include "kernels/gemm/arithmetic.h"
 #include "kernels/ops/activation/activation.h"
+#include "kernels/ops/attention/attention.h"
 #include "kernels/ops/norm/norm.h"
 
 namespace quantgate {
+
+/// Attention of queries, keys and values that are rotated already, from its scores to its context.
+struct AttentionCall {
+  /// [B * G * (R + 2)][S][D]: of each of B batches and G groups R query heads, the key head and the
+  /// value head; f32, bf16 or f16.
+  Tensor heads;
+  int64_t heads_per_group = 1;  ///< R.
+  float scale = 1;
+  AttentionMask mask = AttentionMask::kNone;
+  Arithmetic arithmetic;  ///< Of every GEMM, whose outputs have the dtype of the heads.
+};
 
 /// One output of an operation, and its inputs. Inputs that the kind does not list are absent.
 struct OperationCall {
@@ -25,6 +39,14 @@ struct OperationCall {
     kAdd,                 ///< x, addend; an addend of one row is a bias.
     kScale,               ///< x.
     kCopy,                ///< x, which is returned as it is.
+    kRotary,              ///< rotary.
+    kAttention,           ///< attention: the context, [B * G * R][S][D].
+    /// attention, gradient (of the context): the queries' gradients, [B * G * R][S][D].
+    kAttentionDq,
+    /// Likewise the keys', [B * G][S][D]: those of a group's query heads, each rounded to the dtype
+    /// of the heads, are added in their order in fp32.
+    kAttentionDk,
+    kAttentionDv,  ///< Likewise the values'.
   };
   Kind kind = Kind::kNorm;
   NormOptions norm;
@@ -33,6 +55,11 @@ struct OperationCall {
   /// In a sum of several calls: the fp32 result is added without being rounded before.
   bool is_joined = false;
   Tensor x, gamma, beta, gradient, addend;
+  RotaryDesc rotary;
+  AttentionCall attention;
+
+  /// All of its tensors, absent ones too.
+  std::vector<const Tensor*> Tensors() const;
 };
 
 /// Tensors in host memory, of the output's shape.

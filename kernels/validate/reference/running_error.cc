@@ -53,6 +53,155 @@ RunningError RunningSum::Sum() const {
   return {value_, is_bounded ? error : running_error::kInfinity};
 }
 
+error_bound::OutputFacts FactsOfOutput(DType dtype) {
+  switch (dtype) {
+    case DType::kBF16:
+      return error_bound::FactsOf<BFloat16>();
+    case DType::kF16:
+      return error_bound::FactsOf<Float16>();
+    default:
+      return error_bound::FactsOf<Float32>();
+  }
+}
+
+RunningError RoundedTo(const RunningError& a, const error_bound::OutputFacts& output) {
+  if (output.mantissa_bits == Float32::kMantissaBits) return a;
+  const bool is_certain = std::isfinite(a.error) && !std::isfinite(a.value);
+  if (is_certain || (a.value == 0 && a.error == 0)) return a;
+  const double magnitude = std::fabs(a.value) + a.error;
+  const bool is_bounded = magnitude < output.Overflow();
+  return {a.value, is_bounded ? a.error + output.HalfUlp(magnitude) : running_error::kInfinity};
+}
+
+GivenRows::GivenRows(std::span<const float> values, int64_t rows, int64_t columns, bool transposed)
+    : columns_(transposed ? rows : columns),
+      values_(values.size()),
+      is_finite_(static_cast<size_t>(transposed ? columns : rows), true) {
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < columns; ++c) {
+      const float value = values[static_cast<size_t>(r * columns + c)];
+      values_[static_cast<size_t>(transposed ? c * rows + r : r * columns + c)] = value;
+      if (!std::isfinite(value)) is_finite_[static_cast<size_t>(transposed ? c : r)] = false;
+    }
+  }
+}
+
+RunningProducts::RunningProducts(int64_t columns, const ProductBound& bound)
+    : bound_(bound),
+      value_(static_cast<size_t>(columns)),
+      magnitude_(static_cast<size_t>(columns)),
+      propagated_(static_cast<size_t>(columns)),
+      special_(static_cast<size_t>(columns)) {}
+
+void RunningProducts::Add(const RunningError& a, const GivenRows& b, int64_t row) {
+  ++count_;
+  const std::span<const double> given = b.Row(row);
+  if (!b.IsFinite(row) || !std::isfinite(a.value) || !std::isfinite(a.error)) {
+    return AddSpecial(a, given);
+  }
+  if (a.value == 0 && a.error == 0) return;
+  const double weight = std::fabs(a.value) + a.error + bound_.floor;
+  for (size_t n = 0; n < given.size(); ++n) {
+    const double magnitude = std::fabs(given[n]);
+    value_[n] += a.value * given[n];
+    propagated_[n] += a.error * magnitude;
+    magnitude_[n] += magnitude == 0 ? 0 : weight * (magnitude + bound_.floor);
+  }
+}
+
+/// Terms that are not finite make what running errors say of a product; the others are as above.
+void RunningProducts::AddSpecial(const RunningError& a, std::span<const double> b) {
+  for (size_t n = 0; n < b.size(); ++n) {
+    const RunningError term = a * Given(b[n]);
+    if (!std::isfinite(term.error)) {
+      propagated_[n] = running_error::kInfinity;
+    } else if (!std::isfinite(term.value)) {
+      special_[n] += term.value;
+      has_special_ = true;
+    } else {
+      const double magnitude = std::fabs(b[n]);
+      value_[n] += term.value;
+      propagated_[n] += a.error * magnitude;
+      magnitude_[n] += (std::fabs(a.value) + a.error + bound_.floor) * (magnitude + bound_.floor);
+    }
+  }
+}
+
+RunningError RunningProducts::At(int64_t column) const {
+  const auto n = static_cast<size_t>(column);
+  const double own = 2 * static_cast<double>(count_ + 2) * 0x1p-53;
+  const double error =
+      (propagated_[n] + (bound_.factor + own) * magnitude_[n] + bound_.absolute) * (1 + 2 * own);
+  const bool is_bounded = magnitude_[n] + error < running_error::kOverflow;
+  // As in RunningSum::Sum.
+  if (has_special_ && special_[n] != 0) {
+    const bool stays = std::isnan(special_[n]) || is_bounded;
+    return {special_[n], stays ? 0 : running_error::kInfinity};
+  }
+  return {value_[n], is_bounded ? error : running_error::kInfinity};
+}
+
+namespace {
+
+/// Whether the row's probabilities are NaN in fp32 too: of a NaN or +infinity, whose difference
+/// from the largest is NaN, or of -infinities alone.
+bool IsCertainlyNan(std::span<const RunningError> z) {
+  bool all_low = true;
+  for (const RunningError& one : z) {
+    const bool is_certain = std::isfinite(one.error);
+    if (is_certain && (std::isnan(one.value) || one.value == running_error::kInfinity)) return true;
+    all_low = all_low && is_certain && one.value == -running_error::kInfinity;
+  }
+  return all_low;
+}
+
+}  // namespace
+
+// fp32 subtracts its own largest z, which differs from the one here by at most the largest error
+// e: a factor common to numerators and sum, which their quotient does not have. Against the values
+// here an underflow of a numerator weighs e^e as much. Whatever the errors, a probability in fp32
+// lies in [0, 1]: one numerator is exp(0), none is larger, and no rounded sum of them is smaller
+// than one of them.
+void SoftmaxReference(std::span<const RunningError> z, int64_t keys, std::span<RunningError> p) {
+  if (IsCertainlyNan(z)) {
+    std::fill(p.begin(), p.end(), Given(std::numeric_limits<double>::quiet_NaN()));
+    return;
+  }
+  double largest = -running_error::kInfinity, slack = 0;
+  for (const RunningError& one : z) {
+    largest = std::max(largest, one.value);
+    slack = std::max(slack, one.error);
+  }
+  if (!std::isfinite(slack)) {
+    std::fill(p.begin(), p.end(), RunningError{0, running_error::kInfinity});
+    return;
+  }
+  const double underflow = slack <= 100 ? 4 * running_error::kUnderflow * running_error::Exp(slack)
+                                        : running_error::kInfinity;
+  RunningSum sum;
+  for (size_t i = 0; i < z.size(); ++i) {
+    if (std::isinf(z[i].value)) {
+      p[i] = Given(0);
+    } else {
+      const double difference = z[i].value - largest;
+      const double rounding =
+          running_error::kRounding * (std::fabs(difference) + z[i].error + slack);
+      p[i] = Exp(RunningError{difference, z[i].error + rounding});
+      p[i].error += underflow;
+    }
+    sum.Add(p[i]);
+  }
+  for (auto left_out = static_cast<int64_t>(z.size()); left_out < keys; ++left_out) {
+    sum.Add(Given(0));
+  }
+  const RunningError divisor = sum.Sum();
+  for (size_t i = 0; i < z.size(); ++i) {
+    if (std::isinf(z[i].value)) continue;
+    p[i] = p[i] / divisor;
+    p[i].error = std::min(p[i].error, std::max(p[i].value, 1 - p[i].value) + 0x1p-40);
+  }
+}
+
 namespace {
 
 constexpr float kQuickGeluAlpha = 1.702f;

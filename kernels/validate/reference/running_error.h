@@ -18,9 +18,11 @@
 #include <cstdint>
 #include <limits>
 #include <span>
+#include <vector>
 
 #include "kernels/gemm/bound/error_bound_element.h"
 #include "kernels/numerics/activation.h"
+#include "kernels/tensor/dtype.h"
 
 namespace quantgate {
 
@@ -125,7 +127,9 @@ inline RunningError Sqrt(const RunningError& a) {
 inline RunningError Exp(const RunningError& a) {
   if (std::isnan(a.value)) return running_error::NotANumber(a, a);
   const double value = running_error::Exp(a.value);
-  const double grows = a.error <= 1 ? a.error * (1 + a.error) : running_error::kInfinity;
+  const double grows = a.error <= 1     ? a.error * (1 + a.error)
+                       : a.error <= 100 ? running_error::Exp(a.error) * error_bound::kInflation
+                                        : running_error::kInfinity;
   const double propagated = value > 0 ? value * grows : 0;
   return running_error::Rounded(value, propagated + 2 * running_error::kU * (value + propagated) +
                                            2 * running_error::kUnderflow);
@@ -176,6 +180,59 @@ class RunningSum {
   bool is_certain_ = false;  // There are such terms.
   int64_t count_ = 0;
 };
+
+/// The facts of f32, bf16 or f16.
+error_bound::OutputFacts FactsOfOutput(DType dtype);
+
+/// The value after rounding to a dtype, half an ulp; f32 values stay as they are, and so does what
+/// is certainly 0, infinite or NaN.
+RunningError RoundedTo(const RunningError& a, const error_bound::OutputFacts& output);
+
+/// The bound of a GEMM whose operands have one dtype (ErrorBound, error_bound.h).
+struct ProductBound {
+  double factor = 0;
+  double absolute = 0;
+  double floor = 0;  ///< The smallest normal number of the operands' dtype.
+};
+
+/// Rows of given numbers in fp64, and whether each is finite throughout.
+class GivenRows {
+ public:
+  GivenRows(std::span<const float> values, int64_t rows, int64_t columns, bool transposed);
+  std::span<const double> Row(int64_t row) const {
+    return std::span(values_).subspan(static_cast<size_t>(row * columns_),
+                                      static_cast<size_t>(columns_));
+  }
+  bool IsFinite(int64_t row) const { return is_finite_[static_cast<size_t>(row)]; }
+
+ private:
+  int64_t columns_;
+  std::vector<double> values_;
+  std::vector<bool> is_finite_;
+};
+
+/// A row of a GEMM's outputs: sums over k of a[k] * b[k][n]. The operand a comes of other
+/// operations, b is given. The bound is that of the operands as they are in fp32, whose magnitudes
+/// are at most |a| + e(a), and what e(a) makes of each product.
+class RunningProducts {
+ public:
+  RunningProducts(int64_t columns, const ProductBound& bound);
+  void Add(const RunningError& a, const GivenRows& b, int64_t row);
+  RunningError At(int64_t column) const;
+
+ private:
+  void AddSpecial(const RunningError& a, std::span<const double> b);
+
+  ProductBound bound_;
+  int64_t count_ = 0;
+  bool has_special_ = false;
+  std::vector<double> value_, magnitude_, propagated_;
+  std::vector<double> special_;  ///< Sums of terms that fp32 has as NaN or infinities too.
+};
+
+/// The probabilities of one row (docs/numerics.md section 9): exp(z - max) / sum, in fp32. `z` are
+/// the scaled scores of the keys taken, of `keys` altogether; `p` has as many.
+void SoftmaxReference(std::span<const RunningError> z, int64_t keys, std::span<RunningError> p);
 
 // Activation functions and their gradients in fp64, with a bound on the error of their fp32
 // evaluation (docs/quantizers.md section 10.6): the formulas of kernels/numerics/activation.h,

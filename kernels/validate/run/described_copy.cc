@@ -130,11 +130,14 @@ int64_t ElementCountOf(const Shape& shape) {
 
 }  // namespace
 
-std::string PartField(Usage usage, const char* part) {
+std::string PartName(Usage usage, const char* part) {
   const std::string direction(UsageName(usage));
-  const std::string name = std::string(part) == "amax" ? absl::StrCat("amax_", direction)
-                                                       : absl::StrCat(direction, "_", part);
-  return absl::StrCat("tensors[\"", name, "\"]");
+  return std::string(part) == "amax" ? absl::StrCat("amax_", direction)
+                                     : absl::StrCat(direction, "_", part);
+}
+
+std::string PartField(Usage usage, const char* part) {
+  return absl::StrCat("tensors[\"", PartName(usage, part), "\"]");
 }
 
 ScaleArray ScaleArrayOf(QuantizerFormat format, int block_dim, Usage usage, const Shape& shape) {

@@ -11,8 +11,10 @@
 
 namespace quantgate {
 
-/// The name that requests have for a part of a quantized tensor, `tensors["rowwise_data"]`. `part`:
-/// "data", "scale_inv" or "amax".
+/// The name of a part of a quantized tensor, "rowwise_data" or "amax_rowwise". `part`: "data",
+/// "scale_inv" or "amax".
+std::string PartName(Usage usage, const char* part);
+/// The name that requests have for it, `tensors["rowwise_data"]`.
 std::string PartField(Usage usage, const char* part);
 
 /// The array of block scales of one direction of a tensor of this shape.

@@ -1,7 +1,6 @@
 #include "kernels/validate/run/output_report.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <set>
 #include <utility>
@@ -12,6 +11,8 @@
 #include "kernels/layer/layer_values.h"
 #include "kernels/ops/elementwise/elementwise.h"
 #include "kernels/tensor/convert.h"
+#include "kernels/validate/reference/result_codes.h"
+#include "kernels/validate/run/source_reference.h"
 
 namespace quantgate {
 namespace {
@@ -19,7 +20,10 @@ namespace {
 std::string ArithmeticText(const OutputSource& source) {
   if (source.gemm != nullptr) return source.gemm->result.arithmetic.ToString();
   if (source.summed.has_value()) return "pairwise fp32 sum";
-  if (!source.operations.empty()) return "fp32 operations";
+  if (!source.operations.empty()) {
+    const AttentionCall& attention = source.operations[0].attention;
+    return attention.heads.has_value() ? attention.arithmetic.ToString() : "fp32 operations";
+  }
   if (source.quantized.has_value()) return "none: quantized";
   std::set<std::string> arithmetics;
   for (const OutputSource& part : source.parts) arithmetics.insert(ArithmeticText(part));
@@ -122,18 +126,22 @@ void MergeBoundChecks(const BoundCheck& part, std::optional<BoundCheck>& whole) 
 absl::StatusOr<std::string> OutputReporter::IdentityOf(const std::vector<OperationCall>& calls) {
   std::string identity;
   for (const OperationCall& call : calls) {
-    const std::array<const Tensor*, 5> operands = {&call.x, &call.gamma, &call.beta, &call.gradient,
-                                                   &call.addend};
-    QG_ASSIGN_OR_RETURN(const std::string contents, exact_.contents().KeyOf(operands));
+    QG_ASSIGN_OR_RETURN(const std::string contents, exact_.contents().KeyOf(call.Tensors()));
     absl::StrAppend(&identity, contents);
+    // The bound of attention is that of the arithmetic of its GEMMs.
+    if (call.attention.heads.has_value()) {
+      absl::StrAppend(&identity, " ", call.attention.arithmetic.ToString());
+    }
   }
   return identity;
 }
 
-absl::StatusOr<OutputReporter::Truth> OutputReporter::TruthOfOperations(
-    const std::vector<OperationCall>& calls, DType dtype) {
+absl::StatusOr<OutputReporter::Truth> OutputReporter::TruthOfOperations(const OutputSource& source,
+                                                                        const NamedTensor& output) {
+  const DType dtype = output.tensor.dtype();
   Truth truth;
-  QG_ASSIGN_OR_RETURN(truth.operation, EvaluateOperations(engine_, calls, dtype, cancellation_));
+  QG_ASSIGN_OR_RETURN(truth.operation,
+                      EvaluateSource(engine_, source, output.tensor, cancellation_));
   ExecutionContext context;
   context.cancellation = cancellation_;
   QG_ASSIGN_OR_RETURN(truth.value.own, CastTensor(truth.operation->value, dtype, context));
@@ -167,7 +175,7 @@ absl::StatusOr<OutputReporter::Truth> OutputReporter::TruthOfParts(
 absl::StatusOr<OutputReporter::Truth> OutputReporter::TruthOf(const OutputSource& source,
                                                               const NamedTensor& output) {
   const DType dtype = output.tensor.dtype();
-  if (!source.operations.empty()) return TruthOfOperations(source.operations, dtype);
+  if (!source.operations.empty()) return TruthOfOperations(source, output);
   if (!source.parts.empty()) return TruthOfParts(source.parts, output);
   Truth truth;
   if (source.gemm != nullptr) {
@@ -269,8 +277,14 @@ absl::StatusOr<OutputReporter::StartedBound> OutputReporter::StartBound(const Ou
     return started;
   }
   // The GEMM has a 2-D output.
-  const int64_t rows = source.gemm->result.d.rows();
-  QG_ASSIGN_OR_RETURN(const Tensor subject, RowSlice(value, 0, rows));
+  const GemmRecord& gemm = *source.gemm;
+  const int64_t rows = gemm.result.d.rows();
+  QG_ASSIGN_OR_RETURN(Tensor subject, RowSlice(value, 0, rows));
+  if (gemm.result_codes.has_value()) {
+    QG_ASSIGN_OR_RETURN(BoundCheck codes, CheckResultCodes(engine_, gemm, subject, cancellation_));
+    started.parts.push_back(Ready(std::move(codes)));
+    subject = gemm.result.d;
+  }
   QG_ASSIGN_OR_RETURN(const Tensor exact, RowSlice(truth.value.f32, 0, rows));
   QG_ASSIGN_OR_RETURN(started.parts.emplace_back(),
                       engine_.StartCheckBound(source.gemm->desc, subject, exact, cancellation_));

@@ -98,7 +98,7 @@ class OutputReporter {
   };
 
   absl::StatusOr<Truth> TruthOf(const OutputSource& source, const NamedTensor& output);
-  absl::StatusOr<Truth> TruthOfOperations(const std::vector<OperationCall>& calls, DType dtype);
+  absl::StatusOr<Truth> TruthOfOperations(const OutputSource& source, const NamedTensor& output);
   absl::StatusOr<Truth> TruthOfParts(const std::vector<OutputSource>& parts,
                                      const NamedTensor& output);
   /// Equal for equal operations on equal inputs.

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/layer/attention_core.h"
 #include "kernels/layer/layer_plan.h"
 #include "kernels/layer/layer_values.h"
 #include "kernels/validate/plan.h"
@@ -37,6 +38,19 @@ class SourceFinder {
   absl::StatusOr<Source> OfParameter(const ProgramPlan& program, const std::string& output) const;
   /// An operation's contribution to the gradient of `value`, which it reads.
   absl::StatusOr<OperationCall> Contribution(const ProgramPlan& program, size_t operation) const;
+  // Of attention: its output, its input's gradient, and the rotated heads between them.
+  absl::StatusOr<Tensor> AsHeads(const Tensor& tensor, const AttentionDims& dims,
+                                 int64_t count) const;
+  absl::StatusOr<AttentionCall> CoreOf(const ProgramPlan& program,
+                                       const PlannedOperation& attention) const;
+  absl::StatusOr<OutputSource> OfContext(const ProgramPlan& program,
+                                         const PlannedOperation& attention) const;
+  absl::StatusOr<OutputSource> OfHeadsGradient(const ProgramPlan& program, size_t operation) const;
+  absl::StatusOr<OutputSource> OfRotation(const PlannedOperation& attention, Tensor heads,
+                                          bool is_backward) const;
+  absl::StatusOr<OutputSource> OfAttentionGradient(const ProgramPlan& program,
+                                                   size_t operation) const;
+  absl::StatusOr<Source> OfInside(const ProgramPlan& program, const std::string& output) const;
   /// The gradient whose rows a bias gradient sums.
   absl::StatusOr<Tensor> SummedBy(const ProgramPlan& program, size_t operation) const;
 
@@ -80,11 +94,120 @@ absl::StatusOr<std::vector<OutputSource>> SourceFinder::PartsOf(const std::strin
   return parts;
 }
 
+/// [S][B * count * D] as [B * count][S][D].
+absl::StatusOr<Tensor> SourceFinder::AsHeads(const Tensor& tensor, const AttentionDims& dims,
+                                             int64_t count) const {
+  QG_ASSIGN_OR_RETURN(
+      const Tensor by_position,
+      tensor.Reinterpret(tensor.dtype(), {dims.sequence, dims.batch * count, dims.columns}));
+  return engine_.SwapDims(by_position, cancellation_);
+}
+
+absl::StatusOr<AttentionCall> SourceFinder::CoreOf(const ProgramPlan& program,
+                                                   const PlannedOperation& attention) const {
+  const AttentionDims& dims = attention.core;
+  AttentionCall core;
+  core.heads = FindComputed(result_, RotatedHeadsName(attention));
+  if (!core.heads.has_value()) {
+    QG_ASSIGN_OR_RETURN(const Tensor qkv, ValueOf(program, attention.input));
+    QG_ASSIGN_OR_RETURN(core.heads, AsHeads(qkv, dims, dims.groups * dims.members()));
+  }
+  core.heads_per_group = dims.queries();
+  core.scale = AttentionScale(dims);
+  core.mask = attention.attention.mask;
+  // Without rows there is no product.
+  const GemmRecord* const scores = FindGemm(result_, attention.name + ".scores");
+  if (scores != nullptr) core.arithmetic = scores->result.arithmetic;
+  return core;
+}
+
+absl::StatusOr<OutputSource> SourceFinder::OfContext(const ProgramPlan& program,
+                                                     const PlannedOperation& attention) const {
+  OutputSource source;
+  OperationCall& call = source.operations.emplace_back();
+  call.kind = Kind::kAttention;
+  QG_ASSIGN_OR_RETURN(call.attention, CoreOf(program, attention));
+  source.swaps_dims = true;
+  return source;
+}
+
+absl::StatusOr<OutputSource> SourceFinder::OfHeadsGradient(const ProgramPlan& program,
+                                                           size_t index) const {
+  const PlannedOperation& attention = program.operations[index];
+  const AttentionDims& dims = attention.core;
+  QG_ASSIGN_OR_RETURN(const Tensor gradient, TensorOf(program.values[index + 1].gradient));
+  OperationCall call;
+  QG_ASSIGN_OR_RETURN(call.gradient, AsHeads(gradient, dims, dims.heads));
+  QG_ASSIGN_OR_RETURN(call.attention, CoreOf(program, attention));
+  OutputSource source;
+  for (const Kind kind : {Kind::kAttentionDq, Kind::kAttentionDk, Kind::kAttentionDv}) {
+    call.kind = kind;
+    source.operations.push_back(call);
+  }
+  source.joins_heads = true;
+  return source;
+}
+
+absl::StatusOr<OutputSource> SourceFinder::OfRotation(const PlannedOperation& attention,
+                                                      Tensor heads, bool is_backward) const {
+  const AttentionDims& dims = attention.core;
+  OutputSource source;
+  OperationCall& call = source.operations.emplace_back();
+  call.kind = Kind::kRotary;
+  RotaryDesc& rotary = call.rotary;
+  QG_ASSIGN_OR_RETURN(rotary.table, MakeRotaryTable(*attention.attention.rotary_base, dims.sequence,
+                                                    dims.columns, heads.dtype()));
+  rotary.heads = std::move(heads);
+  rotary.period = dims.members();
+  rotary.rotated = dims.queries() + 1;
+  rotary.is_backward = is_backward;
+  return source;
+}
+
+/// The gradient of attention's input.
+absl::StatusOr<OutputSource> SourceFinder::OfAttentionGradient(const ProgramPlan& program,
+                                                               size_t index) const {
+  const PlannedOperation& attention = program.operations[index];
+  const std::string rotated = RotatedHeadsGradientName(attention);
+  OutputSource source;
+  if (const Tensor dheads = FindComputed(result_, rotated); dheads.has_value()) {
+    QG_ASSIGN_OR_RETURN(source, OfRotation(attention, dheads, /*is_backward=*/true));
+  } else {
+    QG_ASSIGN_OR_RETURN(source, OfHeadsGradient(program, index));
+  }
+  source.swaps_dims = true;
+  return source;
+}
+
+/// The source of rotated heads or of their gradient.
+absl::StatusOr<SourceFinder::Source> SourceFinder::OfInside(const ProgramPlan& program,
+                                                            const std::string& output) const {
+  for (size_t i = 0; i < program.operations.size(); ++i) {
+    const PlannedOperation& operation = program.operations[i];
+    if (operation.kind != OperationKind::kAttention) continue;
+    const AttentionDims& dims = operation.core;
+    if (output == RotatedHeadsGradientName(operation)) {
+      QG_ASSIGN_OR_RETURN(OutputSource source, OfHeadsGradient(program, i));
+      return Source(std::move(source));
+    }
+    if (output != RotatedHeadsName(operation)) continue;
+    QG_ASSIGN_OR_RETURN(const Tensor qkv, ValueOf(program, operation.input));
+    QG_ASSIGN_OR_RETURN(Tensor heads, AsHeads(qkv, dims, dims.groups * dims.members()));
+    QG_ASSIGN_OR_RETURN(OutputSource source, OfRotation(operation, std::move(heads), false));
+    return Source(std::move(source));
+  }
+  return Source();
+}
+
 absl::StatusOr<SourceFinder::Source> SourceFinder::OfValue(const ProgramPlan& program,
                                                            const std::string& output) const {
   for (size_t i = 0; i < program.operations.size(); ++i) {
     const PlannedOperation& operation = program.operations[i];
     if (program.values[i + 1].name != output) continue;
+    if (operation.kind == OperationKind::kAttention) {
+      QG_ASSIGN_OR_RETURN(OutputSource source, OfContext(program, operation));
+      return Source(std::move(source));
+    }
     OutputSource source;
     OperationCall call;
     QG_ASSIGN_OR_RETURN(call.x, ValueOf(program, operation.input));
@@ -119,6 +242,8 @@ absl::StatusOr<SourceFinder::Source> SourceFinder::OfValue(const ProgramPlan& pr
         call.kind = Kind::kScale;
         call.factor = operation.factor;
         break;
+      case OperationKind::kAttention:
+        break;  // Above.
     }
     source.operations.push_back(std::move(call));
     return Source(std::move(source));
@@ -136,7 +261,7 @@ absl::StatusOr<OperationCall> SourceFinder::Contribution(const ProgramPlan& prog
       return absl::InternalError(absl::StrCat("no GEMM gave ", operation.names.dx));
     }
     call.kind = Kind::kCopy;
-    call.x = gemm->result.d;
+    call.x = gemm->result_codes.has_value() ? gemm->result_codes->values : gemm->result.d;
     return call;
   }
   QG_ASSIGN_OR_RETURN(const Tensor gradient, TensorOf(program.values[index + 1].gradient));
@@ -184,6 +309,11 @@ absl::StatusOr<SourceFinder::Source> SourceFinder::OfGradient(const ProgramPlan&
     const int readers = (operation.input == static_cast<int>(value) ? 1 : 0) +
                         (operation.addend == static_cast<int>(value) ? 1 : 0);
     if (readers == 0) continue;
+    if (operation.kind == OperationKind::kAttention) {
+      // The only reader: no layer kind has another.
+      QG_ASSIGN_OR_RETURN(source, OfAttentionGradient(program, left - 1));
+      return Source(std::move(source));
+    }
     QG_ASSIGN_OR_RETURN(OperationCall call, Contribution(program, left - 1));
     if (operation.kind == OperationKind::kQuantize && program.values[value].consumers == 1) {
       source.quantized = call.x;
@@ -247,8 +377,8 @@ absl::StatusOr<OutputSource> SourceFinder::Find(const std::string& output) const
   QG_ASSIGN_OR_RETURN(source.parts, PartsOf(output));
   if (!source.parts.empty()) return source;
   for (const ProgramPlan& program : plan_.programs) {
-    for (const auto find :
-         {&SourceFinder::OfValue, &SourceFinder::OfGradient, &SourceFinder::OfParameter}) {
+    for (const auto find : {&SourceFinder::OfValue, &SourceFinder::OfGradient,
+                            &SourceFinder::OfParameter, &SourceFinder::OfInside}) {
       QG_ASSIGN_OR_RETURN(Source found, (this->*find)(program, output));
       if (found.has_value()) return *std::move(found);
     }

@@ -17,7 +17,12 @@ struct OutputSource {
   Tensor summed;                          ///< For a bias gradient: the tensor whose rows it sums.
   Tensor quantized;                       ///< The input of a quantize operation.
   std::vector<OperationCall> operations;  ///< Arguments of EvaluateOperations.
-  std::vector<OutputSource> parts;        ///< One for each expert, concatenated along the rows.
+  /// The three operations are attention's kAttentionDq, kAttentionDk and kAttentionDv; what they
+  /// give is not added up but joined, as the heads of each group lie in qkv's output.
+  bool joins_heads = false;
+  /// The operations give [heads][S][D], and the output is [S][heads * D].
+  bool swaps_dims = false;
+  std::vector<OutputSource> parts;  ///< One for each expert, concatenated along the rows.
 };
 
 /// The source of `output`, an output or intermediate of `result`, which RunLayer made of `request`.

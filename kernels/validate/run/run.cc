@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/layer/linear/given_codes.h"
 #include "kernels/validate/ranks/parallel_report.h"
 #include "kernels/validate/ranks/parallel_run.h"
 #include "kernels/validate/reference/exact_values.h"
@@ -85,6 +86,32 @@ std::vector<NamedTensor> InputsOf(const LayerRequest& request) {
   return inputs;
 }
 
+/// The inputs of a run as they were given: the parts of operands that were given as codes.
+std::vector<NamedTensor> GivenInputsOf(const LayerRunRequest& request) {
+  std::vector<NamedTensor> inputs;
+  for (NamedTensor& input : InputsOf(request.step)) {
+    const auto parts = request.given_parts.find(input.name);
+    if (parts == request.given_parts.end()) {
+      inputs.push_back(std::move(input));
+      continue;
+    }
+    for (const NamedTensor& part : parts->second) {
+      inputs.push_back({absl::StrCat(input.name, ".", part.name), part.tensor});
+    }
+  }
+  return inputs;
+}
+
+/// Says of each operand that is given as codes what references make of it.
+void AddNotesOfCodes(const LayerRequest& request, VariantReport& report) {
+  for (const auto& [operand, codes] : request.codes) {
+    report.notes.push_back(absl::StrCat(
+        NameOfCodes(operand), ": given as ", CodesText(codes),
+        " and read as it is; the unquantized reference reads its values, dequantized to ",
+        std::string(DTypeName(codes.source_dtype))));
+  }
+}
+
 std::string UnquantizedStep(const std::string& of) { return absl::StrCat("unquantized: ", of); }
 
 }  // namespace
@@ -94,6 +121,7 @@ VariantReport::GemmLine GemmLineOf(const GemmRecord& gemm) {
   line.role = GemmRoleName(gemm.role);
   line.output = gemm.output;
   line.text = GemmText(gemm.desc);
+  if (gemm.matrices > 0) line.text = absl::StrCat(gemm.matrices, " x (", line.text, ")");
   line.a_source = gemm.a.Text();
   line.b_source = gemm.b.Text();
   line.arithmetic = gemm.result.arithmetic.ToString();
@@ -105,13 +133,17 @@ VariantReport::GemmLine GemmLineOf(const GemmRecord& gemm) {
                     ": quantized twice, the ranks' ", origin->quantized_before,
                     " are dequantized, gathered and quantized again");
   }
+  if (gemm.result_codes.has_value()) {
+    absl::StrAppend(&line.note, line.note.empty() ? "" : "; ", gemm.output,
+                    ": the values of its codes, ", QuantizerText(gemm.result_codes->rule));
+  }
   return line;
 }
 
 namespace {
 
 /// The report of a variant, without what StartedLayer::Finish adds.
-VariantReport DescribeVariant(const Variant& variant, LayerResult& result) {
+VariantReport DescribeVariant(const LayerSpec& layer, const Variant& variant, LayerResult& result) {
   VariantReport report;
   report.label = variant.Label();
   report.recipe = variant.recipe.CanonicalText();
@@ -124,7 +156,9 @@ VariantReport DescribeVariant(const Variant& variant, LayerResult& result) {
     report.is_hardware = report.is_hardware || line.is_hardware;
     report.gemms.push_back(std::move(line));
   }
-  report.notes = std::move(result.notes);
+  const LayerSpec* const layers[] = {&layer};
+  report.notes = NotesOfRules(layers, variant.recipe, "layer");
+  report.notes.insert(report.notes.end(), result.notes.begin(), result.notes.end());
   report.state = std::move(result.state);
   return report;
 }
@@ -174,7 +208,7 @@ class PlanRun {
     QG_ASSIGN_OR_RETURN(const std::vector<NonFinite> non_finite, NonFiniteInputs());
     report_.verdict =
         JudgeRun(request_.requirement, request_.reference, report_.variants, non_finite);
-    for (const NamedTensor& input : InputsOf(request_.step)) {
+    for (const NamedTensor& input : GivenInputsOf(request_)) {
       QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
                           exact_.contents().FingerprintOf(input.tensor));
       report_.inputs.push_back({input.name, fingerprint});
@@ -248,7 +282,7 @@ class PlanRun {
     const Variant& variant = request_.variants[index];
     LayerResult nothing;
     VariantReport& report = report_.variants[index];
-    report = DescribeVariant(variant, nothing);
+    report = DescribeVariant(request_.step.layer, variant, nothing);
     QG_RETURN_IF_ERROR(progress_.Begin(absl::StrCat(report.label, ": ", variant.parallel->size(),
                                                     " ranks, forward and backward")));
     QG_ASSIGN_OR_RETURN(const std::vector<Engine*> engines,
@@ -299,7 +333,8 @@ class PlanRun {
                                    variant.arithmetic, cancellation_, announce));
     LayerResult& result = layer_.result;
     VariantReport& report = report_.variants[index];
-    report = DescribeVariant(variant, result);
+    report = DescribeVariant(request_.step.layer, variant, result);
+    AddNotesOfCodes(request_.step, report);
     QG_RETURN_IF_ERROR(
         exact_.contents().Start(TensorsOf(result), ContentKeys::Memory::kUntilForget));
     std::vector<TimedStage> stages = std::move(result.stages);

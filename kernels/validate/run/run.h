@@ -135,7 +135,7 @@ struct RunReport {
   /// A tensor that the run was given.
   struct Input {
     /// "x", "grad_output", "parameters[weight]", "main_grads[weight]",
-    /// "delayed_state[input.scale]".
+    /// "delayed_state[input.scale]"; of an operand given as codes its parts, "x.rowwise_data".
     std::string name;
     Fingerprint fingerprint;
   };

@@ -1,13 +1,21 @@
 // Recipes with a format per direction, beside those that they must equal.
+#include <map>
 #include <memory>
+#include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/layer/layer_faults.h"
+#include "kernels/layer/layer_step.h"
+#include "kernels/training/session_faults.h"
+#include "kernels/training/training_session.h"
 #include "kernels/validate/scenarios/linear_subject.h"
 #include "kernels/validate/scenarios/oracles/expected_copy.h"
+#include "kernels/validate/scenarios/oracles/history_model.h"
 #include "kernels/validate/scenarios/oracles/quantize_checks.h"
 #include "kernels/validate/scenarios/scenario_groups.h"
 
@@ -103,6 +111,127 @@ absl::Status CheckPairs(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
+// y and dx of the step by hand, each quantized by its own rule.
+absl::Status CheckResults(ScenarioContext& context) {
+  QG_ASSIGN_OR_RETURN(const LinearOperands operands,
+                      MakeLinearOperands(context, DType::kBF16, 64, 64, 128, 24));
+  QG_ASSIGN_OR_RETURN(const LinearRun run, RunLinearOn(context, operands, context.recipe()));
+  QG_ASSIGN_OR_RETURN(NamedOutputs expected,
+                      ExpectedLinear(context.reference(), operands, context.recipe()));
+  const std::pair<const char*, TensorRole> results[] = {{"y", TensorRole::kOutput},
+                                                        {"dx", TensorRole::kGradInput}};
+  for (const auto& [name, role] : results) {
+    Tensor& result = expected.at(name);
+    QG_ASSIGN_OR_RETURN(
+        const QuantizedCopy codes,
+        ExpectedCopy(result, context.recipe().QuantizerFor(role).rowwise, Usage::kRowwise));
+    QG_ASSIGN_OR_RETURN(result, ExpectedValues(codes, Usage::kRowwise, result.rows(),
+                                               result.columns(), result.dtype()));
+  }
+  return ExpectSameOutputs(context, "", run.outputs, expected);
+}
+
+/// A fresh history into which this amax was noted, after the update that follows.
+HistoryModel UpdatedHistory(const Recipe& recipe, float amax, DType element) {
+  HistoryModel model(recipe.delayed_scaling(), element == DType::kF8E4M3 ? 448.0f : 57344.0f);
+  model.NoteCast(amax);
+  model.Update();
+  return model;
+}
+
+// One step, whose amaxes are those of the tensors that each direction was cast from.
+absl::Status CheckDirectionsHistories(ScenarioContext& context) {
+  QG_ASSIGN_OR_RETURN(const LinearOperands operands,
+                      MakeLinearOperands(context, DType::kBF16, 64, 64, 128, 25));
+  StepRecorder recorder(context.engine(), Arithmetic(), context.cancellation());
+  recorder.SeedFaults(context.faults());
+  const LayerSpec linear;
+  LayerState state;
+  QG_ASSIGN_OR_RETURN(state.parameters["weight"].value, context.ToEngine(operands.weight));
+  QG_ASSIGN_OR_RETURN(const Tensor x, context.ToEngine(operands.x));
+  QG_ASSIGN_OR_RETURN(const Tensor grad_output, context.ToEngine(operands.grad_output));
+  const StepOptions options{.recipe = context.recipe(), .grad_enabled = true};
+  QG_ASSIGN_OR_RETURN(ForwardResult forward, ForwardLayer(recorder, linear, state, x, options));
+  QG_RETURN_IF_ERROR(
+      UpdateScales(recorder, linear, state, context.recipe(), UpdatePoint::kForward));
+  QG_RETURN_IF_ERROR(
+      BackwardLayer(recorder, linear, state, std::move(forward.saved), grad_output).status());
+  QG_RETURN_IF_ERROR(
+      UpdateScales(recorder, linear, state, context.recipe(), UpdatePoint::kBackward));
+  const std::tuple<const char*, TensorRole, const Tensor*> roles[] = {
+      {"input", TensorRole::kInput, &operands.x},
+      {"weight", TensorRole::kWeight, &operands.weight},
+      {"grad_output", TensorRole::kGradOutput, &operands.grad_output}};
+  size_t count = 0;
+  for (const auto& [role_name, role, tensor] : roles) {
+    const Quantizer& quantizer = context.recipe().QuantizerFor(role);
+    for (const Usage usage : quantizer.delayed_directions()) {
+      const std::string name =
+          absl::StrCat(role_name, usage == Usage::kColumnwise ? "_columnwise" : "");
+      const auto found = state.delayed.find(name);
+      context.Expect(found != state.delayed.end(), name, "absent", "a state");
+      if (found == state.delayed.end()) continue;
+      ++count;
+      const HistoryModel model =
+          UpdatedHistory(context.recipe(), ExpectedAmax(*tensor), quantizer.spec(usage).element);
+      QG_ASSIGN_OR_RETURN(const Tensor scale, context.ToHost(found->second.scale));
+      context.ExpectSameFloat(name + " scale", *scale.as<float>(), model.scale());
+      QG_ASSIGN_OR_RETURN(
+          const Tensor expected,
+          Tensor::FromBytes(DType::kF32, {static_cast<int64_t>(model.history().size())},
+                            std::as_bytes(std::span(model.history()))));
+      QG_RETURN_IF_ERROR(
+          context.ExpectSameBits(name + " amax_history", found->second.amax_history, expected));
+    }
+  }
+  context.ExpectEqual("states", static_cast<int64_t>(state.delayed.size()),
+                      static_cast<int64_t>(count));
+  return absl::OkStatus();
+}
+
+// Two layers in a session, each the linear of the quantizer that its rule names.
+absl::Status CheckLayersRules(ScenarioContext& context) {
+  SessionSpec spec{.layers = {{"first", {}}, {"second", {}}}, .recipe = context.recipe()};
+  std::map<std::string, Tensor> parameters;
+  std::vector<LinearOperands> layers;
+  for (const uint64_t seed : {26, 27}) {
+    QG_ASSIGN_OR_RETURN(layers.emplace_back(),
+                        MakeLinearOperands(context, DType::kBF16, 64, 128, 128, seed));
+    const std::string& name = spec.layers[layers.size() - 1].name;
+    QG_ASSIGN_OR_RETURN(parameters[name + ".weight"], context.ToEngine(layers.back().weight));
+    QG_ASSIGN_OR_RETURN(parameters[name + ".bias"], context.ToEngine(layers.back().bias));
+  }
+  QG_ASSIGN_OR_RETURN(const auto session,
+                      OneRankSession::Open(context.engine(), spec, parameters,
+                                           context.cancellation(), context.faults()));
+  ForwardStep step;
+  QG_ASSIGN_OR_RETURN(step.x, context.ToEngine(layers[0].x));
+  QG_ASSIGN_OR_RETURN(const SessionStepResult forward,
+                      session->Forward(step, context.cancellation()));
+  QG_ASSIGN_OR_RETURN(const Tensor grad_output, context.ToEngine(layers[1].grad_output));
+  QG_ASSIGN_OR_RETURN(const SessionStepResult backward,
+                      session->Backward({step.microbatch, grad_output}, context.cancellation()));
+  // The rules name them: mxfp8 first, fp8_block second.
+  QG_ASSIGN_OR_RETURN(const Recipe mxfp8, Recipe::Parse("mxfp8"));
+  QG_ASSIGN_OR_RETURN(const Recipe block, Recipe::Parse("fp8_block"));
+  QG_ASSIGN_OR_RETURN(NamedOutputs of_first, ExpectedLinear(context.reference(), layers[0], mxfp8));
+  layers[1].x = of_first.at("y");
+  QG_ASSIGN_OR_RETURN(const NamedOutputs of_second,
+                      ExpectedLinear(context.reference(), layers[1], block));
+  layers[0].grad_output = of_second.at("dx");
+  QG_ASSIGN_OR_RETURN(of_first, ExpectedLinear(context.reference(), layers[0], mxfp8));
+  NamedOutputs expected = {{"y", of_second.at("y")}, {"dx", of_first.at("dx")}};
+  for (const char* gradient : {"dw", "db"}) {
+    expected[absl::StrCat("first.", gradient)] = of_first.at(gradient);
+    expected[absl::StrCat("second.", gradient)] = of_second.at(gradient);
+  }
+  NamedOutputs subject;
+  for (const SessionStepResult* result : {&forward, &backward}) {
+    for (const NamedTensor& output : result->outputs) subject[output.name] = output.tensor;
+  }
+  return ExpectSameOutputs(context, "", subject, expected);
+}
+
 EngineAlterations ColumnwiseByRowwiseRule() {
   return {.quantize = [](Engine& engine, QuantizeCall call) {
     call.quantizer.columnwise = call.quantizer.rowwise;
@@ -194,7 +323,50 @@ ScenarioGroup HybridScenarios() {
        .faults = {"mismatched-operands-multiplied"},
        .recipes = {"hybrid:fprop=mxfp8,dgrad=nvfp4,wgrad=mxfp8"},
        .run = &CheckPairs});
+  group.scenarios.push_back(
+      {.name = "results-have-the-values-of-their-codes",
+       .invariant = "Rules of a custom recipe for output and grad_input quantize y and dx, each by "
+                    "its own, and nothing else.",
+       .criterion = "y and dx bit-equal to those of a step by hand, quantized and dequantized "
+                    "element by element; dw and db to the step's.",
+       .faults = {kFaultResultLeft, kFaultResultRulesSwapped},
+       .recipes = {R"(custom:rules=[{"tensor_type":"output","quantizer":"mxfp8"},)"
+                   R"({"tensor_type":"grad_input","quantizer":"fp8_current"},)"
+                   R"({"quantizer":"fp8_current"}])",
+                   R"(custom:rules=[{"tensor_type":"output","quantizer":"fp8_block"},)"
+                   R"({"tensor_type":"grad_input","quantizer":{"format":"nvfp4"}},)"
+                   R"({"quantizer":"mxfp8"}])"},
+       .run = &CheckResults});
+  group.scenarios.push_back(
+      {.name = "directions-note-their-own-amaxes",
+       .invariant = "Delayed scaling within hybrid has a history for each direction that has it, "
+                    "with the amaxes of that direction's casts.",
+       .criterion =
+           "Scales and histories after a step bit-equal to a model of each, and no others.",
+       .faults = {kFaultAmaxOfOtherDirection},
+       .recipes = {"hybrid:fprop=fp8_current,wgrad=fp8_current,"
+                   R"(dgrad={"name":"fp8_delayed","knobs":{"amax_history_len":3}})",
+                   "hybrid:dgrad=mxfp8,wgrad=mxfp8,"
+                   R"(fprop={"name":"fp8_delayed","knobs":{"amax_history_len":3}})"},
+       .run = &CheckDirectionsHistories});
+  group.scenarios.push_back(
+      {.name = "rules-follow-their-layer",
+       .invariant = "Each layer of a session follows the rules that a custom recipe has for it.",
+       .criterion = "y, dx, dw and db of two layers bit-equal to linear steps by hand, one under "
+                    "each rule's recipe.",
+       .faults = {kFaultRulesOfFirstLayer},
+       .recipes = {R"(custom:rules=[{"layer_name":"first","quantizer":"mxfp8"},)"
+                   R"({"quantizer":"fp8_block"}])",
+                   R"(custom:rules=[{"module_path":"second","quantizer":"fp8_block"},)"
+                   R"({"layer_name":"*","quantizer":"mxfp8"}])"},
+       .run = &CheckLayersRules});
   group.faults = {
+      {kFaultResultLeft, "y and dx are handed on as the GEMM gave them, whatever the rules say.",
+       0},
+      {kFaultResultRulesSwapped, "Quantizes y by the rule for dx, and dx by the rule for y.", 0},
+      {kFaultAmaxOfOtherDirection,
+       "Notes an amax in the history of the tensor's other direction, if that has one.", 0},
+      {kFaultRulesOfFirstLayer, "Every layer follows the rules for the first.", 0},
       {"hybrid-columnwise-by-rowwise-rule",
        "Quantizes the columnwise direction by the rowwise direction's rule.", 35,
        &ColumnwiseByRowwiseRule},

@@ -180,6 +180,42 @@ TEST_F(SessionsTest, AChangeOfRecipeKeepsTheModeOrSaysWhatItIs) {
   EXPECT_TRUE(Step(ForwardRequest(session.session_id(), 2)).ok());
 }
 
+v1::Recipe RulesOf(const std::string& rules) {
+  v1::Recipe recipe;
+  recipe.set_name("custom");
+  (*recipe.mutable_knobs())["rules"] = rules;
+  return recipe;
+}
+
+// Open, Get and a change of recipe say which rules no module of the session has.
+TEST_F(SessionsTest, RulesThatDecideNothingAreSaid) {
+  Start();
+  v1::OpenSessionRequest open = OpenRequest("mxfp8");
+  const std::string layer = open.spec().layers(0).name();
+  *open.mutable_spec()->mutable_recipe() =
+      RulesOf(R"([{"layer_name":")" + layer +
+              R"(","quantizer":"mxfp8"},)"
+              R"({"layer_name":"elsewhere","quantizer":"nvfp4"},{"quantizer":"mxfp8"}])");
+  const v1::Session session = Open(open);
+  ASSERT_EQ(session.notes_size(), 1);
+  EXPECT_EQ(session.notes(0),
+            R"(rules[1] of the recipe, {"layer_name":"elsewhere","quantizer":"nvfp4"}, )"
+            "fits no module of the session");
+  EXPECT_EQ(Get(session.session_id()).notes(0), session.notes(0));
+  v1::SessionStepRequest change = ChangeRequest(session.session_id(), 0, "custom");
+  *change.mutable_change_recipe()->mutable_recipe() =
+      RulesOf(R"([{"quantizer":"mxfp8"},{"tensor_type":"weight","quantizer":"bf16"}])");
+  v1::SessionStepResponse response;
+  ASSERT_TRUE(Step(change, response).ok());
+  ASSERT_EQ(response.notes_size(), 1);
+  EXPECT_THAT(response.notes(0), HasSubstr("rules[1] of the recipe"));
+  EXPECT_THAT(response.notes(0), HasSubstr("rules before it fit all that it fits"));
+  change = ChangeRequest(session.session_id(), 1, "mxfp8");
+  change.set_request_id("no-rules");
+  ASSERT_TRUE(Step(change, response).ok());
+  EXPECT_EQ(response.notes_size(), 0);
+}
+
 // Both are refused with their own field before a session, a step or a request id is taken.
 TEST_F(SessionsTest, OpenRefusesWhatNoForwardTakes) {
   Start();

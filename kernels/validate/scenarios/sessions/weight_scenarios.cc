@@ -52,6 +52,21 @@ absl::Status CheckRequantization(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
+// Held weights move to another recipe after an update, and their codes to the new recipe's rule.
+absl::Status CheckHeldAcrossRecipes(ScenarioContext& context) {
+  const bool is_current = context.recipe().name() == "fp8_current";
+  QG_ASSIGN_OR_RETURN(const Recipe next, Recipe::Parse(is_current ? "mxfp8" : "fp8_current"));
+  QG_ASSIGN_OR_RETURN(const Training training,
+                      ComparedTraining::Open(context, QuantizedWeights(context.recipe()), 66));
+  for (int64_t step = 0; step < 4; ++step) {
+    context.SetStep(step);
+    if (step == 2) QG_RETURN_IF_ERROR(training->ChangeRecipe(next));
+    QG_RETURN_IF_ERROR(training->TrainStep(step));
+    QG_RETURN_IF_ERROR(training->Optimize());
+  }
+  return absl::OkStatus();
+}
+
 // An evaluation, which needs no columnwise copy, makes the cache, and training uses it. After an
 // update it holds codes of the old weights and must not be read.
 absl::Status CheckCache(ScenarioContext& context) {
@@ -245,6 +260,16 @@ ScenarioGroup WeightScenarios() {
        .recipes = {"nvfp4", "nvfp4:disable_2d_quantization=true"},
        .run = &CheckRequantization});
   group.scenarios.push_back(
+      {.name = "held-weights-follow-recipe",
+       .invariant = "Weights held quantized are quantized anew from their masters when another "
+                    "recipe reads them by another rule.",
+       .criterion =
+           "Outputs of two steps before a change of recipe and two after it bit-equal to a "
+           "network by hand that quantizes its masters by the recipe of each step.",
+       .faults = {kFaultCodesKeptAtChange},
+       .recipes = {"mxfp8", "fp8_block", "nvfp4", "fp8_current"},
+       .run = &CheckHeldAcrossRecipes});
+  group.scenarios.push_back(
       {.name = "cached-weights-follow-usage-and-update",
        .invariant = "A cached weight gets the direction that training needs, and does not outlive "
                     "its parameter.",
@@ -279,6 +304,8 @@ ScenarioGroup WeightScenarios() {
       InCode(kFaultRequantizationTheOtherWay,
              "Quantizes weights through bf16 where fp32 is asked for, and the other way round."),
       InCode(kFaultWeightsRoundedStochastically, "Rounds updated weights stochastically.", 40),
+      InCode(kFaultCodesKeptAtChange,
+             "Keeps the codes of held weights when another recipe reads them by another rule."),
       InCode(kFaultWorkspaceKeptAfterUpdate, "Keeps cached weights after their update.", 32),
       InCode(kFaultMainGradientOverwritten,
              "Overwrites main gradients in microbatches after the first.", 33),

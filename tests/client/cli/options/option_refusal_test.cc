@@ -307,6 +307,14 @@ TEST_F(OptionRefusalTest, OfQuantizeAndDequantize) {
                {"--out-dtype", {"nope", "i64"}},
                {"-o", {"x.bin", "/nonexistent/x.safetensors", q}}});
   ExpectCovered({"dequantize"});
+  for (const std::string& bad : {std::string("missing.safetensors"), std::string("/")}) {
+    ExpectRefused({"update-usage", bad}, "FILE");
+  }
+  ExpectNamed({"update-usage", q}, {},
+              {{"--rowwise", {"nope", "false"}},
+               {"--columnwise", {"nope", "true"}},
+               {"-o", {"x.bin", "/nonexistent/x.safetensors", q}}});
+  ExpectCovered({"update-usage"});
 }
 
 constexpr char kSession[] =

@@ -1,0 +1,427 @@
+#include "kernels/layer/attention_core.h"
+
+#include <cmath>
+#include <iterator>
+#include <memory>
+#include <span>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
+#include "kernels/layer/layer_faults.h"
+#include "kernels/layer/linear/linear_operands.h"
+#include "kernels/ops/reduction/ordered_reduction.h"
+
+namespace quantgate {
+namespace {
+
+using Matrices = std::vector<Tensor>;
+
+/// Two operands of one head's product.
+using Pair = std::pair<Tensor, Tensor>;
+
+/// A product of all heads: which GEMM it is, and how records name it and its operands.
+struct Product {
+  const char* name;
+  GemmRole role;
+  GemmLayout layout;
+  const char *a, *b;
+};
+constexpr Product kScores{"scores", GemmRole::kFprop, GemmLayout::kTN, "queries", "keys"};
+constexpr Product kContext{"context", GemmRole::kFprop, GemmLayout::kNN, "probabilities", "values"};
+constexpr Product kDProbabilities{"dprobabilities", GemmRole::kDgrad, GemmLayout::kTN, "dcontext",
+                                  "values"};
+constexpr Product kDValues{"dv", GemmRole::kDgrad, GemmLayout::kNT, "probabilities", "dcontext"};
+constexpr Product kDQueries{"dq", GemmRole::kDgrad, GemmLayout::kNN, "dscores", "keys"};
+constexpr Product kDKeys{"dk", GemmRole::kDgrad, GemmLayout::kNT, "dscores", "queries"};
+
+constexpr const char* kSavedNames[] = {"heads", "probabilities"};
+constexpr size_t kSavedHeads = 0, kSavedProbabilities = 1;
+
+/// [A][B][C] of a tensor with as many elements.
+absl::StatusOr<Tensor> As3D(const Tensor& tensor, int64_t a, int64_t b, int64_t c) {
+  return tensor.Reinterpret(tensor.dtype(), {a, b, c});
+}
+
+/// Attention of one step, in one direction.
+class AttentionPass {
+ public:
+  AttentionPass(ProgramRun& run, size_t index)
+      : run_(run),
+        operation_(run.program.operations[index]),
+        dims_(operation_.core),
+        qkv_shape_(run.program.values[static_cast<size_t>(operation_.input)].shape),
+        dtype_(run.layer.activation_dtype) {}
+
+  absl::StatusOr<LayerValue> Forward(const LayerValue& x, OperationSaved& saved);
+  absl::StatusOr<ValueGradient> Backward(const OperationSaved& saved, const ValueGradient& dy);
+
+ private:
+  Engine& engine() { return run_.recorder.engine(); }
+  const Cancellation* cancellation() { return run_.recorder.cancellation(); }
+  bool Has(const char* fault) const { return run_.recorder.faults().Has(fault); }
+  std::string Name(const char* what) const { return absl::StrCat(operation_.name, ".", what); }
+  bool is_rotated() const { return operation_.attention.rotary_base.has_value(); }
+  bool is_empty() const { return dims_.sequence * dims_.batch == 0; }
+  float scale() const { return AttentionScale(dims_); }
+  template <typename Body>
+  auto Timed(const char* what, Body body) -> decltype(body()) {
+    return run_.recorder.Timed({StageKind::kOperation, Name(what)}, body);
+  }
+
+  // The places of the matrices of query head n, of all batches, among all heads.
+  int64_t GroupOf(int64_t n) const;
+  int64_t QueryPlace(int64_t n) const;
+  int64_t KeyPlace(int64_t n) const { return GroupOf(n) * dims_.members() + dims_.queries(); }
+  int64_t ValuePlace(int64_t n) const { return KeyPlace(n) + 1; }
+
+  /// Matrix `place` of a tensor of matrices of S rows.
+  absl::StatusOr<Tensor> Matrix(const Tensor& all, int64_t place) const {
+    return RowSlice(all, place * dims_.sequence, dims_.sequence);
+  }
+  /// The matrices, one behind the other: [count][S][columns].
+  absl::StatusOr<Tensor> Join(std::span<const Tensor> matrices);
+  /// [S][B][count * D] to [B * count][S][D], and back.
+  absl::StatusOr<Tensor> TakeApart(const Tensor& tensor, int64_t count);
+  absl::StatusOr<Tensor> PutTogether(const Tensor& heads, Shape shape);
+  absl::StatusOr<Tensor> Rotated(const char* stage, const Tensor& heads, bool is_backward);
+  absl::StatusOr<RotaryTable> Table();
+  absl::StatusOr<SoftmaxResult> Softmax(const Tensor& scores);
+  absl::StatusOr<SoftmaxResult> SoftmaxOneKeyMore(const SoftmaxDesc& desc);
+  absl::StatusOr<Matrices> Multiply(const Product& product, std::span<const Pair> operands);
+  /// The sums over the query heads of each group.
+  absl::StatusOr<Matrices> SumOfGroups(const char* stage, const Matrices& of_queries);
+  absl::StatusOr<Tensor> HeadsGradient(const OperationSaved& saved, const Tensor& dcontext);
+
+  ProgramRun& run_;
+  const PlannedOperation& operation_;
+  const AttentionDims& dims_;
+  const Shape& qkv_shape_;
+  const DType dtype_;
+};
+
+int64_t AttentionPass::GroupOf(int64_t n) const {
+  const int64_t batch = n / dims_.heads, head = n % dims_.heads;
+  const int64_t group = Has(kFaultGroupOfWrongHead) ? head % dims_.groups : head / dims_.queries();
+  return batch * dims_.groups + group;
+}
+
+int64_t AttentionPass::QueryPlace(int64_t n) const {
+  return n / dims_.queries() * dims_.members() + n % dims_.queries();
+}
+
+absl::StatusOr<Tensor> AttentionPass::Join(std::span<const Tensor> matrices) {
+  QG_ASSIGN_OR_RETURN(const Tensor rows, engine().ConcatenateRows(matrices, cancellation()));
+  return As3D(rows, static_cast<int64_t>(matrices.size()), dims_.sequence, rows.columns());
+}
+
+absl::StatusOr<Tensor> AttentionPass::TakeApart(const Tensor& tensor, int64_t count) {
+  QG_ASSIGN_OR_RETURN(const Tensor by_position,
+                      As3D(tensor, dims_.sequence, dims_.batch * count, dims_.columns));
+  return engine().SwapDims(by_position, cancellation());
+}
+
+absl::StatusOr<Tensor> AttentionPass::PutTogether(const Tensor& heads, Shape shape) {
+  QG_ASSIGN_OR_RETURN(const Tensor by_position, engine().SwapDims(heads, cancellation()));
+  return by_position.Reinterpret(by_position.dtype(), std::move(shape));
+}
+
+absl::StatusOr<RotaryTable> AttentionPass::Table() {
+  const RotaryKey key{*operation_.attention.rotary_base, dims_.sequence, dims_.columns, dtype_};
+  RotaryMemory& memory = run_.state.rotary;
+  if (memory.key == key) return memory.table;
+  QG_ASSIGN_OR_RETURN(RotaryTable table,
+                      MakeRotaryTable(key.base, key.positions, key.columns, key.dtype));
+  for (Tensor* const tensor : {&table.cosines, &table.sines}) {
+    QG_ASSIGN_OR_RETURN(*tensor, engine().ToDevice(*tensor, cancellation()));
+  }
+  memory = {key, table};
+  return table;
+}
+
+absl::StatusOr<Tensor> AttentionPass::Rotated(const char* stage, const Tensor& heads,
+                                              bool is_backward) {
+  if (!is_rotated()) return heads;
+  return Timed(stage, [&]() -> absl::StatusOr<Tensor> {
+    RotaryDesc desc;
+    desc.heads = heads;
+    QG_ASSIGN_OR_RETURN(desc.table, Table());
+    desc.period = dims_.members();
+    desc.rotated = dims_.queries() + 1;
+    desc.is_backward = is_backward && !Has(kFaultRotationNotTransposed);
+    return engine().Rotate(desc, cancellation());
+  });
+}
+
+/// The softmax with a mask that lets every query have one key more: row i under the mask of row
+/// i + 1.
+absl::StatusOr<SoftmaxResult> AttentionPass::SoftmaxOneKeyMore(const SoftmaxDesc& given) {
+  Matrices probabilities, rounded;
+  const int64_t rows = dims_.sequence;
+  for (int64_t n = 0; n < dims_.matrices(); ++n) {
+    QG_ASSIGN_OR_RETURN(const Tensor scores, Matrix(given.scores, n));
+    QG_ASSIGN_OR_RETURN(const Tensor upper, RowSlice(scores, 0, rows - 1));
+    QG_ASSIGN_OR_RETURN(const Tensor last, RowSlice(scores, rows - 1, 1));
+    const Tensor shifted[] = {last, upper}, unshifted[] = {last, last};
+    SoftmaxDesc desc = given;
+    QG_ASSIGN_OR_RETURN(desc.scores, engine().ConcatenateRows(shifted, cancellation()));
+    QG_ASSIGN_OR_RETURN(const SoftmaxResult most, engine().SoftmaxForward(desc, cancellation()));
+    desc.mask = AttentionMask::kNone;
+    QG_ASSIGN_OR_RETURN(desc.scores, engine().ConcatenateRows(unshifted, cancellation()));
+    QG_ASSIGN_OR_RETURN(const SoftmaxResult end, engine().SoftmaxForward(desc, cancellation()));
+    for (const auto& [to, of_most, of_end] :
+         {std::tuple(&probabilities, &most.probabilities, &end.probabilities),
+          std::tuple(&rounded, &most.rounded, &end.rounded)}) {
+      QG_ASSIGN_OR_RETURN(to->emplace_back(), RowSlice(*of_most, 1, rows - 1));
+      QG_ASSIGN_OR_RETURN(to->emplace_back(), RowSlice(*of_end, 0, 1));
+    }
+  }
+  SoftmaxResult result;
+  QG_ASSIGN_OR_RETURN(result.probabilities,
+                      engine().ConcatenateRows(probabilities, cancellation()));
+  QG_ASSIGN_OR_RETURN(result.rounded, engine().ConcatenateRows(rounded, cancellation()));
+  for (Tensor* const tensor : {&result.probabilities, &result.rounded}) {
+    QG_ASSIGN_OR_RETURN(*tensor, As3D(*tensor, dims_.matrices(), rows, rows));
+  }
+  return result;
+}
+
+absl::StatusOr<SoftmaxResult> AttentionPass::Softmax(const Tensor& scores) {
+  return Timed("softmax", [&]() -> absl::StatusOr<SoftmaxResult> {
+    const SoftmaxDesc desc{scores, scale(), operation_.attention.mask};
+    const bool is_off = Has(kFaultMaskOneKeyMore) && desc.mask == AttentionMask::kCausal;
+    return is_off ? SoftmaxOneKeyMore(desc) : engine().SoftmaxForward(desc, cancellation());
+  });
+}
+
+absl::StatusOr<Matrices> AttentionPass::Multiply(const Product& product,
+                                                 std::span<const Pair> operands) {
+  GemmRecord record;
+  record.role = product.role;
+  record.output = Name(product.name);
+  record.desc.layout = product.layout;
+  record.desc.out_dtype = dtype_;
+  record.desc.arithmetic = run_.recorder.arithmetic();
+  record.a = {Name(product.a)};
+  record.b = {Name(product.b)};
+  return run_.recorder.Gemms(Name(product.name), std::move(record), operands);
+}
+
+absl::StatusOr<Matrices> AttentionPass::SumOfGroups(const char* stage, const Matrices& of_queries) {
+  const auto queries = static_cast<size_t>(dims_.queries());
+  if (queries == 1) return of_queries;
+  return Timed(stage, [&]() -> absl::StatusOr<Matrices> {
+    Matrices sums;
+    for (size_t first = 0; first < of_queries.size(); first += queries) {
+      QG_ASSIGN_OR_RETURN(sums.emplace_back(),
+                          engine().OrderedSum(std::span(of_queries).subspan(first, queries),
+                                              SumAccumulation::kF32, dtype_, cancellation()));
+    }
+    return sums;
+  });
+}
+
+absl::StatusOr<LayerValue> AttentionPass::Forward(const LayerValue& x, OperationSaved& saved) {
+  for (const std::string& note :
+       LinearNotes(operation_.linear.flow, operation_.linear.m, operation_.linear.n,
+                   operation_.linear.k, run_.recorder.arithmetic())) {
+    run_.recorder.AddNote(note);
+  }
+  const Shape shape = AttentionOutputShape(dims_, qkv_shape_);
+  LayerValue y;
+  if (is_empty()) {
+    QG_ASSIGN_OR_RETURN(y.tensor, engine().Allocate(dtype_, shape));
+    return y;
+  }
+  QG_ASSIGN_OR_RETURN(const Tensor qkv, InActivationDType(run_, operation_, "x", x.plain()));
+  QG_ASSIGN_OR_RETURN(Tensor heads, Timed("take heads apart", [&] {
+                        return TakeApart(qkv, dims_.groups * dims_.members());
+                      }));
+  QG_ASSIGN_OR_RETURN(heads, Rotated("rotate", heads, /*is_backward=*/false));
+  if (is_rotated()) y.inside.push_back({RotatedHeadsName(operation_), heads});
+
+  std::vector<Pair> operands(static_cast<size_t>(dims_.matrices()));
+  for (int64_t n = 0; n < dims_.matrices(); ++n) {
+    Pair& pair = operands[static_cast<size_t>(n)];
+    QG_ASSIGN_OR_RETURN(pair.first, Matrix(heads, QueryPlace(n)));
+    QG_ASSIGN_OR_RETURN(pair.second, Matrix(heads, KeyPlace(n)));
+  }
+  QG_ASSIGN_OR_RETURN(Matrices scores, Multiply(kScores, operands));
+  QG_ASSIGN_OR_RETURN(const Tensor all_scores, Timed("join scores", [&] { return Join(scores); }));
+  scores.clear();
+  QG_ASSIGN_OR_RETURN(const SoftmaxResult softmax, Softmax(all_scores));
+  if (operation_.needs_backward) {
+    QG_RETURN_IF_ERROR(KeepAll(
+        run_, operation_,
+        {{std::begin(kSavedNames), std::end(kSavedNames)}, {heads, softmax.probabilities}}, saved));
+  }
+
+  for (int64_t n = 0; n < dims_.matrices(); ++n) {
+    Pair& pair = operands[static_cast<size_t>(n)];
+    QG_ASSIGN_OR_RETURN(pair.first, Matrix(softmax.rounded, n));
+    QG_ASSIGN_OR_RETURN(pair.second, Matrix(heads, ValuePlace(n)));
+  }
+  QG_ASSIGN_OR_RETURN(const Matrices contexts, Multiply(kContext, operands));
+  QG_ASSIGN_OR_RETURN(y.tensor, Timed("put heads together", [&]() -> absl::StatusOr<Tensor> {
+                        QG_ASSIGN_OR_RETURN(const Tensor joined, Join(contexts));
+                        return PutTogether(joined, shape);
+                      }));
+  return y;
+}
+
+/// The gradient of the rotated heads, [B * groups * members][S][D].
+absl::StatusOr<Tensor> AttentionPass::HeadsGradient(const OperationSaved& saved,
+                                                    const Tensor& dcontext) {
+  const Tensor& heads = saved.operands[kSavedHeads].original;
+  const Tensor& probabilities = saved.operands[kSavedProbabilities].original;
+  const int64_t count = dims_.matrices();
+  const auto multiply = [&](const Product& product, const Tensor& a, const auto& place_of_a,
+                            const Tensor& b, const auto& place_of_b) -> absl::StatusOr<Matrices> {
+    std::vector<Pair> operands(static_cast<size_t>(count));
+    for (int64_t n = 0; n < count; ++n) {
+      Pair& pair = operands[static_cast<size_t>(n)];
+      QG_ASSIGN_OR_RETURN(pair.first, Matrix(a, place_of_a(n)));
+      QG_ASSIGN_OR_RETURN(pair.second, Matrix(b, place_of_b(n)));
+    }
+    return Multiply(product, operands);
+  };
+  const auto same = [](int64_t n) { return n; };
+  const auto query = [&](int64_t n) { return QueryPlace(n); };
+  const auto key = [&](int64_t n) { return KeyPlace(n); };
+  const auto value = [&](int64_t n) { return ValuePlace(n); };
+
+  QG_ASSIGN_OR_RETURN(Matrices products, multiply(kDProbabilities, dcontext, same, heads, value));
+  QG_ASSIGN_OR_RETURN(const Tensor gradient,
+                      Timed("join dprobabilities", [&] { return Join(products); }));
+  products.clear();
+  QG_ASSIGN_OR_RETURN(const Tensor dscores, Timed("softmax.backward", [&] {
+                        return engine().SoftmaxBackward(
+                            {gradient, probabilities, scale(), operation_.attention.mask},
+                            cancellation());
+                      }));
+  QG_ASSIGN_OR_RETURN(const Tensor rounded,
+                      run_.recorder.Cast(Name("round probabilities"), probabilities, dtype_));
+  QG_ASSIGN_OR_RETURN(const Matrices dv, multiply(kDValues, rounded, same, dcontext, same));
+  QG_ASSIGN_OR_RETURN(const Matrices dq, multiply(kDQueries, dscores, same, heads, key));
+  QG_ASSIGN_OR_RETURN(const Matrices dk, multiply(kDKeys, dscores, same, heads, query));
+  QG_ASSIGN_OR_RETURN(const Matrices dv_sums, SumOfGroups("sum dv of groups", dv));
+  QG_ASSIGN_OR_RETURN(const Matrices dk_sums, SumOfGroups("sum dk of groups", dk));
+  Matrices all;
+  for (size_t group = 0; group < dk_sums.size(); ++group) {
+    const auto queries = static_cast<size_t>(dims_.queries());
+    const auto first = dq.begin() + static_cast<std::ptrdiff_t>(group * queries);
+    all.insert(all.end(), first, first + static_cast<std::ptrdiff_t>(queries));
+    all.push_back(dk_sums[group]);
+    all.push_back(dv_sums[group]);
+  }
+  return Timed("join heads", [&] { return Join(all); });
+}
+
+absl::StatusOr<ValueGradient> AttentionPass::Backward(const OperationSaved& saved,
+                                                      const ValueGradient& dy) {
+  ValueGradient dx;
+  if (is_empty()) {
+    QG_ASSIGN_OR_RETURN(dx.value, engine().Allocate(dtype_, qkv_shape_));
+    return dx;
+  }
+  QG_RETURN_IF_ERROR(UseAll(run_, operation_, saved));
+  QG_ASSIGN_OR_RETURN(const Tensor dcontext, Timed("take dcontext apart", [&] {
+                        return TakeApart(dy.plain(), dims_.heads);
+                      }));
+  QG_ASSIGN_OR_RETURN(Tensor dheads, HeadsGradient(saved, dcontext));
+  if (is_rotated()) dx.inside.push_back({RotatedHeadsGradientName(operation_), dheads});
+  QG_ASSIGN_OR_RETURN(dheads, Rotated("rotate.backward", dheads, /*is_backward=*/true));
+  QG_ASSIGN_OR_RETURN(
+      dx.value, Timed("put dheads together", [&] { return PutTogether(dheads, qkv_shape_); }));
+  return dx;
+}
+
+}  // namespace
+
+AttentionDims AttentionDimsOf(const ProgramOperation& operation, const Shape& qkv, int ranks) {
+  const AttentionOptions& options = operation.attention;
+  const int64_t parts = operation.divides_heads ? ranks : 1;
+  AttentionDims dims;
+  dims.sequence = qkv.front();
+  dims.batch = qkv.size() == 3 ? qkv[1] : 1;
+  dims.groups = options.group_count() / parts;
+  dims.heads = options.heads / parts;
+  dims.columns = qkv.back() / (dims.groups * dims.members());
+  return dims;
+}
+
+absl::StatusOr<AttentionDims> CheckAttentionDims(const ProgramOperation& operation,
+                                                 const Shape& qkv, int ranks) {
+  const AttentionOptions& options = operation.attention;
+  if (operation.divides_heads && options.group_count() % ranks != 0) {
+    return Refuse(operation.field + (options.groups == 0 ? ".heads" : ".groups"),
+                  absl::StrCat(options.group_count()),
+                  absl::StrCat("it must be a multiple of ", ranks,
+                               ", the ranks of the tensor-parallel group, each of which has whole "
+                               "groups of heads"));
+  }
+  const AttentionDims dims = AttentionDimsOf(operation, qkv, ranks);
+  if (qkv.back() != dims.groups * dims.members() * dims.columns || dims.columns < 1) {
+    return Refuse(
+        "parameters[qkv.weight]", absl::StrCat(qkv.back(), " rows"),
+        absl::StrCat("N, its first dim, must be a multiple of ", dims.groups * dims.members(),
+                     ": D rows for each of ", dims.heads, " query heads, ", dims.groups,
+                     " key heads and as many value heads"));
+  }
+  if (options.rotary_base.has_value() && dims.columns % 2 != 0) {
+    return Refuse(operation.field + ".rotary_base", absl::StrCat(*options.rotary_base),
+                  absl::StrCat("it rotates pairs of columns, and a head has ", dims.columns,
+                               ", an odd number"));
+  }
+  return dims;
+}
+
+float AttentionScale(const AttentionDims& dims) {
+  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(dims.columns)));
+}
+
+std::string RotatedHeadsName(const ProgramOperation& operation) {
+  return operation.name + ".heads";
+}
+
+std::string RotatedHeadsGradientName(const ProgramOperation& operation) {
+  return operation.name + ".dheads";
+}
+
+Shape AttentionOutputShape(const AttentionDims& dims, Shape qkv) {
+  qkv.back() = dims.heads * dims.columns;
+  return qkv;
+}
+
+LinearUnit AttentionUnit(const std::string& name, const AttentionDims& dims, DType dtype,
+                         bool has_backward) {
+  LinearUnit unit;
+  unit.names = LinearNames(name + ".", "");
+  unit.m = unit.n = dims.sequence;
+  unit.k = dims.columns;
+  unit.recipe = std::make_shared<const Recipe>(*Recipe::Parse("bf16"));
+  LinearDataflow& flow = unit.flow;
+  flow.activation_dtype = flow.bias_dtype = dtype;
+  flow.fprop_dtype = flow.dgrad_dtype = flow.wgrad_dtype = dtype;
+  flow.is_empty = dims.sequence * dims.batch == 0;
+  // The contexts contract over keys as dgrad does.
+  flow.needs_dx = true;
+  flow.needs_dw = has_backward;
+  return unit;
+}
+
+absl::StatusOr<LayerValue> ForwardAttention(ProgramRun& run, size_t operation, const LayerValue& x,
+                                            OperationSaved& saved) {
+  return AttentionPass(run, operation).Forward(x, saved);
+}
+
+absl::StatusOr<ValueGradient> BackwardAttention(ProgramRun& run, size_t operation,
+                                                const OperationSaved& saved,
+                                                const ValueGradient& dy) {
+  return AttentionPass(run, operation).Backward(saved, dy);
+}
+
+}  // namespace quantgate

@@ -1,0 +1,164 @@
+// Codes as operands through the command: a run, a session and a trace of the files that quantize
+// writes against those of the tensors that they were made from, and the directions of a file.
+#include <gmock/gmock.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/client/cli/commands/command_fixture.h"
+
+namespace quantgate {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Arguments = std::vector<std::string>;
+using Json = nlohmann::json;
+
+class CodesCommandTest : public CommandTest {
+ protected:
+  /// The file of the tensor's codes.
+  std::string Codes(const std::string& tensor, const std::string& role, const std::string& recipe,
+                    const Arguments& more = {"--usage", "rowwise,columnwise"}) {
+    const std::string path = Path(tensor + "." + role + ".codes.safetensors");
+    const ProcessResult result = Quantgate(
+        Arguments{"quantize", Sample(tensor), "--recipe", recipe, "--role", role, "-o", path} +
+        more);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return path;
+  }
+
+  Json Run(const Arguments& operands, const std::string& recipe, const std::string& output,
+           Where where = Where::kInProcess) {
+    return QuantgateJson(Arguments{"run", "--recipe", recipe, "-o", Path(output)} + operands,
+                         where);
+  }
+};
+
+struct FormatRow {
+  const char* recipe;
+  std::vector<Arguments> layouts;  ///< More arguments of quantize.
+};
+
+TEST_F(CodesCommandTest, ARunOfCodesHasTheBitsOfTheTensorsThatTheyWereMadeFrom) {
+  const Arguments both = {"--usage", "rowwise,columnwise"};
+  const Arguments padded = both + Arguments{"--scale-layout", "padded"};
+  const Arguments swizzled = both + Arguments{"--scale-layout", "swizzled"};
+  const std::vector<FormatRow> rows = {
+      {"fp8_current", {both}},
+      {"fp8_block", {both, padded}},
+      {"mxfp8", {both, padded, swizzled}},
+      {"nvfp4:disable_stochastic_rounding=true", {both, padded, swizzled}}};
+  for (const FormatRow& row : rows) {
+    Run({"--input", Sample("fc1.x"), "--weight", Sample("fc1.weight"), "--grad-output",
+         Sample("fc1.dy")},
+        row.recipe, "plain.safetensors");
+    for (const Arguments& layout : row.layouts) {
+      for (const Where where : {Where::kInProcess, Where::kServer}) {
+        SCOPED_TRACE(std::string(row.recipe) + " " + layout.back());
+        const Json report = Run({"--input", Codes("fc1.x", "input", row.recipe, layout), "--weight",
+                                 Codes("fc1.weight", "weight", row.recipe, layout), "--grad-output",
+                                 Codes("fc1.dy", "grad_output", row.recipe, layout)},
+                                row.recipe, "codes.safetensors", where);
+        for (const char* output : {"y", "dx", "dw"}) {
+          EXPECT_EQ(BytesOf(Path("codes.safetensors"), output),
+                    BytesOf(Path("plain.safetensors"), output))
+              << output;
+        }
+        const std::string text = report.dump();
+        EXPECT_THAT(text,
+                    AllOf(HasSubstr("x.rowwise_data"), HasSubstr("parameters[weight].rowwise"),
+                          HasSubstr("the unquantized reference reads its values")));
+      }
+    }
+  }
+}
+
+TEST_F(CodesCommandTest, WhatDoesNotFitIsRefusedByTheNameOfItsOption) {
+  const std::string mx = Codes("fc1.x", "input", "mxfp8");
+  const std::string mx_rows = Codes("fc1.weight", "weight", "mxfp8", {});
+  const auto refused = [&](const Arguments& arguments) {
+    const ProcessResult result = Quantgate(Arguments{"run"} + arguments);
+    EXPECT_EQ(result.exit_code, 2) << result.out;
+    return result.err;
+  };
+  EXPECT_THAT(refused({"--input", mx, "--weight", Sample("fc1.weight"), "--recipe", "fp8_current"}),
+              AllOf(HasSubstr("--input"), HasSubstr("given as mxfp8 (f8_e4m3, block_dim 1)"),
+                    HasSubstr("as fp8_tensor (f8_e4m3)")));
+  EXPECT_THAT(refused({"--input", Sample("fc1.x"), "--weight", mx_rows, "--grad-output",
+                       Sample("fc1.dy"), "--recipe", "mxfp8"}),
+              AllOf(HasSubstr("--weight"), HasSubstr("without columnwise codes"),
+                    HasSubstr("dgrad reads them")));
+  EXPECT_THAT(
+      refused({"--input", mx, "--weight", Sample("fc1.weight"), "--grad-output", Sample("fc1.dy"),
+               "--recipe", "mxfp8", "--backward-override", "high_precision"}),
+      AllOf(HasSubstr("--input"), HasSubstr("wgrad reads the original")));
+  EXPECT_THAT(refused({"--input", mx, "--weight", Sample("fc1.weight"), "--recipe", "mxfp8",
+                       "--error-budget"}),
+              HasSubstr("--error-budget"));
+  EXPECT_THAT(refused({"--input", Sample("fc1.x"), "--weight", Sample("fc1.weight"), "--bias", mx,
+                       "--recipe", "mxfp8"}),
+              AllOf(HasSubstr("--bias"), HasSubstr("only weights are read as codes")));
+}
+
+TEST_F(CodesCommandTest, UsagesAreSaidDerivedAndDropped) {
+  const std::string rows = Codes("fc1.weight", "weight", "fp8_block", {});
+  const Json query = QuantgateJson({"update-usage", rows});
+  EXPECT_EQ(query["rowwise"]["present"], true);
+  EXPECT_EQ(query["columnwise"]["derivable"], true);
+  const std::string both = Path("both.safetensors");
+  ASSERT_EQ(Quantgate({"update-usage", rows, "--columnwise", "true", "-o", both}).exit_code, 0);
+  // The transpose of rows and of the grid of tiles, written out here.
+  const std::string codes = BytesOf(rows, "rowwise_data");
+  const std::string turned = BytesOf(both, "columnwise_data");
+  const size_t columns = 512, lines = codes.size() / columns;
+  ASSERT_EQ(turned.size(), codes.size());
+  bool is_transpose = true;
+  for (size_t row = 0; row < lines; ++row) {
+    for (size_t column = 0; column < columns; ++column) {
+      is_transpose &= turned[column * lines + row] == codes[row * columns + column];
+    }
+  }
+  EXPECT_TRUE(is_transpose);
+  EXPECT_EQ(BytesOf(both, "rowwise_data"), codes);
+  const std::string columnwise = Path("columnwise.safetensors");
+  ASSERT_EQ(Quantgate({"update-usage", both, "--rowwise", "false", "-o", columnwise}).exit_code, 0);
+  EXPECT_EQ(BytesOf(columnwise, "rowwise_data"), "");
+  EXPECT_EQ(BytesOf(columnwise, "columnwise_data"), turned);
+
+  const std::string mx = Codes("fc1.weight", "weight", "mxfp8", {});
+  const Json refused = QuantgateJson({"update-usage", mx});
+  EXPECT_EQ(refused["columnwise"].value("derivable", false), false);
+  EXPECT_THAT(refused["columnwise"]["reason"].get<std::string>(),
+              HasSubstr("columnwise codes of mxfp8 cannot be made from rowwise ones"));
+  const ProcessResult result = Quantgate({"update-usage", mx, "--columnwise", "true"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("--columnwise"), HasSubstr("only from the source")));
+}
+
+TEST_F(CodesCommandTest, ASessionTakesCodesInOpenAndInSteps) {
+  WriteFile(Path("session.json"), R"({"layers": [{"name": "fc1", "layer": {"kind": "linear"}}],
+      "recipe": {"name": "mxfp8"}, "weights": "quantized", "masters": "f32",
+      "adam": {"learning_rate": 0.001},
+      "parameters": {"fc1.weight": ")" +
+                                      Codes("fc1.weight", "weight", "mxfp8") + "\"}}");
+  const Json opened = QuantgateJson({"session", "open", Path("session.json")}, Where::kServer);
+  const std::string id = opened["session_id"];
+  const auto step = [&](const Arguments& arguments) {
+    const ProcessResult result =
+        Quantgate(Arguments{"session", "step", id} + arguments, Where::kServer);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+  };
+  step({"train", "--x", Codes("fc1.x", "input", "mxfp8"), "-o", Path("forward.safetensors")});
+  step({"backward", "--grad-output", Codes("fc1.dy", "grad_output", "mxfp8"), "-o",
+        Path("backward.safetensors")});
+  Run({"--input", Sample("fc1.x"), "--weight", Sample("fc1.weight"), "--grad-output",
+       Sample("fc1.dy")},
+      "mxfp8", "plain.safetensors");
+  EXPECT_EQ(BytesOf(Path("forward.safetensors"), "y"), BytesOf(Path("plain.safetensors"), "y"));
+  EXPECT_EQ(BytesOf(Path("backward.safetensors"), "dx"), BytesOf(Path("plain.safetensors"), "dx"));
+  EXPECT_EQ(BytesOf(Path("backward.safetensors"), "fc1.dw"),
+            BytesOf(Path("plain.safetensors"), "dw"));
+}
+
+}  // namespace
+}  // namespace quantgate
