@@ -27,8 +27,8 @@ std::string StepText(const TraceReport& report, int index) {
 }
 
 /// The table of `tensors`; with `judges` also whether each meets what is required of it.
-void PrintComparisons(const TraceReport& report, const std::vector<TraceTensor>& tensors,
-                      bool judges, bool uses_colour, std::ostream& out) {
+void PrintTraceComparisons(const TraceReport& report, const std::vector<TraceTensor>& tensors,
+                           bool judges, bool uses_colour, std::ostream& out) {
   std::vector<std::string> head = {"step",      "<tensor", "<variant",       "differ",
                                    "worst ulp", "SQNR dB", "relative error", "cosine"};
   if (judges) head.insert(head.end(), {"of its bound", "<required"});
@@ -66,11 +66,11 @@ void PrintComparisons(const TraceReport& report, const std::vector<TraceTensor>&
 void PrintTensors(const TraceReport& report, bool uses_colour, std::ostream& out) {
   if (!report.tensors.empty()) {
     out << "\nAgainst " << report.variants[report.reference] << "\n";
-    PrintComparisons(report, report.tensors, /*judges=*/false, uses_colour, out);
+    PrintTraceComparisons(report, report.tensors, /*judges=*/false, uses_colour, out);
   }
   if (!report.subjects.empty()) {
     out << "\nSubjects, each against its variant's tensor\n";
-    PrintComparisons(report, report.subjects, report.verdict.has_value(), uses_colour, out);
+    PrintTraceComparisons(report, report.subjects, report.verdict.has_value(), uses_colour, out);
   }
 }
 
