@@ -10,6 +10,35 @@
 #include "kernels/training/sharding/division.h"
 
 namespace quantgate {
+
+absl::Status CheckBackwardOrder(const SessionState& state, const std::string& microbatch) {
+  const auto found = state.in_flight.find(microbatch);
+  if (found == state.in_flight.end()) {
+    return RefusePrecondition(
+        "microbatch", microbatch,
+        "no forward of it is in flight; each training forward takes one backward");
+  }
+  if (found->second->is_offloaded) {
+    return RefusePrecondition("microbatch", microbatch,
+                              "what it saved is offloaded; reload it first");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckGradOutput(const Tensor& gradient, const Shape& y) {
+  if (gradient.has_value() && IsHighPrecision(gradient.dtype()) && gradient.shape() == y) {
+    return absl::OkStatus();
+  }
+  return Refuse("grad_output", gradient.has_value() ? TensorText(gradient) : "absent",
+                absl::StrCat("it must be f32, bf16 or f16 of y's shape ", ShapeText(y)));
+}
+
+absl::Status CheckWgrad(const SessionState& state) {
+  if (!state.deferred.empty()) return absl::OkStatus();
+  return RefusePrecondition("gradients", "not deferred",
+                            "run a forward with defer_wgrad and its backward first");
+}
+
 namespace {
 
 /// Compares the operands of a recomputed forward with those of the first phase: equal fingerprints
@@ -133,7 +162,6 @@ class Backwarding {
   SessionState TakeState() { return std::move(next_); }
 
  private:
-  absl::Status Check() const;
   absl::StatusOr<std::vector<std::shared_ptr<LayerSaved>>> Recompute();
   absl::StatusOr<Tensor> BackwardOne(size_t layer, const LayerSaved& saved,
                                      const StepOperand& gradient, LayerState& state);
@@ -151,26 +179,6 @@ class Backwarding {
   SessionStepResult result_;
   int64_t peak_ = 0;  ///< SavedMemory::added with what is recomputed.
 };
-
-absl::Status Backwarding::Check() const {
-  const auto found = next_.in_flight.find(step_.microbatch);
-  if (found == next_.in_flight.end()) {
-    return RefusePrecondition(
-        "microbatch", step_.microbatch,
-        "no forward of it is in flight; each training forward takes one backward");
-  }
-  if (found->second->is_offloaded) {
-    return RefusePrecondition("microbatch", step_.microbatch,
-                              "what it saved is offloaded; reload it first");
-  }
-  const Tensor& gradient = step_.grad_output;
-  const Shape& shape = found->second->y_shape;
-  if (!gradient.has_value() || !IsHighPrecision(gradient.dtype()) || gradient.shape() != shape) {
-    return Refuse("grad_output", gradient.has_value() ? TensorText(gradient) : "absent",
-                  absl::StrCat("it must be f32, bf16 or f16 of y's shape ", ShapeText(shape)));
-  }
-  return absl::OkStatus();
-}
 
 absl::StatusOr<std::vector<std::shared_ptr<LayerSaved>>> Backwarding::Recompute() {
   const Recomputation& recomputation = *flight_->recomputation;
@@ -246,7 +254,9 @@ absl::StatusOr<Tensor> Backwarding::BackwardOne(size_t layer, const LayerSaved& 
 }
 
 absl::StatusOr<SessionStepResult> Backwarding::Run() {
-  QG_RETURN_IF_ERROR(Check());
+  QG_RETURN_IF_ERROR(CheckBackwardOrder(next_, step_.microbatch));
+  QG_RETURN_IF_ERROR(
+      CheckGradOutput(step_.grad_output, next_.in_flight.at(step_.microbatch)->y_shape));
   flight_ = next_.in_flight.at(step_.microbatch);
   next_.in_flight.erase(step_.microbatch);
   const Cancellation* const cancellation = run_.recorder().cancellation();
@@ -309,10 +319,7 @@ absl::StatusOr<SessionStepResult> OneRankSession::Backward(const BackwardStep& s
 absl::StatusOr<SessionStepResult> OneRankSession::Wgrad(const Cancellation* cancellation) {
   const State& session = *state_;
   SessionState next = session.now;
-  if (next.deferred.empty()) {
-    return RefusePrecondition("gradients", "not deferred",
-                              "run a forward with defer_wgrad and its backward first");
-  }
+  QG_RETURN_IF_ERROR(CheckWgrad(next));
   SessionStepRun run(session.engine, session.spec, cancellation, session.rank.get());
   SessionStepResult result;
   for (const DeferredWgrad& deferred : std::exchange(next.deferred, {})) {

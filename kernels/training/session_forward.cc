@@ -10,13 +10,16 @@
 #include "kernels/training/sharding/division.h"
 
 namespace quantgate {
+
 namespace {
 
 bool IsCodes(const ForwardStep& step) {
   return step.x_codes.rowwise.has_value() || step.x_codes.columnwise.has_value();
 }
 
-absl::Status CheckForward(const SessionState& state, const ForwardStep& step) {
+}  // namespace
+
+absl::Status CheckForwardOrder(const SessionState& state, const ForwardStep& step) {
   QG_RETURN_IF_ERROR(CheckSessionName("microbatch", step.microbatch));
   if (state.in_flight.count(step.microbatch) != 0) {
     return RefusePrecondition(
@@ -44,6 +47,8 @@ absl::Status CheckForward(const SessionState& state, const ForwardStep& step) {
   }
   return absl::OkStatus();
 }
+
+namespace {
 
 /// Overwrites what the first layer saved of its x with zeros.
 absl::Status OverwriteSaved(Engine& engine, const std::vector<std::shared_ptr<LayerSaved>>& all) {
@@ -186,7 +191,7 @@ absl::Status Forwarding::UpdateScales(std::vector<LayerState>& layers) {
 }
 
 absl::StatusOr<SessionStepResult> Forwarding::Run() {
-  QG_RETURN_IF_ERROR(CheckForward(next_, step_));
+  QG_RETURN_IF_ERROR(CheckForwardOrder(next_, step_));
   if (session_.rank == nullptr) QG_RETURN_IF_ERROR(CheckNamesNoRanks(step_));
   auto flight = std::make_shared<InFlight>();
   flight->recipe_number = next_.recipe_number;
