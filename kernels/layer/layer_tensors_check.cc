@@ -58,7 +58,10 @@ class TensorsCheck {
   absl::Status CheckNormOperation(const ProgramOperation& operation, const Shape& x) const;
   absl::StatusOr<Shape> CheckAttention(const ProgramOperation& operation, const Shape& x) const;
   absl::Status CheckVector(const std::string& name, int64_t count, const std::string& of) const;
-  absl::Status CheckBytes(const std::string& value, const Shape& shape) const;
+  absl::Status CheckBytes(const std::string& value, const Shape& shape) const {
+    return CheckBytes(value, shape, request_.x.dtype());
+  }
+  absl::Status CheckBytes(const std::string& value, const Shape& shape, DType dtype) const;
   absl::Status CheckGradOutput() const;
   absl::Status CheckMainGrads() const;
   absl::Status CheckCodes() const;
@@ -263,9 +266,9 @@ absl::StatusOr<Shape> TensorsCheck::CheckAttention(const ProgramOperation& opera
   }
   const int ranks = request_.parallel == nullptr ? 1 : request_.parallel->size();
   QG_ASSIGN_OR_RETURN(const AttentionDims dims, CheckAttentionDims(operation, x, ranks));
-  // Overflow is refused factor by factor.
-  QG_RETURN_IF_ERROR(CheckBytes(absl::StrCat(operation.name, ".scores"),
-                                {dims.batch, dims.heads, dims.sequence, dims.sequence}));
+  QG_RETURN_IF_ERROR(CheckBytes(absl::StrCat(operation.name, ".probabilities"),
+                                {dims.batch, dims.heads, dims.sequence, dims.sequence},
+                                DType::kF32));
   return AttentionOutputShape(dims, x);
 }
 
@@ -317,10 +320,10 @@ absl::Status TensorsCheck::CheckProgram(const LayerProgram& program, Shape x) {
   return absl::OkStatus();
 }
 
-absl::Status TensorsCheck::CheckBytes(const std::string& value, const Shape& shape) const {
+absl::Status TensorsCheck::CheckBytes(const std::string& value, const Shape& shape,
+                                      DType dtype) const {
   // The largest output type; a shape whose bytes overflow is refused here, not at allocation.
   QG_ASSIGN_OR_RETURN(const int64_t count, CheckedElementCount(shape, DType::kF32, value));
-  const DType dtype = request_.x.dtype();
   if (count <= request_.value_bytes_max / DTypeBytes(dtype)) return absl::OkStatus();
   return Refuse(value, absl::StrCat(std::string(DTypeName(dtype)), "[", ShapeText(shape), "]"),
                 absl::StrCat("a tensor has at most ", request_.value_bytes_max, " bytes"));
