@@ -1,7 +1,7 @@
 """Operands of a linear layer as codes and scales, made by numpy alone, and what the layer must give of them.
 
-Writes tests/data/given_codes: a file of x, one of the weight and one of grad_output for each format, with the metadata of
-docs/file-formats.md section 2, and the exact y, dx and dw, rounded once to float32. The rules are those of
+Writes tests/data/given_codes: a file of x, one of the weight and one of grad_output for each format, with the metadata
+of docs/file-formats.md section 2, and the exact y, dx and dw, rounded once to float32. The rules are those of
 docs/quantizers.md sections 1 to 6; scales are powers of two, so that sums of the values are exact in float64, which the
 program checks. Run by hand from the repository root: python3 tests/vectors/given_codes_reference.py
 """
@@ -26,7 +26,8 @@ def blocks(x, rows, columns, reduce):
     """One value for each block of rows x columns elements, the last ones perhaps shorter, and its index by element."""
     row = np.arange(x.shape[0]) // rows
     column = np.arange(x.shape[1]) // columns
-    values = np.array([[reduce(x[row == i][:, column == j]) for j in range(column[-1] + 1)] for i in range(row[-1] + 1)])
+    values = np.array([[reduce(x[row == i][:, column == j]) for j in range(column[-1] + 1)]
+                       for i in range(row[-1] + 1)])
     return values, np.ix_(row, column)
 
 
