@@ -55,8 +55,8 @@ absl::StatusOr<Microbatch> MicrobatchFromName(const std::string& name) {
 std::string MicrobatchName(const std::string& given) { return given.empty() ? "0" : given; }
 
 /// x or grad_output, which may be given as codes.
-absl::Status OperandFromProto(const v1::TensorSource& proto, const std::string& field,
-                              int64_t tensor_bytes_max, SessionStep& step) {
+absl::Status StepOperandFromProto(const v1::TensorSource& proto, const std::string& field,
+                                  int64_t tensor_bytes_max, SessionStep& step) {
   if (proto.has_quantized()) {
     QG_ASSIGN_OR_RETURN(step.quantized,
                         QuantizedReferenceFromProto(proto.quantized(), field + ".quantized", true,
@@ -72,7 +72,7 @@ absl::Status ForwardFromProto(const v1::SessionStepRequest::Forward& proto,
   step.kind = proto.evaluate()    ? SessionStep::Kind::kEvaluate
               : proto.recompute() ? SessionStep::Kind::kRecompute
                                   : SessionStep::Kind::kTrain;
-  QG_RETURN_IF_ERROR(OperandFromProto(proto.x(), "forward.x", tensor_bytes_max, step));
+  QG_RETURN_IF_ERROR(StepOperandFromProto(proto.x(), "forward.x", tensor_bytes_max, step));
   ForwardStep& forward = step.forward;
   forward.microbatch = step.microbatch = MicrobatchName(proto.microbatch());
   forward.train = !proto.evaluate();
@@ -250,7 +250,7 @@ absl::Status BackwardFromProto(const v1::SessionStepRequest::Backward& proto,
                                int64_t tensor_bytes_max, SessionStep& step) {
   step.kind = SessionStep::Kind::kBackward;
   step.microbatch = MicrobatchName(proto.microbatch());
-  return OperandFromProto(proto.grad_output(), "backward.grad_output", tensor_bytes_max, step);
+  return StepOperandFromProto(proto.grad_output(), "backward.grad_output", tensor_bytes_max, step);
 }
 
 absl::Status ChangeFromProto(const v1::SessionStepRequest::ChangeRecipe& proto, SessionStep& step) {
