@@ -174,6 +174,7 @@ class Backwarding {
   BackwardStep step_;
   SessionStepRun run_;
   const Division division_;
+  GatheredLease gathered_;  ///< Of a recomputed forward.
   SessionState next_;
   std::shared_ptr<const InFlight> flight_;
   SessionStepResult result_;
@@ -195,7 +196,7 @@ absl::StatusOr<std::vector<std::shared_ptr<LayerSaved>>> Backwarding::Recompute(
       scales_are_current ? LayersUnder(next_, flight_->recipe_number) : recomputation.layers;
   const UsedOperand x{recomputation.x_mark, {recomputation.step.x}, true};
   QG_RETURN_IF_ERROR(run_.recorder().Use({&x, 1}));
-  QG_RETURN_IF_ERROR(division_.Gather(run_, recomputation.divided, true, layers));
+  QG_ASSIGN_OR_RETURN(gathered_, division_.Gather(run_, recomputation.divided, true, layers));
   QG_ASSIGN_OR_RETURN(ForwardPass pass, ForwardLayers(run_, session_.spec, plan, layers));
   // What the forwards in flight saved, this one's x among it, is held until the step has succeeded.
   SessionState now = session_.now;
@@ -232,7 +233,8 @@ absl::StatusOr<Tensor> Backwarding::BackwardOne(size_t layer, const LayerSaved& 
   const SessionLayer& spec = session_.spec.layers[layer];
   const StepOptions options = saved.options();
   std::unique_ptr<LayerSaved> used = saved.Clone();
-  QG_RETURN_IF_ERROR(division_.RestoreSaved(run_, *flight_, layer, next_.layers[layer], *used));
+  QG_ASSIGN_OR_RETURN(const GatheredLease gathered,
+                      division_.RestoreSaved(run_, *flight_, layer, next_.layers[layer], *used));
   if (Has(kFaultScalesOfAnotherMicrobatch)) {
     TakeScalesOfAnother(next_, step_.microbatch, layer, *used);
   }
@@ -295,6 +297,7 @@ absl::StatusOr<SessionStepResult> Backwarding::Run() {
   NotePeak(peak_, next_.step_count + 1, next_);
   if (Has(kFaultInputCleared)) QG_RETURN_IF_ERROR(ClearInput(session_.engine, saved));
 
+  gathered_.clear();
   QG_ASSIGN_OR_RETURN(static_cast<StepRecords&>(result_), run_.Finish());
   if (flight_->recomputation != nullptr) {
     CompareWithFirstPhase(flight_->recomputation->saved, result_);

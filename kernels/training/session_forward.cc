@@ -215,7 +215,8 @@ absl::StatusOr<SessionStepResult> Forwarding::Run() {
   const ForwardPlan plan{next_.recipe, step_, first_call_id,
                          RequiresGradOfLayers(next_, step_.requires_grad), session_.parallel()};
   const Division division(session_, run_.recorder().cancellation());
-  QG_RETURN_IF_ERROR(division.Gather(run_, next_.layers, step_.train, layers));
+  QG_ASSIGN_OR_RETURN(GatheredLease gathered,
+                      division.Gather(run_, next_.layers, step_.train, layers));
   QG_ASSIGN_OR_RETURN(ForwardPass pass, ForwardLayers(run_, session_.spec, plan, layers));
   QG_RETURN_IF_ERROR(UpdateScales(layers));
   if (recomputation == nullptr) {
@@ -223,6 +224,7 @@ absl::StatusOr<SessionStepResult> Forwarding::Run() {
     division.ReshardSaved(next_.layers, layers, *flight);
   }
   division.Reshard(next_.layers, layers);
+  gathered.clear();
   // An evaluation does not change the histories (docs/scenarios.md section 3, row 17); changing
   // them is the purpose of a calibration.
   KeepLayers(std::move(layers),
