@@ -1,0 +1,311 @@
+"""The rule of each stored case, in numpy: from a source and the case's arguments to the codes and scales, bit for bit.
+
+Every rule is written here from what its library computes; none of their code is used. t is the dtype of the source, f32
+unless it is said otherwise; t(.) rounds to it. `a / b` of torch's tensors in bf16 or f16 is t(f32(a / b)); `number /
+tensor` is t(number * t(1 / tensor)), two roundings. Each rule returns the tensors of a case by kind, as (safetensors
+dtype, array).
+"""
+
+import numpy as np
+
+from formats import (F32, QUIET, bits_of, decode, encode, largest, log2_f32, magnitude_codes, magnitudes, nibbles, power_of_two,
+                     round_to, stored)
+
+FP8 = {"e4m3": "F8_E4M3", "e5m2": "F8_E5M2", "e4m3fnuz": "U8", "e5m2fnuz": "U8"}
+TINY = {"f32": F32(2.0**-126), "bf16": F32(2.0**-126), "f16": F32(2.0**-14)}  # Smallest normal.
+EPSILON = {"f32": F32(2.0**-23), "bf16": F32(2.0**-7), "f16": F32(2.0**-10)}  # From 1 to the next.
+MX_EXPONENT = {"e4m3": 8, "e5m2": 15, "e2m3": 2, "e3m2": 4, "e2m1": 2}  # floor(log2(largest))
+TINY_E4M3 = F32(2.0**-6)
+NF4_OF_FOUR_DIGITS = np.array([-1, -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0, 0.0796, 0.1609, 0.2461, 0.3379,
+                               0.4407, 0.5626, 0.723, 1], F32)
+MANTISSA_BITS = {"e4m3": 3, "e5m2": 2, "e2m3": 3, "e3m2": 2, "e2m1": 1}
+
+
+class Blocks:
+    """The blocks of a tensor: "tensor", "row", "column" or ROWSxCOLUMNS of the last two dims, partial ones included."""
+
+    def __init__(self, shape, block):
+        self.shape, self.whole = shape, block == "tensor"
+        if not self.whole:
+            sizes = {"row": (1, shape[-1]), "column": (shape[-2], 1)}
+            self.rows, self.columns = sizes.get(block) or tuple(int(size) for size in block.split("x"))
+
+    def reduce(self, function, values):
+        """`function` (np.max, np.min) over each block; one number for a whole tensor. Elements beyond the end are 0."""
+        if self.whole:
+            return np.asarray(function(values), F32)
+        pad = [(0, 0)] * (len(self.shape) - 2) + [(0, -self.shape[-2] % self.rows), (0, -self.shape[-1] % self.columns)]
+        padded = np.pad(values, pad)
+        m, k = padded.shape[-2:]
+        tiles = padded.reshape(*self.shape[:-2], m // self.rows, self.rows, k // self.columns, self.columns)
+        return function(tiles, axis=(-3, -1)).astype(F32)
+
+    def amax(self, values):
+        return self.reduce(np.max, np.abs(values))
+
+    def spread(self, per_block):
+        """What each block has, at each of its elements."""
+        if self.whole:
+            return np.broadcast_to(per_block, self.shape)
+        wide = np.repeat(np.repeat(per_block, self.rows, axis=-2), self.columns, axis=-1)
+        return wide[..., : self.shape[-2], : self.shape[-1]]
+
+
+def divided(a, b, dtype="f32"):
+    with np.errstate(**QUIET):
+        return round_to((a / b).astype(F32), dtype)
+
+
+def times(a, b, dtype="f32"):
+    with np.errstate(**QUIET):
+        return round_to((a * b).astype(F32), dtype)
+
+
+def number_over(number, tensor, dtype="f32"):
+    """torch's number / tensor: t(number * t(1 / tensor))."""
+    return times(F32(number), divided(F32(1), tensor, dtype), dtype)
+
+
+def clamped(values, element):
+    return np.clip(values, -largest(element), largest(element))
+
+
+def eight_bits(codes, element):
+    return FP8[element], codes
+
+
+def swizzle(scales):
+    """As tensor cores read block scales: tiles of 128 rows by 4, of which 32 rows hold four 4-byte pieces each."""
+    rows, columns = scales.shape
+    padded = np.pad(scales, ((0, -rows % 128), (0, -columns % 4)))
+    tiles = padded.reshape(padded.shape[0] // 128, 4, 32, padded.shape[1] // 4, 4)  # Row tile, piece, row, column tile.
+    return tiles.transpose(0, 3, 2, 1, 4).reshape(-1)
+
+
+# torchao 0.18, quantization/quant_primitives.py (_choose_scale_float8, _quantize_affine_float8), for Float8Tensor:
+# s = f32(t(amax / max)); codes = cast(f32(f32(x) / s)), saturated. Zeros divide 0 by 0 unless amax has a floor.
+def torchao_float8(x, case, element, smallest_amax):
+    blocks = Blocks(x.values.shape, case["block"])
+    amax = np.maximum(blocks.amax(x.values), round_to(F32(smallest_amax), x.dtype))
+    scale = divided(amax, largest(element), x.dtype)
+    codes = encode(clamped(divided(x.values, blocks.spread(scale)), element), element)
+    return dict(codes=eight_bits(codes, element), scale=("F32", scale))
+
+
+# torchao 0.18, float8/float8_utils.py (amax_to_scale) and float8_training_tensor.py: in binary64 s = max * (1 / amax), amax
+# at least 1e-12, then fp32; with power_of_two 2^floor(log2 s); codes = cast(f32(f32(x) * s)), saturated. s is kept.
+def torchao_training(x, case, element, power_of_two):
+    blocks = Blocks(x.values.shape, case["block"])
+    amax = np.maximum(blocks.amax(x.values).astype(np.float64), 1e-12)
+    scale = (np.float64(largest(element)) * (1 / amax)).astype(F32)
+    if power_of_two:
+        scale = np.exp2(np.floor(log2_f32(scale)).astype(np.float64)).astype(F32)
+    codes = encode(clamped(times(x.values, blocks.spread(scale)), element), element)
+    return dict(codes=eight_bits(codes, element), scale=("F32", scale))
+
+
+# torchao 0.18, prototype/blockwise_fp8_training/kernels.py (torch_blockwise_scale_*): the same s; 1 / s is kept.
+def torchao_blockwise(x, case):
+    blocks = Blocks(x.values.shape, case["block"])
+    amax = np.maximum(blocks.amax(x.values).astype(np.float64), 1e-12)
+    scale = (np.float64(448) * (1 / amax)).astype(F32)
+    codes = encode(clamped(times(x.values, blocks.spread(scale)), "e4m3"), "e4m3")
+    return dict(codes=eight_bits(codes, "e4m3"), scale=("F32", divided(F32(1), scale)))
+
+
+def mx_elements(values, element):
+    """Codes of scaled values as torchao writes them: FP8 and FP6 one to a byte, FP4 two."""
+    codes = encode(values, element)
+    if element in FP8:
+        return eight_bits(codes, element)
+    return "U8", nibbles(codes) if element == "e2m1" else codes
+
+
+# torchao 0.18, prototype/mx_formats/mx_tensor.py (to_mx). rceil: code = ceil(log2(amax / max)) + 127, that log2 in fp32, at
+# least 0; NaN 255, infinite 254; x * 2^(127 - code), but x * 1 where the code is 0. The others: from the exponent field e
+# and mantissa m of amax, for `even` after adding half a unit of the element's last mantissa place, for `ceil` plus 1 where
+# m > 0, minus floor(log2(max)), at least 0; 255 for NaN alone; x / max(2^(code - 127), 2^-126), where code 255 is infinite.
+def torchao_mx(x, case, element, mode, swizzled):
+    blocks = Blocks(x.values.shape, "1x32")
+    with np.errstate(**QUIET):
+        amax = blocks.amax(x.values)  # NaN where a block has one.
+        if mode == "rceil":
+            ratio = divided(amax, largest(element))
+            exponent = np.clip(np.ceil(log2_f32(ratio)), -127, 127) + 127
+            code = np.where(np.isnan(ratio), 255, np.where(np.isinf(ratio), 254, exponent)).astype(np.uint8)
+            factor = np.where(code == 0, F32(1), power_of_two(127 - code.astype(np.int64)))
+            factor = np.where(code == 255, F32(np.nan), factor).astype(F32)
+            scaled = clamped(times(x.values, blocks.spread(factor)), element)
+        else:
+            bits = bits_of(np.where(np.isnan(amax), F32(1), amax))
+            if mode == "even":
+                bits = (bits + np.uint32(1 << (22 - MANTISSA_BITS[element]))) & np.uint32(0xFF800000)
+            exponent = (bits >> np.uint32(23)).astype(np.int64) & 0xFF
+            if mode == "ceil":
+                exponent = exponent + ((bits & np.uint32(0x7FFFFF)) > 0)
+            code = np.maximum(exponent - MX_EXPONENT[element], 0)
+            code = np.where(np.isnan(amax), 255, code).astype(np.uint8)
+            scale = (code.astype(np.uint32) << np.uint32(23)).view(F32)  # 255: infinity.
+            scaled = divided(x.values, blocks.spread(np.maximum(scale, TINY["f32"])))
+    return dict(codes=mx_elements(clamped(scaled, element), element),
+                scale=("F8_E8M0", swizzle(code) if swizzled else code))
+
+
+# torchao 0.18, prototype/mx_formats/nvfp4_tensor.py (nvfp4_quantize). G = A / 2688; s8 = e4m3(clamp((amax_b / 6) / G, 2^-6,
+# 448)); codes of x * ((1 / G) / s8). One level: G is left out: x * (1 / s8). Nearest even; a zero keeps its sign.
+def torchao_nvfp4(x, case, levels, swizzled):
+    blocks = Blocks(x.values.shape, "1x16")
+    unit = divided(blocks.amax(x.values), F32(6))
+    tensor_scale = divided(np.abs(x.values).max(), F32(2688))
+    if levels == 2:
+        unit = divided(unit, tensor_scale)
+    code = encode(np.clip(unit, TINY_E4M3, F32(448)), "e4m3")
+    first = divided(F32(1), tensor_scale) if levels == 2 else F32(1)
+    factor = divided(first, decode(code, "e4m3"))
+    codes = nibbles(encode(times(x.values, blocks.spread(factor)), "e2m1"))
+    made = dict(codes=("U8", codes), scale=("F8_E4M3", swizzle(code) if swizzled else code))
+    if levels == 2:
+        made["tensor_scale"] = "F32", np.asarray(tensor_scale, F32)
+    return made
+
+
+# torchao 0.18, quantization/quant_primitives.py (choose_qparams_affine, quantize_affine). Of the least and the largest value,
+# 0 among them. Symmetric: scale = t(max(-min, max) / ((high - low) / 2)), zero point 0; asymmetric: scale = t(t(max - min) /
+# (high - low)), zero point low - round(t(min / scale)). scale is at least epsilon. codes = round(x * (1 / scale)) + zero
+# point, clamped: in fp32 where the scale was widened to it (Int8Tensor), else each step in t.
+def torchao_int(x, case, mapping, low, high, scale_in_f32):
+    t = x.dtype
+    blocks = Blocks(x.values.shape, case["block"])
+    least = np.minimum(blocks.reduce(np.min, x.values), F32(0))
+    most = np.maximum(blocks.reduce(np.max, x.values), F32(0))
+    smallest = F32(2.0**-23) if scale_in_f32 else TINY[t]
+    if mapping == "SYMMETRIC":
+        scale = np.maximum(divided(np.maximum(-least, most), F32((high - low) / 2), t), smallest)
+        zero = np.zeros(scale.shape, F32)
+    else:
+        scale = np.maximum(divided(round_to(most - least, t), F32(high - low), t), smallest)
+        zero = np.clip(round_to(F32(low) - np.rint(divided(least, scale, t)), t), low, high)
+    width = "f32" if scale_in_f32 else t
+    steps = np.rint(times(x.values, blocks.spread(divided(F32(1), scale, width)), width))
+    codes = np.clip(round_to(steps + blocks.spread(zero), width), low, high).astype(np.int8)
+    return dict(codes=("I8", codes), scale=stored(scale, width), zero_point=("I8", zero.astype(np.int8)))
+
+
+# torchao 0.18, the same file (*_tinygemm): scale = t(t(max - min) / 15), at least epsilon; zero point = t(min + t(scale *
+# 8)), a number, not a code; codes = round(t(t(x - t(zero point - t(scale * 8))) / scale)), 0 to 15.
+def torchao_tinygemm(x, case):
+    t = x.dtype
+    blocks = Blocks(x.values.shape, case["block"])
+    least, most = blocks.reduce(np.min, x.values), blocks.reduce(np.max, x.values)
+    scale = np.maximum(divided(round_to(most - least, t), F32(15), t), TINY[t])
+    middle = times(scale, F32(8), t)
+    zero = round_to(least + middle, t)
+    start = round_to(zero - middle, t)
+    codes = np.rint(divided(round_to(x.values - blocks.spread(start), t), blocks.spread(scale), t))
+    return dict(codes=("U8", np.clip(codes, 0, 15).astype(np.uint8)), scale=stored(scale, t), zero_point=stored(zero, t))
+
+
+# torchao 0.18, quantization/quantize_/workflows/nf4/nf4_tensor.py, and ModelOpt 0.47, torch/quantization/qtensor/
+# nf4_tensor.py: the quotient t(x / amax) of a block of 64; the code is the level, of the NF4 levels of four digits in t,
+# with the least t(|quotient - level|), of equal ones the first. The even column is the high nibble.
+def nf4_of_rounded_quotient(x, case):
+    t = x.dtype
+    blocks = Blocks(x.values.shape, case["block"])
+    amax = blocks.amax(x.values)
+    quotient = divided(x.values, blocks.spread(amax), t)
+    distance = np.abs(round_to(quotient[..., None] - round_to(NF4_OF_FOUR_DIGITS, t), t))
+    codes = nibbles(np.argmin(distance, axis=-1), low_first=False)
+    return dict(codes=("U8", codes), scale=stored(amax, t))
+
+
+# compressed-tensors 0.20, quantization/utils/helpers.py (calculate_qparams) and lifecycle/forward_helpers.py (_quantize):
+# scale = t(amax / 448), of zeros epsilon; codes = cast(t(x / scale)), saturated. With a zero point (dynamic scales) 0 is
+# added before the cast, which makes -0 to +0.
+def compressed_fp8(x, case, with_zero_point):
+    t = x.dtype
+    blocks = Blocks(x.values.shape, case["block"])
+    scale = divided(blocks.amax(x.values), F32(448), t)
+    scale = np.where(scale == 0, EPSILON[t], scale)
+    quotient = divided(x.values, blocks.spread(scale), t)
+    if with_zero_point:
+        quotient = quotient + F32(0)
+    return dict(codes=eight_bits(encode(clamped(quotient, "e4m3"), "e4m3"), "e4m3"), scale=stored(scale, t))
+
+
+# compressed-tensors 0.20, the same files (generate_gparam, calculate_qparams) and utils/fp4_utils.py: gs = t(2688 * t(1 / A)),
+# then fp32; s8 = e4m3(f32(gs * t(amax_b / 6))), of zeros 0.125; codes of f32(x / f32(s8 / gs)), nearest even; a zero has no
+# sign, what is rounded to zero keeps its own.
+def compressed_nvfp4(x, case):
+    t = x.dtype
+    blocks = Blocks(x.values.shape, "1x16")
+    tensor_scale = number_over(2688, np.maximum(np.abs(x.values).max(), TINY[t]), t)
+    unit = np.minimum(times(tensor_scale, divided(blocks.amax(x.values), F32(6), t)), F32(448))
+    code = encode(unit, "e4m3")
+    code = np.where(code == 0, encode(F32(0.125), "e4m3"), code)
+    scale = divided(decode(code, "e4m3"), tensor_scale)
+    quotient = divided(x.values, blocks.spread(scale)) + F32(0)
+    codes = nibbles(encode(clamped(quotient, "e2m1"), "e2m1"))
+    return dict(codes=("U8", codes), scale=("F8_E4M3", code), tensor_scale=("F32", np.asarray(tensor_scale, F32)))
+
+
+def packed_by_six(codes):
+    """Four codes of six bits in three bytes, the first in the lowest bits."""
+    four = codes.reshape(*codes.shape[:-1], -1, 4).astype(np.uint32)
+    word = four[..., 0] | four[..., 1] << 6 | four[..., 2] << 12 | four[..., 3] << 18
+    three = np.stack([word, word >> 8, word >> 16], axis=-1) & 0xFF
+    return three.astype(np.uint8).reshape(*codes.shape[:-1], -1)
+
+
+# compressed-tensors 0.20, quantization/utils/mxfp_utils.py (generate_mx_scales): the bits of amax in t, plus half a unit of
+# the last of its first m mantissa places, m = 1 for FP8 and FP4, 3 for FP6: of fp32 2^21 or 2^19; of that the exponent,
+# minus floor(log2(max)), at least -127. codes of t(x / 2^exponent); FP4 drops the sign of a zero. A scale that is 0 in t
+# is epsilon.
+def compressed_mx(x, case, element):
+    t = x.dtype
+    blocks = Blocks(x.values.shape, "1x32")
+    amax = blocks.amax(x.values)
+    kept_bits = 3 if element == "e2m3" else 1
+    rounded = bits_of(amax) + np.uint32(1 << (22 - kept_bits))
+    power = (rounded & np.uint32(0xFF800000)).view(F32)
+    with np.errstate(**QUIET):
+        exponent = np.floor(log2_f32(power)) - MX_EXPONENT[element]
+    code = np.clip(exponent + 127, 0, 255)
+    scale = round_to(power_of_two(code - 127), t)
+    scale = np.where(scale == 0, EPSILON[t], scale)
+    quotient = clamped(divided(x.values, blocks.spread(scale), t), element)
+    kept = np.floor(log2_f32(scale)) + 127
+    if element == "e2m1":
+        codes = "U8", nibbles(encode(quotient + F32(0), element))
+    else:
+        codes = encode(quotient, element)
+        codes = eight_bits(codes, element) if element == "e4m3" else ("U8", packed_by_six(codes))
+    return dict(codes=codes, scale=("U8", kept.astype(np.uint8)))
+
+
+# compressed-tensors 0.20, quantization/utils/helpers.py (calculate_qparams): scale = t(amax / (2^bits - 1) * 2), or
+# t(t(max - min) / (2^bits - 1)) with the zero point round(clamp(t(low - t(min / scale)))); of zeros epsilon. codes =
+# round(clamp(t(t(x / scale) + zero point))).
+def compressed_int(x, case, bits, symmetric, packed):
+    t = x.dtype
+    low, high = F32(-(2 ** (bits - 1))), F32(2 ** (bits - 1) - 1)
+    blocks = Blocks(x.values.shape, case["block"])
+    least = np.minimum(blocks.reduce(np.min, x.values), F32(0))
+    most = np.maximum(blocks.reduce(np.max, x.values), F32(0))
+    made = {}
+    if symmetric:
+        scale = divided(np.maximum(-least, most), (high - low) / 2, t)
+    else:
+        scale = divided(round_to(most - least, t), high - low, t)
+        zero = np.rint(np.clip(round_to(low - divided(least, scale, t), t), low, high))
+        made["zero_point"] = "I8", zero.astype(np.int8)
+    scale = np.where(scale == 0, EPSILON[t], scale)
+    quotient = divided(x.values, blocks.spread(scale), t)
+    if not symmetric:
+        quotient = round_to(quotient + blocks.spread(zero), t)
+    codes = np.rint(np.clip(quotient, low, high)).astype(np.int8)
+    made["codes"] = "I8", codes
+    if packed:
+        eight = (codes.reshape(codes.shape[0], -1, 8).astype(np.int64) + 8).astype(np.uint32)
+        words = (eight << np.arange(0, 32, 4, dtype=np.uint32)).sum(axis=-1, dtype=np.uint32)
+        made["codes"] = "I32", words.view(np.int32)
+    return dict(made, scale=stored(scale, t))
