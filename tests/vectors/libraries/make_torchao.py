@@ -118,7 +118,8 @@ def nf4(source):
     scale = nf4_tensor.get_block_absmax(X[source].flatten(), 64)
     OUT.add(f"nf4_1x64_{source}", source, "nf4_of_rounded_quotient", dict(
         codes=stored(made.quantized_data), scale=stored(scale)), format="nf4", block="1x64",
-        packing="two a byte, the even column high", call="to_nf4(64, 64).quantized_data, get_block_absmax")
+        packing="two a byte, the even column high", call="to_nf4(64, 64).quantized_data, get_block_absmax",
+        levels_in={"bf16": "bf16", "f32": "f32"}[source.rsplit("_", 1)[1]])
 
 
 def main():

@@ -206,14 +206,15 @@ def torchao_tinygemm(x, case):
 
 
 # torchao 0.18, quantization/quantize_/workflows/nf4/nf4_tensor.py, and ModelOpt 0.47, torch/quantization/qtensor/
-# nf4_tensor.py: the quotient t(x / amax) of a block of 64; the code is the level, of the NF4 levels of four digits in t,
-# with the least t(|quotient - level|), of equal ones the first. The even column is the high nibble.
-def nf4_of_rounded_quotient(x, case):
+# nf4_tensor.py: the quotient t(x / amax) of a block of 64; the code is the level, of the NF4 levels of four digits, with the
+# least t(|quotient - level|), of equal ones the first. torchao rounds the levels to t, ModelOpt to bf16. The even column is
+# the high nibble.
+def nf4_of_rounded_quotient(x, case, levels_in):
     t = x.dtype
     blocks = Blocks(x.values.shape, case["block"])
     amax = blocks.amax(x.values)
     quotient = divided(x.values, blocks.spread(amax), t)
-    distance = np.abs(round_to(quotient[..., None] - round_to(NF4_OF_FOUR_DIGITS, t), t))
+    distance = np.abs(round_to(quotient[..., None] - round_to(NF4_OF_FOUR_DIGITS, levels_in), t))
     codes = nibbles(np.argmin(distance, axis=-1), low_first=False)
     return dict(codes=("U8", codes), scale=stored(amax, t))
 
@@ -309,3 +310,231 @@ def compressed_int(x, case, bits, symmetric, packed):
         words = (eight << np.arange(0, 32, 4, dtype=np.uint32)).sum(axis=-1, dtype=np.uint32)
         made["codes"] = "I32", words.view(np.int32)
     return dict(made, scale=stored(scale, t))
+
+
+# ModelOpt 0.47, torch/quantization/qtensor/fp8_tensor.py: scale = t(amax / 448); codes = cast(t(x / scale)).
+def modelopt_fp8(x, case):
+    t = x.dtype
+    blocks = Blocks(x.values.shape, case["block"])
+    scale = divided(blocks.amax(x.values), F32(448), t)
+    codes = encode(divided(x.values, blocks.spread(scale), t), "e4m3")
+    return dict(codes=eight_bits(codes, "e4m3"), scale=stored(scale, t))
+
+
+# ModelOpt 0.47, torch/quantization/qtensor/int8_tensor.py: scale = t(amax / 127); codes = round(t(x / scale)), -128 to 127.
+def modelopt_int8(x, case):
+    t = x.dtype
+    blocks = Blocks(x.values.shape, case["block"])
+    scale = divided(blocks.amax(x.values), F32(127), t)
+    codes = np.clip(np.rint(divided(x.values, blocks.spread(scale), t)), -128, 127)
+    return dict(codes=("I8", codes.astype(np.int8)), scale=stored(scale, t))
+
+
+# ModelOpt 0.47, torch/quantization/qtensor/int4_tensor.py: scale = t(7 * t(1 / amax)) is kept; codes = round(t(x * scale)),
+# -8 to 7, plus 8; the even column is the high nibble.
+def modelopt_int4(x, case):
+    t = x.dtype
+    blocks = Blocks(x.values.shape, case["block"])
+    scale = number_over(7, blocks.amax(x.values), t)
+    codes = np.clip(np.rint(times(x.values, blocks.spread(scale), t)), -8, 7) + 8
+    return dict(codes=("U8", nibbles(codes.astype(np.uint8), low_first=False)), scale=stored(scale, t))
+
+
+# ModelOpt 0.47, torch/quantization/qtensor/mxfp4_tensor.py: exponent = ceil(log2(amax / 6)), that log2 in fp32, at least
+# -127; magnitudes of x / 2^exponent to nearest, ties toward zero; the sign bit is that of every x that is not positive, zeros
+# of both signs among them.
+def modelopt_mxfp4(x, case):
+    blocks = Blocks(x.values.shape, "1x32")
+    exponent = np.ceil(np.maximum(log2_f32(divided(blocks.amax(x.values), F32(6))), F32(-127)))
+    quotient = divided(x.values, blocks.spread(power_of_two(exponent)))
+    codes = magnitude_codes(quotient, "e2m1", "zero") | np.where(quotient > 0, 0, 8).astype(np.uint8)
+    return dict(codes=("U8", nibbles(codes)), scale=("U8", (exponent + 127).astype(np.uint8)))
+
+
+# ModelOpt 0.47, torch/quantization/qtensor/mxfp8_tensor.py: exponent = ceil(log2(amax / 448)), that log2 in fp32, within
+# +-127; codes = cast(f32(x * 2^-exponent)), saturated.
+def modelopt_mxfp8(x, case):
+    blocks = Blocks(x.values.shape, "1x32")
+    exponent = np.clip(np.ceil(np.maximum(log2_f32(divided(blocks.amax(x.values), F32(448))), F32(-127))), -127, 127)
+    codes = encode(clamped(times(x.values, blocks.spread(power_of_two(-exponent))), "e4m3"), "e4m3")
+    return dict(codes=eight_bits(codes, "e4m3"), scale=("U8", (exponent + 127).astype(np.uint8)))
+
+
+# ModelOpt 0.47, torch/quantization/qtensor/nvfp4_tensor.py: G = f32(A / 2688); s8 = e4m3(clamp(amax_b / f32(6 * G), 2^-9,
+# 448)), of zeros 1; codes of f32(x / f32(s8 * G)), nearest even; the sign bit is that of x < 0.
+def modelopt_nvfp4(x, case):
+    blocks = Blocks(x.values.shape, "1x16")
+    tensor_scale = divided(np.abs(x.values).max(), F32(2688))
+    unit = divided(blocks.amax(x.values), times(F32(6), tensor_scale))
+    unit = np.where(unit == 0, F32(1), unit)
+    code = encode(np.clip(unit, F32(2.0**-9), F32(448)), "e4m3")
+    quotient = divided(x.values, blocks.spread(times(decode(code, "e4m3"), tensor_scale)))
+    codes = magnitude_codes(quotient, "e2m1") | np.where(quotient < 0, 8, 0).astype(np.uint8)
+    padded = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, -codes.shape[-1] % 16)])
+    return dict(codes=("U8", nibbles(padded)), scale=("F8_E4M3", code),
+                tensor_scale=("F32", np.asarray(tensor_scale, F32)))
+
+
+# optimum-quanto 0.2.7, tensor/optimizers/absmax_optimizer.py and library/quantize.py (quantize_symmetric): scale = t(amax /
+# max), max 127 or the largest of the FP8 format; codes = clamp(t(x / scale)), integers rounded before that.
+def quanto_eight_bits(x, case, element):
+    t = x.dtype
+    blocks = Blocks(x.values.shape, case["block"])
+    most = F32(127) if element == "int8" else largest(element)
+    scale = divided(blocks.amax(x.values), most, t)
+    quotient = divided(x.values, blocks.spread(scale), t)
+    if element == "int8":
+        codes = "I8", np.clip(np.rint(quotient), -128, 127).astype(np.int8)
+    else:
+        codes = eight_bits(encode(clamped(quotient, element), element), element)
+    return dict(codes=codes, scale=stored(scale, t))
+
+
+# optimum-quanto 0.2.7, tensor/optimizers/max_optimizer.py, affine_optimizer.py, library/quantize.py (quantize_affine) and
+# tensor/packed.py: scale = t(t(max - min) / (2^bits - 1)), shift = -min; codes = round(t(t(x + shift) / scale)), or with an
+# integer shift s = round(t(shift / scale)), round(t(x / scale)) + s; 0 to 2^bits - 1. Groups are rows; a byte has the codes
+# of rows r, r + n, ..., n the number of groups over the codes in a byte.
+def quanto_few_bits(x, case, bits, integer_shift):
+    t = x.dtype
+    most = 2**bits - 1
+    groups = x.values.reshape(-1, int(case["block"].split("x")[1]))
+    least, largest_value = groups.min(axis=1, keepdims=True), groups.max(axis=1, keepdims=True)
+    scale = divided(round_to(largest_value - least, t), F32(most), t)
+    if integer_shift:
+        shift = np.clip(np.rint(divided(-least, scale, t)), 0, most)
+        codes = np.rint(divided(groups, scale, t)) + shift
+        kept_shift = "U8", shift.astype(np.uint8)
+    else:
+        codes = np.rint(divided(round_to(groups - least, t), scale, t))
+        kept_shift = stored(-least, t)
+    codes = np.clip(codes, 0, most).astype(np.uint8).reshape(8 // bits, -1, groups.shape[1])
+    packed = np.zeros(codes.shape[1:], np.uint8)
+    for place, part in enumerate(codes):
+        packed |= part << (bits * place)
+    return dict(codes=("U8", packed), scale=stored(scale, t), zero_point=kept_shift)
+
+
+# Transformers 5.24, integrations/finegrained_fp8.py (Fp8Quantize): s = f32(448 * f32(1 / amax)), of zeros 1; codes =
+# cast(f32(x * s)), saturated; f32(1 / s) is kept. ue8m0: that rounded up to a power of two by ceil of an fp32 log2 is kept,
+# and s is one over it.
+def transformers_fp8(x, case, power_of_two):
+    blocks = Blocks(x.values.shape, case["block"])
+    amax = blocks.amax(x.values)
+    amax = amax.reshape(1, 1) if blocks.whole else amax
+    scale = np.where(amax > 0, number_over(448, np.where(amax > 0, amax, F32(1))), F32(1))
+    inverse = divided(F32(1), scale)
+    kept = "F32", inverse
+    if power_of_two:
+        exponent = np.ceil(log2_f32(np.maximum(inverse, TINY["f32"])))
+        kept = "F8_E8M0", np.clip(exponent + 127, 0, 254).astype(np.uint8)
+        scale = np.exp2(-exponent.astype(np.float64)).astype(F32)
+    codes = encode(clamped(times(x.values, blocks.spread(scale)), "e4m3"), "e4m3")
+    return dict(codes=eight_bits(codes, "e4m3"), scale=kept)
+
+
+# Transformers 5.24, integrations/bitnet.py (activation_quant), not compiled: s = t(127 * t(1 / amax)), amax at least 1e-5;
+# codes = round(t(x * s)), -128 to 127; s is kept.
+def transformers_bitnet(x, case):
+    t = x.dtype
+    blocks = Blocks(x.values.shape, "row")
+    scale = number_over(127, np.maximum(blocks.amax(x.values), round_to(F32(1e-5), t)), t)
+    codes = np.clip(np.rint(times(x.values, blocks.spread(scale), t)), -128, 127)
+    return dict(codes=("I8", codes.astype(np.int8)), scale=stored(scale, t))
+
+
+FOUR_BIT_LEVELS = {
+    # Dettmers and others, QLoRA, appendix E.
+    "nf4": np.array([-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+                     -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+                     0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+                     0.7229568362236023, 1.0], F32),
+    # Sign and magnitude, in the order of the codes; zero has one sign.
+    "fp4": np.array([0, 0.0625, 8, 12, 4, 6, 2, 3, 0, -0.0625, -8, -12, -4, -6, -2, -3], F32) / F32(12),
+}
+
+
+def runs(values, size):
+    """Runs of `size` elements in row-major order, the last one filled up with zeros, and where that run begins."""
+    flat = values.reshape(-1)
+    return np.pad(flat, (0, -flat.size % size)).reshape(-1, size), flat.size - flat.size % size
+
+
+def scaled_by_amax(values, size):
+    """(x * f32(1 / amax) of each run of `size`, a last partial run x / amax; amax), within +-1; amax at least 1e-38."""
+    blocks, tail = runs(values, size)
+    amax = np.abs(blocks).max(axis=1, keepdims=True)
+    safe = np.maximum(amax, F32(1e-38))
+    scaled = times(blocks, divided(F32(1), safe)).reshape(-1)
+    scaled[tail:] = divided(blocks, safe).reshape(-1)[tail:]
+    if tail < values.size:
+        amax[-1] = safe[-1]
+    return np.clip(scaled, F32(-1), F32(1))[: values.size], amax.reshape(-1)
+
+
+# bitsandbytes 0.50.2, backends/default/ops.py (quantize_4bit): x * f32(1 / amax) over runs in row-major order; the level is
+# how many of the midpoints f32((a + b) / 2) of neighbouring levels lie below; the even element is the high nibble. amax is
+# kept.
+def bitsandbytes_four_bits(x, case, size, kind):
+    scaled, amax = scaled_by_amax(x.values, size)
+    levels = FOUR_BIT_LEVELS[kind]
+    order = np.argsort(levels, kind="stable")
+    middles = ((levels[order][:-1] + levels[order][1:]) / F32(2)).astype(F32)
+    codes = order[np.searchsorted(middles, scaled, side="left")].astype(np.uint8)
+    packed = nibbles(codes, low_first=False).reshape(-1, 1)
+    return dict(codes=("U8", packed), scale=("F32", amax), table=("F32", levels))
+
+
+# bitsandbytes 0.50.2, backends/default/ops.py (int8_vectorwise_quant): values of at least the threshold, if there is one,
+# count as 0, and their columns' codes are 0; codes = round(f32(x * f32(127 * f32(1 / amax)))); amax is kept.
+def bitsandbytes_int8(x, case, threshold):
+    values = x.values
+    outliers = np.abs(values) >= threshold if threshold else np.zeros(values.shape, bool)
+    values = np.where(outliers, F32(0), values)
+    amax = np.abs(values).max(axis=1, keepdims=True)
+    codes = np.rint(times(values, number_over(127, amax))).astype(np.int8)
+    codes[:, outliers.any(axis=0)] = 0
+    return dict(codes=("I8", codes), scale=("F32", amax.reshape(-1)))
+
+
+# torch 2.11: number / tensor is t(number * t(1 / tensor)); x * scale and the cast of it, saturated here by clamp.
+def torch_number_over_amax(x, case, element, in_f32):
+    t = "f32" if in_f32 else x.dtype
+    blocks = Blocks(x.values.shape, case["block"])
+    scale = number_over(largest(element), blocks.amax(x.values), t)
+    codes = encode(clamped(times(x.values, blocks.spread(scale), t), element), element)
+    return dict(codes=eight_bits(codes, element), scale=stored(scale, t))
+
+
+# torch 2.11, Tensor.to of an FP8 dtype: nearest even, not saturated. What lies beyond the largest value becomes NaN, in E5M2
+# infinity; a NaN has all bits set under its sign; an FNUZ format has one NaN and no signed zero.
+def torch_cast(x, case, element):
+    ladder = magnitudes(element)
+    size = np.abs(x.values).astype(np.float64)
+    limit = ladder[-1] + (ladder[-1] - ladder[-2]) / 2  # A tie goes to the even code.
+    with np.errstate(**QUIET):
+        beyond = size > limit if len(ladder) % 2 else size >= limit
+    sign = np.where(np.signbit(x.values), 0x80, 0).astype(np.uint8)
+    codes = encode(np.where(np.isnan(x.values), F32(0), clamped(x.values, element)), element)
+    outside = {"e4m3": 0x7F | sign, "e5m2": 0x7C | sign}.get(element, np.full(sign.shape, 0x80, np.uint8))
+    codes = np.where(beyond, outside, codes)
+    codes = np.where(np.isnan(x.values), 0x80 if element.endswith("fnuz") else 0x7F | sign, codes)
+    return dict(codes=eight_bits(codes.astype(np.uint8), element))
+
+
+# torch 2.11, ao/quantization/observer.py and quantize_per_tensor, quantize_per_channel: symmetric: scale = max(-min, max) /
+# ((high - low) / 2), zero point 0; affine: scale = (max - min) / (high - low), zero point low - round(min / scale); scale at
+# least 2^-23. codes = clamp(round(x * (1 / scale)) + zero point).
+def torch_affine(x, case, low, high):
+    blocks = Blocks(x.values.shape, case["block"])
+    least = np.minimum(blocks.reduce(np.min, x.values), F32(0))
+    most = np.maximum(blocks.reduce(np.max, x.values), F32(0))
+    if low < 0:
+        scale = np.maximum(divided(np.maximum(-least, most), F32((high - low) / 2)), F32(2.0**-23))
+        zero = np.zeros(scale.shape, F32)
+    else:
+        scale = np.maximum(divided((most - least).astype(F32), F32(high - low)), F32(2.0**-23))
+        zero = np.clip(F32(low) - np.rint(divided(least, scale)), low, high)
+    steps = np.rint(times(x.values, blocks.spread(divided(F32(1), scale))))
+    codes = np.clip(steps + blocks.spread(zero), low, high)
+    kind = ("U8", codes.astype(np.uint8)) if low == 0 else ("I8", codes.astype(np.int8))
+    return dict(codes=kind, scale=("F32", scale), zero_point=("I32", zero.astype(np.int32)))
