@@ -1,7 +1,8 @@
 """Holds every stored case of tests/data/libraries to its rule: each tensor anew from its source, bit for bit.
 
 python3 tests/vectors/libraries/check_rules.py [FILE...]: counts per library; exits 1 where a byte differs, a case has
-no rule, a tensor belongs to no case, or a library has less than ten cases. Needs numpy alone.
+no rule, a tensor belongs to no case, a rule that no case needs is not in WITHOUT_CASES, or cases are too few. Needs numpy
+alone.
 """
 
 import collections
@@ -84,8 +85,11 @@ def main(arguments):
         print(f"{library:28} {len(cases):4} cases {elements:9} elements {len(failures):4} failures")
         failed += [f"{path.name}: {failure}" for failure in failures]
     print(f"{'all':28} {totals['cases']:4} cases {totals['elements']:9} elements, {len(used)} rules")
-    if not arguments and totals["cases"] < LEAST_CASES["all"]:
-        failed.append(f"{totals['cases']} cases, at least {LEAST_CASES['all']} are needed")
+    if not arguments:
+        if totals["cases"] < LEAST_CASES["all"]:
+            failed.append(f"{totals['cases']} cases, at least {LEAST_CASES['all']} are needed")
+        unused = {name for name in vars(rules) if rule_of(name)} - used - set(rules.WITHOUT_CASES)
+        failed += [f"rules.py: {name} is the rule of no case" for name in sorted(unused)]
     for failure in failed:
         print("FAILED", failure)
     return 1 if failed or not paths else 0

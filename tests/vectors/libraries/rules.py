@@ -8,8 +8,8 @@ dtype, array).
 
 import numpy as np
 
-from formats import (F32, QUIET, bits_of, decode, encode, largest, log2_f32, magnitude_codes, magnitudes, nibbles, power_of_two,
-                     round_to, stored)
+from formats import (F32, QUIET, bits_of, decode, encode, largest, log2_f32, magnitude_codes, magnitudes, nibbles,
+                     power_of_two, round_to, sign_bit, stored)
 
 FP8 = {"e4m3": "F8_E4M3", "e5m2": "F8_E5M2", "e4m3fnuz": "U8", "e5m2fnuz": "U8"}
 TINY = {"f32": F32(2.0**-126), "bf16": F32(2.0**-126), "f16": F32(2.0**-14)}  # Smallest normal.
@@ -52,13 +52,15 @@ class Blocks:
 
 
 def divided(a, b, dtype="f32"):
+    """t(f32(a / b))"""
     with np.errstate(**QUIET):
-        return round_to((a / b).astype(F32), dtype)
+        return round_to(np.asarray(a, F32) / np.asarray(b, F32), dtype)
 
 
 def times(a, b, dtype="f32"):
+    """t(f32(a * b))"""
     with np.errstate(**QUIET):
-        return round_to((a * b).astype(F32), dtype)
+        return round_to(np.asarray(a, F32) * np.asarray(b, F32), dtype)
 
 
 def number_over(number, tensor, dtype="f32"):
@@ -538,3 +540,224 @@ def torch_affine(x, case, low, high):
     codes = np.clip(steps + blocks.spread(zero), low, high)
     kind = ("U8", codes.astype(np.uint8)) if low == 0 else ("I8", codes.astype(np.int8))
     return dict(codes=kind, scale=("F32", scale), zero_point=("I32", zero.astype(np.int32)))
+
+
+def flushed(values, dtype):
+    """Subnormal results of fp32 operations are zeros of their sign, as JAX's CPU backend computes; f16 has its subnormals."""
+    values = round_to(values, dtype)
+    return np.where(np.abs(values) < TINY["f32"], np.copysign(F32(0), values), values)
+
+
+def natural_log_ratio(values, dtype):
+    """JAX's log2: t(t(ln x) / t(ln 2))."""
+    with np.errstate(**QUIET):
+        logarithm = round_to(np.log(values.astype(np.float64)).astype(F32), dtype)
+    return divided(logarithm, round_to(F32(np.log(2)), dtype), dtype)
+
+
+def jax_over(values, others, dtype, is_broadcast):
+    """JAX's array / array on its CPU backend. By one that is broadcast XLA divides as a product with its reciprocal: in f16
+    both rounded to f16, else both in fp32, which bf16 cannot tell from a division. Arrays of one shape are divided."""
+    if not is_broadcast:
+        return divided(values, others, dtype)
+    width = "f16" if dtype == "f16" else "f32"
+    return times(values, divided(F32(1), others, width), dtype)
+
+
+QWIX_BOUNDS = {"mxfp8": 448.0, "mxfp4": 6.0, "nvfp4": 6.0, "nf4": 1.0, "int8": 127.5, "int4": 7.5}
+QWIX_ELEMENTS = {"mxfp8": "e4m3", "mxfp4": "e2m1", "nvfp4": "e2m1"}
+
+
+# qwix 0.1.8, _src/core/qarray.py (calibrate, compute_scale_zero_point, quantize_with_scale_zero_point) and numerics.py, on
+# JAX's CPU backend, where subnormals are zeros; quotients are those of jax_over. absmax: scale = t(amax / bound), bound 448,
+# 57344, 6, 127.5, 7.5 or, of NF4, 1; minmax: t(t(max - min) / (high - low)), 0 among min and max. A scale below the root of
+# the smallest normal of t (2^-63, in f16 2^-7) is 1. mxfp8, mxfp4: 2^ceil(t(t(ln scale) / t(ln 2))); nvfp4: t(e4m3(scale)),
+# which may be 0. codes of t(x / scale), plus the zero point round(t(low - t(min / scale))); integers saturate; nf4 takes the
+# level with the least f32(|level - quotient|).
+def qwix(x, case, kind, method):
+    t = x.dtype
+    values = flushed(x.values, "f32")
+    blocks = Blocks(values.shape, case["block"])
+    element = QWIX_ELEMENTS.get(kind, kind)
+    least_scale = F32(2.0**-7) if t == "f16" else F32(2.0**-63)
+    bound = F32(QWIX_BOUNDS.get(kind) or largest(element))
+    made = {}
+    if method == "minmax":
+        low, high = (F32(-128), F32(127)) if kind == "int8" else (F32(-8), F32(7))
+        least = np.minimum(blocks.reduce(np.min, values), F32(0))
+        most = np.maximum(blocks.reduce(np.max, values), F32(0))
+        scale = jax_over(round_to(most - least, t), high - low, t, not blocks.whole)
+    else:
+        scale = jax_over(blocks.amax(values), bound, t, not blocks.whole)
+    scale = np.where(scale < least_scale, F32(1), scale)
+    if kind.startswith("mx"):
+        scale = round_to(power_of_two(np.ceil(natural_log_ratio(scale, t))), t)
+    elif kind == "nvfp4":
+        scale = decode(encode(clamped(scale, "e4m3"), "e4m3"), "e4m3")
+    quotient = flushed(jax_over(values, blocks.spread(scale), t, True), t)
+    if method == "minmax":
+        zero = np.clip(np.rint(round_to(low - jax_over(least, scale, t, False), t)), low, high)
+        quotient = round_to(quotient + blocks.spread(zero), t)
+        made["zero_point"] = "I8", zero.astype(np.int8)
+    if kind == "nf4":
+        codes = "U8", np.argmin(np.abs(FOUR_BIT_LEVELS["nf4"] - quotient[..., None]), axis=-1).astype(np.uint8)
+    elif kind in ("int8", "int4"):
+        bound = 128 if kind == "int8" else 8
+        codes = "I8", np.clip(np.rint(quotient), -bound, bound - 1).astype(np.int8)
+    else:
+        nan = 0x08 if element == "e2m1" else None  # 0 / 0, under a scale of 0.
+        codes = FP8.get(element, "U8"), encode(clamped(quotient, element), element, nan=nan)
+    return dict(made, codes=codes, scale=stored(scale, t))
+
+
+def f16_bytes(values):
+    """The two bytes of each value rounded to f16, along a new last dim."""
+    with np.errstate(**QUIET):
+        return np.ascontiguousarray(values.astype(np.float16)).view(np.uint8).reshape(*values.shape[:-1], -1)
+
+
+def ggml_blocks(x, size):
+    return x.values.reshape(-1, size)
+
+
+def reciprocal_or_zero(scale):
+    return np.where(scale == 0, F32(0), divided(F32(1), scale)).astype(F32)
+
+
+def halves(codes):
+    """Element i in the low and element i + 16 in the high nibble of a byte."""
+    return (codes[:, :16] & 15) | (codes[:, 16:] & 15) << 4
+
+
+def as_ggml(x, blocks):
+    return dict(codes=("U8", blocks.astype(np.uint8).reshape(*x.values.shape[:-1], -1)))
+
+
+def round_half_away(values):
+    size = np.abs(values)
+    return np.copysign(np.floor(size.astype(np.float64) + 0.5), values)
+
+
+# gguf 0.19, quants.py (Q8_0): d = f32(amax / 127), kept as f16; codes = round(f32(x * f32(1 / d))) with d in fp32, half away
+# from zero.
+def gguf_q8_0(x, case):
+    blocks = ggml_blocks(x, 32)
+    d = divided(np.abs(blocks).max(axis=1, keepdims=True), F32(127))
+    codes = round_half_away(times(blocks, reciprocal_or_zero(d))).astype(np.int8).view(np.uint8)
+    return as_ggml(x, np.concatenate([f16_bytes(d), codes], axis=1))
+
+
+def ggml_symmetric(x, levels):
+    """Q4_0, Q5_0: d = f32(m / -(levels / 2)), m the first value of the largest magnitude; codes = floor(f32(f32(x * f32(1 / d))
+    + levels / 2 + 0.5)), at most levels - 1."""
+    blocks = ggml_blocks(x, 32)
+    first = np.abs(blocks).argmax(axis=1)[:, None]
+    d = divided(np.take_along_axis(blocks, first, axis=1), F32(-levels / 2))
+    codes = np.trunc(times(blocks, reciprocal_or_zero(d)) + F32(levels / 2 + 0.5))
+    return d, np.clip(codes, 0, levels - 1).astype(np.uint8)
+
+
+def ggml_affine(x, levels):
+    """Q4_1, Q5_1: d = f32(f32(max - min) / (levels - 1)); codes = floor(f32(f32(f32(x - min) * f32(1 / d)) + 0.5))."""
+    blocks = ggml_blocks(x, 32)
+    least, most = blocks.min(axis=1, keepdims=True), blocks.max(axis=1, keepdims=True)
+    d = divided((most - least).astype(F32), F32(levels - 1))
+    codes = np.trunc(times((blocks - least).astype(F32), reciprocal_or_zero(d)) + F32(0.5))
+    return d, least, np.clip(codes, 0, levels - 1).astype(np.uint8)
+
+
+def fifth_bits(codes):
+    """Bit i of 32 is the fifth of element i."""
+    return ((codes.astype(np.uint32) >> 4) << np.arange(32, dtype=np.uint32)).sum(axis=1, dtype=np.uint32)[:, None].view(
+        np.uint8)
+
+
+# gguf 0.19, quants.py (Q4_0, Q4_1, Q5_0, Q5_1): above; d and min are kept as f16.
+def gguf_q4_0(x, case):
+    d, codes = ggml_symmetric(x, 16)
+    return as_ggml(x, np.concatenate([f16_bytes(d), halves(codes)], axis=1))
+
+
+def gguf_q4_1(x, case):
+    d, least, codes = ggml_affine(x, 16)
+    return as_ggml(x, np.concatenate([f16_bytes(d), f16_bytes(least), halves(codes)], axis=1))
+
+
+def gguf_q5_0(x, case):
+    d, codes = ggml_symmetric(x, 32)
+    return as_ggml(x, np.concatenate([f16_bytes(d), fifth_bits(codes), halves(codes)], axis=1))
+
+
+def gguf_q5_1(x, case):
+    d, least, codes = ggml_affine(x, 32)
+    return as_ggml(x, np.concatenate([f16_bytes(d), f16_bytes(least), fifth_bits(codes), halves(codes)], axis=1))
+
+
+# gguf 0.19, quants.py (MXFP4): exponent = floor(log2(amax)) - 2, that log2 in fp32; the nearest of the sixteen values of x /
+# 2^exponent, of equal distances the first: toward zero; zeros and what becomes zero are +0. It saturates at 6.
+def gguf_mxfp4(x, case):
+    blocks = ggml_blocks(x, 32)
+    amax = np.abs(blocks).max(axis=1, keepdims=True)
+    exponent = np.where(amax > 0, np.floor(log2_f32(amax)) - 2, F32(-127))
+    quotient = divided(blocks, power_of_two(exponent))
+    codes = magnitude_codes(quotient, "e2m1", "zero")
+    codes = codes | np.where((quotient < 0) & (codes > 0), 8, 0).astype(np.uint8)
+    return as_ggml(x, np.concatenate([(exponent + 127).astype(np.uint8), halves(codes)], axis=1))
+
+
+# gguf 0.19, quants.py (TQ2_0): d = amax of 256, kept as f16; codes = round(f32(x * f32(1 / d))) + 1, half away from zero; byte
+# j of each 128 elements has elements j, j + 32, j + 64 and j + 96, the first lowest.
+def gguf_tq2_0(x, case):
+    blocks = ggml_blocks(x, 256)
+    d = np.abs(blocks).max(axis=1, keepdims=True)
+    codes = (round_half_away(times(blocks, reciprocal_or_zero(d))) + 1).astype(np.uint8).reshape(-1, 2, 4, 32)
+    packed = codes[:, :, 0] | codes[:, :, 1] << 2 | codes[:, :, 2] << 4 | codes[:, :, 3] << 6
+    return as_ggml(x, np.concatenate([packed.reshape(-1, 64), f16_bytes(d)], axis=1))
+
+
+def rounded_by(values, element, mode):
+    """Codes in one of three modes: nearest with ties to even or away from zero, or toward zero; saturated."""
+    if mode != "zero":
+        return encode(values, element, mode)
+    size = np.searchsorted(magnitudes(element), np.abs(values).astype(np.float64), side="right") - 1
+    return size.astype(np.uint8) | np.where(np.signbit(values), sign_bit(element), 0).astype(np.uint8)
+
+
+# gfloat 0.5.2, block.py (compute_scale_amax, encode_block): exponent = floor(log2(amax)) - floor(log2(max)) within +-127, of
+# zeros -127; codes of x / 2^exponent in binary64, saturated; MXINT8: 64ths, nearest even, two's complement, exponent of the
+# amax itself.
+def gfloat_mx(x, case, element, rows, mode):
+    values = x.values.reshape(-1, x.values.shape[-1])[:rows]
+    blocks = Blocks(values.shape, "1x32")
+    amax = blocks.amax(values).astype(np.float64)
+    emax = 0 if element == "int8" else MX_EXPONENT[element]
+    exponent = np.where(amax > 0, np.frexp(np.where(amax > 0, amax, 1))[1] - 1 - emax, -127)
+    exponent = np.clip(exponent, -127, 127)
+    scaled = values.astype(np.float64) * np.exp2(-blocks.spread(exponent).astype(np.float64))
+    if element == "int8":
+        codes = np.clip(np.rint(scaled * 64), -128, 127).astype(np.int8).view(np.uint8)
+    else:
+        codes = rounded_by(scaled, element, mode)
+    return dict(codes=("U8", codes), scale=("F8_E8M0", (exponent + 127).astype(np.uint8)))
+
+
+# gfloat 0.5.2, round_ndarray.py, encode_ndarray.py: a cast, saturated, in three modes.
+def gfloat_cast(x, case, element, mode):
+    return dict(codes=("U8", rounded_by(x.values, element, mode)))
+
+
+# vLLM, tests/kernels/quantization/test_nvfp4_quant.py (ref_nvfp4_quant, commit 07b13497), which its kernels are held to: gs =
+# f32(2688 * f32(1 / A)); s8 = e4m3(f32(gs * f32(amax_b * f32(1 / 6)))); r = f32(1 / f32(s8 * f32(1 / gs))), 0 where s8 is 0;
+# codes of f32(x * r), nearest even; a zero is +0. No stored case: vLLM has no such call on a CPU.
+def vllm_nvfp4(x, case):
+    blocks = Blocks(x.values.shape, "1x16")
+    tensor_scale = number_over(2688, np.abs(x.values).max())
+    code = encode(times(tensor_scale, times(blocks.amax(x.values), F32(1 / 6))), "e4m3")
+    step = times(decode(code, "e4m3"), divided(F32(1), tensor_scale))
+    factor = np.where(code == 0, F32(0), divided(F32(1), step))
+    scaled = times(x.values, blocks.spread(factor)) + F32(0)
+    return dict(codes=("U8", nibbles(encode(clamped(scaled, "e2m1"), "e2m1"))), scale=("F8_E4M3", code),
+                tensor_scale=("F32", np.asarray(tensor_scale, F32)))
+
+
+WITHOUT_CASES = ("vllm_nvfp4",)
