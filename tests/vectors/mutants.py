@@ -1,4 +1,4 @@
-"""Two hundred mutants of quantizers, GEMMs and layers: what went wrong in each is known, so that a diagnosis can be held to it.
+"""200 mutants of quantizers, GEMMs and layers: what went wrong in each is known, so that a diagnosis can be held to it.
 
 python3 tests/vectors/mutants.py draws them from a seed and writes tests/data/mutants.json; --check demands that the file is
 what is drawn, that each mutant differs from what it is a mutant of, and that each is the same when it is made again.
@@ -239,8 +239,9 @@ def another_rounding(inputs, p, right):
     scaled, element = (inputs["x"] * factor).astype(F32), element_of(p["subject"])
     codes = magnitude_codes(scaled, element)
     values = np.abs(decode(codes, element))
-    step = -(values > np.abs(scaled)) if p["rounding"] == "truncated" else (values < np.abs(scaled)).astype(np.int64)
-    codes = np.minimum(codes + step, ELEMENTS[element][3] - 1).astype(np.uint8)
+    above, below = values > np.abs(scaled), values < np.abs(scaled)
+    codes = codes - above if p["rounding"] == "truncated" else codes + below.astype(np.int64)
+    codes = np.minimum(codes, ELEMENTS[element][3] - 1).astype(np.uint8)
     codes = codes | np.where(np.signbit(scaled), sign_bit(element), 0).astype(np.uint8)
     return dict(right, codes=nibbles(codes) if element == "e2m1" else codes)
 
