@@ -1,12 +1,13 @@
 """200 mutants of quantizers, GEMMs and layers: what went wrong in each is known, so that a diagnosis can be held to it.
 
-python3 tests/vectors/mutants.py draws them from a seed and writes tests/data/mutants.json; --check demands that the file is
-what is drawn, that each mutant differs from what it is a mutant of, and that each is the same when it is made again.
+python3 tests/vectors/mutants.py draws them from a seed and writes tests/data/mutants.json; --check demands that the
+file is what is drawn, that each mutant differs from what it is a mutant of, and that each is the same when it is made
+again.
 
-A mutant has: name; kind (quantizer, gemm, layer); subject and input (what is mutated, and the numbers that make_inputs needs);
-change, in words; cause, the words that a right diagnosis would say, or "none" for a quarter that no rule names; maker and
-parameters. make(mutant) gives (inputs, right results, mutated results), arrays by name. The causes come from what goes wrong
-in the field, not from what any diagnosis can find.
+A mutant has: name; kind (quantizer, gemm, layer); subject and input (what is mutated, and the numbers that its inputs
+are drawn from); change, in words; cause, the words that a right diagnosis would say, or "none" for a quarter that no
+rule names; maker and parameters. make(mutant) gives (inputs, right results, mutated results), arrays by name. The
+causes come from what goes wrong in the field, not from what any diagnosis can find.
 """
 
 import json
@@ -17,8 +18,8 @@ import sys
 import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "libraries"))
-from formats import (ELEMENTS, F32, QUIET, decode, encode, largest, magnitude_codes, nibbles, power_of_two,  # noqa: E402
-                     round_to, sign_bit)
+from formats import (  # noqa: E402
+    ELEMENTS, F32, QUIET, decode, encode, largest, magnitude_codes, nibbles, power_of_two, round_to, sign_bit)
 
 SEED = 20261127
 COUNTS = {"quantizer": (60, 20), "gemm": (50, 16), "layer": (40, 14)}  # With a cause, with none.
@@ -27,8 +28,8 @@ MAKERS = {"quantizer": {}, "gemm": {}, "layer": {}}
 
 
 def maker(kind, cause, subjects=None, **choices):
-    """Registers a function (inputs, parameters, right results) -> mutated results, whose doc is the change in words. `choices`:
-    parameter to the values that are drawn from."""
+    """Registers a function (inputs, parameters, right results) -> mutated results, whose doc is the change in words.
+    `choices`: parameter to the values that are drawn from."""
     def register(function):
         MAKERS[kind][function.__name__] = dict(function=function, cause=cause, subjects=subjects, choices=choices)
         return function
@@ -309,8 +310,8 @@ def noisy_source(inputs, p, right):
     return quantized((inputs["x"] * noise).astype(F32), p["subject"])
 
 
-# GEMMs: d = out(alpha * sum over k of a[m][k] * b[n][k] + beta * c + bias), the sum exact, then fp32; operands are codes
-# under scales but for bf16.
+# GEMMs: d = out(alpha * sum over k of a[m][k] * b[n][k] + beta * c + bias), the sum exact, then fp32; operands are
+# codes under scales but for bf16.
 
 def gemm_operand(values, subject):
     """(what is multiplied, as float64; the stored operand)"""
@@ -536,8 +537,8 @@ def dropped_products(inputs, p, right):
     return epilogue(inputs, p, total.astype(F32))
 
 
-# Layers: h = x w^T + b, y = act(h); dh = dy act'(h); dx = dh w, dw = dh^T x, db = sum over rows of dh; main_grad + dw. Sums
-# in binary64, results rounded to bf16, main_grad to fp32.
+# Layers: h = x w^T + b, y = act(h); dh = dy act'(h); dx = dh w, dw = dh^T x, db = sum over rows of dh; main_grad +
+# dw. Sums in binary64, results rounded to bf16, main_grad to fp32.
 
 def erf(values):
     return np.vectorize(math.erf, otypes=[np.float64])(values)
@@ -570,7 +571,7 @@ def layer_inputs(subject, given):
 
 def layer(inputs, subject, **changed):
     """Everything that the layer gives. `changed`: other operands (of_dw_x, ...) in place of the given ones."""
-    of = {name: array.astype(np.float64) for name, array in {**inputs, **changed}.items() if isinstance(array, np.ndarray)}
+    of = {name: array.astype(np.float64) for name, array in {**inputs, **changed}.items() if not isinstance(array, str)}
     function, slope = ACTIVATIONS[changed.get("activation", subject)]
     h = of["x"] @ of["w"].T + of["b"]
     dh = of["dy"] * ACTIVATIONS[changed.get("slope_of", subject)][1](h)

@@ -1,10 +1,12 @@
 """Files of cases in the safetensors format, in numpy alone: what a library made of the sources, and by which call.
 
 Sources lie in sources.safetensors as NAME.source. A library's file has per case NAME.codes, NAME.scale and where there
-are such NAME.zero_point, NAME.tensor_scale (of a whole tensor, under block scales) and NAME.table (values of codes). The
-metadata "cases" is a list in JSON; per case: name, source (a tensor of sources.safetensors), rule (a function of rules.py), arguments (of the rule), format (of the elements), block
-(tensor, row, column, or ROWSxCOLUMNS), packing of the codes, scale_is ("divides": x / scale made the codes, or
-"multiplies"), call (what made it). "library" and "version" are those of all cases of a file.
+are such NAME.zero_point, NAME.tensor_scale (of a whole tensor, under block scales) and NAME.table (values of codes).
+
+The metadata "cases" is a list in JSON; per case: name, source (a tensor of sources.safetensors), rule (a function of
+rules.py), arguments (of the rule), format (of the elements), block (tensor, row, column, ROWSxCOLUMNS, or in words),
+packing of the codes, scale_is ("divides": x / scale made the codes, or "multiplies", or in words), call (what made it).
+"library" and "version" are those of all cases of a file, "made_with" what the library computes with.
 """
 
 import json
@@ -88,6 +90,6 @@ class Recorder:
         path = FOLDER / f"{self.library.replace('-', '_')}.safetensors"
         write(path, self.tensors, {
             "library": self.library, "version": self.version, "made_with": self.made_with,
-            "origin": f"tests/vectors/libraries/{self.library.replace('-', '_')}.py: the library's own calls, on a CPU",
+            "origin": f"tests/vectors/libraries/make_{self.library.replace('-', '_')}.py: the library's own calls, on a CPU",
             "cases": json.dumps(self.cases)})
         print(f"{self.library} {self.version}: {len(self.cases)} cases, {path.stat().st_size} bytes")

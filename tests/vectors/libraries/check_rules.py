@@ -1,8 +1,8 @@
 """Holds every stored case of tests/data/libraries to its rule: each tensor anew from its source, bit for bit.
 
 python3 tests/vectors/libraries/check_rules.py [FILE...]: counts per library; exits 1 where a byte differs, a case has
-no rule, a tensor belongs to no case, a rule that no case needs is not in WITHOUT_CASES, or cases are too few. Needs numpy
-alone.
+no rule, a tensor belongs to no case, a rule that no case needs is not in WITHOUT_CASES, or cases are too few. Needs
+numpy alone.
 """
 
 import collections

@@ -1,6 +1,6 @@
 """Breaks what check_rules.py guards, each thing once, and demands that it is seen.
 
-One bit of every stored tensor, a tensor too many and one too few, a rule that is not there, an argument that is another.
+One bit of every stored tensor, a tensor too many and one too few, a rule that is not there, another argument.
 Exits 1, and says where, if any of it passes.
 """
 

@@ -102,7 +102,7 @@ def stored(values, dtype):
 
 
 def log2_f32(values):
-    """Binary logarithm rounded to fp32, by way of binary64, which is accurate enough wherever fp32's tie is not near."""
+    """Binary logarithm rounded to fp32, by way of binary64, accurate enough wherever no tie of fp32 is near."""
     with np.errstate(**QUIET):
         return np.log2(np.asarray(values, F32).astype(np.float64)).astype(F32)
 

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Makes tests/data/libraries again: installs the libraries, pinned, into virtual environments of their own, runs each
-# script in its own, and holds what they made to the rules. About 6 GB and ten minutes; an environment that is there is used.
+# script in its own, and holds what they made to the rules. About 6 GB and ten minutes; environments that are there are
+# used.
 # A machine without a GPU gives the same bytes; one whose processor has no AVX512-FP16 may differ in qwix's f16 cases.
 set -euo pipefail
 cd "$(dirname "$0")"
-export OMP_NUM_THREADS=1 TORCHDYNAMO_DISABLE=1 CUDA_VISIBLE_DEVICES=  # Eager, and the same order of operations everywhere.
+export OMP_NUM_THREADS=1 TORCHDYNAMO_DISABLE=1 CUDA_VISIBLE_DEVICES=  # Eager, on the CPU.
 
 # environment NAME PACKAGE...: prints the Python of an environment that has these packages.
 environment() {

@@ -59,9 +59,9 @@ def dynamic_fp8(source, strategy):
     args = QuantizationArgs(num_bits=8, type="float", strategy=strategy, dynamic=True)
     scale, zero = helpers.compute_dynamic_scales_and_zp(X[source], args, torch.nn.Module())
     codes = quantize(X[source], scale, zero, args, dtype=FP8)
-    OUT.add(f"fp8_dynamic_{strategy}_{source}", source, "compressed_fp8", dict(codes=stored(codes), scale=stored(scale)),
-            format="e4m3", block={"token": "row", "tensor": "tensor"}[strategy],
-            call="compute_dynamic_scales_and_zp, quantize", with_zero_point=True)
+    OUT.add(f"fp8_dynamic_{strategy}_{source}", source, "compressed_fp8",
+            dict(codes=stored(codes), scale=stored(scale)), format="e4m3",
+            block={"token": "row", "tensor": "tensor"}[strategy], call="compute_dynamic_scales_and_zp, quantize", with_zero_point=True)
 
 
 def compressed(compressor, x, scale, args, **more):

@@ -51,8 +51,9 @@ def main():
     mx("ties_e4m3_bf16", "e4m3", 16, "away")
     mx("normal_f32", "e4m3", 16, "zero")
     for element in FORMATS:
+        source = f"ties_{element}_" + ("f32" if element in ("e4m3", "e5m2") else "bf16")
         for mode in MODES:
-            plain({"e4m3": "ties_e4m3_f32", "e5m2": "ties_e5m2_f32"}.get(element, f"ties_{element}_bf16"), element, mode)
+            plain(source, element, mode)
         plain("wide_bf16", element, "even")
     OUT.write()
 

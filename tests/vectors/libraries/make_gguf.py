@@ -24,8 +24,8 @@ LAYOUTS = {
 def blocks(source, kind):
     made = gguf.quantize(X[source], gguf.GGMLQuantizationType[kind])
     size = 256 if kind.startswith("TQ") else 32
-    OUT.add(f"{kind}_{source}", source, f"gguf_{kind.lower()}", dict(codes=("U8", made)), format=kind, block=f"1x{size}",
-            packing=LAYOUTS[kind], scale_is="in the codes", call=f"gguf.quantize({kind})")
+    OUT.add(f"{kind}_{source}", source, f"gguf_{kind.lower()}", dict(codes=("U8", made)), format=kind,
+            block=f"1x{size}", packing=LAYOUTS[kind], scale_is="in the codes", call=f"gguf.quantize({kind})")
 
 
 def main():

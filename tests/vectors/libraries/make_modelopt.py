@@ -1,4 +1,4 @@
-"""What NVIDIA ModelOpt makes of the sources: FP8, NVFP4, MXFP4, MXFP8, int8, int4 and NF4, by its own calls on a CPU."""
+"""What NVIDIA ModelOpt makes of the sources: FP8, NVFP4, MXFP4, MXFP8, int8, int4, NF4, by its own calls on a CPU."""
 
 import modelopt
 import torch

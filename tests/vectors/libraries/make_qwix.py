@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import qwix
-from qwix._src.core import qarray
 
 import case_file
 from case_file import Recorder
@@ -47,8 +46,7 @@ def how(block, rank):
 
 def quantized(source, kind, block, method="absmax"):
     arguments = how(block, X[source].ndim)
-    made = qwix.quantize(X[source], TYPES.get(kind, kind), calibration_method=method, **arguments) if hasattr(
-        qwix, "quantize") else qarray.quantize_api(X[source], TYPES.get(kind, kind), calibration_method=method, **arguments)
+    made = qwix.quantize(X[source], TYPES.get(kind, kind), calibration_method=method, **arguments)
     tensors = dict(codes=stored(made.qvalue), scale=stored(made.scale))
     if made.zero_point is not None:
         tensors["zero_point"] = stored(made.zero_point)

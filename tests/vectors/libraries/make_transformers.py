@@ -1,4 +1,4 @@
-"""What Transformers' own quantizers make of the sources: FP8 of tiles, DeepSeek's power-of-two scales, BitNet's int8."""
+"""What Transformers' own quantizers make: FP8 of tiles, DeepSeek's power-of-two scales, BitNet's int8."""
 
 import types
 

@@ -16,8 +16,8 @@ TINY = {"f32": F32(2.0**-126), "bf16": F32(2.0**-126), "f16": F32(2.0**-14)}  # 
 EPSILON = {"f32": F32(2.0**-23), "bf16": F32(2.0**-7), "f16": F32(2.0**-10)}  # From 1 to the next.
 MX_EXPONENT = {"e4m3": 8, "e5m2": 15, "e2m3": 2, "e3m2": 4, "e2m1": 2}  # floor(log2(largest))
 TINY_E4M3 = F32(2.0**-6)
-NF4_OF_FOUR_DIGITS = np.array([-1, -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0, 0.0796, 0.1609, 0.2461, 0.3379,
-                               0.4407, 0.5626, 0.723, 1], F32)
+NF4_OF_FOUR_DIGITS = np.array([-1, -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0, 0.0796, 0.1609, 0.2461,
+                               0.3379, 0.4407, 0.5626, 0.723, 1], F32)
 MANTISSA_BITS = {"e4m3": 3, "e5m2": 2, "e2m3": 3, "e3m2": 2, "e2m1": 1}
 
 
@@ -94,8 +94,9 @@ def torchao_float8(x, case, element, smallest_amax):
     return dict(codes=eight_bits(codes, element), scale=("F32", scale))
 
 
-# torchao 0.18, float8/float8_utils.py (amax_to_scale) and float8_training_tensor.py: in binary64 s = max * (1 / amax), amax
-# at least 1e-12, then fp32; with power_of_two 2^floor(log2 s); codes = cast(f32(f32(x) * s)), saturated. s is kept.
+# torchao 0.18, float8/float8_utils.py (amax_to_scale) and float8_training_tensor.py: in binary64 s = max * (1 /
+# amax), amax at least 1e-12, then fp32; with power_of_two 2^floor(log2 s); codes = cast(f32(f32(x) * s)), saturated.
+# s is kept.
 def torchao_training(x, case, element, power_of_two):
     blocks = Blocks(x.values.shape, case["block"])
     amax = np.maximum(blocks.amax(x.values).astype(np.float64), 1e-12)
@@ -123,10 +124,11 @@ def mx_elements(values, element):
     return "U8", nibbles(codes) if element == "e2m1" else codes
 
 
-# torchao 0.18, prototype/mx_formats/mx_tensor.py (to_mx). rceil: code = ceil(log2(amax / max)) + 127, that log2 in fp32, at
-# least 0; NaN 255, infinite 254; x * 2^(127 - code), but x * 1 where the code is 0. The others: from the exponent field e
-# and mantissa m of amax, for `even` after adding half a unit of the element's last mantissa place, for `ceil` plus 1 where
-# m > 0, minus floor(log2(max)), at least 0; 255 for NaN alone; x / max(2^(code - 127), 2^-126), where code 255 is infinite.
+# torchao 0.18, prototype/mx_formats/mx_tensor.py (to_mx). rceil: code = ceil(log2(amax / max)) + 127, that log2 in
+# fp32, at least 0; NaN 255, infinite 254; x * 2^(127 - code), but x * 1 where the code is 0. The others: from the
+# exponent field e and mantissa m of amax, for `even` after adding half a unit of the element's last mantissa place,
+# for `ceil` plus 1 where m > 0, minus floor(log2(max)), at least 0; 255 for NaN alone; x / max(2^(code - 127),
+# 2^-126), where code 255 is infinite.
 def torchao_mx(x, case, element, mode, swizzled):
     blocks = Blocks(x.values.shape, "1x32")
     with np.errstate(**QUIET):
@@ -153,8 +155,9 @@ def torchao_mx(x, case, element, mode, swizzled):
                 scale=("F8_E8M0", swizzle(code) if swizzled else code))
 
 
-# torchao 0.18, prototype/mx_formats/nvfp4_tensor.py (nvfp4_quantize). G = A / 2688; s8 = e4m3(clamp((amax_b / 6) / G, 2^-6,
-# 448)); codes of x * ((1 / G) / s8). One level: G is left out: x * (1 / s8). Nearest even; a zero keeps its sign.
+# torchao 0.18, prototype/mx_formats/nvfp4_tensor.py (nvfp4_quantize). G = A / 2688; s8 = e4m3(clamp((amax_b / 6) / G,
+# 2^-6, 448)); codes of x * ((1 / G) / s8). One level: G is left out: x * (1 / s8). Nearest even; a zero keeps its
+# sign.
 def torchao_nvfp4(x, case, levels, swizzled):
     blocks = Blocks(x.values.shape, "1x16")
     unit = divided(blocks.amax(x.values), F32(6))
@@ -171,10 +174,11 @@ def torchao_nvfp4(x, case, levels, swizzled):
     return made
 
 
-# torchao 0.18, quantization/quant_primitives.py (choose_qparams_affine, quantize_affine). Of the least and the largest value,
-# 0 among them. Symmetric: scale = t(max(-min, max) / ((high - low) / 2)), zero point 0; asymmetric: scale = t(t(max - min) /
-# (high - low)), zero point low - round(t(min / scale)). scale is at least epsilon. codes = round(x * (1 / scale)) + zero
-# point, clamped: in fp32 where the scale was widened to it (Int8Tensor), else each step in t.
+# torchao 0.18, quantization/quant_primitives.py (choose_qparams_affine, quantize_affine). Of the least and the
+# largest value, 0 among them. Symmetric: scale = t(max(-min, max) / ((high - low) / 2)), zero point 0; asymmetric:
+# scale = t(t(max - min) / (high - low)), zero point low - round(t(min / scale)). scale is at least epsilon. codes =
+# round(x * (1 / scale)) + zero point, clamped: in fp32 where the scale was widened to it (Int8Tensor), else each step
+# in t.
 def torchao_int(x, case, mapping, low, high, scale_in_f32):
     t = x.dtype
     blocks = Blocks(x.values.shape, case["block"])
@@ -193,8 +197,8 @@ def torchao_int(x, case, mapping, low, high, scale_in_f32):
     return dict(codes=("I8", codes), scale=stored(scale, width), zero_point=("I8", zero.astype(np.int8)))
 
 
-# torchao 0.18, the same file (*_tinygemm): scale = t(t(max - min) / 15), at least epsilon; zero point = t(min + t(scale *
-# 8)), a number, not a code; codes = round(t(t(x - t(zero point - t(scale * 8))) / scale)), 0 to 15.
+# torchao 0.18, the same file (*_tinygemm): scale = t(t(max - min) / 15), at least epsilon; zero point = t(min +
+# t(scale * 8)), a number, not a code; codes = round(t(t(x - t(zero point - t(scale * 8))) / scale)), 0 to 15.
 def torchao_tinygemm(x, case):
     t = x.dtype
     blocks = Blocks(x.values.shape, case["block"])
@@ -204,13 +208,14 @@ def torchao_tinygemm(x, case):
     zero = round_to(least + middle, t)
     start = round_to(zero - middle, t)
     codes = np.rint(divided(round_to(x.values - blocks.spread(start), t), blocks.spread(scale), t))
-    return dict(codes=("U8", np.clip(codes, 0, 15).astype(np.uint8)), scale=stored(scale, t), zero_point=stored(zero, t))
+    codes = np.clip(codes, 0, 15).astype(np.uint8)
+    return dict(codes=("U8", codes), scale=stored(scale, t), zero_point=stored(zero, t))
 
 
 # torchao 0.18, quantization/quantize_/workflows/nf4/nf4_tensor.py, and ModelOpt 0.47, torch/quantization/qtensor/
-# nf4_tensor.py: the quotient t(x / amax) of a block of 64; the code is the level, of the NF4 levels of four digits, with the
-# least t(|quotient - level|), of equal ones the first. torchao rounds the levels to t, ModelOpt to bf16. The even column is
-# the high nibble.
+# nf4_tensor.py: the quotient t(x / amax) of a block of 64; the code is the level, of the NF4 levels of four digits,
+# with the least t(|quotient - level|), of equal ones the first. torchao rounds the levels to t, ModelOpt to bf16. The
+# even column is the high nibble.
 def nf4_of_rounded_quotient(x, case, levels_in):
     t = x.dtype
     blocks = Blocks(x.values.shape, case["block"])
@@ -221,9 +226,9 @@ def nf4_of_rounded_quotient(x, case, levels_in):
     return dict(codes=("U8", codes), scale=stored(amax, t))
 
 
-# compressed-tensors 0.20, quantization/utils/helpers.py (calculate_qparams) and lifecycle/forward_helpers.py (_quantize):
-# scale = t(amax / 448), of zeros epsilon; codes = cast(t(x / scale)), saturated. With a zero point (dynamic scales) 0 is
-# added before the cast, which makes -0 to +0.
+# compressed-tensors 0.20, quantization/utils/helpers.py (calculate_qparams) and lifecycle/forward_helpers.py
+# (_quantize): scale = t(amax / 448), of zeros epsilon; codes = cast(t(x / scale)), saturated. With a zero point
+# (dynamic scales) 0 is added before the cast, which makes -0 to +0.
 def compressed_fp8(x, case, with_zero_point):
     t = x.dtype
     blocks = Blocks(x.values.shape, case["block"])
@@ -235,9 +240,9 @@ def compressed_fp8(x, case, with_zero_point):
     return dict(codes=eight_bits(encode(clamped(quotient, "e4m3"), "e4m3"), "e4m3"), scale=stored(scale, t))
 
 
-# compressed-tensors 0.20, the same files (generate_gparam, calculate_qparams) and utils/fp4_utils.py: gs = t(2688 * t(1 / A)),
-# then fp32; s8 = e4m3(f32(gs * t(amax_b / 6))), of zeros 0.125; codes of f32(x / f32(s8 / gs)), nearest even; a zero has no
-# sign, what is rounded to zero keeps its own.
+# compressed-tensors 0.20, the same files (generate_gparam, calculate_qparams) and utils/fp4_utils.py: gs = t(2688 *
+# t(1 / A)), then fp32; s8 = e4m3(f32(gs * t(amax_b / 6))), of zeros 0.125; codes of f32(x / f32(s8 / gs)), nearest
+# even; a zero has no sign, what is rounded to zero keeps its own.
 def compressed_nvfp4(x, case):
     t = x.dtype
     blocks = Blocks(x.values.shape, "1x16")
@@ -259,10 +264,10 @@ def packed_by_six(codes):
     return three.astype(np.uint8).reshape(*codes.shape[:-1], -1)
 
 
-# compressed-tensors 0.20, quantization/utils/mxfp_utils.py (generate_mx_scales): the bits of amax in t, plus half a unit of
-# the last of its first m mantissa places, m = 1 for FP8 and FP4, 3 for FP6: of fp32 2^21 or 2^19; of that the exponent,
-# minus floor(log2(max)), at least -127. codes of t(x / 2^exponent); FP4 drops the sign of a zero. A scale that is 0 in t
-# is epsilon.
+# compressed-tensors 0.20, quantization/utils/mxfp_utils.py (generate_mx_scales): the bits of amax in t, plus half a
+# unit of the last of its first m mantissa places, m = 1 for FP8 and FP4, 3 for FP6: of fp32 2^21 or 2^19; of that the
+# exponent, minus floor(log2(max)), at least -127. codes of t(x / 2^exponent); FP4 drops the sign of a zero. A scale
+# that is 0 in t is epsilon.
 def compressed_mx(x, case, element):
     t = x.dtype
     blocks = Blocks(x.values.shape, "1x32")
@@ -323,7 +328,8 @@ def modelopt_fp8(x, case):
     return dict(codes=eight_bits(codes, "e4m3"), scale=stored(scale, t))
 
 
-# ModelOpt 0.47, torch/quantization/qtensor/int8_tensor.py: scale = t(amax / 127); codes = round(t(x / scale)), -128 to 127.
+# ModelOpt 0.47, torch/quantization/qtensor/int8_tensor.py: scale = t(amax / 127); codes = round(t(x / scale)), -128
+# to 127.
 def modelopt_int8(x, case):
     t = x.dtype
     blocks = Blocks(x.values.shape, case["block"])
@@ -332,8 +338,8 @@ def modelopt_int8(x, case):
     return dict(codes=("I8", codes.astype(np.int8)), scale=stored(scale, t))
 
 
-# ModelOpt 0.47, torch/quantization/qtensor/int4_tensor.py: scale = t(7 * t(1 / amax)) is kept; codes = round(t(x * scale)),
-# -8 to 7, plus 8; the even column is the high nibble.
+# ModelOpt 0.47, torch/quantization/qtensor/int4_tensor.py: scale = t(7 * t(1 / amax)) is kept; codes = round(t(x *
+# scale)), -8 to 7, plus 8; the even column is the high nibble.
 def modelopt_int4(x, case):
     t = x.dtype
     blocks = Blocks(x.values.shape, case["block"])
@@ -342,9 +348,9 @@ def modelopt_int4(x, case):
     return dict(codes=("U8", nibbles(codes.astype(np.uint8), low_first=False)), scale=stored(scale, t))
 
 
-# ModelOpt 0.47, torch/quantization/qtensor/mxfp4_tensor.py: exponent = ceil(log2(amax / 6)), that log2 in fp32, at least
-# -127; magnitudes of x / 2^exponent to nearest, ties toward zero; the sign bit is that of every x that is not positive, zeros
-# of both signs among them.
+# ModelOpt 0.47, torch/quantization/qtensor/mxfp4_tensor.py: exponent = ceil(log2(amax / 6)), that log2 in fp32, at
+# least -127; magnitudes of x / 2^exponent to nearest, ties toward zero; the sign bit is that of every x that is not
+# positive, zeros of both signs among them.
 def modelopt_mxfp4(x, case):
     blocks = Blocks(x.values.shape, "1x32")
     exponent = np.ceil(np.maximum(log2_f32(divided(blocks.amax(x.values), F32(6))), F32(-127)))
@@ -353,8 +359,8 @@ def modelopt_mxfp4(x, case):
     return dict(codes=("U8", nibbles(codes)), scale=("U8", (exponent + 127).astype(np.uint8)))
 
 
-# ModelOpt 0.47, torch/quantization/qtensor/mxfp8_tensor.py: exponent = ceil(log2(amax / 448)), that log2 in fp32, within
-# +-127; codes = cast(f32(x * 2^-exponent)), saturated.
+# ModelOpt 0.47, torch/quantization/qtensor/mxfp8_tensor.py: exponent = ceil(log2(amax / 448)), that log2 in fp32,
+# within +-127; codes = cast(f32(x * 2^-exponent)), saturated.
 def modelopt_mxfp8(x, case):
     blocks = Blocks(x.values.shape, "1x32")
     exponent = np.clip(np.ceil(np.maximum(log2_f32(divided(blocks.amax(x.values), F32(448))), F32(-127))), -127, 127)
@@ -362,8 +368,8 @@ def modelopt_mxfp8(x, case):
     return dict(codes=eight_bits(codes, "e4m3"), scale=("U8", (exponent + 127).astype(np.uint8)))
 
 
-# ModelOpt 0.47, torch/quantization/qtensor/nvfp4_tensor.py: G = f32(A / 2688); s8 = e4m3(clamp(amax_b / f32(6 * G), 2^-9,
-# 448)), of zeros 1; codes of f32(x / f32(s8 * G)), nearest even; the sign bit is that of x < 0.
+# ModelOpt 0.47, torch/quantization/qtensor/nvfp4_tensor.py: G = f32(A / 2688); s8 = e4m3(clamp(amax_b / f32(6 * G),
+# 2^-9, 448)), of zeros 1; codes of f32(x / f32(s8 * G)), nearest even; the sign bit is that of x < 0.
 def modelopt_nvfp4(x, case):
     blocks = Blocks(x.values.shape, "1x16")
     tensor_scale = divided(np.abs(x.values).max(), F32(2688))
@@ -377,8 +383,8 @@ def modelopt_nvfp4(x, case):
                 tensor_scale=("F32", np.asarray(tensor_scale, F32)))
 
 
-# optimum-quanto 0.2.7, tensor/optimizers/absmax_optimizer.py and library/quantize.py (quantize_symmetric): scale = t(amax /
-# max), max 127 or the largest of the FP8 format; codes = clamp(t(x / scale)), integers rounded before that.
+# optimum-quanto 0.2.7, tensor/optimizers/absmax_optimizer.py and library/quantize.py (quantize_symmetric): scale =
+# t(amax / max), max 127 or the largest of the FP8 format; codes = clamp(t(x / scale)), integers rounded before that.
 def quanto_eight_bits(x, case, element):
     t = x.dtype
     blocks = Blocks(x.values.shape, case["block"])
@@ -392,10 +398,10 @@ def quanto_eight_bits(x, case, element):
     return dict(codes=codes, scale=stored(scale, t))
 
 
-# optimum-quanto 0.2.7, tensor/optimizers/max_optimizer.py, affine_optimizer.py, library/quantize.py (quantize_affine) and
-# tensor/packed.py: scale = t(t(max - min) / (2^bits - 1)), shift = -min; codes = round(t(t(x + shift) / scale)), or with an
-# integer shift s = round(t(shift / scale)), round(t(x / scale)) + s; 0 to 2^bits - 1. Groups are rows; a byte has the codes
-# of rows r, r + n, ..., n the number of groups over the codes in a byte.
+# optimum-quanto 0.2.7, tensor/optimizers/max_optimizer.py, affine_optimizer.py, library/quantize.py (quantize_affine)
+# and tensor/packed.py: scale = t(t(max - min) / (2^bits - 1)), shift = -min; codes = round(t(t(x + shift) / scale)),
+# or with an integer shift s = round(t(shift / scale)), round(t(x / scale)) + s; 0 to 2^bits - 1. Groups are rows; a
+# byte has the codes of rows r, r + n, ..., n the number of groups over the codes in a byte.
 def quanto_few_bits(x, case, bits, integer_shift):
     t = x.dtype
     most = 2**bits - 1
@@ -417,8 +423,8 @@ def quanto_few_bits(x, case, bits, integer_shift):
 
 
 # Transformers 5.24, integrations/finegrained_fp8.py (Fp8Quantize): s = f32(448 * f32(1 / amax)), of zeros 1; codes =
-# cast(f32(x * s)), saturated; f32(1 / s) is kept. ue8m0: that rounded up to a power of two by ceil of an fp32 log2 is kept,
-# and s is one over it.
+# cast(f32(x * s)), saturated; f32(1 / s) is kept. ue8m0: that rounded up to a power of two by ceil of an fp32 log2 is
+# kept, and s is one over it.
 def transformers_fp8(x, case, power_of_two):
     blocks = Blocks(x.values.shape, case["block"])
     amax = blocks.amax(x.values)
@@ -434,8 +440,8 @@ def transformers_fp8(x, case, power_of_two):
     return dict(codes=eight_bits(codes, "e4m3"), scale=kept)
 
 
-# Transformers 5.24, integrations/bitnet.py (activation_quant), not compiled: s = t(127 * t(1 / amax)), amax at least 1e-5;
-# codes = round(t(x * s)), -128 to 127; s is kept.
+# Transformers 5.24, integrations/bitnet.py (activation_quant), not compiled: s = t(127 * t(1 / amax)), amax at least
+# 1e-5; codes = round(t(x * s)), -128 to 127; s is kept.
 def transformers_bitnet(x, case):
     t = x.dtype
     blocks = Blocks(x.values.shape, "row")
@@ -473,9 +479,9 @@ def scaled_by_amax(values, size):
     return np.clip(scaled, F32(-1), F32(1))[: values.size], amax.reshape(-1)
 
 
-# bitsandbytes 0.50.2, backends/default/ops.py (quantize_4bit): x * f32(1 / amax) over runs in row-major order; the level is
-# how many of the midpoints f32((a + b) / 2) of neighbouring levels lie below; the even element is the high nibble. amax is
-# kept.
+# bitsandbytes 0.50.2, backends/default/ops.py (quantize_4bit): x * f32(1 / amax) over runs in row-major order; the
+# level is how many of the midpoints f32((a + b) / 2) of neighbouring levels lie below; the even element is the high
+# nibble. amax is kept.
 def bitsandbytes_four_bits(x, case, size, kind):
     scaled, amax = scaled_by_amax(x.values, size)
     levels = FOUR_BIT_LEVELS[kind]
@@ -486,8 +492,8 @@ def bitsandbytes_four_bits(x, case, size, kind):
     return dict(codes=("U8", packed), scale=("F32", amax), table=("F32", levels))
 
 
-# bitsandbytes 0.50.2, backends/default/ops.py (int8_vectorwise_quant): values of at least the threshold, if there is one,
-# count as 0, and their columns' codes are 0; codes = round(f32(x * f32(127 * f32(1 / amax)))); amax is kept.
+# bitsandbytes 0.50.2, backends/default/ops.py (int8_vectorwise_quant): values of at least the threshold, if there is
+# one, count as 0, and their columns' codes are 0; codes = round(f32(x * f32(127 * f32(1 / amax)))); amax is kept.
 def bitsandbytes_int8(x, case, threshold):
     values = x.values
     outliers = np.abs(values) >= threshold if threshold else np.zeros(values.shape, bool)
@@ -507,8 +513,8 @@ def torch_number_over_amax(x, case, element, in_f32):
     return dict(codes=eight_bits(codes, element), scale=stored(scale, t))
 
 
-# torch 2.11, Tensor.to of an FP8 dtype: nearest even, not saturated. What lies beyond the largest value becomes NaN, in E5M2
-# infinity; a NaN has all bits set under its sign; an FNUZ format has one NaN and no signed zero.
+# torch 2.11, Tensor.to of an FP8 dtype: nearest even, not saturated. What lies beyond the largest value becomes NaN,
+# in E5M2 infinity; a NaN has all bits set under its sign; an FNUZ format has one NaN and no signed zero.
 def torch_cast(x, case, element):
     ladder = magnitudes(element)
     size = np.abs(x.values).astype(np.float64)
@@ -523,9 +529,9 @@ def torch_cast(x, case, element):
     return dict(codes=eight_bits(codes.astype(np.uint8), element))
 
 
-# torch 2.11, ao/quantization/observer.py and quantize_per_tensor, quantize_per_channel: symmetric: scale = max(-min, max) /
-# ((high - low) / 2), zero point 0; affine: scale = (max - min) / (high - low), zero point low - round(min / scale); scale at
-# least 2^-23. codes = clamp(round(x * (1 / scale)) + zero point).
+# torch 2.11, ao/quantization/observer.py and quantize_per_tensor, quantize_per_channel: symmetric: scale = max(-min,
+# max) / ((high - low) / 2), zero point 0; affine: scale = (max - min) / (high - low), zero point low - round(min /
+# scale); scale at least 2^-23. codes = clamp(round(x * (1 / scale)) + zero point).
 def torch_affine(x, case, low, high):
     blocks = Blocks(x.values.shape, case["block"])
     least = np.minimum(blocks.reduce(np.min, x.values), F32(0))
@@ -543,7 +549,7 @@ def torch_affine(x, case, low, high):
 
 
 def flushed(values, dtype):
-    """Subnormal results of fp32 operations are zeros of their sign, as JAX's CPU backend computes; f16 has its subnormals."""
+    """Subnormal results of fp32 operations are zeros of their sign, as JAX's CPU backend has it; f16 has subnormals."""
     values = round_to(values, dtype)
     return np.where(np.abs(values) < TINY["f32"], np.copysign(F32(0), values), values)
 
@@ -556,8 +562,9 @@ def natural_log_ratio(values, dtype):
 
 
 def jax_over(values, others, dtype, is_broadcast):
-    """JAX's array / array on its CPU backend. By one that is broadcast XLA divides as a product with its reciprocal: in f16
-    both rounded to f16, else both in fp32, which bf16 cannot tell from a division. Arrays of one shape are divided."""
+    """JAX's array / array on its CPU backend. By one that is broadcast XLA divides as a product with its reciprocal: in
+    f16 both rounded to f16, else both in fp32, which bf16 cannot tell from a division. Arrays of one shape are
+    divided."""
     if not is_broadcast:
         return divided(values, others, dtype)
     width = "f16" if dtype == "f16" else "f32"
@@ -568,12 +575,12 @@ QWIX_BOUNDS = {"mxfp8": 448.0, "mxfp4": 6.0, "nvfp4": 6.0, "nf4": 1.0, "int8": 1
 QWIX_ELEMENTS = {"mxfp8": "e4m3", "mxfp4": "e2m1", "nvfp4": "e2m1"}
 
 
-# qwix 0.1.8, _src/core/qarray.py (calibrate, compute_scale_zero_point, quantize_with_scale_zero_point) and numerics.py, on
-# JAX's CPU backend, where subnormals are zeros; quotients are those of jax_over. absmax: scale = t(amax / bound), bound 448,
-# 57344, 6, 127.5, 7.5 or, of NF4, 1; minmax: t(t(max - min) / (high - low)), 0 among min and max. A scale below the root of
-# the smallest normal of t (2^-63, in f16 2^-7) is 1. mxfp8, mxfp4: 2^ceil(t(t(ln scale) / t(ln 2))); nvfp4: t(e4m3(scale)),
-# which may be 0. codes of t(x / scale), plus the zero point round(t(low - t(min / scale))); integers saturate; nf4 takes the
-# level with the least f32(|level - quotient|).
+# qwix 0.1.8, _src/core/qarray.py (calibrate, compute_scale_zero_point, quantize_with_scale_zero_point) and
+# numerics.py, on JAX's CPU backend, where subnormals are zeros; quotients are those of jax_over. absmax: scale =
+# t(amax / bound), bound 448, 57344, 6, 127.5, 7.5 or, of NF4, 1; minmax: t(t(max - min) / (high - low)), 0 among min
+# and max. A scale below the root of the smallest normal of t (2^-63, in f16 2^-7) is 1. mxfp8, mxfp4: 2^ceil(t(t(ln
+# scale) / t(ln 2))); nvfp4: t(e4m3(scale)), which may be 0. codes of t(x / scale), plus the zero point round(t(low -
+# t(min / scale))); integers saturate; nf4 takes the level with the least f32(|level - quotient|).
 def qwix(x, case, kind, method):
     t = x.dtype
     values = flushed(x.values, "f32")
@@ -638,8 +645,8 @@ def round_half_away(values):
     return np.copysign(np.floor(size.astype(np.float64) + 0.5), values)
 
 
-# gguf 0.19, quants.py (Q8_0): d = f32(amax / 127), kept as f16; codes = round(f32(x * f32(1 / d))) with d in fp32, half away
-# from zero.
+# gguf 0.19, quants.py (Q8_0): d = f32(amax / 127), kept as f16; codes = round(f32(x * f32(1 / d))) with d in fp32,
+# half away from zero.
 def gguf_q8_0(x, case):
     blocks = ggml_blocks(x, 32)
     d = divided(np.abs(blocks).max(axis=1, keepdims=True), F32(127))
@@ -648,8 +655,8 @@ def gguf_q8_0(x, case):
 
 
 def ggml_symmetric(x, levels):
-    """Q4_0, Q5_0: d = f32(m / -(levels / 2)), m the first value of the largest magnitude; codes = floor(f32(f32(x * f32(1 / d))
-    + levels / 2 + 0.5)), at most levels - 1."""
+    """Q4_0, Q5_0: d = f32(m / -(levels / 2)), m the first value of the largest magnitude; codes = floor(f32(f32(x *
+    f32(1 / d)) + levels / 2 + 0.5)), at most levels - 1."""
     blocks = ggml_blocks(x, 32)
     first = np.abs(blocks).argmax(axis=1)[:, None]
     d = divided(np.take_along_axis(blocks, first, axis=1), F32(-levels / 2))
@@ -668,8 +675,8 @@ def ggml_affine(x, levels):
 
 def fifth_bits(codes):
     """Bit i of 32 is the fifth of element i."""
-    return ((codes.astype(np.uint32) >> 4) << np.arange(32, dtype=np.uint32)).sum(axis=1, dtype=np.uint32)[:, None].view(
-        np.uint8)
+    fifth = (codes.astype(np.uint32) >> 4) << np.arange(32, dtype=np.uint32)
+    return fifth.sum(axis=1, dtype=np.uint32)[:, None].view(np.uint8)
 
 
 # gguf 0.19, quants.py (Q4_0, Q4_1, Q5_0, Q5_1): above; d and min are kept as f16.
@@ -693,8 +700,8 @@ def gguf_q5_1(x, case):
     return as_ggml(x, np.concatenate([f16_bytes(d), f16_bytes(least), fifth_bits(codes), halves(codes)], axis=1))
 
 
-# gguf 0.19, quants.py (MXFP4): exponent = floor(log2(amax)) - 2, that log2 in fp32; the nearest of the sixteen values of x /
-# 2^exponent, of equal distances the first: toward zero; zeros and what becomes zero are +0. It saturates at 6.
+# gguf 0.19, quants.py (MXFP4): exponent = floor(log2(amax)) - 2, that log2 in fp32; the nearest of the sixteen values
+# of x / 2^exponent, of equal distances the first: toward zero; zeros and what becomes zero are +0. It saturates at 6.
 def gguf_mxfp4(x, case):
     blocks = ggml_blocks(x, 32)
     amax = np.abs(blocks).max(axis=1, keepdims=True)
@@ -705,8 +712,8 @@ def gguf_mxfp4(x, case):
     return as_ggml(x, np.concatenate([(exponent + 127).astype(np.uint8), halves(codes)], axis=1))
 
 
-# gguf 0.19, quants.py (TQ2_0): d = amax of 256, kept as f16; codes = round(f32(x * f32(1 / d))) + 1, half away from zero; byte
-# j of each 128 elements has elements j, j + 32, j + 64 and j + 96, the first lowest.
+# gguf 0.19, quants.py (TQ2_0): d = amax of 256, kept as f16; codes = round(f32(x * f32(1 / d))) + 1, half away from
+# zero; byte j of each 128 elements has elements j, j + 32, j + 64 and j + 96, the first lowest.
 def gguf_tq2_0(x, case):
     blocks = ggml_blocks(x, 256)
     d = np.abs(blocks).max(axis=1, keepdims=True)
@@ -723,9 +730,9 @@ def rounded_by(values, element, mode):
     return size.astype(np.uint8) | np.where(np.signbit(values), sign_bit(element), 0).astype(np.uint8)
 
 
-# gfloat 0.5.2, block.py (compute_scale_amax, encode_block): exponent = floor(log2(amax)) - floor(log2(max)) within +-127, of
-# zeros -127; codes of x / 2^exponent in binary64, saturated; MXINT8: 64ths, nearest even, two's complement, exponent of the
-# amax itself.
+# gfloat 0.5.2, block.py (compute_scale_amax, encode_block): exponent = floor(log2(amax)) - floor(log2(max)) within
+# +-127, of zeros -127; codes of x / 2^exponent in binary64, saturated; MXINT8: 64ths, nearest even, two's complement,
+# exponent of the amax itself.
 def gfloat_mx(x, case, element, rows, mode):
     values = x.values.reshape(-1, x.values.shape[-1])[:rows]
     blocks = Blocks(values.shape, "1x32")
@@ -746,9 +753,9 @@ def gfloat_cast(x, case, element, mode):
     return dict(codes=("U8", rounded_by(x.values, element, mode)))
 
 
-# vLLM, tests/kernels/quantization/test_nvfp4_quant.py (ref_nvfp4_quant, commit 07b13497), which its kernels are held to: gs =
-# f32(2688 * f32(1 / A)); s8 = e4m3(f32(gs * f32(amax_b * f32(1 / 6)))); r = f32(1 / f32(s8 * f32(1 / gs))), 0 where s8 is 0;
-# codes of f32(x * r), nearest even; a zero is +0. No stored case: vLLM has no such call on a CPU.
+# vLLM, tests/kernels/quantization/test_nvfp4_quant.py (ref_nvfp4_quant, commit 07b13497), which its kernels are held
+# to: gs = f32(2688 * f32(1 / A)); s8 = e4m3(f32(gs * f32(amax_b * f32(1 / 6)))); r = f32(1 / f32(s8 * f32(1 / gs))),
+# 0 where s8 is 0; codes of f32(x * r), nearest even; a zero is +0. No stored case: vLLM has no such call on a CPU.
 def vllm_nvfp4(x, case):
     blocks = Blocks(x.values.shape, "1x16")
     tensor_scale = number_over(2688, np.abs(x.values).max())

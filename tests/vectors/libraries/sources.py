@@ -38,7 +38,7 @@ def wide(seed, shape, low, high):
 
 
 def ladder(seed, shape, maxima, low, span):
-    """Blocks of 16 whose amaxes are powers of two times each maximum, exactly, one ulp of bf16 or of fp32 below and above."""
+    """Blocks of 16 whose amaxes are powers of two times each maximum, or an ulp of bf16 or fp32 below or above that."""
     random = np.random.default_rng(seed)
     values = random.uniform(-0.95, 0.95, (shape[0], shape[1] // 16, 16))
     count = values.shape[0] * values.shape[1]
