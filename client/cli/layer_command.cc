@@ -71,6 +71,7 @@ std::vector<v1::NamedTensor> OutputTensors(const v1::VariantReport& variant) {
     if (!output.intermediate()) tensors.push_back(output.tensor());
   }
   tensors.insert(tensors.end(), variant.state().begin(), variant.state().end());
+  tensors.insert(tensors.end(), variant.stacks().begin(), variant.stacks().end());
   return tensors;
 }
 

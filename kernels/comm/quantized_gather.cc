@@ -85,6 +85,8 @@ GatherMethod GatherMethodOf(const Recipe& recipe, TensorRole role, std::span<con
   const Quantizer& quantizer = recipe.QuantizerFor(role);
   const QuantizerSpec& rowwise = quantizer.rowwise;
   const QuantizerSpec& columnwise = quantizer.columnwise;
+  // Codes under a delayed scale are made once, before the scale is updated.
+  if (quantizer.is_uniform() && rowwise.scaling == Scaling::kDelayed) return GatherMethod::kCodes;
   if (recipe.name() == "custom") return GatherMethod::kSource;
   if (!rowwise.is_quantized() && !columnwise.is_quantized()) return GatherMethod::kSource;
   // The values of a cast, gathered in the source's dtype, may not be the cast of the source.

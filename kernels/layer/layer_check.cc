@@ -98,12 +98,20 @@ absl::Status CheckAmaxes(const LinearUnit& unit, const AmaxGroups& groups) {
 /// amax and the directions that are gathered.
 absl::Status CheckGathered(const PlannedOperation& operation) {
   const LinearUnit& unit = operation.linear;
-  const bool gathers = unit.parallel.gathers_x() || unit.parallel.gathers_grad_output();
-  if (gathers && unit.flow.is_delayed && unit.recipe->name() != "fp8_delayed") {
+  const std::pair<TensorRole, bool> operands[] = {
+      {TensorRole::kInput, unit.parallel.gathers_x()},
+      {TensorRole::kGradOutput, unit.parallel.gathers_grad_output()}};
+  for (const auto& [role, is_gathered] : operands) {
+    const Quantizer& quantizer = unit.recipe->QuantizerFor(role);
+    const bool is_split =
+        unit.flow.is_delayed && !quantizer.is_uniform() && !quantizer.delayed_directions().empty();
+    if (!is_gathered || !is_split) continue;
     return Refuse("recipe", unit.recipe->ShortText(),
-                  "delayed scaling within hybrid and custom does not go with sequence parallelism: "
-                  "what they gather is quantized when it is gathered, in backward after the update "
-                  "of its scale");
+                  absl::StrCat(std::string(TensorRoleName(role)),
+                               " has delayed scaling in one direction, or by two rules, which does "
+                               "not go with sequence parallelism: what such a rule gathers is "
+                               "quantized when it is gathered, in backward after the update of its "
+                               "scale"));
   }
   const bool x = unit.facts.x_is_codes && unit.parallel.gathers_x();
   const bool grad_output = unit.facts.grad_output_is_codes && unit.parallel.gathers_grad_output();

@@ -4,6 +4,7 @@
 #include <iterator>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/base/parse_name.h"
 
 namespace quantgate {
@@ -87,12 +88,18 @@ std::vector<std::string_view> LayerKindNames() {
 }  // namespace
 
 int LayerTraits::count(OperationKind operation) const {
-  return static_cast<int>(
-      std::count_if(parts.begin(), parts.end(),
-                    [&](const LayerPart& part) { return part.operation == operation; }));
+  return static_cast<int>(std::count_if(parts.begin(), parts.end(), [&](const LayerPart& part) {
+    return part.operation == operation;
+  }));
 }
 
 bool LayerTraits::has(OperationKind operation) const { return count(operation) != 0; }
+
+std::string WithArticle(const LayerTraits& traits) {
+  const bool begins_with_vowel =
+      std::string_view("aeiou").find(traits.name[0]) != std::string::npos;
+  return absl::StrCat(begins_with_vowel ? "an " : "a ", std::string(traits.name));
+}
 
 std::span<const LayerTraits> AllLayerKinds() { return kLayerKinds; }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "absl/status/statusor.h"
@@ -73,6 +74,9 @@ struct LayerTraits {
   /// There are tensors between operations, which a report lists.
   bool has_intermediates() const { return has_operations || parts.size() > 1; }
 };
+
+/// "a linear", "an attention".
+std::string WithArticle(const LayerTraits& traits);
 
 /// All kinds, in the order of LayerKind.
 std::span<const LayerTraits> AllLayerKinds();

@@ -114,8 +114,8 @@ absl::Status CheckAttention(const LayerSpec& spec) {
   if (!spec.traits().has(OperationKind::kAttention)) {
     if (attention == AttentionOptions()) return absl::OkStatus();
     return Refuse(field, "given",
-                  absl::StrCat("it is of an attention or a transformer_layer, not of a ",
-                               std::string(spec.traits().name)));
+                  absl::StrCat("it is of an attention or a transformer_layer, not of ",
+                               WithArticle(spec.traits())));
   }
   if (attention.heads < 1) {
     return Refuse(field + ".heads", absl::StrCat(attention.heads), "it must be at least 1");
@@ -168,10 +168,10 @@ bool operator==(const OperationSpec& a, const OperationSpec& b) {
 
 bool operator==(const LayerSpec& a, const LayerSpec& b) {
   const auto fields = [](const LayerSpec& one) {
-    return std::tuple_cat(std::tie(one.name, one.kind, one.norm, one.return_norm_output,
-                                   one.m_splits, one.operations, one.attention, one.fused,
-                                   one.parallel_mode),
-                          ActivationFieldsOf(one.activation));
+    return std::tuple_cat(
+        std::tie(one.name, one.kind, one.norm, one.return_norm_output, one.m_splits, one.operations,
+                 one.attention, one.fused, one.parallel_mode),
+        ActivationFieldsOf(one.activation));
   };
   return fields(a) == fields(b);
 }
@@ -251,12 +251,12 @@ std::vector<std::string> NotesOfRules(std::span<const LayerSpec* const> layers,
 
 absl::Status CheckLayerSpec(const LayerSpec& spec) {
   const LayerTraits& traits = spec.traits();
-  const std::string kind(traits.name);
+  const std::string kind = WithArticle(traits);
   QG_RETURN_IF_ERROR(CheckLayerName(spec.name));
   if (spec.return_norm_output && !traits.has_one_norm()) {
     const bool has_norms = traits.has(OperationKind::kNorm);
     return Refuse("layer.return_norm_output", "true",
-                  absl::StrCat("a ", kind, has_norms ? " has two norms" : " has no norm"));
+                  absl::StrCat(kind, has_norms ? " has two norms" : " has no norm"));
   }
   QG_RETURN_IF_ERROR(CheckAttention(spec));
   QG_RETURN_IF_ERROR(CheckParallelMode(spec));
@@ -264,12 +264,12 @@ absl::Status CheckLayerSpec(const LayerSpec& spec) {
     QG_RETURN_IF_ERROR(CheckChain(spec));
   } else if (!spec.operations.empty()) {
     return Refuse("layer.operations", absl::StrCat(spec.operations.size(), " operations"),
-                  absl::StrCat("they are a chain's, not a ", kind, "'s"));
+                  absl::StrCat("they are a chain's, not ", kind, "'s"));
   }
   if (traits.has_experts) return CheckSplits(spec);
   if (spec.m_splits.empty()) return absl::OkStatus();
   return Refuse("layer.m_splits", absl::StrCat(spec.m_splits.size(), " experts"),
-                absl::StrCat("they are a grouped_linear's, not a ", kind, "'s"));
+                absl::StrCat("they are a grouped_linear's, not ", kind, "'s"));
 }
 
 }  // namespace quantgate

@@ -34,7 +34,7 @@ absl::Status CheckShape(const std::string& field, const Tensor& tensor, const Sh
 class TensorsCheck {
  public:
   explicit TensorsCheck(const LayerRequest& request)
-      : request_(request), kind_(LayerKindName(request.layer.kind)) {}
+      : request_(request), kind_(WithArticle(request.layer.traits())) {}
 
   absl::Status Run();
 
@@ -58,7 +58,10 @@ class TensorsCheck {
   absl::Status CheckNormOperation(const ProgramOperation& operation, const Shape& x) const;
   absl::StatusOr<Shape> CheckAttention(const ProgramOperation& operation, const Shape& x) const;
   absl::Status CheckVector(const std::string& name, int64_t count, const std::string& of) const;
-  absl::Status CheckBytes(const std::string& value, const Shape& shape) const;
+  absl::Status CheckBytes(const std::string& value, const Shape& shape) const {
+    return CheckBytes(value, shape, request_.x.dtype());
+  }
+  absl::Status CheckBytes(const std::string& value, const Shape& shape, DType dtype) const;
   absl::Status CheckGradOutput() const;
   absl::Status CheckMainGrads() const;
   absl::Status CheckCodes() const;
@@ -72,13 +75,13 @@ class TensorsCheck {
 
 absl::Status TensorsCheck::CheckPresence() const {
   if (!request_.x.has_value()) {
-    return Refuse("x", "absent", absl::StrCat("a ", kind_, " layer needs it"));
+    return Refuse("x", "absent", absl::StrCat(kind_, " layer needs it"));
   }
   const std::vector<LayerParameter> known = ParametersOf(request_.layer);
   for (const LayerParameter& parameter : known) {
     if (!parameter.is_optional && Find(parameter.name) == nullptr) {
       return Refuse(ParameterField(parameter.name), "absent",
-                    absl::StrCat("a ", kind_, " layer needs it"));
+                    absl::StrCat(kind_, " layer needs it"));
     }
   }
   for (const auto& [given, tensor] : request_.parameters) {
@@ -258,14 +261,14 @@ absl::StatusOr<Shape> TensorsCheck::CheckAttention(const ProgramOperation& opera
                                                    const Shape& x) const {
   if (request_.x.rank() != 2 && request_.x.rank() != 3) {
     return Refuse("x", TensorText(request_.x),
-                  absl::StrCat("its rank must be 2 or 3 of a ", kind_,
+                  absl::StrCat("its rank must be 2 or 3 of ", kind_,
                                ", [S][K] or [S][B][K]: attention is along dim 0"));
   }
   const int ranks = request_.parallel == nullptr ? 1 : request_.parallel->size();
   QG_ASSIGN_OR_RETURN(const AttentionDims dims, CheckAttentionDims(operation, x, ranks));
-  // Overflow is refused factor by factor.
-  QG_RETURN_IF_ERROR(CheckBytes(absl::StrCat(operation.name, ".scores"),
-                                {dims.batch, dims.heads, dims.sequence, dims.sequence}));
+  QG_RETURN_IF_ERROR(CheckBytes(absl::StrCat(operation.name, ".probabilities"),
+                                {dims.batch, dims.heads, dims.sequence, dims.sequence},
+                                DType::kF32));
   return AttentionOutputShape(dims, x);
 }
 
@@ -317,10 +320,10 @@ absl::Status TensorsCheck::CheckProgram(const LayerProgram& program, Shape x) {
   return absl::OkStatus();
 }
 
-absl::Status TensorsCheck::CheckBytes(const std::string& value, const Shape& shape) const {
+absl::Status TensorsCheck::CheckBytes(const std::string& value, const Shape& shape,
+                                      DType dtype) const {
   // The largest output type; a shape whose bytes overflow is refused here, not at allocation.
   QG_ASSIGN_OR_RETURN(const int64_t count, CheckedElementCount(shape, DType::kF32, value));
-  const DType dtype = request_.x.dtype();
   if (count <= request_.value_bytes_max / DTypeBytes(dtype)) return absl::OkStatus();
   return Refuse(value, absl::StrCat(std::string(DTypeName(dtype)), "[", ShapeText(shape), "]"),
                 absl::StrCat("a tensor has at most ", request_.value_bytes_max, " bytes"));
@@ -391,7 +394,7 @@ absl::Status TensorsCheck::CheckCodes() const {
     if (request_.layer.traits().has_experts) {
       return Refuse(
           field, text,
-          absl::StrCat("the rows of each expert are quantized by themselves, in a ", kind_));
+          absl::StrCat("the rows of each expert are quantized by themselves, in ", kind_));
     }
     if (name == "grad_output") continue;
     const std::vector<LayerProgram> programs = ProgramsOf(

@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
+#include "kernels/layer/experts/stacked_experts.h"
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
 #include "kernels/training/session_step_run.h"
@@ -123,6 +124,26 @@ absl::Status TakeGradients(const OneRankSession::State& session, size_t layer,
     QG_ASSIGN_OR_RETURN(Tensor sum,
                         SumOverRanks(session, layer, parameter->first, gradient.tensor));
     result.outputs.push_back({absl::StrCat(spec.name, ".", gradient.name), std::move(sum)});
+  }
+  return absl::OkStatus();
+}
+
+/// Adds "LAYER.dw" where the weights of a layer's experts were given as one tensor.
+absl::Status StackGradients(const OneRankSession::State& session, const Cancellation* cancellation,
+                            std::vector<NamedTensor>& outputs) {
+  for (const size_t layer : session.stacked_layers) {
+    const SessionLayer& of = session.spec.layers[layer];
+    const std::string name = absl::StrCat(of.name, ".dw");
+    std::vector<Tensor> experts;
+    for (size_t expert = 0; expert < of.spec.m_splits.size(); ++expert) {
+      const auto found = std::find_if(outputs.begin(), outputs.end(), [&](const auto& output) {
+        return output.name == absl::StrCat(name, ".", expert);
+      });
+      if (found != outputs.end()) experts.push_back(found->tensor);
+    }
+    if (experts.empty() || experts.size() != of.spec.m_splits.size()) continue;
+    QG_ASSIGN_OR_RETURN(Tensor stack, StackExperts(session.engine, experts, cancellation));
+    outputs.push_back({name, std::move(stack)});
   }
   return absl::OkStatus();
 }
@@ -278,6 +299,7 @@ absl::StatusOr<SessionStepResult> Backwarding::Run() {
   if (flight_->recomputation != nullptr) {
     CompareWithFirstPhase(flight_->recomputation->saved, result_);
   }
+  QG_RETURN_IF_ERROR(StackGradients(session_, cancellation, result_.outputs));
   if (has_reached_x) {
     result_.outputs.insert(result_.outputs.begin(), {"dx", gradient});
   }
@@ -311,6 +333,7 @@ absl::StatusOr<SessionStepResult> OneRankSession::Wgrad(const Cancellation* canc
     QG_RETURN_IF_ERROR(TakeGradients(session, deferred.layer, *gradients, run, kept, result));
   }
   QG_ASSIGN_OR_RETURN(static_cast<StepRecords&>(result), run.Finish());
+  QG_RETURN_IF_ERROR(StackGradients(session, cancellation, result.outputs));
   QG_RETURN_IF_ERROR(Commit(std::move(next), *state_));
   return result;
 }

@@ -173,11 +173,11 @@ absl::Status CheckWeightQuantizer(const Recipe& recipe) {
         "weights", "quantized",
         absl::StrCat("recipe ", recipe.ShortText(), " does not quantize weights rowwise"));
   }
-  if (!quantizer.delayed_directions().empty() && recipe.name() != "fp8_delayed") {
+  if (!quantizer.delayed_directions().empty() && !quantizer.is_uniform()) {
     return Refuse("weights", "quantized",
                   absl::StrCat("recipe ", recipe.ShortText(),
-                               " scales weights by delayed scaling, and only fp8_delayed itself "
-                               "keeps the amaxes of weights between forwards"));
+                               " scales weights by delayed scaling in one direction, or by two "
+                               "rules, and an update makes both directions under one scale"));
   }
   if (quantizer.columnwise.casts()) {
     return Refuse("weights", "quantized",
@@ -239,9 +239,9 @@ namespace {
 absl::Status CheckNothingAbsent(const SessionLayer& layer, const SessionLayerState& state) {
   for (const LayerParameter& parameter : ParametersOf(layer.spec)) {
     if (parameter.is_optional || state.state.parameters.count(parameter.name) != 0) continue;
-    return InLayer(layer, RefuseAbsent(absl::StrCat("parameters[", parameter.name, "]"),
-                                       absl::StrCat("a ", std::string(layer.spec.traits().name),
-                                                    " layer needs it")));
+    return InLayer(layer,
+                   RefuseAbsent(absl::StrCat("parameters[", parameter.name, "]"),
+                                absl::StrCat(WithArticle(layer.spec.traits()), " layer needs it")));
   }
   return absl::OkStatus();
 }

@@ -180,6 +180,8 @@ class OneRankSession::State {
   const SeededFaults faults;
   int64_t bytes_max = std::numeric_limits<int64_t>::max();
   SessionState now;
+  /// The layers whose experts' weights were given as one tensor; their gradients are stacked too.
+  std::set<size_t> stacked_layers = {};
   std::optional<CheckedForward> checked_forward;  ///< The last one.
   const std::shared_ptr<const SessionRank> rank;  ///< Null in a session on one rank.
 };

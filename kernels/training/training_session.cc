@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/refusal.h"
 #include "kernels/engine/engine.h"
+#include "kernels/layer/experts/stacked_experts.h"
 #include "kernels/training/held_codes.h"
 #include "kernels/training/parallel/parallel_checks.h"
 #include "kernels/training/parallel/parallel_session.h"
@@ -36,6 +37,36 @@ bool IsTrained(const std::string& name) {
     if (WithLastWord(name, last) == name) return true;
   }
   return false;
+}
+
+/// Takes weights and main gradients that are given as one tensor for all experts of a layer apart.
+/// Gives the numbers of the layers whose weights were.
+absl::StatusOr<std::set<size_t>> UnstackParameters(const SessionSpec& spec,
+                                                   std::map<std::string, Tensor>& parameters) {
+  std::set<size_t> stacked;
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    const SessionLayer& layer = spec.layers[i];
+    if (!layer.spec.traits().has_experts) continue;
+    for (const std::string word : {"weight", "main_grad"}) {
+      const std::string name = absl::StrCat(layer.name, ".", word);
+      if (!parameters.contains(name)) continue;
+      std::map<std::string, Tensor> within;
+      for (const auto& [other, tensor] : parameters) {
+        const std::optional<std::string> own = NameWithin(layer, other);
+        if (own.has_value()) within[*own] = tensor;
+      }
+      if (absl::Status status = UnstackExperts(layer.spec, "parameters", within, word);
+          !status.ok()) {
+        return AsField(absl::StrCat("parameters[", name, "]"), status);
+      }
+      parameters.erase(name);
+      for (const auto& [own, tensor] : within) {
+        parameters[absl::StrCat(layer.name, ".", own)] = tensor;
+      }
+      if (word == "weight") stacked.insert(i);
+    }
+  }
+  return stacked;
 }
 
 }  // namespace
@@ -136,7 +167,9 @@ absl::StatusOr<std::unique_ptr<Session>> OpenSession(
     const RankSetting* setting, const Cancellation* cancellation, const CodesByName& codes) {
   if (spec.parallel.has_value()) {
     QG_RETURN_IF_ERROR(CheckHeldCodes(spec, codes));
-    return ParallelSession::Open(engine, std::move(spec), parameters, setting, cancellation);
+    std::map<std::string, Tensor> of_experts = parameters;
+    QG_RETURN_IF_ERROR(UnstackParameters(spec, of_experts).status());
+    return ParallelSession::Open(engine, std::move(spec), of_experts, setting, cancellation);
   }
   return OneRankSession::Open(engine, std::move(spec), parameters, cancellation,
                               setting == nullptr ? SeededFaults() : setting->faults, nullptr,
@@ -144,7 +177,7 @@ absl::StatusOr<std::unique_ptr<Session>> OpenSession(
 }
 
 absl::StatusOr<std::unique_ptr<OneRankSession>> OneRankSession::Open(
-    Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
+    Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& given,
     const Cancellation* cancellation, const SeededFaults& faults,
     std::shared_ptr<const SessionRank> rank, const CodesByName& codes) {
   if (rank == nullptr) QG_RETURN_IF_ERROR(CheckOneRank(spec));
@@ -159,6 +192,8 @@ absl::StatusOr<std::unique_ptr<OneRankSession>> OneRankSession::Open(
   QG_RETURN_IF_ERROR(engine.CheckArithmetic(spec.arithmetic));
   SessionState state{.recipe = spec.recipe};
   state.layers.resize(spec.layers.size());
+  std::map<std::string, Tensor> parameters = given;
+  QG_ASSIGN_OR_RETURN(std::set<size_t> stacked, UnstackParameters(spec, parameters));
   QG_RETURN_IF_ERROR(CheckHeldCodes(spec, codes));
   QG_ASSIGN_OR_RETURN(const auto values, ValuesOfHeld(engine, codes, cancellation));
   QG_RETURN_IF_ERROR(SortParameters(spec, parameters, state));
@@ -176,8 +211,10 @@ absl::StatusOr<std::unique_ptr<OneRankSession>> OneRankSession::Open(
   KeepOwnExperts(spec, rank.get(), state.layers);
   QG_RETURN_IF_ERROR(
       Division(engine, spec, rank.get(), faults, cancellation).Divide(spec.recipe, state.layers));
-  return std::unique_ptr<OneRankSession>(new OneRankSession(
-      std::make_unique<State>(engine, std::move(spec), faults, std::move(state), std::move(rank))));
+  auto opened =
+      std::make_unique<State>(engine, std::move(spec), faults, std::move(state), std::move(rank));
+  opened->stacked_layers = std::move(stacked);
+  return std::unique_ptr<OneRankSession>(new OneRankSession(std::move(opened)));
 }
 
 std::shared_ptr<const SessionState> OneRankSession::Snapshot() const {
@@ -253,6 +290,17 @@ absl::StatusOr<Tensor> OneRankSession::Find(const std::string& name,
     if (candidate == name) found = tensor;
   });
   if (found.has_value()) return found;
+  for (const size_t layer : state_->stacked_layers) {
+    const SessionLayer& of = state_->spec.layers[layer];
+    const std::optional<std::string> within = NameWithin(of, name);
+    if (!within.has_value() || (*within != "weight" && *within != "main_grad")) continue;
+    std::vector<Tensor> experts;
+    for (size_t expert = 0; expert < of.spec.m_splits.size(); ++expert) {
+      QG_ASSIGN_OR_RETURN(experts.emplace_back(),
+                          Find(absl::StrCat(name, ".", expert), cancellation));
+    }
+    return StackExperts(state_->engine, experts, cancellation);
+  }
   return StatusOf({.code = absl::StatusCode::kNotFound,
                    .field = "tensor",
                    .value = name,

@@ -9,6 +9,8 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/layer/experts/stacked_experts.h"
+#include "kernels/layer/layer_program.h"
 #include "kernels/layer/layer_sharding.h"
 
 namespace quantgate {
@@ -233,7 +235,33 @@ std::string_view RequirementName(Requirement requirement) {
   return "unknown";
 }
 
+namespace {
+
+/// Takes one tensor for all experts apart.
+absl::Status TakeStack(const std::string& field, std::map<std::string, Tensor>& tensors,
+                       LayerRunRequest& request) {
+  const auto found = tensors.find("weight");
+  const bool is_stack = request.step.layer.traits().has_experts && found != tensors.end() &&
+                        found->second.has_value();
+  if (!is_stack) return absl::OkStatus();
+  const Tensor stack = found->second;
+  const std::string name = absl::StrCat(field, "[weight]");
+  if (request.step.codes.contains("weight")) {
+    return Refuse(name, "given as codes",
+                  "one tensor for all experts is given in high precision; give the codes of each "
+                  "expert as weight.0, weight.1, ...");
+  }
+  QG_RETURN_IF_ERROR(UnstackExperts(request.step.layer, field, tensors));
+  request.stacks[name] = stack;
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::StatusOr<Plan> Plan::Create(LayerRunRequest request) {
+  QG_RETURN_IF_ERROR(CheckLayerSpec(request.step.layer));
+  QG_RETURN_IF_ERROR(TakeStack("parameters", request.step.parameters, request));
+  QG_RETURN_IF_ERROR(TakeStack("main_grads", request.step.main_grads, request));
   QG_RETURN_IF_ERROR(CheckLayerTensors(request.step));
   if (request.error_budget && !request.step.codes.empty()) {
     return Refuse(
@@ -292,6 +320,14 @@ absl::StatusOr<Plan> Plan::WithTensors(TensorLoader load, CodesLoader load_codes
     codes = std::move(loaded.codes);
     values[name] = std::move(loaded.values);
     request.given_parts[name] = std::move(loaded.parts);
+  }
+  for (auto& [name, stack] : request.stacks) {
+    const Tensor outline = stack;
+    QG_ASSIGN_OR_RETURN(stack, load(name, outline));
+    for (int64_t expert = 0; expert < stack.shape()[0]; ++expert) {
+      const std::string part = absl::StrCat(name.substr(0, name.size() - 1), ".", expert, "]");
+      QG_ASSIGN_OR_RETURN(values[part], ExpertOfStack(stack, expert));
+    }
   }
   QG_RETURN_IF_ERROR(
       VisitTensors(request, [&](const std::string& name, Tensor& tensor) -> absl::Status {

@@ -53,6 +53,10 @@ struct LayerRunRequest {
   /// The parts of operands that are given as codes (LayerRequest::codes), as they were given, by
   /// the names of VisitTensors. Empty until they are loaded.
   std::map<std::string, std::vector<NamedTensor>> given_parts = {};
+  /// Weights and main gradients of all experts that are given as one tensor, by the names of
+  /// VisitTensors: "parameters[weight]". Plan::Create takes them out of `step`, which then has the
+  /// experts' own, in the same memory.
+  std::map<std::string, Tensor> stacks = {};
 };
 
 /// An operand that is given as codes, loaded.

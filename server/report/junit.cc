@@ -7,8 +7,8 @@
 namespace quantgate {
 namespace {
 
-/// Escapes text for XML. Control characters other than tab and line feed become '?', since XML 1.0
-/// has no others but CR, not even escaped.
+/// Escapes text for XML. Control characters other than tab, line feed and CR become '?', since XML
+/// 1.0 has no others, not even escaped.
 std::string XmlEscaped(const std::string& text) {
   std::string escaped = absl::StrReplaceAll(text, {{"&", "&amp;"},
                                                    {"<", "&lt;"},
@@ -16,7 +16,8 @@ std::string XmlEscaped(const std::string& text) {
                                                    {"\"", "&quot;"},
                                                    {"'", "&apos;"},
                                                    {"\t", "&#9;"},
-                                                   {"\n", "&#10;"}});
+                                                   {"\n", "&#10;"},
+                                                   {"\r", "&#13;"}});
   for (char& c : escaped) {
     if (static_cast<unsigned char>(c) < ' ') c = '?';
   }

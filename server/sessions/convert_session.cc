@@ -55,8 +55,8 @@ absl::StatusOr<Microbatch> MicrobatchFromName(const std::string& name) {
 std::string MicrobatchName(const std::string& given) { return given.empty() ? "0" : given; }
 
 /// x or grad_output, which may be given as codes.
-absl::Status OperandFromProto(const v1::TensorSource& proto, const std::string& field,
-                              int64_t tensor_bytes_max, SessionStep& step) {
+absl::Status StepOperandFromProto(const v1::TensorSource& proto, const std::string& field,
+                                  int64_t tensor_bytes_max, SessionStep& step) {
   if (proto.has_quantized()) {
     QG_ASSIGN_OR_RETURN(step.quantized,
                         QuantizedReferenceFromProto(proto.quantized(), field + ".quantized", true,
@@ -305,11 +305,12 @@ absl::StatusOr<SessionStep> SessionStepFromProto(const v1::SessionStepRequest& p
                                                  int64_t tensor_bytes_max) {
   QG_ASSIGN_OR_RETURN(SessionStep step, SessionStepWithoutTensor(proto, tensor_bytes_max));
   if (proto.has_forward()) {
-    QG_RETURN_IF_ERROR(OperandFromProto(proto.forward().x(), "forward.x", tensor_bytes_max, step));
+    QG_RETURN_IF_ERROR(
+        StepOperandFromProto(proto.forward().x(), "forward.x", tensor_bytes_max, step));
   }
   if (proto.has_backward()) {
-    QG_RETURN_IF_ERROR(OperandFromProto(proto.backward().grad_output(), "backward.grad_output",
-                                        tensor_bytes_max, step));
+    QG_RETURN_IF_ERROR(StepOperandFromProto(proto.backward().grad_output(), "backward.grad_output",
+                                            tensor_bytes_max, step));
   }
   return step;
 }

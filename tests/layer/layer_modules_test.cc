@@ -87,6 +87,35 @@ TEST(LayerModules, EachLinearOfAnMlpIsThatOfItsRule) {
   }
 }
 
+// The four linears of a transformer layer, by the values on both sides of each.
+TEST(LayerModules, EachLinearOfATransformerLayerIsThatOfItsRule) {
+  const LayerRequest block = TransformerLayerCase(NormKind::kLayerNorm, ActivationKind::kGelu);
+  const std::pair<std::string, std::string> modules[] = {{"qkv", Quoted("mxfp8")},
+                                                         {"proj", Quoted("fp8_block")},
+                                                         {"fc1", Quoted("bf16")},
+                                                         {"fc2", kNvfp4}};
+  for (const std::string mode : {"none", "high_precision", "dequantized"}) {
+    std::vector<std::string> rules;
+    for (const auto& [name, quantizer] : modules) {
+      rules.push_back(Rule("module_path", name, quantizer));
+    }
+    const LayerResult result = RunCase(block, Rules(rules, mode));
+    for (const auto& [name, quantizer] : modules) {
+      SCOPED_TRACE(absl::StrCat(name, " ", mode));
+      LayerRequest linear;
+      linear.x = Find(result, name + ".x");
+      linear.grad_output = Find(result, name + ".grad_output");
+      linear.parameters["weight"] = block.parameters.at(name + ".weight");
+      linear.parameters["bias"] = block.parameters.at(name + ".bias");
+      const LayerResult alone = RunCase(linear, Rules({ForAll(quantizer)}, mode));
+      for (const char* output : {"y", "dx", "dw", "db"}) {
+        EXPECT_TRUE(SameBits(Find(result, absl::StrCat(name, ".", output)), Find(alone, output)))
+            << output;
+      }
+    }
+  }
+}
+
 TEST(LayerModules, ARuleForOneTensorOfOneModule) {
   const LayerRequest mlp = LayerNormMlpCase(ActivationKind::kGelu);
   const LayerResult result = RunCase(mlp, Rules({R"({"module_path":"fc2","tensor_type":"weight",)"

@@ -18,6 +18,7 @@ inline constexpr const char* kDividedRecipes[] = {
     "bf16",
     "bf16:activation_dtype=f16",
     "fp8_delayed",
+    R"(custom:rules=[{"quantizer":"fp8_delayed"}])",
     "fp8_current",
     "fp8_current:backward_override=high_precision",
     "fp8_current:backward_override=dequantized",

@@ -1,6 +1,7 @@
 // A linear layer divided over ranks against the single-rank layer run on each rank's shard of the
 // weight with all rows of x and grad_output, and sums of partial results written down by hand; and
 // against the whole layer on one rank where docs/ranks.md section 5 says that they are equal.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <map>
@@ -323,6 +324,51 @@ std::map<std::string, std::string> QuantizedBefore(const LayerResult& result) {
     before[gemm.output] = absl::StrCat(gemm.a.quantized_before, "|", gemm.b.quantized_before);
   }
   return before;
+}
+
+// Some tensors of a custom recipe have delayed scaling: their codes are gathered as fp8_delayed's,
+// the others as the recipe's.
+TEST(NestedDelayedScaling, OfSomeTensorsIsItsShards) {
+  const Recipe recipe =
+      *Recipe::Parse(R"(custom:rules=[{"tensor_type":"grad_output","quantizer":"fp8_current"},)"
+                     R"({"quantizer":"fp8_delayed"}])");
+  for (const ParallelMode mode : {ParallelMode::kColumn, ParallelMode::kRow}) {
+    const bool is_column = mode == ParallelMode::kColumn;
+    LayerRequest whole = CaseOf(mode, kShapes[0]);
+    whole.delayed.erase("grad_output");
+    const ParallelSetup setup{.size = kShapes[0].ranks, .sequence_parallel = true};
+    const std::vector<LayerResult> results = RunRanks(whole, recipe, setup);
+    const std::vector<LayerResult> alone = AloneResults(whole, recipe, setup.size);
+    for (size_t rank = 0; rank < results.size(); ++rank) {
+      for (const char* output : {is_column ? "y" : "dx", "dw"}) {
+        EXPECT_TRUE(SameBits(OutputOf(results[rank], output), OutputOf(alone[rank], output)))
+            << output << " of rank " << rank;
+      }
+    }
+  }
+}
+
+// Under the update between forward and backward, what is quantized when it is gathered would have
+// two scales.
+TEST(NestedDelayedScaling, OfOneDirectionIsNotGathered) {
+  const std::string one = "hybrid:fprop=fp8_delayed,dgrad=mxfp8,wgrad=mxfp8";
+  for (const auto& [mode, recipe] :
+       {std::pair{ParallelMode::kColumn, one},
+        {ParallelMode::kRow, std::string("hybrid:fprop=mxfp8,dgrad=fp8_delayed,wgrad=mxfp8")}}) {
+    LayerRequest whole = SquareLinear(mode, 256, 128);
+    const auto refused =
+        TryRanks(whole, *Recipe::Parse(recipe), {.size = 2, .sequence_parallel = true});
+    EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(refused.status().message()),
+                ::testing::HasSubstr(mode == ParallelMode::kColumn
+                                         ? "input has delayed scaling in one direction"
+                                         : "grad_output has delayed scaling in one direction"));
+    EXPECT_TRUE(TryRanks(whole, *Recipe::Parse(recipe), {.size = 2}).ok());
+  }
+  // x is gathered of a column-parallel layer alone.
+  EXPECT_TRUE(TryRanks(SquareLinear(ParallelMode::kRow, 256, 128), *Recipe::Parse(one),
+                       {.size = 2, .sequence_parallel = true})
+                  .ok());
 }
 
 // docs/ranks.md section 3, hybrid: what the shards' codes stand for is quantized again.

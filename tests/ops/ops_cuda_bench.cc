@@ -1,5 +1,5 @@
-// Rates of norms, element-wise operations and optimizers on a GPU; bytes_per_second counts what
-// must be read and written once, to compare with BM_DeviceCopy.
+// Rates of norms, attention, element-wise operations and optimizers on a GPU; bytes_per_second
+// counts what must be read and written once, to compare with BM_DeviceCopy.
 #include "kernels/ops/ops_cuda.h"
 #include "kernels/tensor/device/tensor_cuda.h"
 #include "tests/tensor/cuda_benchmark.h"
@@ -47,6 +47,41 @@ void BM_NormBackward(benchmark::State& state, NormKind kind, DType dtype) {
   state.SetBytesProcessed(state.iterations() * kElements * 3 * DTypeBytes(dtype));
 }
 
+/// Scores are read, probabilities written in fp32 and, of 16 bits, in their dtype.
+void BM_Softmax(benchmark::State& state, DType dtype) {
+  SoftmaxDesc desc;
+  desc.scores = Source(dtype, {kElements / state.range(0), state.range(0)});
+  TimeOnDevice(state, [&] { return SoftmaxForwardCuda(BenchmarkDevice(), desc).status(); });
+  const int64_t bytes = dtype == DType::kF32 ? 8 : 4 + 2 * DTypeBytes(dtype);
+  state.SetBytesProcessed(state.iterations() * kElements * bytes);
+}
+
+void BM_SoftmaxBackward(benchmark::State& state, DType dtype) {
+  SoftmaxBackwardDesc desc;
+  desc.gradient = Source(dtype, {kElements / state.range(0), state.range(0)});
+  desc.probabilities = Source(DType::kF32, desc.gradient.shape());
+  TimeOnDevice(state, [&] { return SoftmaxBackwardCuda(BenchmarkDevice(), desc).status(); });
+  state.SetBytesProcessed(state.iterations() * kElements * (4 + 2 * DTypeBytes(dtype)));
+}
+
+/// Heads of 128 columns at 2048 positions.
+void BM_Rotate(benchmark::State& state, DType dtype) {
+  RotaryDesc desc;
+  desc.heads = Source(dtype, {kElements / (2048 * 128), 2048, 128});
+  const RotaryTable table = ValueOrDie(MakeRotaryTable(1e4f, 2048, 128, dtype));
+  desc.table = {ValueOrDie(BenchmarkDevice().ToDevice(table.cosines)),
+                ValueOrDie(BenchmarkDevice().ToDevice(table.sines))};
+  TimeOnDevice(state, [&] { return RotateCuda(BenchmarkDevice(), desc).status(); });
+  state.SetBytesProcessed(state.iterations() * kElements * 2 * DTypeBytes(dtype));
+}
+
+/// Positions and heads of 128 columns, in either order.
+void BM_SwapDims(benchmark::State& state) {
+  const Tensor source = Source(DType::kBF16, {kElements / (64 * 128), 64, 128});
+  TimeOnDevice(state, [&] { return SwapDimsCuda(BenchmarkDevice(), source).status(); });
+  state.SetBytesProcessed(state.iterations() * kElements * 4);
+}
+
 void BM_Add(benchmark::State& state, DType dtype) {
   const Tensor a = Source(dtype, {kElements}), b = Source(dtype, {kElements});
   TimeOnDevice(state, [&] { return AddCuda(BenchmarkDevice(), a, b, dtype).status(); });
@@ -88,6 +123,15 @@ BENCHMARK_CAPTURE(BM_NormBackward, layernorm_bf16, NormKind::kLayerNorm, DType::
     ->Apply(TimedByColumns);
 BENCHMARK_CAPTURE(BM_NormBackward, rmsnorm_bf16, NormKind::kRmsNorm, DType::kBF16)
     ->Apply(TimedByColumns);
+BENCHMARK_CAPTURE(BM_Softmax, bf16, DType::kBF16)->Arg(128)->Arg(2048)->Apply(TimedByColumns);
+BENCHMARK_CAPTURE(BM_Softmax, f32, DType::kF32)->Apply(TimedByColumns);
+BENCHMARK_CAPTURE(BM_SoftmaxBackward, bf16, DType::kBF16)
+    ->Arg(128)
+    ->Arg(2048)
+    ->Apply(TimedByColumns);
+BENCHMARK_CAPTURE(BM_Rotate, bf16, DType::kBF16)->Apply(Timed);
+BENCHMARK_CAPTURE(BM_Rotate, f32, DType::kF32)->Apply(Timed);
+BENCHMARK(BM_SwapDims)->Apply(Timed);
 BENCHMARK_CAPTURE(BM_Add, bf16, DType::kBF16)->Apply(Timed);
 BENCHMARK_CAPTURE(BM_Add, f32, DType::kF32)->Apply(Timed);
 BENCHMARK_CAPTURE(BM_Adam, bf16, DType::kBF16)->Apply(Timed);

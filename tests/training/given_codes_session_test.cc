@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <map>
 #include <memory>
 #include <string>
@@ -197,6 +198,74 @@ TEST_F(GivenCodesSession, AStepThatIsRefusedChangesNothing) {
               AllOf(HasSubstr("grad_output is given as fp8_block"), HasSubstr("as mxfp8")));
   EXPECT_EQ(DigestsOf(*session_), before);
   EXPECT_TRUE(session_->Backward(Backward(), nullptr).ok());
+}
+
+// ---- One weight of all experts
+
+SessionSpec GroupedSpec() {
+  SessionSpec spec{.layers = {{"fc", {}}}, .recipe = *Recipe::Parse("mxfp8")};
+  spec.layers[0].spec.kind = LayerKind::kGroupedLinear;
+  spec.layers[0].spec.m_splits = {32, 0, 64};
+  spec.weights = WeightStorage::kQuantized;
+  spec.masters = Masters::kF32;
+  spec.optimizer.kind = OptimizerSpec::Kind::kSgd;
+  spec.optimizer.sgd.learning_rate = 0.5f;
+  return spec;
+}
+
+TEST(StackedExpertsSession, HoldsTheExpertsAndGivesTheirGradientsStacked) {
+  const auto engine = MakeCpuEngine({.threads = 1});
+  const Tensor stack = Normal(7, {3, 32, 64});
+  const size_t bytes = 32 * 64 * sizeof(uint16_t);
+  std::map<std::string, Tensor> apart;
+  for (size_t expert = 0; expert < 3; ++expert) {
+    apart[absl::StrCat("fc.weight.", expert)] =
+        *Tensor::FromBytes(DType::kBF16, {32, 64}, std::span(stack.data() + expert * bytes, bytes));
+  }
+  auto expected = *OneRankSession::Open(*engine, GroupedSpec(), apart, nullptr);
+  auto opened = OneRankSession::Open(*engine, GroupedSpec(), {{"fc.weight", stack}}, nullptr);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  OneRankSession& session = **opened;
+  EXPECT_EQ(DigestsOf(session), DigestsOf(*expected));
+  for (uint64_t step = 0; step < 2; ++step) {
+    ForwardStep forward;
+    forward.x = Normal(20 + step, {96, 64});
+    EXPECT_TRUE(SameBits(OutputOf(session.Forward(forward, nullptr), "y"),
+                         OutputOf(expected->Forward(forward, nullptr), "y")));
+    const BackwardStep backward{"0", Normal(30 + step, {96, 32})};
+    const auto subject = session.Backward(backward, nullptr);
+    const auto reference = expected->Backward(backward, nullptr);
+    const Tensor dw = OutputOf(subject, "fc.dw");
+    ASSERT_EQ(dw.shape(), (Shape{3, 32, 64}));
+    for (size_t expert = 0; expert < 3; ++expert) {
+      const Tensor part = OutputOf(reference, absl::StrCat("fc.dw.", expert));
+      EXPECT_EQ(std::memcmp(dw.data() + expert * bytes, part.data(), bytes), 0) << expert;
+    }
+    EXPECT_EQ(reference->outputs.size() + 1, subject->outputs.size());
+    ASSERT_TRUE(session.Optimize({}, nullptr).ok());
+    ASSERT_TRUE(expected->Optimize({}, nullptr).ok());
+  }
+  EXPECT_EQ(DigestsOf(session), DigestsOf(*expected));
+  const Tensor weight = *session.Find("fc.weight", nullptr);
+  ASSERT_EQ(weight.shape(), (Shape{3, 32, 64}));
+  for (size_t expert = 0; expert < 3; ++expert) {
+    const Tensor part = *expected->Find(absl::StrCat("fc.weight.", expert), nullptr);
+    EXPECT_EQ(std::memcmp(weight.data() + expert * bytes, part.data(), bytes), 0) << expert;
+  }
+}
+
+TEST(StackedExpertsSession, OfAnotherShapeOrBesideItsExpertsIsRefused) {
+  const auto engine = MakeCpuEngine({.threads = 1});
+  const auto refusal = [&](const std::map<std::string, Tensor>& parameters) {
+    return std::string(
+        OneRankSession::Open(*engine, GroupedSpec(), parameters, nullptr).status().message());
+  };
+  EXPECT_THAT(refusal({{"fc.weight", Normal(7, {2, 32, 64})}}),
+              AllOf(HasSubstr("parameters[fc.weight] is bf16[2x32x64]"),
+                    HasSubstr("[E][N][K], with E = 3")));
+  EXPECT_THAT(
+      refusal({{"fc.weight", Normal(7, {3, 32, 64})}, {"fc.weight.1", Normal(8, {32, 64})}}),
+      AllOf(HasSubstr("parameters[fc.weight]"), HasSubstr("weight.1] is given too")));
 }
 
 }  // namespace

@@ -302,11 +302,37 @@ TEST_F(SessionDelayed, DirectionsOfAHybridHaveStatesOfTheirOwn) {
   EXPECT_EQ(State("fc2.grad_output.scale"), (Floats{57344.0f / AmaxOf(backward.grad_output)}));
 }
 
-TEST_F(SessionDelayed, WeightsHeldQuantizedAreScaledByFp8DelayedItselfAlone) {
-  SessionSpec spec = TwoLayerSpec(Rules(R"({"quantizer":DELAYED})"));
+// One rule for both directions is fp8_delayed's, whichever recipe has it.
+TEST_F(SessionDelayed, WeightsHeldQuantizedUnderACustomRecipeAreThoseOfFp8Delayed) {
+  std::vector<std::unique_ptr<OneRankSession>> sessions;
+  for (const std::string& recipe :
+       {Rules(R"({"quantizer":DELAYED})"), std::string("fp8_delayed:amax_history_len=3")}) {
+    SessionSpec spec = TwoLayerSpec(recipe);
+    spec.weights = WeightStorage::kQuantized;
+    spec.masters = Masters::kF32;
+    spec.optimizer.kind = OptimizerSpec::Kind::kSgd;
+    spec.optimizer.sgd.learning_rate = 0.5f;
+    auto session = OneRankSession::Open(*engine_, spec, TwoLayerParameters(), nullptr);
+    ASSERT_TRUE(session.ok()) << session.status();
+    sessions.push_back(*std::move(session));
+  }
+  for (uint64_t step = 1; step < 4; ++step) {
+    for (const auto& session : sessions) {
+      ASSERT_TRUE(session->Forward(ForwardOf(step), nullptr).ok());
+      ASSERT_TRUE(session->Backward(BackwardOf(10 + step), nullptr).ok());
+      ASSERT_TRUE(session->Optimize({}, nullptr).ok());
+    }
+    EXPECT_EQ(DigestsOf(*sessions[0]), DigestsOf(*sessions[1])) << step;
+  }
+}
+
+TEST_F(SessionDelayed, WeightsHeldQuantizedHaveOneDelayedScale) {
+  SessionSpec spec =
+      TwoLayerSpec(R"(hybrid:fprop=fp8_current,dgrad=fp8_delayed,wgrad=fp8_current)");
   spec.weights = WeightStorage::kQuantized;
   const auto refused = OneRankSession::Open(*engine_, spec, TwoLayerParameters(), nullptr);
-  EXPECT_NE(refused.status().message().find("only fp8_delayed itself"), std::string::npos)
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(refused.status().message().find("delayed scaling in one direction"), std::string::npos)
       << refused.status();
 }
 

@@ -36,17 +36,21 @@ bool HasAny(const std::vector<std::string>& values) {
 
 bool HasRecipes(const LayerOptions& options) { return HasAny(options.recipes); }
 
-/// The values of --weight, --bias or an unnamed --main-grad: of one tensor, or of the experts.
+/// The values of --weight, --bias or an unnamed --main-grad: of one tensor, or of the experts. One
+/// weight for several experts is that of all of them.
 absl::Status AddByPosition(const char* option, const std::string& name,
-                           const std::vector<std::string>& tensors, const std::string& layer,
+                           const std::vector<std::string>& tensors, const v1::Layer& layer,
                            std::vector<Parameter>& parameters) {
-  if (layer != kGroupedLinear && tensors.size() > 1) {
+  const bool is_grouped = layer.kind() == kGroupedLinear;
+  if (!is_grouped && tensors.size() > 1) {
     return absl::InvalidArgumentError(absl::StrCat(option, ": ", tensors.size(), " given; only ",
                                                    kGroupedLinear, " takes one for each expert"));
   }
+  const bool is_stack =
+      is_grouped && tensors.size() == 1 && layer.m_splits_size() > 1 && name == "weight";
   for (size_t i = 0; i < tensors.size(); ++i) {
     parameters.push_back(
-        {option, layer == kGroupedLinear ? absl::StrCat(name, ".", i) : name, tensors[i]});
+        {option, is_grouped && !is_stack ? absl::StrCat(name, ".", i) : name, tensors[i]});
   }
   return absl::OkStatus();
 }
@@ -62,7 +66,7 @@ absl::Status CheckGivenOnce(const std::vector<Parameter>& parameters) {
 }
 
 absl::StatusOr<std::vector<Parameter>> ParametersOf(const LayerOptions& options,
-                                                    const std::string& layer) {
+                                                    const v1::Layer& layer) {
   std::vector<Parameter> parameters;
   QG_RETURN_IF_ERROR(AddByPosition("--weight", "weight", options.weights, layer, parameters));
   QG_RETURN_IF_ERROR(AddByPosition("--bias", "bias", options.biases, layer, parameters));
@@ -97,7 +101,8 @@ absl::Status CheckExperts(const LayerOptions& options, const v1::Layer& layer) {
   const std::pair<const char*, size_t> per_expert[] = {{"--weight", options.weights.size()},
                                                        {"--bias", options.biases.size()}};
   for (const auto& [option, count] : per_expert) {
-    if (count == 0 || count == experts) continue;
+    const bool is_stack = count == 1 && std::string(option) == "--weight";
+    if (count == 0 || count == experts || is_stack) continue;
     return absl::InvalidArgumentError(
         absl::StrCat("--m-splits: \"", absl::StrJoin(layer.m_splits(), ","), "\" is of ", experts,
                      experts == 1 ? " expert" : " experts", ", and ", option, " is given ", count,
@@ -107,7 +112,7 @@ absl::Status CheckExperts(const LayerOptions& options, const v1::Layer& layer) {
 }
 
 absl::StatusOr<std::vector<Parameter>> MainGradsOf(const LayerOptions& options,
-                                                   const std::string& layer) {
+                                                   const v1::Layer& layer) {
   std::vector<Parameter> main_grads;
   std::vector<std::string> unnamed;
   for (const std::string& text : options.main_grads) {
@@ -162,8 +167,7 @@ absl::Status SetTensors(const LayerOptions& options, TensorSources& sources, v1:
   if (!options.input.empty()) {
     QG_ASSIGN_OR_RETURN(*step.mutable_x(), ResolveOperand("--input", options.input, sources));
   }
-  QG_ASSIGN_OR_RETURN(const std::vector<Parameter> parameters,
-                      ParametersOf(options, step.layer().kind()));
+  QG_ASSIGN_OR_RETURN(const std::vector<Parameter> parameters, ParametersOf(options, step.layer()));
   for (const Parameter& parameter : parameters) {
     QG_ASSIGN_OR_RETURN((*step.mutable_parameters())[parameter.name],
                         ResolveOperand(parameter.option, parameter.tensor, sources));
@@ -172,8 +176,7 @@ absl::Status SetTensors(const LayerOptions& options, TensorSources& sources, v1:
     QG_ASSIGN_OR_RETURN(*step.mutable_grad_output(),
                         ResolveOperand("--grad-output", options.grad_output, sources));
   }
-  QG_ASSIGN_OR_RETURN(const std::vector<Parameter> main_grads,
-                      MainGradsOf(options, step.layer().kind()));
+  QG_ASSIGN_OR_RETURN(const std::vector<Parameter> main_grads, MainGradsOf(options, step.layer()));
   for (const Parameter& main_grad : main_grads) {
     QG_ASSIGN_OR_RETURN((*step.mutable_main_grads())[main_grad.name],
                         sources.Resolve(main_grad.option, main_grad.tensor));
@@ -303,10 +306,9 @@ absl::Status CheckSameInputs(const v1::RunReport& first, const v1::RunReport& ag
 
 absl::Status CheckLayerOptions(const LayerOptions& options, v1::RunSpec spec) {
   QG_RETURN_IF_ERROR(SetLayer(options, *spec.mutable_step()->mutable_layer()));
-  const std::string& layer = spec.step().layer().kind();
   QG_RETURN_IF_ERROR(CheckExperts(options, spec.step().layer()));
-  QG_RETURN_IF_ERROR(ParametersOf(options, layer).status());
-  QG_RETURN_IF_ERROR(MainGradsOf(options, layer).status());
+  QG_RETURN_IF_ERROR(ParametersOf(options, spec.step().layer()).status());
+  QG_RETURN_IF_ERROR(MainGradsOf(options, spec.step().layer()).status());
   if (!options.requires_grad.empty()) {
     QG_RETURN_IF_ERROR(ParseRequiresGradArgument(options.requires_grad).status());
   }

@@ -152,6 +152,17 @@ const std::string& NameOfRole(const LinearUnit& unit, TensorRole role) {
   return role == TensorRole::kWeight ? unit.names.weight : unit.names.grad_output;
 }
 
+/// Gives the codes of a tensor with leading dims, [B][M][K], the matrix [B M][K] that GEMMs read.
+/// Columnwise codes and block scales have it already.
+absl::Status Flatten(QuantizedTensor& codes) {
+  if (codes.shape.size() == 2) return absl::OkStatus();
+  codes.shape = {LinesOf(codes, Usage::kRowwise), codes.shape.back()};
+  if (!codes.rowwise.has_value()) return absl::OkStatus();
+  Tensor& data = codes.rowwise->data;
+  QG_ASSIGN_OR_RETURN(data, data.Reinterpret(data.dtype(), {codes.shape[0], data.columns()}));
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 std::string CodesText(const QuantizedTensor& codes) {
@@ -195,6 +206,7 @@ absl::StatusOr<QuantizedTensor> GivenInUsages(StepRecorder& recorder, const Line
                                               TensorRole role, QuantizedTensor codes, Usages usages,
                                               LayerState& state) {
   const Usages held = codes.usages();
+  QG_RETURN_IF_ERROR(Flatten(codes));
   if (Covers(held, usages)) return OnlyUsages(std::move(codes), usages);
   const std::string& name = NameOfRole(unit, role);
   codes.is_hybrid = !unit.recipe->QuantizerFor(role).has_one_rule();

@@ -242,9 +242,17 @@ absl::StatusOr<KeptOperand> LinearCollectives::RegatherX(const KeptOperand& shar
     return whole;
   }
   KeptOperand values;
+  return GatherAndQuantize(role, shard, kColumnwiseOnly, values);
+}
+
+absl::StatusOr<KeptOperand> LinearCollectives::GatherAndQuantize(const Role& role,
+                                                                 const KeptOperand& shard,
+                                                                 Usages usages,
+                                                                 KeptOperand& values) {
   QG_ASSIGN_OR_RETURN(values.original, GatherValues(role, shard));
   Hold(values);
-  QG_ASSIGN_OR_RETURN(whole.codes, QuantizeWhole(role, values.original, kColumnwiseOnly));
+  KeptOperand whole;
+  QG_ASSIGN_OR_RETURN(whole.codes, QuantizeWhole(role, values.original, usages));
   whole.quantized_before = CodesOf(shard);
   Hold(whole);
   return whole;
@@ -317,11 +325,7 @@ absl::StatusOr<KeptOperand> LinearCollectives::WholeGradOutput(const Tensor& sha
     return whole;
   }
   KeptOperand values;
-  QG_ASSIGN_OR_RETURN(values.original, GatherValues(role, part));
-  Hold(values);
-  QG_ASSIGN_OR_RETURN(whole.codes, QuantizeWhole(role, values.original, wanted));
-  whole.quantized_before = CodesOf(part);
-  Hold(whole);
+  QG_ASSIGN_OR_RETURN(whole, GatherAndQuantize(role, part, wanted, values));
   if (!ReadsGradOutputSource(flow)) return whole;
   // A direction without a rule reads the source itself, not the values of the other direction's
   // codes.

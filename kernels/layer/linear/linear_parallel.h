@@ -77,6 +77,10 @@ class LinearCollectives {
   /// The whole operand in high precision: the values of the shards' codes, or the shards themselves
   /// if they have none.
   absl::StatusOr<Tensor> GatherValues(const Role& role, const KeptOperand& shard);
+  /// The whole operand quantized from what GatherValues gives, which is put into `values`; both
+  /// count as gathered.
+  absl::StatusOr<KeptOperand> GatherAndQuantize(const Role& role, const KeptOperand& shard,
+                                                Usages usages, KeptOperand& values);
   absl::StatusOr<KeptOperand> FpropX(const KeptOperand& shard);
   absl::StatusOr<KeptOperand> WholeGradOutput(const Tensor& shard);
   absl::StatusOr<Tensor> Reduce(const char* what, const Tensor& partial);

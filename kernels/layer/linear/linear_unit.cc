@@ -150,6 +150,13 @@ int64_t RowOffset(const LinearUnit& unit, TensorRole role) {
   return is_divided ? unit.parallel.rank * unit.n : 0;
 }
 
+/// Whether columnwise codes are made from a rowwise cast under a delayed scale, whose amax counts
+/// also where nothing else needs that cast.
+bool NotesRowwiseSource(const Quantizer& quantizer) {
+  return quantizer.columnwise_source == ColumnwiseSource::kRowwiseDequantized &&
+         quantizer.rowwise.scaling == Scaling::kDelayed;
+}
+
 /// Whether offsets matter: only formats with two-level scales use random numbers. Their shards
 /// begin at multiples of 16.
 bool TakesOffsets(const Quantizer& quantizer) {
@@ -188,10 +195,12 @@ absl::StatusOr<QuantizedTensor> QuantizeOperand(StepRecorder& recorder, const Li
     (usage == Usage::kRowwise ? arguments.scale : arguments.columnwise_scale) =
         states[unit.names.StateOf(role, usage)].scale;
   }
-  QG_ASSIGN_OR_RETURN(
-      QuantizedTensor quantized,
-      recorder.Quantize(unit.names.Stage(stage), tensor, role, source, quantizer, usages, arguments,
-                        amax.Text(quantizer, usages, arguments)));
+  // Columnwise codes may be made from the values of rowwise ones, which are then cast as well.
+  const Usages cast = {usages.rowwise || (usages.columnwise && NotesRowwiseSource(quantizer)),
+                       usages.columnwise};
+  QG_ASSIGN_OR_RETURN(QuantizedTensor quantized,
+                      recorder.Quantize(unit.names.Stage(stage), tensor, role, source, quantizer,
+                                        cast, arguments, amax.Text(quantizer, cast, arguments)));
   for (const Usage usage : delayed) {
     // One scale, and one amax, for both copies of a uniform quantizer.
     const bool is_other = quantizer.is_uniform() && !quantized.copy(usage).has_value();
@@ -206,6 +215,7 @@ absl::StatusOr<QuantizedTensor> QuantizeOperand(StepRecorder& recorder, const Li
     if (state == states.end()) continue;  // Only the bug looks for a state that there is not.
     QG_RETURN_IF_ERROR(NoteCast(recorder, *copy, state->second));
   }
+  if (!usages.rowwise) quantized.rowwise.reset();
   return quantized;
 }
 

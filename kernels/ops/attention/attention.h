@@ -32,8 +32,8 @@ struct RotaryTable {
 };
 /// On the host. With all operations in fp32 and rounded to nearest even:
 ///   angle(p, i) = p * (1 / base^(2 i / columns)), i < columns / 2,
-/// its cosine and sine rounded to fp32, and these to `dtype`. `columns` must be even, base finite
-/// and positive.
+/// its cosine and sine rounded to fp32, and these to `dtype`. INVALID_ARGUMENT unless `columns` is
+/// even and at least 2 and `base` finite and positive.
 absl::StatusOr<RotaryTable> MakeRotaryTable(float base, int64_t positions, int64_t columns,
                                             DType dtype);
 
@@ -54,8 +54,9 @@ inline std::vector<Tensor*> TensorsOf(RotaryDesc& desc) {
 
 /// What SoftmaxForward reads. A row is one query of one head.
 struct SoftmaxDesc {
-  Tensor scores;    ///< [..., S_q][S_k], products of queries and keys: f32, bf16 or f16.
-  float scale = 1;  ///< Multiplies the scores, which are then rounded to their dtype.
+  /// [..., S_q][S_k], products of queries and keys: f32, bf16 or f16; S_k at least 1.
+  Tensor scores;
+  float scale = 1;  ///< Finite; multiplies the scores, which are then rounded to their dtype.
   /// Causal: query i has keys 0 to i + S_k - S_q; S_k must be at least S_q.
   AttentionMask mask = AttentionMask::kNone;
 };

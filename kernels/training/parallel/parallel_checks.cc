@@ -220,7 +220,7 @@ absl::Status CheckWholeSequences(const SessionSpec& spec) {
                   absl::StrCat(has_copies ? parallel.data_parallel : parallel.expert_parallel),
                   absl::StrCat("it divides dim 0 of a batch, which is the sequence along which "
                                "layer ",
-                               spec.layers[i].name, ", a ", std::string(traits.name),
+                               spec.layers[i].name, ", ", WithArticle(traits),
                                ", attends: tensor_parallel divides its heads"));
   }
   return absl::OkStatus();
@@ -264,15 +264,16 @@ absl::Status CheckGroupOfHeldWeights(const SessionSpec& spec, const Recipe& reci
   const ParallelSpec& parallel = *spec.parallel;
   const AmaxGroup& group = AmaxGroupOf(parallel.amax_groups, TensorRole::kWeight);
   const bool is_divided = parallel.fully_sharded || parallel.distributed_optimizer;
+  bool is_of_codes = false;  // The scale of some weight follows from the amax of its own codes.
   for (const SessionLayer& layer : spec.layers) {
     if (spec.weights != WeightStorage::kQuantized) break;
     for (const Recipe& of_module : RecipesOfModules(layer.spec, recipe)) {
+      const Quantizer& quantizer = of_module.QuantizerFor(TensorRole::kWeight);
       QG_RETURN_IF_ERROR(CheckAmaxesOfRole("parallel.", parallel.amax_groups, TensorRole::kWeight,
-                                           of_module.QuantizerFor(TensorRole::kWeight),
-                                           {true, !spec.built_without_grad}));
+                                           quantizer, {true, !spec.built_without_grad}));
+      is_of_codes |= quantizer.delayed_directions().empty();
     }
   }
-  const bool is_of_codes = spec.weights == WeightStorage::kQuantized && !recipe.is_delayed();
   if (!is_divided || !is_of_codes || HaveSameParts(group, parallel.tensor_parallel)) {
     return absl::OkStatus();
   }

@@ -8,6 +8,8 @@
 //   that (docs/numerics.md section 3);
 // - a pairwise sum of n values goes through d = ceil(log2 n) additions each: gamma_d of the sum of
 //   magnitudes (Higham, section 4.2);
+// - a GEMM errs by the bound of its arithmetic, of operands as large as fp32 may have them, and by
+//   what the errors of its operand make of each product;
 // - each fp64 operation adds its own 2^-53.
 //
 // Where an fp32 intermediate may overflow there is no bound: the error is infinite.

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/layer/experts/stacked_experts.h"
 #include "kernels/layer/linear/given_codes.h"
 #include "kernels/validate/ranks/parallel_report.h"
 #include "kernels/validate/ranks/parallel_run.h"
@@ -86,10 +87,20 @@ std::vector<NamedTensor> InputsOf(const LayerRequest& request) {
   return inputs;
 }
 
+/// Whether an input is one expert's part of a tensor that was given for all of them.
+bool IsOfStack(const LayerRunRequest& request, const std::string& input) {
+  return std::any_of(request.stacks.begin(), request.stacks.end(), [&](const auto& stack) {
+    const std::string& name = stack.first;
+    return input.starts_with(name.substr(0, name.size() - 1) + ".");
+  });
+}
+
 /// The inputs of a run as they were given: the parts of operands that were given as codes.
 std::vector<NamedTensor> GivenInputsOf(const LayerRunRequest& request) {
   std::vector<NamedTensor> inputs;
+  for (const auto& [name, stack] : request.stacks) inputs.push_back({name, stack});
   for (NamedTensor& input : InputsOf(request.step)) {
+    if (IsOfStack(request, input.name)) continue;
     const auto parts = request.given_parts.find(input.name);
     if (parts == request.given_parts.end()) {
       inputs.push_back(std::move(input));
@@ -278,6 +289,23 @@ class PlanRun {
                                                          : RunOnOneRank(index);
   }
 
+  /// Joins the gradients of experts whose weights were given as one tensor.
+  absl::Status StackGradients(VariantReport& report) {
+    if (request_.stacks.empty()) return absl::OkStatus();
+    const size_t experts = request_.step.layer.m_splits.size();
+    for (const std::string word : {"dw", "main_grad"}) {
+      std::vector<Tensor> parts;
+      for (size_t i = 0; i < experts; ++i) {
+        const OutputReport* const part = FindOutput(report, absl::StrCat(word, ".", i));
+        if (part != nullptr) parts.push_back(part->value);
+      }
+      if (parts.size() != experts) continue;
+      QG_ASSIGN_OR_RETURN(Tensor stack, StackExperts(engine_, parts, cancellation_));
+      report.stacks.push_back({word, std::move(stack)});
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status RunOnSeveralRanks(int index) {
     const Variant& variant = request_.variants[index];
     LayerResult nothing;
@@ -314,6 +342,7 @@ class PlanRun {
     if (request_.error_budget) {
       report.notes.push_back("no error budget: it is measured of the GEMMs of one rank");
     }
+    QG_RETURN_IF_ERROR(StackGradients(report));
     observer_.on_variant(index, report);
     for (VariantReport::RankReport& rank : report.ranks) {
       for (VariantReport::RankReport::Output& output : rank.outputs) output.to_host = nullptr;
@@ -376,6 +405,7 @@ class PlanRun {
         QG_RETURN_IF_ERROR(FinishOne(index, result, std::move(one), report));
       }
     }
+    if (report.stacks.empty()) QG_RETURN_IF_ERROR(StackGradients(report));
     if (request_.error_budget) {
       QG_RETURN_IF_ERROR(timed("error budget", [&]() -> absl::Status {
         QG_ASSIGN_OR_RETURN(
@@ -400,6 +430,7 @@ class PlanRun {
       HandOut(0, result, std::move(measured), report);
     }
     if (started.empty()) return absl::OkStatus();
+    QG_RETURN_IF_ERROR(StackGradients(report));
     // The last stage ends with the last bound.
     const auto ended = std::span(stages).first(stages.size() - 1);
     QG_ASSIGN_OR_RETURN(report.stages, TimesOf(ended));

@@ -89,6 +89,9 @@ struct VariantReport {
   std::vector<StageTime> stages;
   std::vector<std::string> notes;
   std::vector<NamedTensor> state;  ///< LayerResult::state.
+  /// Where weights or main gradients of all experts were given as one tensor: "dw", "main_grad"
+  /// [E][N][K], the experts' outputs one after the other.
+  std::vector<NamedTensor> stacks;
   /// What one rank did in a variant on several ranks.
   struct RankReport {
     int rank = 0;

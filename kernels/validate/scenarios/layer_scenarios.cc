@@ -430,6 +430,50 @@ EngineAlterations NormRoundedFirst() {
       }};
 }
 
+// ---- Operands that are given as codes
+
+// x is given as rowwise codes, other ones in every step, of a format whose columnwise codes are
+// their transpose. wgrad must read those of the step's own x.
+absl::Status CheckDerivedCodes(ScenarioContext& context) {
+  const Recipe& recipe = context.recipe();
+  const LayerSpec linear;
+  LayerState state;
+  for (int64_t step = 0; step < 3; ++step) {
+    context.SetStep(step);
+    QG_ASSIGN_OR_RETURN(const LinearOperands operands,
+                        MakeLinearOperands(context, DType::kBF16, 32, 64, 128, 500 + step));
+    QG_ASSIGN_OR_RETURN(
+        QuantizedTensor codes,
+        context.reference().Quantize(operands.x, recipe.QuantizerFor(TensorRole::kInput),
+                                     {true, false}, {}, context.cancellation()));
+    QG_ASSIGN_OR_RETURN(const Tensor values,
+                        context.reference().Dequantize(codes, Usage::kRowwise, DType::kBF16,
+                                                       context.cancellation()));
+    for (Tensor* const part : TensorsOf(codes)) {
+      if (!part->has_value()) continue;
+      QG_ASSIGN_OR_RETURN(*part, context.ToEngine(*part));
+    }
+    QG_ASSIGN_OR_RETURN(state.parameters["weight"].value, context.ToEngine(operands.weight));
+    QG_ASSIGN_OR_RETURN(state.parameters["bias"].value, context.ToEngine(operands.bias));
+    QG_ASSIGN_OR_RETURN(const Tensor x, context.ToEngine(values));
+    QG_ASSIGN_OR_RETURN(const Tensor grad_output, context.ToEngine(operands.grad_output));
+    StepRecorder recorder(context.engine(), Arithmetic(), context.cancellation());
+    recorder.SeedFaults(context.faults());
+    const StepOptions options{.recipe = recipe, .seed = operands.seed};
+    QG_ASSIGN_OR_RETURN(ForwardResult forward,
+                        ForwardLayer(recorder, linear, state, StepOperand(x, codes), options));
+    QG_ASSIGN_OR_RETURN(
+        const BackwardResult backward,
+        BackwardLayer(recorder, linear, state, std::move(forward.saved), grad_output));
+    NamedOutputs outputs = {{"y", forward.y}, {"dx", backward.dx}};
+    for (const NamedTensor& gradient : backward.gradients) outputs[gradient.name] = gradient.tensor;
+    QG_ASSIGN_OR_RETURN(const NamedOutputs expected,
+                        ExpectedLinear(context.reference(), operands, recipe));
+    QG_RETURN_IF_ERROR(ExpectSameOutputs(context, "", outputs, expected));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 ScenarioGroup LayerScenarios() {
@@ -517,6 +561,16 @@ ScenarioGroup LayerScenarios() {
        .recipes = {"nvfp4", "fp8_delayed:amax_history_len=3"},
        .run = &CheckFailedStep});
   group.scenarios.push_back(
+      {.name = "derived-codes-follow-rowwise",
+       .invariant =
+           "Columnwise codes that are derived from the rowwise codes of an operand are those "
+           "of the codes that the step was given.",
+       .criterion = "Outputs of three steps, each of other rowwise codes of x, bit-equal to a step "
+                    "by hand that quantizes x itself.",
+       .faults = {kFaultDerivedCodesKept},
+       .recipes = {"fp8_current", "fp8_block:x_block_dim=2,w_block_dim=1,grad_block_dim=1"},
+       .run = &CheckDerivedCodes});
+  group.scenarios.push_back(
       {.name = "cpu-equals-cuda",
        .invariant = "The CUDA engine gives the bits of the CPU engine.",
        .criterion = "Outputs of five training steps bit-equal, fingerprints of the whole state "
@@ -532,6 +586,8 @@ ScenarioGroup LayerScenarios() {
              "Leaves the bias gradient to the weight's GEMM under a backward override.", 9),
       InCode(kFaultOverrideIgnoredUnderDelayed, "Drops a backward override under delayed scaling.",
              10),
+      InCode(kFaultDerivedCodesKept,
+             "Keeps columnwise codes that were derived for an earlier step's operand."),
       InCode(kFaultFailedStepKeptInPart, "Keeps what a forward that fails had done.", 38),
       {"experts-share-amax", "Scales every expert's input by the first expert's amax.", 0,
        &ExpertsShareAmax},

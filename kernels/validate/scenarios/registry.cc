@@ -17,7 +17,8 @@ const ScenarioGroup& WholeGroup() {
                             &ShardScenarios,        &ExpertScenarios,      &OverlapScenarios,
                             &OverlapLayerScenarios, &GatherScenarios,      &ParallelScenarios,
                             &ParallelStepScenarios, &RankSessionScenarios, &ExpertSessionScenarios,
-                            &ExpertShardScenarios,  &GroupedScenarios,     &MemoryScenarios}) {
+                            &ExpertShardScenarios,  &GroupedScenarios,     &MemoryScenarios,
+                            &AttentionScenarios}) {
       ScenarioGroup group = make();
       std::move(group.scenarios.begin(), group.scenarios.end(), std::back_inserter(all->scenarios));
       std::move(group.faults.begin(), group.faults.end(), std::back_inserter(all->faults));

@@ -33,6 +33,7 @@ ScenarioGroup EmptyScenarios();           ///< Tensors without rows.
 ScenarioGroup LinearScenarios();          ///< One step of a linear layer.
 ScenarioGroup HybridScenarios();          ///< A format per direction.
 ScenarioGroup LayerScenarios();           ///< Gradients, experts, norms, engines.
+ScenarioGroup AttentionScenarios();       ///< Masks, groups, rotations, residuals.
 ScenarioGroup SessionScenarios();         ///< What training keeps between steps.
 ScenarioGroup RankSessionScenarios();     ///< Training on ranks that have rows of each weight.
 ScenarioGroup ExpertSessionScenarios();   ///< Training on ranks that have experts of their own.

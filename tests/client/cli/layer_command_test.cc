@@ -174,6 +174,43 @@ TEST_F(LayerCommandTest, AnMlpByNamedOptionsAndByNames) {
   }
 }
 
+TEST_F(LayerCommandTest, ATransformerLayerByOptionsAndByASpec) {
+  const Arguments tensors = {"--input",       "gen:normal,shape=16x2x32",
+                             "--param",       "qkv.weight=gen:normal,seed=1,shape=64x32,scale=0.1",
+                             "--param",       "proj.weight=gen:normal,seed=2,shape=32x32,scale=0.1",
+                             "--param",       "norm1.gamma=gen:normal,seed=3,shape=32",
+                             "--param",       "norm2.gamma=gen:normal,seed=4,shape=32",
+                             "--fc1-weight",  "gen:normal,seed=5,shape=64x32,scale=0.1",
+                             "--fc2-weight",  "gen:normal,seed=6,shape=32x64,scale=0.1",
+                             "--grad-output", "gen:normal,seed=7,shape=16x2x32"};
+  const std::string by_options = Path("options.safetensors"), by_spec = Path("spec.safetensors");
+  ProcessResult result =
+      Quantgate(Arguments{"run", "--layer", "transformer_layer", "--heads", "4", "--groups", "2",
+                          "--mask", "causal", "--rotary-base", "100", "--recipe", "fp8_current",
+                          "--require", "bound", "-o", by_options} +
+                tensors);
+  ASSERT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_THAT(result.out, HasSubstr("core.scores: 8 x (m=16 n=16 k=8"));
+  EXPECT_THAT(ContentsOf(by_options),
+              ElementsAre("y bf16[16x2x32]", "dx bf16[16x2x32]", "qkv.dw bf16[64x32]",
+                          "proj.dw bf16[32x32]", "fc1.dw bf16[64x32]", "fc2.dw bf16[32x64]",
+                          "norm1.dgamma bf16[32]", "norm2.dgamma bf16[32]"));
+  WriteFile(Path("spec.json"), R"({"step": {"layer": {"kind": "transformer_layer", "attention":
+      {"heads": 4, "groups": 2, "mask": "causal", "rotary_base": 100}}},
+      "variants": [{"recipe": {"name": "fp8_current"}}]})");
+  result = Quantgate(Arguments{"run", "--spec", Path("spec.json"), "-o", by_spec} + tensors);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  for (const char* name : {"y", "dx", "qkv.dw", "norm1.dgamma"}) {
+    EXPECT_EQ(BytesOf(by_options, name), BytesOf(by_spec, name)) << name;
+  }
+  // Another mask gives another y, and options replace the spec's.
+  result = Quantgate(Arguments{"run", "--spec", Path("spec.json"), "--mask", "none", "-o",
+                               Path("none.safetensors")} +
+                     tensors);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(BytesOf(Path("none.safetensors"), "y"), BytesOf(by_spec, "y"));
+}
+
 TEST_F(LayerCommandTest, ExpertsAreLinearLayersOfTheirRows) {
   const std::string path = Path("out.safetensors"), one = Path("one.safetensors");
   const std::string x = "gen:normal,shape=64x32", dy = "gen:normal,seed=9,shape=64x48";

@@ -168,6 +168,22 @@ TEST(NestedDelayed, CalibrationNotesTheAmaxesOfItsDirections) {
   EXPECT_EQ(ScaleOf(states, "grad_output"), 1.0f);
 }
 
+// The columnwise codes are made from the values of rowwise ones, which are cast, under their scale,
+// also where no GEMM reads them.
+TEST(NestedDelayed, ARowwiseCastThatOnlyColumnwiseCodesNeedIsNoted) {
+  const std::string recipe = absl::StrCat(Hybrid("fp8_current", kDelayed, "mxfp8"),
+                                          ",columnwise_source=rowwise_dequantized");
+  LayerRequest request = StepOf(3);
+  request.requires_grad = {.x = false, .weight = true, .bias = true};
+  const LayerResult result = RunCase(request, recipe);
+  const float dy = AmaxOf(request.grad_output);
+  EXPECT_EQ(HistoryOf(NextStates(result), "grad_output"), (Floats{0, 0, dy}));
+  EXPECT_EQ(ScaleOf(NextStates(result), "grad_output"), 57344.0f / dy);
+  // dw is that of a step whose dgrad reads them too.
+  request.requires_grad.x = true;
+  EXPECT_TRUE(SameBits(OutputOf(result, "dw"), OutputOf(RunCase(request, recipe), "dw")));
+}
+
 TEST(NestedDelayed, ModulesByName) {
   LayerRequest mlp = LayerNormMlpCase(ActivationKind::kGelu);
   const std::string recipe =

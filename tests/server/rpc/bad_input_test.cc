@@ -125,7 +125,8 @@ const std::vector<SpecRow>& SpecRows() {
       {"an unknown layer",
        [](v1::RunSpec& s) { s.mutable_step()->mutable_layer()->set_kind("conv"); },
        {kInvalid, "spec.step.layer.kind", "\"conv\"",
-        "linear, layernorm_linear, layernorm_mlp, grouped_linear, chain"}},
+        "linear, layernorm_linear, layernorm_mlp, grouped_linear, chain, attention, "
+        "transformer_layer"}},
       {"short digest",
        [](v1::RunSpec& s) {
          s.mutable_step()->mutable_x()->mutable_stored()->mutable_digest()->set_sha256("short");

@@ -80,6 +80,20 @@ v1::RunSpec ChainSpec() {
   return spec;
 }
 
+/// x has 32 columns of 64 rows: a sequence of 64.
+v1::RunSpec AttentionSpec() {
+  v1::RunSpec spec = SpecOf("attention");
+  v1::LayerStep& step = *spec.mutable_step();
+  v1::Attention& attention = *step.mutable_layer()->mutable_attention();
+  attention.set_heads(4);
+  attention.set_groups(2);
+  attention.set_mask("causal");
+  attention.set_rotary_base(100);
+  Set(step, "qkv.weight", 3, {64, 32});
+  Set(step, "proj.weight", 4, {48, 32});
+  return spec;
+}
+
 /// The one variant's report; the run's goes to `report`.
 v1::VariantReport RunOn(TestServer& server, const v1::RunSpec& spec, v1::RunReport& report) {
   v1::ExecuteRequest request;
@@ -209,12 +223,26 @@ TEST(LayerMetricsTest, CountsRunsByLayer) {
   EXPECT_GT(MetricValue(metrics, "quantgate_run_stage_seconds_count{stage=\"operation\"}"), 0);
 }
 
+TEST_F(LayerKindsTest, Attention) {
+  v1::RunReport report;
+  const v1::VariantReport variant = Run(AttentionSpec(), report);
+  EXPECT_THAT(Names(variant, false), ElementsAre("y", "dx", "qkv.dw", "proj.dw"));
+  EXPECT_THAT(Names(variant, true), ElementsAre("qkv.y", "core.heads", "proj.x", "core.dheads",
+                                                "qkv.grad_output", "proj.dx"));
+  std::vector<std::string> lines;
+  for (const v1::GemmLine& gemm : variant.gemms()) {
+    if (gemm.output() == "core.context") lines.push_back(gemm.text());
+  }
+  EXPECT_THAT(lines, ElementsAre(HasSubstr("4 x (m=64 n=8 k=64 bf16 x bf16 -> bf16")));
+}
+
 TEST_F(LayerKindsTest, CapabilitiesListThem) {
   v1::Capabilities capabilities;
   grpc::ClientContext context;
   ASSERT_TRUE(server_.info().GetCapabilities(&context, {}, &capabilities).ok());
-  EXPECT_THAT(capabilities.layers(), ElementsAre("linear", "layernorm_linear", "layernorm_mlp",
-                                                 "grouped_linear", "chain"));
+  EXPECT_THAT(capabilities.layers(),
+              ElementsAre("linear", "layernorm_linear", "layernorm_mlp", "grouped_linear", "chain",
+                          "attention", "transformer_layer"));
   EXPECT_THAT(capabilities.activations(),
               ElementsAre("gelu", "geglu", "glu", "qgelu", "qgeglu", "relu", "reglu", "srelu",
                           "sreglu", "silu", "swiglu", "clamped_swiglu"));
@@ -292,11 +320,16 @@ TEST_F(LayerKindsTest, RefusesWhatMakesNoLayer) {
       {"a norm of a layer without one",
        GroupedLinearSpec,
        [](v1::LayerStep& s) { s.mutable_layer()->mutable_norm()->set_kind("rmsnorm"); },
-       {kInvalid, "spec.step.layer.norm", "given", "of layernorm_linear, layernorm_mlp"}},
+       {kInvalid, "spec.step.layer.norm", "given",
+        "of layernorm_linear, layernorm_mlp, transformer_layer"}},
       {"an activation of a layer without one",
        LayerNormLinearSpec,
        [](v1::LayerStep& s) { s.mutable_layer()->mutable_activation()->set_kind("gelu"); },
-       {kInvalid, "spec.step.layer.activation", "given", "of layernorm_mlp"}},
+       {kInvalid, "spec.step.layer.activation", "given", "of layernorm_mlp, transformer_layer"}},
+      {"heads of a layer without attention",
+       LayerNormLinearSpec,
+       [](v1::LayerStep& s) { s.mutable_layer()->mutable_attention()->set_heads(2); },
+       {kInvalid, "spec.step.layer.attention", "given", "of attention, transformer_layer"}},
       {"a limit of an activation without one",
        LayerNormMlpSpec,
        [](v1::LayerStep& s) { s.mutable_layer()->mutable_activation()->set_kind("swiglu"); },
@@ -371,6 +404,14 @@ TEST_F(LayerKindsTest, RefusesWhatMakesNoLayer) {
          (*s.mutable_main_grads())["weight"] = Generated("normal", 9, "f32", {48, 64});
        },
        {kInvalid, "spec.step.main_grads[weight]", "f32[48x64]", "no such weight"}},
+      {"an unknown mask",
+       AttentionSpec,
+       [](v1::LayerStep& s) { s.mutable_layer()->mutable_attention()->set_mask("all"); },
+       {kInvalid, "spec.step.layer.attention.mask", "\"all\"", "none, causal"}},
+      {"attention without heads",
+       AttentionSpec,
+       [](v1::LayerStep& s) { s.mutable_layer()->mutable_attention()->clear_heads(); },
+       {kInvalid, "spec.step.layer.attention.heads", "0", "at least 1"}},
       {"a grad_output that does not fit",
        ChainSpec,
        [](v1::LayerStep& s) {
