@@ -3,6 +3,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "kernels/training/session_state.h"
@@ -45,6 +46,11 @@ absl::Status CheckSessionRecipe(const SessionSpec& spec, const SessionState& sta
                                 std::optional<DType> x_dtype);
 /// The dtype of all parameters; absent if they differ or there are none.
 std::optional<DType> DTypeOfParameters(const SessionState& state);
+
+/// Takes weights and main gradients that are given as one tensor for all experts of a layer apart.
+/// Gives the numbers of the layers whose weights were. INVALID_ARGUMENT.
+absl::StatusOr<std::set<size_t>> UnstackParameters(const SessionSpec& spec,
+                                                   std::map<std::string, Tensor>& parameters);
 
 /// Puts parameters into their layers' states, but main gradients and moments. INVALID_ARGUMENT for
 /// a name that is none.

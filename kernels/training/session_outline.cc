@@ -82,6 +82,7 @@ absl::StatusOr<SessionOutline> SessionOutline::Open(
     const std::map<std::string, QuantizedTensor>& codes) {
   NameLayers(spec);
   QG_RETURN_IF_ERROR(CheckHeldCodes(spec, codes));
+  QG_RETURN_IF_ERROR(UnstackParameters(spec, parameters).status());
   for (const auto& [name, held] : codes) {
     QG_ASSIGN_OR_RETURN(parameters[name], OutlineTensor(held.source_dtype, held.shape));
   }

@@ -39,8 +39,8 @@ bool IsTrained(const std::string& name) {
   return false;
 }
 
-/// Takes weights and main gradients that are given as one tensor for all experts of a layer apart.
-/// Gives the numbers of the layers whose weights were.
+}  // namespace
+
 absl::StatusOr<std::set<size_t>> UnstackParameters(const SessionSpec& spec,
                                                    std::map<std::string, Tensor>& parameters) {
   std::set<size_t> stacked;
@@ -69,7 +69,7 @@ absl::StatusOr<std::set<size_t>> UnstackParameters(const SessionSpec& spec,
   return stacked;
 }
 
-}  // namespace
+namespace {}  // namespace
 
 absl::Status SortParameters(const SessionSpec& spec,
                             const std::map<std::string, Tensor>& parameters, SessionState& state) {

@@ -1,5 +1,5 @@
-#include "server/report/comparison_verdict.h"
 #include "server/report/report_junit.h"
+#include "server/report/comparison_verdict.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // What a verdict says, and that every form of a report says the same.
-#include "server/report/comparison_verdict.h"
 #include "server/report/verdict_text.h"
+#include "server/report/comparison_verdict.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -211,7 +211,7 @@ constexpr FieldOption kFieldOptions[] = {
     {kTraceCommand, "trace.variants[*].parallel.backend", "--parallel-backend"},
     {kTraceCommand, "trace.variants[*].parallel.overlap", "--overlap"},
     {kTraceCommand, "trace.variants[*].parallel.amax_groups", "--amax-group"},
-    {kTraceCommand, "trace.variants[*].parallel.amax_groups[*]", "--amax-group"},
+    {kTraceCommand, "trace.variants[*].parallel.amax_groups[*]", "--amax-group *"},
     {kTraceCommand, "trace.variants[*].parallel.fully_sharded", "--fsdp"},
     {kTraceCommand, "trace.variants[*].parallel.distributed_optimizer", "--distributed-optimizer"},
     {kTraceCommand, "trace.variants[*].parallel.reshard_after_forward", "--no-reshard"},

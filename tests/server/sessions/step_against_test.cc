@@ -30,7 +30,7 @@ class StepAgainstTest : public testing::Test {
  protected:
   StepAgainstTest() : stub_(v1::Sessions::NewStub(server_.channel())) {}
 
-  std::string Open(const std::string& recipe, bool main_grads = false) {
+  std::string Open(const std::string& recipe) {
     v1::OpenSessionRequest request;
     v1::SessionSpec& spec = *request.mutable_spec();
     v1::SessionLayer& layer = *spec.add_layers();
@@ -38,7 +38,6 @@ class StepAgainstTest : public testing::Test {
     layer.mutable_layer()->set_kind("linear");
     spec.mutable_recipe()->set_name(recipe);
     spec.set_masters("f32");
-    spec.set_main_grads(main_grads);
     spec.mutable_sgd()->set_learning_rate(0.5f);
     (*request.mutable_parameters())["fc.weight"] = Generated("normal", 1, "bf16", {kSize, kSize});
     v1::Session session;
@@ -142,9 +141,9 @@ TEST_F(StepAgainstTest, GivesWhatASessionOfTheOtherRecipeGives) {
   EXPECT_EQ(BytesOf(asked), BytesOf(alone));  // Nothing is kept beyond the update.
 }
 
-// Main gradients sum the backwards since the last update: those that the session did by itself.
-TEST_F(StepAgainstTest, ABackwardStandsOnTheGradientsSoFar) {
-  const std::string asked = Open("mxfp8", true), other = Open("mxfp8", true);
+// Each microbatch has the forward that was compared for it, whatever the session does in between.
+TEST_F(StepAgainstTest, MicrobatchesAreKeptApart) {
+  const std::string asked = Open("mxfp8"), other = Open("mxfp8");
   ASSERT_TRUE(Step(asked, Forward(2, "bf16", "a")).ok());
   ASSERT_TRUE(Step(asked, Forward(4, "bf16", "b")).ok());
   ASSERT_TRUE(Step(asked, Backward(3, "", "a")).ok());
@@ -161,7 +160,7 @@ TEST_F(StepAgainstTest, ABackwardStandsOnTheGradientsSoFar) {
   v1::SessionStepResponse of_other;
   ASSERT_TRUE(Step(other, Backward(5, "", "b"), &of_other).ok());
   EXPECT_EQ(PrintsOf(response.against().outputs()), PrintsOf(of_other.outputs()));
-  EXPECT_EQ(PrintsOf(of_other.outputs()).count("fc.main_grad"), 1u);
+  EXPECT_EQ(PrintsOf(of_other.outputs()).count("fc.dw"), 1u);
 }
 
 TEST_F(StepAgainstTest, TheSameRecipeHasTheSameBits) {

@@ -388,7 +388,7 @@ const std::vector<Mistake>& Mistakes() {
        [](Request& request, Trace&) {
          (*request.mutable_tensors())["x"] = TraceTensor(1, {8, 3});
        }},
-      {"trace.steps[1].backward.grad_output", "y's shape [32x32]",
+      {"trace.steps[1].backward.grad_output", "y's shape 32x32",
        [](Request& request, Trace&) {
          (*request.mutable_tensors())["dy"] = TraceTensor(1, {32, 31});
        }},
@@ -536,7 +536,11 @@ TEST_F(TraceTest, GoesOnFromACheckpointOnOtherRanks) {
   v1::SessionTrace::Restart& restart = *request.mutable_trace()->add_steps()->mutable_restart();
   restart.add_variants(1);
   restart.mutable_parallel()->set_data_parallel(2);
-  *request.mutable_trace()->add_steps() = request.trace().steps(0);
+  // Each copy has whole blocks of 32 rows.
+  v1::SessionTrace::Step& forward = *request.mutable_trace()->add_steps();
+  forward.mutable_forward();
+  forward.set_x("x of two copies");
+  (*request.mutable_tensors())["x of two copies"] = TraceTensor(15, {2 * kTraceRows, kTraceIn});
   const Outcome outcome = Play(request);
   ASSERT_TRUE(outcome.status.ok()) << outcome.status;
   const v1::TraceStep& restarted = outcome.Step(4, 1);
