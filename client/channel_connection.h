@@ -35,6 +35,8 @@ class ChannelConnection : public Connection {
                                                        const DownloadProgress& progress) override;
   absl::StatusOr<v1::RunReport> ExecuteRun(const v1::RunSpec& spec,
                                            const RunObserverFunction& observer) override;
+  absl::StatusOr<v1::RunReport> RunTrace(const v1::RunTraceRequest& request,
+                                         const RunObserverFunction& observer) override;
   absl::StatusOr<v1::ScenarioRunFinished> RunScenarios(
       const v1::RunScenariosRequest& request, const ScenarioObserverFunction& observer) override;
   void Cancel() override;

@@ -136,6 +136,8 @@ class Connection {
       const v1::Digest& digest, const DownloadProgress& progress) = 0;
   virtual absl::StatusOr<v1::RunReport> ExecuteRun(const v1::RunSpec& spec,
                                                    const RunObserverFunction& observer) = 0;
+  virtual absl::StatusOr<v1::RunReport> RunTrace(const v1::RunTraceRequest& request,
+                                                 const RunObserverFunction& observer) = 0;
   virtual absl::StatusOr<v1::ScenarioRunFinished> RunScenarios(
       const v1::RunScenariosRequest& request, const ScenarioObserverFunction& observer) = 0;
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/channel_connection.h"
@@ -15,27 +16,29 @@
 #include "kernels/base/status_macros.h"
 #include "quantgate/v1/engine_service.grpc.pb.h"
 #include "quantgate/v1/scenarios_service.grpc.pb.h"
+#include "quantgate/v1/sessions_service.grpc.pb.h"
 
 namespace quantgate {
 namespace {
 
+using EventReader = std::unique_ptr<grpc::ClientReader<v1::RunEvent>>;
+
+/// Starts a run, or attaches to the run that a request with this id started.
+using StartStream =
+    absl::FunctionRef<EventReader(grpc::ClientContext* context, const std::string& request_id)>;
+
 /// One stream, from the start of the run or from where the last one broke.
-absl::Status Follow(ChannelConnection& connection, const v1::RunSpec& spec, RunFollower& follower,
+absl::Status Follow(ChannelConnection& connection, StartStream start, RunFollower& follower,
                     const RunObserverFunction& observer) {
-  const std::unique_ptr<v1::Engine::Stub> stub = v1::Engine::NewStub(connection.channel());
   LiveCall call(connection.live_calls());
-  std::unique_ptr<grpc::ClientReader<v1::RunEvent>> reader;
+  EventReader reader;
   if (follower.run_id().empty()) {
-    v1::ExecuteRequest request;
-    *request.mutable_spec() = spec;
-    request.set_request_id(follower.request_id());
-    request.set_stream_outputs(true);
-    reader = stub->Execute(call.context(), request);
+    reader = start(call.context(), follower.request_id());
   } else {
     v1::WaitRunRequest request;
     request.set_run_id(follower.run_id());
     request.set_from_sequence(follower.last_sequence() + 1);
-    reader = stub->WaitRun(call.context(), request);
+    reader = v1::Engine::NewStub(connection.channel())->WaitRun(call.context(), request);
   }
   v1::RunEvent event;
   while (reader->Read(&event)) follower.Take(event, observer);
@@ -43,15 +46,10 @@ absl::Status Follow(ChannelConnection& connection, const v1::RunSpec& spec, RunF
 }
 
 /// The id of a run that was asked for but not heard of yet: the same request attaches to it.
-std::string RunIdOf(ChannelConnection& connection, const v1::RunSpec& spec,
-                    const std::string& request_id) {
-  const std::unique_ptr<v1::Engine::Stub> stub = v1::Engine::NewStub(connection.channel());
+std::string RunIdOf(StartStream start, const std::string& request_id) {
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + kFarewellTimeout));
-  v1::ExecuteRequest request;
-  *request.mutable_spec() = spec;
-  request.set_request_id(request_id);
-  const std::unique_ptr<grpc::ClientReader<v1::RunEvent>> reader = stub->Execute(&context, request);
+  const EventReader reader = start(&context, request_id);
   v1::RunEvent event;
   const std::string run_id = reader->Read(&event) ? event.run_id() : "";
   context.TryCancel();
@@ -61,13 +59,30 @@ std::string RunIdOf(ChannelConnection& connection, const v1::RunSpec& spec,
 }
 
 /// Nobody waits for a run whose caller gave up.
-void CancelIfAbandoned(ChannelConnection& connection, const v1::RunSpec& spec,
+void CancelIfAbandoned(ChannelConnection& connection, StartStream start,
                        const RunFollower& follower, const absl::Status& status) {
   if (!absl::IsDeadlineExceeded(status) && !absl::IsCancelled(status)) return;
   v1::CancelRunRequest request;
-  request.set_run_id(follower.run_id().empty() ? RunIdOf(connection, spec, follower.request_id())
+  request.set_run_id(follower.run_id().empty() ? RunIdOf(start, follower.request_id())
                                                : follower.run_id());
   if (!request.run_id().empty()) connection.CancelRun(request).IgnoreError();
+}
+
+/// Follows a run to its end, over as many streams as it takes.
+absl::StatusOr<v1::RunReport> FollowToEnd(ChannelConnection& connection, StartStream start,
+                                          const RunObserverFunction& observer) {
+  RunFollower follower(NewRequestId());
+  for (int attempt = 1;; ++attempt) {
+    const int64_t before = follower.last_sequence();
+    absl::Status status = Follow(connection, start, follower, observer);
+    if (follower.has_finished()) return follower.Report();
+    if (status.ok()) status = absl::UnavailableError("the stream ended before the run did");
+    if (follower.last_sequence() > before) attempt = 1;
+    if (!IsWorthRetrying(status) || !connection.PauseBeforeRetry(attempt, status)) {
+      CancelIfAbandoned(connection, start, follower, status);
+      return status;
+    }
+  }
 }
 
 }  // namespace
@@ -106,18 +121,29 @@ absl::StatusOr<v1::RunReport> ExecuteRun(Connection& connection, const v1::RunSp
 
 absl::StatusOr<v1::RunReport> ChannelConnection::ExecuteRun(const v1::RunSpec& spec,
                                                             const RunObserverFunction& observer) {
-  RunFollower follower(NewRequestId());
-  for (int attempt = 1;; ++attempt) {
-    const int64_t before = follower.last_sequence();
-    absl::Status status = Follow(*this, spec, follower, observer);
-    if (follower.has_finished()) return follower.Report();
-    if (status.ok()) status = absl::UnavailableError("the stream ended before the run did");
-    if (follower.last_sequence() > before) attempt = 1;
-    if (!IsWorthRetrying(status) || !PauseBeforeRetry(attempt, status)) {
-      CancelIfAbandoned(*this, spec, follower, status);
-      return status;
-    }
-  }
+  const auto start = [&](grpc::ClientContext* context, const std::string& request_id) {
+    v1::ExecuteRequest request;
+    *request.mutable_spec() = spec;
+    request.set_request_id(request_id);
+    request.set_stream_outputs(true);
+    return v1::Engine::NewStub(channel())->Execute(context, request);
+  };
+  return FollowToEnd(*this, start, observer);
+}
+
+absl::StatusOr<v1::RunReport> RunTrace(Connection& connection, const v1::RunTraceRequest& request,
+                                       const RunObserverFunction& observer) {
+  return connection.RunTrace(request, observer);
+}
+
+absl::StatusOr<v1::RunReport> ChannelConnection::RunTrace(const v1::RunTraceRequest& request,
+                                                          const RunObserverFunction& observer) {
+  const auto start = [&](grpc::ClientContext* context, const std::string& request_id) {
+    v1::RunTraceRequest asked = request;
+    asked.set_request_id(request_id);
+    return v1::Sessions::NewStub(channel())->RunTrace(context, asked);
+  };
+  return FollowToEnd(*this, start, observer);
 }
 
 absl::StatusOr<v1::ScenarioRunFinished> RunScenarios(Connection& connection,

@@ -39,6 +39,11 @@ class RunFollower {
 absl::StatusOr<v1::RunReport> ExecuteRun(Connection& connection, const v1::RunSpec& spec,
                                          const RunObserverFunction& observer = {});
 
+/// Plays a trace and waits for its report; its steps are in the events that `observer` gets. Broken
+/// streams, the deadline and Connection::Cancel() as in ExecuteRun.
+absl::StatusOr<v1::RunReport> RunTrace(Connection& connection, const v1::RunTraceRequest& request,
+                                       const RunObserverFunction& observer = {});
+
 /// Runs scenarios and waits for the end. A broken stream is an error: the server keeps nothing of
 /// such a run, so it has to be started again.
 absl::StatusOr<v1::ScenarioRunFinished> RunScenarios(Connection& connection,

@@ -32,6 +32,7 @@
 #include "server/server.h"
 #include "server/sessions/session_calls.h"
 #include "server/sessions/session_store.h"
+#include "server/sessions/trace_execution.h"
 #include "server/store/run_store.h"
 #include "server/wire/convert_layer.h"
 #include "server/wire/convert_scenario.h"
@@ -302,59 +303,58 @@ absl::StatusOr<std::shared_ptr<Buffer>> LocalConnection::DownloadBlob(
 
 namespace {
 
-/// A run that is known to be valid, and what its thread needs.
-struct PreparedRun {
-  LayerRun run;
-  Plan outline;
-  Device* device;
-};
-
-absl::StatusOr<PreparedRun> PrepareRun(CallContext& context, const v1::RunSpec& spec) {
+absl::StatusOr<CheckedRun> CheckedLayerRun(CallContext& context, const v1::RunSpec& spec) {
   QG_ASSIGN_OR_RETURN(LayerRun run, LayerRunFromProto(spec, context.tensor_bytes_max));
   run.stream_outputs = true;
-  QG_RETURN_IF_ERROR(context.loader.Resolve(run.references()));
-  run.kept_request = KeptRequest(spec, run);
-  QG_ASSIGN_OR_RETURN(Plan outline, OutlineLayerRun(run));
-  QG_ASSIGN_OR_RETURN(Device * device, DeviceForRun(run, context.devices));
-  return PreparedRun{std::move(run), std::move(outline), device};
+  return CheckLayerRun(context, spec, std::move(run));
 }
 
 }  // namespace
 
-absl::StatusOr<v1::RunReport> LocalConnection::ExecuteRun(const v1::RunSpec& spec,
-                                                          const RunObserverFunction& observer) {
+absl::StatusOr<v1::RunReport> LocalConnection::RunToEnd(
+    absl::FunctionRef<absl::StatusOr<CheckedRun>(CallContext&)> check,
+    const RunObserverFunction& observer) {
   const std::lock_guard lock(workplace_->calls);
   QG_RETURN_IF_ERROR(workplace_->Admit());
-  auto prepared = GuardMemory([&] { return PrepareRun(*workplace_->context, spec); });
-  if (!prepared.ok()) return AsClient(prepared.status());
+  auto checked = GuardMemory([&] { return check(*workplace_->context); });
+  if (!checked.ok()) return AsClient(checked.status());
   const auto follower = std::make_shared<RunFollower>();
   const absl::Status ran = workplace_->Run([workplace = workplace_.get(), follower, observer,
-                                            shared = std::make_shared<PreparedRun>(
-                                                *std::move(prepared))]() -> absl::Status {
+                                            shared = std::make_shared<CheckedRun>(
+                                                *std::move(checked))]() -> absl::Status {
     const absl::Time start = SteadyNow();
     const std::string run_id = RunStore::NewRunId();
     int64_t sequence = 1;
     follower->Take(AcceptedEvent(run_id, 0), observer);
-    RunExecution execution(*workplace->context, *shared->device, run_id, std::move(shared->run),
-                           std::move(shared->outline), workplace->cancellation,
-                           [&](v1::RunEvent& event) {
-                             event.set_run_id(run_id);
-                             event.set_sequence(++sequence);
-                             follower->Take(event, observer);
-                             return absl::OkStatus();
-                           });
-    auto executed = GuardMemory([&] { return execution.Execute(workplace->ranks); });
+    const std::unique_ptr<RunWork> work = std::move(shared->make)(
+        RunPlace{*shared->device, run_id, workplace->cancellation, [&](v1::RunEvent& event) {
+                   event.set_run_id(run_id);
+                   event.set_sequence(++sequence);
+                   follower->Take(event, observer);
+                   return absl::OkStatus();
+                 }});
+    auto executed = GuardMemory([&] { return work->Execute(workplace->ranks); });
     const absl::Status status = workplace->watch.Checked(*shared->device, executed.status());
     v1::RunReport report;
     if (executed.ok()) report = *std::move(executed);
     report.set_seconds(absl::ToDoubleSeconds(SteadyNow() - start));
     follower->Take(FinishedEvent(run_id, sequence + 1, StateOf(status, *workplace->cancellation),
-                                 status, std::move(report), execution.TakeLastVariant()),
+                                 status, std::move(report), work->TakeLastVariant()),
                    observer);
     return absl::OkStatus();
   });
   if (!ran.ok()) return absl::Status(ran.code(), ran.message());
   return follower->Report();
+}
+
+absl::StatusOr<v1::RunReport> LocalConnection::ExecuteRun(const v1::RunSpec& spec,
+                                                          const RunObserverFunction& observer) {
+  return RunToEnd([&](CallContext& context) { return CheckedLayerRun(context, spec); }, observer);
+}
+
+absl::StatusOr<v1::RunReport> LocalConnection::RunTrace(const v1::RunTraceRequest& request,
+                                                        const RunObserverFunction& observer) {
+  return RunToEnd([&](CallContext& context) { return CheckTraceRun(context, request); }, observer);
 }
 
 absl::StatusOr<v1::ScenarioRunFinished> LocalConnection::RunScenarios(

@@ -6,11 +6,15 @@
 #include <memory>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "client/connection.h"
 #include "server/store_interfaces.h"
 
 namespace quantgate {
+
+struct CallContext;  // server/runs/call_context.h
+struct CheckedRun;   // server/runs/run_work.h
 
 struct LocalOptions {
   /// "cpu", "cuda" (of several devices the first takes the work) or "cuda:N".
@@ -44,12 +48,18 @@ class LocalConnection : public Connection {
                                                        const DownloadProgress& progress) override;
   absl::StatusOr<v1::RunReport> ExecuteRun(const v1::RunSpec& spec,
                                            const RunObserverFunction& observer) override;
+  absl::StatusOr<v1::RunReport> RunTrace(const v1::RunTraceRequest& request,
+                                         const RunObserverFunction& observer) override;
   absl::StatusOr<v1::ScenarioRunFinished> RunScenarios(
       const v1::RunScenariosRequest& request, const ScenarioObserverFunction& observer) override;
   void Cancel() override;
 
  private:
   struct Workplace;
+  /// Checks a run and does it; `observer` gets its events.
+  absl::StatusOr<v1::RunReport> RunToEnd(
+      absl::FunctionRef<absl::StatusOr<CheckedRun>(CallContext&)> check,
+      const RunObserverFunction& observer);
   explicit LocalConnection(std::shared_ptr<Workplace> workplace, const ConnectionOptions& options);
   absl::Status Call(const std::string& method, const google::protobuf::MessageLite& request,
                     const std::shared_ptr<google::protobuf::MessageLite>& response) override;

@@ -103,6 +103,12 @@ absl::Status SessionEnded(const std::string& session_id, std::string_view how) {
   return RefusePrecondition("session_id", session_id, rule);
 }
 
+absl::Status SessionOfRun(const std::string& session_id, const std::string& run_id) {
+  return RefusePrecondition(
+      "session_id", session_id,
+      absl::StrCat("the session is of the trace ", run_id, ", which alone steps and closes it"));
+}
+
 absl::Status SessionStepConflict(int64_t expected_step, int64_t step) {
   return Refused(
       absl::StatusCode::kAborted, "expected_step", absl::StrCat(expected_step),

@@ -36,6 +36,8 @@ absl::Status RunNotFound(const std::string& run_id);
 absl::Status SessionNotFound(const std::string& session_id);
 /// FAILED_PRECONDITION of a session that has ended; `how`: "closed", "evicted" or "expired".
 absl::Status SessionEnded(const std::string& session_id, std::string_view how);
+/// FAILED_PRECONDITION of a session of a trace, which only its run uses and closes.
+absl::Status SessionOfRun(const std::string& session_id, const std::string& run_id);
 /// ABORTED: another client's step came first.
 absl::Status SessionStepConflict(int64_t expected_step, int64_t step);
 /// ABORTED: the session of this request is being opened.

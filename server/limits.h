@@ -135,6 +135,9 @@ inline constexpr int64_t kRunEventBytesKept = int64_t{1} << 30;
 /// Bytes of the latest events of a run in progress that are also in memory, for clients that follow
 /// it.
 inline constexpr size_t kLiveEventBytesMax = size_t{8} << 20;
+/// Steps of a trace over all rounds and variants: each is an event, of which a run's database row
+/// and its streams take a few KiB.
+inline constexpr int64_t kTraceStepsMax = 100'000;
 /// Ended sessions that are remembered, so that a late call learns how its session ended.
 inline constexpr size_t kEndedSessionsKept = 4096;
 

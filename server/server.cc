@@ -315,7 +315,7 @@ absl::Status RunningServer::Listen() {
   services_.push_back(MakeTensorsService(*context_));
   services_.push_back(MakeEngineService(*context_, *runs_));
   services_.push_back(MakeScenariosService(*context_));
-  services_.push_back(MakeSessionsService(*context_));
+  services_.push_back(MakeSessionsService(*context_, *runs_));
   grpc::ServerBuilder builder;
   SetChannelArguments(builder, options_);
   for (const auto& service : services_) builder.RegisterService(service.get());

@@ -68,7 +68,8 @@ class StorageCount {
   AddressRanges held_, counted_;
 };
 
-/// The bytes of whole x and grad_output that a rank has gathered for a backward and still holds.
+/// The bytes of whole x and grad_output that a rank has gathered for a backward, and of whole weights
+/// that it has gathered for a pass, and still holds.
 /// Copies have one count. Used by one thread.
 class GatheredBytes {
  public:

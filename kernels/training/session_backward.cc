@@ -10,6 +10,35 @@
 #include "kernels/training/sharding/division.h"
 
 namespace quantgate {
+
+absl::Status CheckBackwardOrder(const SessionState& state, const std::string& microbatch) {
+  const auto found = state.in_flight.find(microbatch);
+  if (found == state.in_flight.end()) {
+    return RefusePrecondition(
+        "microbatch", microbatch,
+        "no forward of it is in flight; each training forward takes one backward");
+  }
+  if (found->second->is_offloaded) {
+    return RefusePrecondition("microbatch", microbatch,
+                              "what it saved is offloaded; reload it first");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckGradOutput(const Tensor& gradient, const Shape& y) {
+  if (gradient.has_value() && IsHighPrecision(gradient.dtype()) && gradient.shape() == y) {
+    return absl::OkStatus();
+  }
+  return Refuse("grad_output", gradient.has_value() ? TensorText(gradient) : "absent",
+                absl::StrCat("it must be f32, bf16 or f16 of y's shape ", ShapeText(y)));
+}
+
+absl::Status CheckWgrad(const SessionState& state) {
+  if (!state.deferred.empty()) return absl::OkStatus();
+  return RefusePrecondition("gradients", "not deferred",
+                            "run a forward with defer_wgrad and its backward first");
+}
+
 namespace {
 
 /// Compares the operands of a recomputed forward with those of the first phase: equal fingerprints
@@ -133,7 +162,6 @@ class Backwarding {
   SessionState TakeState() { return std::move(next_); }
 
  private:
-  absl::Status Check() const;
   absl::StatusOr<std::vector<std::shared_ptr<LayerSaved>>> Recompute();
   absl::StatusOr<Tensor> BackwardOne(size_t layer, const LayerSaved& saved,
                                      const StepOperand& gradient, LayerState& state);
@@ -146,31 +174,12 @@ class Backwarding {
   BackwardStep step_;
   SessionStepRun run_;
   const Division division_;
+  GatheredLease gathered_;  ///< Of a recomputed forward.
   SessionState next_;
   std::shared_ptr<const InFlight> flight_;
   SessionStepResult result_;
   int64_t peak_ = 0;  ///< SavedMemory::added with what is recomputed.
 };
-
-absl::Status Backwarding::Check() const {
-  const auto found = next_.in_flight.find(step_.microbatch);
-  if (found == next_.in_flight.end()) {
-    return RefusePrecondition(
-        "microbatch", step_.microbatch,
-        "no forward of it is in flight; each training forward takes one backward");
-  }
-  if (found->second->is_offloaded) {
-    return RefusePrecondition("microbatch", step_.microbatch,
-                              "what it saved is offloaded; reload it first");
-  }
-  const Tensor& gradient = step_.grad_output;
-  const Shape& shape = found->second->y_shape;
-  if (!gradient.has_value() || !IsHighPrecision(gradient.dtype()) || gradient.shape() != shape) {
-    return Refuse("grad_output", gradient.has_value() ? TensorText(gradient) : "absent",
-                  absl::StrCat("it must be f32, bf16 or f16 of y's shape ", ShapeText(shape)));
-  }
-  return absl::OkStatus();
-}
 
 absl::StatusOr<std::vector<std::shared_ptr<LayerSaved>>> Backwarding::Recompute() {
   const Recomputation& recomputation = *flight_->recomputation;
@@ -187,7 +196,7 @@ absl::StatusOr<std::vector<std::shared_ptr<LayerSaved>>> Backwarding::Recompute(
       scales_are_current ? LayersUnder(next_, flight_->recipe_number) : recomputation.layers;
   const UsedOperand x{recomputation.x_mark, {recomputation.step.x}, true};
   QG_RETURN_IF_ERROR(run_.recorder().Use({&x, 1}));
-  QG_RETURN_IF_ERROR(division_.Gather(run_, recomputation.divided, true, layers));
+  QG_ASSIGN_OR_RETURN(gathered_, division_.Gather(run_, recomputation.divided, true, layers));
   QG_ASSIGN_OR_RETURN(ForwardPass pass, ForwardLayers(run_, session_.spec, plan, layers));
   // What the forwards in flight saved, this one's x among it, is held until the step has succeeded.
   SessionState now = session_.now;
@@ -224,7 +233,8 @@ absl::StatusOr<Tensor> Backwarding::BackwardOne(size_t layer, const LayerSaved& 
   const SessionLayer& spec = session_.spec.layers[layer];
   const StepOptions options = saved.options();
   std::unique_ptr<LayerSaved> used = saved.Clone();
-  QG_RETURN_IF_ERROR(division_.RestoreSaved(run_, *flight_, layer, next_.layers[layer], *used));
+  QG_ASSIGN_OR_RETURN(const GatheredLease gathered,
+                      division_.RestoreSaved(run_, *flight_, layer, next_.layers[layer], *used));
   if (Has(kFaultScalesOfAnotherMicrobatch)) {
     TakeScalesOfAnother(next_, step_.microbatch, layer, *used);
   }
@@ -246,7 +256,9 @@ absl::StatusOr<Tensor> Backwarding::BackwardOne(size_t layer, const LayerSaved& 
 }
 
 absl::StatusOr<SessionStepResult> Backwarding::Run() {
-  QG_RETURN_IF_ERROR(Check());
+  QG_RETURN_IF_ERROR(CheckBackwardOrder(next_, step_.microbatch));
+  QG_RETURN_IF_ERROR(
+      CheckGradOutput(step_.grad_output, next_.in_flight.at(step_.microbatch)->y_shape));
   flight_ = next_.in_flight.at(step_.microbatch);
   next_.in_flight.erase(step_.microbatch);
   const Cancellation* const cancellation = run_.recorder().cancellation();
@@ -285,6 +297,7 @@ absl::StatusOr<SessionStepResult> Backwarding::Run() {
   NotePeak(peak_, next_.step_count + 1, next_);
   if (Has(kFaultInputCleared)) QG_RETURN_IF_ERROR(ClearInput(session_.engine, saved));
 
+  gathered_.clear();
   QG_ASSIGN_OR_RETURN(static_cast<StepRecords&>(result_), run_.Finish());
   if (flight_->recomputation != nullptr) {
     CompareWithFirstPhase(flight_->recomputation->saved, result_);
@@ -309,10 +322,7 @@ absl::StatusOr<SessionStepResult> OneRankSession::Backward(const BackwardStep& s
 absl::StatusOr<SessionStepResult> OneRankSession::Wgrad(const Cancellation* cancellation) {
   const State& session = *state_;
   SessionState next = session.now;
-  if (next.deferred.empty()) {
-    return RefusePrecondition("gradients", "not deferred",
-                              "run a forward with defer_wgrad and its backward first");
-  }
+  QG_RETURN_IF_ERROR(CheckWgrad(next));
   SessionStepRun run(session.engine, session.spec, cancellation, session.rank.get());
   SessionStepResult result;
   for (const DeferredWgrad& deferred : std::exchange(next.deferred, {})) {

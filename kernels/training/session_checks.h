@@ -46,6 +46,26 @@ absl::Status CheckSessionRecipe(const SessionSpec& spec, const SessionState& sta
 /// The dtype of all parameters; absent if they differ or there are none.
 std::optional<DType> DTypeOfParameters(const SessionState& state);
 
+/// Puts parameters into their layers' states, but main gradients and moments. INVALID_ARGUMENT for
+/// a name that is none.
+absl::Status SortParameters(const SessionSpec& spec,
+                            const std::map<std::string, Tensor>& parameters, SessionState& state);
+
+// Whether a step may come now: whether the microbatch is in flight, or there are gradients.
+// FAILED_PRECONDITION.
+
+absl::Status CheckForwardOrder(const SessionState& state, const ForwardStep& step);
+absl::Status CheckBackwardOrder(const SessionState& state, const std::string& microbatch);
+absl::Status CheckWgrad(const SessionState& state);
+absl::Status CheckOptimize(const SessionSpec& spec, const SessionState& state);
+absl::Status CheckCheckpoint(const SessionState& state);
+/// The microbatch, which is offloaded or not, as wanted.
+absl::StatusOr<std::shared_ptr<const InFlight>> FindInFlight(const SessionState& state,
+                                                             const std::string& microbatch,
+                                                             bool is_offloaded);
+/// Checks a backward's tensor against the shape of y. INVALID_ARGUMENT.
+absl::Status CheckGradOutput(const Tensor& gradient, const Shape& y);
+
 /// RequiresGrad of each layer in a forward whose gradients are `wanted`. A layer's x requires a
 /// gradient only if something before the layer does.
 std::vector<RequiresGrad> RequiresGradOfLayers(const SessionState& state,

@@ -10,13 +10,16 @@
 #include "kernels/training/sharding/division.h"
 
 namespace quantgate {
+
 namespace {
 
 bool IsCodes(const ForwardStep& step) {
   return step.x_codes.rowwise.has_value() || step.x_codes.columnwise.has_value();
 }
 
-absl::Status CheckForward(const SessionState& state, const ForwardStep& step) {
+}  // namespace
+
+absl::Status CheckForwardOrder(const SessionState& state, const ForwardStep& step) {
   QG_RETURN_IF_ERROR(CheckSessionName("microbatch", step.microbatch));
   if (state.in_flight.count(step.microbatch) != 0) {
     return RefusePrecondition(
@@ -44,6 +47,8 @@ absl::Status CheckForward(const SessionState& state, const ForwardStep& step) {
   }
   return absl::OkStatus();
 }
+
+namespace {
 
 /// Overwrites what the first layer saved of its x with zeros.
 absl::Status OverwriteSaved(Engine& engine, const std::vector<std::shared_ptr<LayerSaved>>& all) {
@@ -186,7 +191,7 @@ absl::Status Forwarding::UpdateScales(std::vector<LayerState>& layers) {
 }
 
 absl::StatusOr<SessionStepResult> Forwarding::Run() {
-  QG_RETURN_IF_ERROR(CheckForward(next_, step_));
+  QG_RETURN_IF_ERROR(CheckForwardOrder(next_, step_));
   if (session_.rank == nullptr) QG_RETURN_IF_ERROR(CheckNamesNoRanks(step_));
   auto flight = std::make_shared<InFlight>();
   flight->recipe_number = next_.recipe_number;
@@ -210,7 +215,8 @@ absl::StatusOr<SessionStepResult> Forwarding::Run() {
   const ForwardPlan plan{next_.recipe, step_, first_call_id,
                          RequiresGradOfLayers(next_, step_.requires_grad), session_.parallel()};
   const Division division(session_, run_.recorder().cancellation());
-  QG_RETURN_IF_ERROR(division.Gather(run_, next_.layers, step_.train, layers));
+  QG_ASSIGN_OR_RETURN(GatheredLease gathered,
+                      division.Gather(run_, next_.layers, step_.train, layers));
   QG_ASSIGN_OR_RETURN(ForwardPass pass, ForwardLayers(run_, session_.spec, plan, layers));
   QG_RETURN_IF_ERROR(UpdateScales(layers));
   if (recomputation == nullptr) {
@@ -218,6 +224,7 @@ absl::StatusOr<SessionStepResult> Forwarding::Run() {
     division.ReshardSaved(next_.layers, layers, *flight);
   }
   division.Reshard(next_.layers, layers);
+  gathered.clear();
   // An evaluation does not change the histories (docs/scenarios.md section 3, row 17); changing
   // them is the purpose of a calibration.
   KeepLayers(std::move(layers),

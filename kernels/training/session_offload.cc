@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
+#include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
 #include "kernels/training/session_step_run.h"
 
@@ -45,6 +46,8 @@ absl::StatusOr<std::shared_ptr<InFlight>> Moved(const InFlight& flight, MoveTens
   return moved;
 }
 
+}  // namespace
+
 absl::StatusOr<std::shared_ptr<const InFlight>> FindInFlight(const SessionState& state,
                                                              const std::string& microbatch,
                                                              bool is_offloaded) {
@@ -56,8 +59,6 @@ absl::StatusOr<std::shared_ptr<const InFlight>> FindInFlight(const SessionState&
   return RefusePrecondition("microbatch", microbatch,
                             is_offloaded ? "it is not offloaded" : "it is offloaded already");
 }
-
-}  // namespace
 
 absl::Status OneRankSession::Offload(const std::string& microbatch,
                                      const Cancellation* cancellation) {

@@ -10,7 +10,6 @@
 #include "kernels/training/sharding/shard_faults.h"
 
 namespace quantgate {
-namespace {
 
 absl::Status CheckOptimize(const SessionSpec& spec, const SessionState& state) {
   if (spec.optimizer.kind == OptimizerSpec::Kind::kNone) {
@@ -28,6 +27,8 @@ absl::Status CheckOptimize(const SessionSpec& spec, const SessionState& state) {
   }
   return RefusePrecondition("gradients", "none since the last update", "run a backward first");
 }
+
+namespace {
 
 /// Replaces every gradient by its sum over the ranks, or by this rank's rows or elements of the
 /// sum.

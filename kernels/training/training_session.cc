@@ -18,6 +18,7 @@
 #include "kernels/training/session_experts.h"
 #include "kernels/training/session_faults.h"
 #include "kernels/training/session_state.h"
+#include "kernels/training/session_step_run.h"
 #include "kernels/training/sharding/division.h"
 
 namespace quantgate {
@@ -68,6 +69,8 @@ absl::StatusOr<std::set<size_t>> UnstackParameters(const SessionSpec& spec,
   return stacked;
 }
 
+}  // namespace
+
 absl::Status SortParameters(const SessionSpec& spec,
                             const std::map<std::string, Tensor>& parameters, SessionState& state) {
   for (const auto& [name, tensor] : parameters) {
@@ -86,6 +89,8 @@ absl::Status SortParameters(const SessionSpec& spec,
   }
   return absl::OkStatus();
 }
+
+namespace {
 
 absl::Status MakeTrained(Engine& engine, const SessionSpec& spec, SessionLayerState& layer,
                          const Cancellation* cancellation) {
@@ -222,6 +227,27 @@ void OneRankSession::RestoreSnapshot(const std::shared_ptr<const SessionState>& 
 
 std::function<void()> OneRankSession::RestorePoint() {
   return [this, moment = Snapshot()] { RestoreSnapshot(moment); };
+}
+
+absl::StatusOr<std::function<absl::Status()>> OneRankSession::KeepForward(
+    const std::string& microbatch) {
+  QG_ASSIGN_OR_RETURN(const auto flight, FindInFlight(state_->now, microbatch, false));
+  std::vector<DelayedStates> delayed;
+  for (LayerState& layer : LayersUnder(state_->now, flight->recipe_number)) {
+    delayed.push_back(std::move(layer.delayed));
+  }
+  return [this, microbatch, flight, delayed]() -> absl::Status {
+    // The numbers of the session's own recipes are not negative.
+    constexpr int64_t kKeptRecipe = -1;
+    SessionState next = state_->now;
+    QG_RETURN_IF_ERROR(FindInFlight(next, microbatch, false).status());
+    auto kept = std::make_shared<InFlight>(*flight);
+    kept->recipe_number = kKeptRecipe;
+    next.retired_delayed[kKeptRecipe] = delayed;
+    next.in_flight[microbatch] = std::move(kept);
+    state_->now = std::move(next);
+    return absl::OkStatus();
+  };
 }
 
 int64_t OneRankSession::bytes() const { return BytesOf(state_->spec, state_->now); }

@@ -48,7 +48,7 @@ absl::StatusOr<ScaleLayout> AddDirection(const QuantizedDescription& description
   return described.scale_layout;
 }
 
-absl::Status CheckScale(const Tensor& scale) {
+absl::Status CheckTensorScale(const Tensor& scale) {
   if (!scale.has_value()) return absl::OkStatus();
   if (scale.dtype() == DType::kF32 && scale.shape() == Shape{1}) return absl::OkStatus();
   return Refuse(kScaleSlot, TensorText(scale), "it must be f32[1]");
@@ -99,7 +99,7 @@ absl::StatusOr<QuantizedPlan> QuantizedPlan::Create(QuantizedParts parts) {
   }
   given.is_hybrid = given.rowwise.has_value() && given.columnwise.has_value() &&
                     !IsOneFormat(*given.rowwise, *given.columnwise);
-  QG_RETURN_IF_ERROR(CheckScale(parts.scale));
+  QG_RETURN_IF_ERROR(CheckTensorScale(parts.scale));
   given.scale = std::move(parts.scale);
   if (plan.layout_ == ScaleLayout::kLogical) {
     plan.outline_ = given;

@@ -92,8 +92,9 @@ Stage StageOf(StageKind kind) {
   return Stage::kOperation;
 }
 
-LabelAxis LayerAxis() {
-  LabelAxis axis{"op", {}};
+/// The label "op" of runs: the kinds of layers, and traces.
+LabelAxis RunAxis() {
+  LabelAxis axis{"op", {"trace"}};
   for (const LayerTraits& traits : AllLayerKinds()) axis.values.emplace_back(traits.name);
   return axis;
 }
@@ -126,7 +127,7 @@ LabelAxis MethodAxis(const std::vector<std::string>& operations) {
 }
 
 LabelAxis OperationAxis(const std::vector<std::string>& operations) {
-  LabelAxis axis = LayerAxis();
+  LabelAxis axis = RunAxis();
   const LabelAxis calls = MethodAxis(operations);
   axis.values.insert(axis.values.end(), calls.values.begin(), calls.values.end());
   return axis;
@@ -183,7 +184,7 @@ struct Metrics::Families {
   CounterGrid run_total{
       CounterFamily(registry, "quantgate_run_total", "Variants of runs by how they ended."),
       SeriesStart::kFirstEvent,
-      {LayerAxis(), RecipeAxis("recipe", {"other"}), ModeAxis(), OutcomeAxis()}};
+      {RunAxis(), RecipeAxis("recipe", {"other"}), ModeAxis(), OutcomeAxis()}};
   CounterGrid call_total{
       CounterFamily(registry, "quantgate_run_total", "Variants of runs by how they ended."),
       SeriesStart::kFirstEvent,
@@ -445,14 +446,14 @@ void Metrics::CallsUnread(int64_t calls) {
   families_->calls_unread().Increment(static_cast<double>(calls));
 }
 
-void Metrics::RunEnded(LayerKind layer, std::string_view recipe, std::string_view mode,
+void Metrics::RunEnded(std::string_view operation, std::string_view recipe, std::string_view mode,
                        const absl::Status& status) {
-  families_->run_total(LayerKindName(layer), recipe, mode, OutcomeOf(status)).Increment();
+  families_->run_total(operation, recipe, mode, OutcomeOf(status)).Increment();
 }
 
-void Metrics::RunTook(LayerKind layer, std::string_view recipe, absl::Duration duration) {
-  families_->run_duration_seconds(LayerKindName(layer), recipe)
-      .Observe(absl::ToDoubleSeconds(duration));
+void Metrics::RunTook(std::string_view operation, std::string_view recipe,
+                      absl::Duration duration) {
+  families_->run_duration_seconds(operation, recipe).Observe(absl::ToDoubleSeconds(duration));
 }
 
 void Metrics::CallEnded(int method, const absl::Status& status) {

@@ -109,12 +109,12 @@ class Metrics : public RunStatistics {
   /// Counts calls that were ended because their clients did not take what was sent.
   void CallsUnread(int64_t calls);
 
-  /// How a variant of a run ended, and how long a run took. `recipe` is the base name of the
-  /// variant's recipe, for RunTook "several" where variants have several; `mode` is the variant's
-  /// backward override.
-  void RunEnded(LayerKind layer, std::string_view recipe, std::string_view mode,
+  /// How a variant of a run ended, and how long a run took. `operation` is the name of the layer's
+  /// kind, or "trace". `recipe` is the base name of the variant's recipe, for RunTook "several"
+  /// where variants have several; `mode` is the variant's backward override.
+  void RunEnded(std::string_view operation, std::string_view recipe, std::string_view mode,
                 const absl::Status& status);
-  void RunTook(LayerKind layer, std::string_view recipe, absl::Duration duration);
+  void RunTook(std::string_view operation, std::string_view recipe, absl::Duration duration);
   /// How a unary call that computes on a device ended, and how long it took. Its op label is the
   /// method's name, or "session" for all methods of Sessions. `recipe` is empty for a call without.
   void CallEnded(int method, const absl::Status& status);

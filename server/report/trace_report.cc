@@ -26,12 +26,14 @@ std::string StepText(const TraceReport& report, int index) {
                       step.microbatch.empty() ? "" : absl::StrCat(" ", step.microbatch));
 }
 
-void PrintTensors(const TraceReport& report, bool uses_colour, std::ostream& out) {
-  if (report.tensors.empty()) return;
-  out << "\nAgainst " << report.variants[report.reference] << "\n";
-  TextTable table({"step", "<tensor", "<variant", "differ", "worst ulp", "SQNR dB",
-                   "relative error", "cosine"});
-  for (const TraceTensor& tensor : report.tensors) {
+/// The table of `tensors`; with `judges` also whether each meets what is required of it.
+void PrintTraceComparisons(const TraceReport& report, const std::vector<TraceTensor>& tensors,
+                           bool judges, bool uses_colour, std::ostream& out) {
+  std::vector<std::string> head = {"step",      "<tensor", "<variant",       "differ",
+                                   "worst ulp", "SQNR dB", "relative error", "cosine"};
+  if (judges) head.insert(head.end(), {"of its bound", "<required"});
+  TextTable table(head);
+  for (const TraceTensor& tensor : tensors) {
     const SubjectComparison& comparison = tensor.comparison;
     const v1::ParityReport& parity = comparison.result.parity();
     const v1::ErrorReport& error = comparison.result.error();
@@ -51,10 +53,25 @@ void PrintTensors(const TraceReport& report, bool uses_colour, std::ostream& out
     } else {
       row.insert(row.end(), {"-", "-", "-"});
     }
+    if (judges) {
+      row.push_back(comparison.bound ? BoundShare(comparison.bound->worst_ratio()) : "-");
+      row.push_back(comparison.passes ? "passes" : "fails");
+    }
     table.AddRow(row);
     if (parity.equal()) table.SetTone(3, Tone::kGood);
   }
   table.Print(out, uses_colour);
+}
+
+void PrintTensors(const TraceReport& report, bool uses_colour, std::ostream& out) {
+  if (!report.tensors.empty()) {
+    out << "\nAgainst " << report.variants[report.reference] << "\n";
+    PrintTraceComparisons(report, report.tensors, /*judges=*/false, uses_colour, out);
+  }
+  if (!report.subjects.empty()) {
+    out << "\nSubjects, each against its variant's tensor\n";
+    PrintTraceComparisons(report, report.subjects, report.verdict.has_value(), uses_colour, out);
+  }
 }
 
 std::string RealOrDash(const std::optional<double>& value) {
@@ -64,12 +81,17 @@ std::string RealOrDash(const std::optional<double>& value) {
 void PrintTraceQuantizations(const TraceReport& report, bool uses_colour, std::ostream& out) {
   if (report.quantizations.empty()) return;
   out << "\nQuantizations; drift is log2 of the scale against the variant's first of that tensor, "
-         "or the change of the blocks' mean scale code\n";
+         "or the change of the blocks' mean scale code; against reference: log2 of the scale over "
+         "the reference variant's of that step\n";
   const bool has_groups =
       std::any_of(report.quantizations.begin(), report.quantizations.end(),
                   [](const auto& one) { return !one.record.amax_group().empty(); });
   std::vector<std::string> head = {"step",  "<quantized", "<variant", "underflow", "saturated",
                                    "scale", "scale_inv",  "drift",    "mean code", "drift"};
+  const bool has_others =
+      std::any_of(report.quantizations.begin(), report.quantizations.end(),
+                  [](const auto& one) { return one.scale_against_reference.has_value(); });
+  if (has_others) head.push_back("against reference");
   if (has_groups) head.push_back("<amax over");
   TextTable table(head);
   const std::vector<ScaleDrift> drifts = DriftsOf(report);
@@ -87,6 +109,7 @@ void PrintTraceQuantizations(const TraceReport& report, bool uses_colour, std::o
         RealOrDash(drifts[i].scale),
         RealOrDash(drifts[i].mean_code),
         RealOrDash(drifts[i].code)};
+    if (has_others) row.push_back(RealOrDash(quantization.scale_against_reference));
     if (has_groups) row.push_back(record.amax_group());
     table.AddRow(row);
   }
@@ -121,6 +144,7 @@ Json OfQuantization(const TraceReport& report, const TraceQuantization& quantiza
   SetReal(json, "underflow_rate", ShareOf(counts.flushed_to_zero(), counts));
   SetReal(json, "saturation_rate", ShareOf(counts.saturated(), counts));
   SetRealOrNull(json, "scale_drift_log2", drift.scale);
+  SetRealOrNull(json, "scale_against_reference_log2", quantization.scale_against_reference);
   SetRealOrNull(json, "mean_scale_code", drift.mean_code);
   SetRealOrNull(json, "scale_code_drift", drift.code);
   return json;
@@ -284,6 +308,7 @@ Json JsonOf(const TraceReport& report) {
     return of;
   };
   json["tensors"] = list(report.tensors, OfTensor);
+  json["subjects"] = list(report.subjects, OfTensor);
   json["quantizations"] = Json::array();
   const std::vector<ScaleDrift> drifts = DriftsOf(report);
   for (size_t i = 0; i < drifts.size(); ++i) {
@@ -300,6 +325,7 @@ std::string TraceJsonLines(const TraceReport& report) {
   std::string lines;
   const Json whole = JsonOf(report);
   for (const Json& one : whole["tensors"]) lines += JsonLine("trace_tensor", one);
+  for (const Json& one : whole["subjects"]) lines += JsonLine("trace_subject", one);
   for (const Json& one : whole["quantizations"]) lines += JsonLine("trace_quantization", one);
   for (const Json& one : whole["overlaps"]) lines += JsonLine("trace_overlap", one);
   for (const Json& one : whole["memories"]) lines += JsonLine("trace_memory", one);

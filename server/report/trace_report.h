@@ -1,11 +1,13 @@
 // The results of a trace of training steps, as a table and as JSON (by the conventions of
 // report_json.h). render_html.h makes HTML of them.
 //
-// JSON: one entry of "tensors" for each step, variant and output, one of "quantizations" for each
+// JSON: one entry of "tensors" for each step, variant and output, one of "subjects" for each
+// tensor of the user's own that was held against a variant's, one of "quantizations" for each
 // step, variant (and rank of several) and quantized tensor, one of "overlaps" for each step,
 // variant, rank and stage that communicated beside its GEMMs, one of "memories" for each step and
 // variant; steps count from 1, variants and ranks from 0. JSON lines: each entry as a line of its
-// own, kinds trace_tensor, trace_quantization, trace_overlap, trace_memory, and trace for the rest.
+// own, kinds trace_tensor, trace_subject, trace_quantization, trace_overlap, trace_memory, and
+// trace for the rest.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -38,6 +40,8 @@ struct TraceQuantization {
   int variant = 0;
   int rank = -1;  ///< Rank of a session on several ranks; -1 for a session on one.
   v1::QuantizationRecord record;
+  /// v1.TraceQuantization.scale_against_reference_log2.
+  std::optional<double> scale_against_reference = {};
 };
 
 /// A stage of one rank that communicated beside its GEMMs.
@@ -62,6 +66,8 @@ struct TraceReport {
   std::vector<TraceStep> steps;
   /// Ordered by step, then variant; without the reference variant's own.
   std::vector<TraceTensor> tensors;
+  /// Tensors computed elsewhere, each held against its variant's; likewise ordered.
+  std::vector<TraceTensor> subjects = {};
   /// Of all variants; ordered by step, then variant.
   std::vector<TraceQuantization> quantizations;
   /// Ordered by step, variant and rank.
@@ -73,7 +79,7 @@ struct TraceReport {
   /// Parts of tensors that ranks of a variant held with different bits. Each of them is also a
   /// note.
   std::vector<std::string> rank_differences;
-  /// Present where the bits are required to be those of the reference.
+  /// Present where something is required of variants or subjects.
   std::optional<v1::Verdict> verdict;
 };
 

@@ -16,6 +16,6 @@ std::unique_ptr<grpc::Service> MakeBlobsService(ServiceContext& context);
 std::unique_ptr<grpc::Service> MakeTensorsService(ServiceContext& context);
 std::unique_ptr<grpc::Service> MakeEngineService(ServiceContext& context, Runs& runs);
 std::unique_ptr<grpc::Service> MakeScenariosService(ServiceContext& context);
-std::unique_ptr<grpc::Service> MakeSessionsService(ServiceContext& context);
+std::unique_ptr<grpc::Service> MakeSessionsService(ServiceContext& context, Runs& runs);
 
 }  // namespace quantgate

@@ -90,6 +90,7 @@ v1::Capabilities CapabilitiesOf(const CallContext& context, int64_t blob_bytes_m
   limits.set_sessions_max(sessions.sessions_max);
   limits.set_session_bytes_max(sessions.bytes_max);
   limits.set_session_lease_seconds_max(absl::ToInt64Seconds(sessions.lease_max));
+  limits.set_trace_steps_max(kTraceStepsMax);
   for (const DTypeTraits& traits : AllDTypes()) proto.add_dtypes(std::string(traits.name));
   for (const Distribution distribution : AllDistributions()) {
     proto.add_distributions(std::string(DistributionName(distribution)));
@@ -109,7 +110,7 @@ v1::Capabilities CapabilitiesOf(const CallContext& context, int64_t blob_bytes_m
   }
   proto.set_digest_function("sha256");
   for (const char* feature :
-       {"resumable_upload", "generate", "wait_run", "request_id", "sessions"}) {
+       {"resumable_upload", "generate", "wait_run", "request_id", "sessions", "traces"}) {
     proto.add_features(feature);
   }
   return proto;

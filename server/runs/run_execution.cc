@@ -74,6 +74,22 @@ absl::StatusOr<Device*> DeviceForRun(const LayerRun& run, const Devices& devices
   return WithinField("spec.variants", device.status());
 }
 
+absl::StatusOr<CheckedRun> CheckLayerRun(CallContext& context, const v1::RunSpec& spec,
+                                         LayerRun run) {
+  QG_RETURN_IF_ERROR(context.loader.Resolve(run.references()));
+  run.kept_request = KeptRequest(spec, run);
+  QG_ASSIGN_OR_RETURN(Plan outline, OutlineLayerRun(run));
+  QG_ASSIGN_OR_RETURN(Device * device, DeviceForRun(run, context.devices));
+  std::string summary = run.Summary();
+  return CheckedRun{std::move(summary), device,
+                    [&context, run = std::move(run), outline = std::move(outline)](
+                        RunPlace place) mutable -> std::unique_ptr<RunWork> {
+                      return std::make_unique<RunExecution>(
+                          context, place.device, std::move(place.run_id), std::move(run),
+                          std::move(outline), std::move(place.cancellation), std::move(place.tell));
+                    }};
+}
+
 absl::StatusOr<Plan> LoadLayerRun(const LayerRun& run, const Plan& outline, TensorLoader& loader,
                                   Device& device, const Cancellation* cancellation) {
   const auto load = [&](const std::string& name, const Tensor&) -> absl::StatusOr<Tensor> {
@@ -147,6 +163,15 @@ RunExecution::RunExecution(CallContext& context, Device& device, std::string run
       outline_(std::move(outline)),
       cancellation_(std::move(cancellation)),
       tell_(std::move(tell)) {}
+
+RunWork::Labels RunExecution::labels() const {
+  Labels labels{std::string(LayerKindName(run_.request.step.layer.kind)), {}};
+  for (const Variant& variant : run_.request.variants) {
+    labels.variants.push_back({variant.recipe.name(), std::string(BackwardOverrideName(
+                                                          variant.recipe.backward_override()))});
+  }
+  return labels;
+}
 
 absl::StatusOr<v1::RunReport> RunExecution::Execute(const RankSetting& ranks) {
   const absl::Time start = SteadyNow();

@@ -1,9 +1,8 @@
-// RunExecution: one run on a device, from its plan to its report. Every step becomes an event,
-// which the caller passes on and may store. Used by one thread at a time.
+// RunExecution: one run of a layer on a device, from its plan to its report. Every step becomes an
+// event, which the caller passes on and may store.
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,32 +16,25 @@
 #include "quantgate/v1/engine_service.pb.h"
 #include "server/runs/call_context.h"
 #include "server/runs/output_writer.h"
+#include "server/runs/run_work.h"
 #include "server/wire/layer_run.h"
 
 namespace quantgate {
 
-class RunExecution {
+class RunExecution final : public RunWork {
  public:
-  /// Gives the event the run's id and next number, and passes it on. A failure ends the run.
-  using TellEvent = std::function<absl::Status(v1::RunEvent& event)>;
-
   /// `outline`: the result of OutlineLayerRun for `run`.
   RunExecution(CallContext& context, Device& device, std::string run_id, LayerRun run, Plan outline,
                std::shared_ptr<Cancellation> cancellation, TellEvent tell);
 
-  const LayerRun& run() const { return run_; }
-  /// Executes the run; called once. The report lacks the variants, which are in events, and
-  /// `reproduce` and `seconds`, which the caller sets.
-  absl::StatusOr<v1::RunReport> Execute(const RankSetting& ranks);
-  /// The failure to make, store or pass on an event that ended the run; OK where there was none.
-  /// Otherwise it is the run's outcome, whatever Execute returns.
-  const absl::Status& stop_status() const { return stopped_; }
-  /// The last variant, where the event of the run's end carries it.
-  std::optional<v1::VariantFinished> TakeLastVariant() {
+  absl::StatusOr<v1::RunReport> Execute(const RankSetting& ranks) override;
+  const absl::Status& stop_status() const override { return stopped_; }
+  std::optional<v1::VariantFinished> TakeLastVariant() override {
     return std::exchange(last_variant_, std::nullopt);
   }
-  /// The time that making the events and passing them on took.
-  absl::Duration store_time() const { return store_time_; }
+  absl::Duration store_time() const override { return store_time_; }
+  std::string RepeatCommand() const override { return quantgate::RepeatCommand(run_id_); }
+  Labels labels() const override;
 
  private:
   absl::StatusOr<v1::RunReport> ExecutePlan(const Plan& plan, const RankSetting& ranks);
@@ -94,6 +86,11 @@ class RunExecution {
   // free them earlier would delay that.
   RunReport result_;
 };
+
+/// Does every check of a run that needs no tensor's bytes. `run` is of `spec`. The context outlives
+/// the run.
+absl::StatusOr<CheckedRun> CheckLayerRun(CallContext& context, const v1::RunSpec& spec,
+                                         LayerRun run);
 
 /// The least loaded device whose engine has every arithmetic of the run.
 absl::StatusOr<Device*> DeviceForRun(const LayerRun& run, const Devices& devices);

@@ -5,22 +5,23 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/steady_time.h"
 #include "server/runs/memory_guard.h"
-#include "server/wire/layer_run.h"
+#include "server/runs/run_execution.h"
 
 namespace quantgate {
 
-RunJob::RunJob(ServiceContext& context, Device& device, LiveRuns& live, std::string run_id,
-               LayerRun run, Plan outline, std::shared_ptr<Cancellation> cancellation)
+RunJob::RunJob(ServiceContext& context, LiveRuns& live, std::string run_id, CheckedRun run,
+               std::shared_ptr<Cancellation> cancellation)
     : context_(context),
-      device_(device),
+      device_(*run.device),
       live_(live),
       run_id_(std::move(run_id)),
       cancellation_(std::move(cancellation)),
       enqueued_(SteadyNow()),
       events_(std::make_shared<RunEvents>(context.run_store, context.storing, live, run_id_,
                                           cancellation_)),
-      execution_(context, device, run_id_, std::move(run), std::move(outline), cancellation_,
-                 [this](v1::RunEvent& event) { return events_->Publish(event); }) {}
+      work_(std::move(run.make)(
+          RunPlace{device_, run_id_, cancellation_,
+                   [this](v1::RunEvent& event) { return events_->Publish(event); }})) {}
 
 void RunJob::Run(absl::Status admission) {
   const absl::Time start = SteadyNow();
@@ -33,7 +34,7 @@ void RunJob::Run(absl::Status admission) {
     if (executed.ok()) report = *std::move(executed);
   }
   if (is_given_up_) return;
-  if (!execution_.stop_status().ok()) status = execution_.stop_status();
+  if (!work_->stop_status().ok()) status = work_->stop_status();
   status = context_.watch.Checked(device_, std::move(status));
   report.set_seconds(absl::ToDoubleSeconds(SteadyNow() - start));
   Conclude(status, std::move(report), start);
@@ -43,9 +44,9 @@ absl::StatusOr<v1::RunReport> RunJob::Execute() {
   live_.SetRunning(run_id_);
   ranks_ = context_.ranks;
   ranks_.on_stuck = [this, start = SteadyNow()](const absl::Status& why) { GiveUp(why, start); };
-  QG_ASSIGN_OR_RETURN(v1::RunReport report, execution_.Execute(ranks_));
+  QG_ASSIGN_OR_RETURN(v1::RunReport report, work_->Execute(ranks_));
   QG_RETURN_IF_ERROR(events_->AwaitCreated());
-  report.set_reproduce(RepeatCommand(run_id_));
+  report.set_reproduce(work_->RepeatCommand());
   return report;
 }
 
@@ -68,7 +69,7 @@ void RunJob::End(absl::Status status, v1::RunReport report, absl::Time start) {
                       std::move(of), std::move(variant))
             .SerializeAsString());
   };
-  auto event = event_of(std::move(report), execution_.TakeLastVariant());
+  auto event = event_of(std::move(report), work_->TakeLastVariant());
   absl::Status stored = events_->StoreEnd(event, state, status);
   if (!stored.ok()) {
     // The latest events may not fit on the disk, but an event that says why the run failed may.
@@ -86,16 +87,14 @@ void RunJob::End(absl::Status status, v1::RunReport report, absl::Time start) {
 
 void RunJob::CountEnd(const absl::Status& status, absl::Time start) {
   if (status.ok()) {
-    context_.metrics.StageTook(Stage::kStore, execution_.store_time() + events_->storing_time());
+    context_.metrics.StageTook(Stage::kStore, work_->store_time() + events_->storing_time());
   }
-  const LayerRunRequest& run = execution_.run().request;
-  const LayerKind layer = run.step.layer.kind;
-  for (const Variant& variant : run.variants) {
-    context_.metrics.RunEnded(layer, variant.recipe.name(),
-                              BackwardOverrideName(variant.recipe.backward_override()), status);
+  const RunWork::Labels labels = work_->labels();
+  for (const RunWork::Labels::Variant& variant : labels.variants) {
+    context_.metrics.RunEnded(labels.operation, variant.recipe, variant.mode, status);
   }
-  const bool is_one = run.variants.size() == 1;
-  context_.metrics.RunTook(layer, is_one ? run.variants[0].recipe.name() : "several",
+  const bool is_one = labels.variants.size() == 1;
+  context_.metrics.RunTook(labels.operation, is_one ? labels.variants[0].recipe : "several",
                            SteadyNow() - start);
 }
 

@@ -1,4 +1,4 @@
-// RunJob: one run in a server's queue: its execution, and the storing and publishing of its events.
+// RunJob: one run in a server's queue: its work, and the storing and publishing of its events.
 // Used by one thread at a time, except Stored.
 #pragma once
 
@@ -11,16 +11,16 @@
 #include "quantgate/v1/engine_service.pb.h"
 #include "server/runs/live_runs.h"
 #include "server/runs/run_events.h"
-#include "server/runs/run_execution.h"
+#include "server/runs/run_work.h"
 #include "server/service_context.h"
 
 namespace quantgate {
 
 class RunJob {
  public:
-  /// For a run whose first event is published. `outline`: the result of OutlineLayerRun for `run`.
-  RunJob(ServiceContext& context, Device& device, LiveRuns& live, std::string run_id, LayerRun run,
-         Plan outline, std::shared_ptr<Cancellation> cancellation);
+  /// For a run whose first event is published.
+  RunJob(ServiceContext& context, LiveRuns& live, std::string run_id, CheckedRun run,
+         std::shared_ptr<Cancellation> cancellation);
 
   /// Executes the run and ends it. `admission` is the status that the queue calls the job with.
   void Run(absl::Status admission);
@@ -34,8 +34,9 @@ class RunJob {
   /// Ends the run as Conclude does, where all events are published.
   void End(absl::Status status, v1::RunReport report, absl::Time start);
   void CountEnd(const absl::Status& status, absl::Time start);
-  /// Ends the run for those who follow it although a rank does not return from its engine. RunPlan
-  /// does not return then either, so this is called from within it, and the worker goes on waiting.
+  /// Ends the run for those who follow it although a rank does not return from its engine. Its
+  /// work does not return then either, so this is called from within it, and the worker goes on
+  /// waiting.
   void GiveUp(const absl::Status& status, absl::Time start);
 
   ServiceContext& context_;
@@ -45,8 +46,8 @@ class RunJob {
   const std::shared_ptr<Cancellation> cancellation_;
   const absl::Time enqueued_;
   const std::shared_ptr<RunEvents> events_;
-  RunExecution execution_;
-  RankSetting ranks_;  ///< The server's, except that on_stuck is GiveUp.
+  RankSetting ranks_;                    ///< The server's, except that on_stuck is GiveUp.
+  const std::unique_ptr<RunWork> work_;  ///< After ranks_, which it may refer to.
   bool is_given_up_ = false;
 };
 

@@ -15,6 +15,7 @@
 #include "proto/variant_join.h"
 #include "server/limits.h"
 #include "server/runs/memory_guard.h"
+#include "server/runs/run_execution.h"
 #include "server/runs/run_job.h"
 #include "server/service_context.h"
 #include "server/wire/convert_layer.h"
@@ -77,44 +78,44 @@ absl::Status Runs::EndInterrupted() {
 }
 
 absl::StatusOr<std::string> Runs::Start(const v1::ExecuteRequest& request, absl::Time deadline) {
-  if (!request.request_id().empty()) {
-    QG_RETURN_IF_ERROR(CheckToken(request.request_id(), "request_id"));
-  }
   absl::StatusOr<LayerRun> run = LayerRunFromProto(request.spec(), context_.tensor_bytes_max);
-  const std::lock_guard lock(start_mutex_);
-  QG_ASSIGN_OR_RETURN(const bool may_be_known,
-                      context_.run_store.MayHaveRequest(request.request_id()));
-  if (may_be_known) {
-    QG_ASSIGN_OR_RETURN(const auto earlier, context_.run_store.FindRequest(request.request_id(),
-                                                                           SpecContentOf(request)));
-    if (earlier.has_value()) return earlier->run_id;
-  }
-
-  QG_RETURN_IF_ERROR(run.status());
-  run->stream_outputs = request.stream_outputs();
-  QG_RETURN_IF_ERROR(context_.loader.Resolve(run->references()));
-  run->kept_request = KeptRequest(request.spec(), *run);
-  QG_ASSIGN_OR_RETURN(Plan outline, OutlineLayerRun(*run));
-  QG_ASSIGN_OR_RETURN(Device * device, DeviceForRun(*run, context_.devices));
-  return Enqueue(request, *std::move(run), std::move(outline), deadline, *device);
+  const auto check = [&]() -> absl::StatusOr<CheckedRun> {
+    QG_RETURN_IF_ERROR(run.status());
+    run->stream_outputs = request.stream_outputs();
+    return CheckLayerRun(context_, request.spec(), *std::move(run));
+  };
+  return Start(request.request_id(), SpecContentOf(request), check, deadline);
 }
 
-absl::StatusOr<std::string> Runs::Enqueue(const v1::ExecuteRequest& request, LayerRun run,
-                                          Plan outline, absl::Time deadline, Device& device) {
-  DeviceQueue& queue = Served(device).run_queue;
+absl::StatusOr<std::string> Runs::Start(const std::string& request_id, const Sha256& content,
+                                        absl::FunctionRef<absl::StatusOr<CheckedRun>()> check,
+                                        absl::Time deadline) {
+  if (!request_id.empty()) QG_RETURN_IF_ERROR(CheckToken(request_id, "request_id"));
+  const std::lock_guard lock(start_mutex_);
+  QG_ASSIGN_OR_RETURN(const bool may_be_known, context_.run_store.MayHaveRequest(request_id));
+  if (may_be_known) {
+    QG_ASSIGN_OR_RETURN(const auto earlier, context_.run_store.FindRequest(request_id, content));
+    if (earlier.has_value()) return earlier->run_id;
+  }
+  QG_ASSIGN_OR_RETURN(CheckedRun run, check());
+  return Enqueue(request_id, content, std::move(run), deadline);
+}
+
+absl::StatusOr<std::string> Runs::Enqueue(const std::string& request_id, const Sha256& content,
+                                          CheckedRun run, absl::Time deadline) {
+  DeviceQueue& queue = Served(*run.device).run_queue;
   std::string run_id = RunStore::NewRunId();
   // The first event is published before a worker can publish the second one, so it states the
   // position in the queue at this moment.
   const auto accepted_event = std::make_shared<const std::string>(
       AcceptedEvent(run_id, queue.depth() + queue.running()).SerializeAsString());
-  const std::string summary = run.Summary();
+  const std::string summary = run.summary;
   auto cancellation = std::make_shared<Cancellation>(deadline);
   live_.Begin(run_id, cancellation);
   std::shared_ptr<RunJob> job;
   const absl::Status accepted = GuardMemory([&] {
     live_.Publish(run_id, 1, accepted_event);
-    job = std::make_shared<RunJob>(context_, device, live_, run_id, std::move(run),
-                                   std::move(outline), cancellation);
+    job = std::make_shared<RunJob>(context_, live_, run_id, std::move(run), cancellation);
     return queue
         .Submit(cancellation, [job](absl::Status admission) { job->Run(std::move(admission)); })
         .status();
@@ -127,8 +128,7 @@ absl::StatusOr<std::string> Runs::Enqueue(const v1::ExecuteRequest& request, Lay
   // Nobody knows of the run before it is stored. The job waits for Stored, which is called whether
   // storing succeeds or not.
   const absl::Status stored = GuardMemory([&] {
-    return context_.run_store
-        .Create(run_id, request.request_id(), SpecContentOf(request), summary, *accepted_event)
+    return context_.run_store.Create(run_id, request_id, content, summary, *accepted_event)
         .status();
   });
   job->Stored(stored);

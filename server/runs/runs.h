@@ -6,13 +6,14 @@
 #include <mutex>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "quantgate/v1/engine_service.pb.h"
 #include "server/runs/live_runs.h"
+#include "server/runs/run_work.h"
 #include "server/service_context.h"
-#include "server/wire/layer_run.h"
 
 namespace quantgate {
 
@@ -27,6 +28,11 @@ class Runs {
   /// run's id, the same one again for the same request id. `deadline` holds for waiting and
   /// running.
   absl::StatusOr<std::string> Start(const v1::ExecuteRequest& request, absl::Time deadline);
+  /// Starts the run that `check` gives, unless a request with this id has started one: then
+  /// `content` must be that request's. An empty id is not remembered.
+  absl::StatusOr<std::string> Start(const std::string& request_id, const Sha256& content,
+                                    absl::FunctionRef<absl::StatusOr<CheckedRun>()> check,
+                                    absl::Time deadline);
   /// Cancels a run. Takes effect between operations, and has no effect on a finished run. NOT_FOUND
   /// for an unknown run.
   absl::Status Cancel(const std::string& run_id);
@@ -39,8 +45,8 @@ class Runs {
   LiveRuns& live() { return live_; }
 
  private:
-  absl::StatusOr<std::string> Enqueue(const v1::ExecuteRequest& request, LayerRun run, Plan outline,
-                                      absl::Time deadline, Device& device);
+  absl::StatusOr<std::string> Enqueue(const std::string& request_id, const Sha256& content,
+                                      CheckedRun run, absl::Time deadline);
   absl::Status AddReport(const RunRecord& record, v1::Run& run);
 
   ServiceContext& context_;

@@ -55,8 +55,8 @@ absl::StatusOr<Microbatch> MicrobatchFromName(const std::string& name) {
 std::string MicrobatchName(const std::string& given) { return given.empty() ? "0" : given; }
 
 /// x or grad_output, which may be given as codes.
-absl::Status OperandFromProto(const v1::TensorSource& proto, const std::string& field,
-                              int64_t tensor_bytes_max, SessionStep& step) {
+absl::Status StepOperandFromProto(const v1::TensorSource& proto, const std::string& field,
+                                  int64_t tensor_bytes_max, SessionStep& step) {
   if (proto.has_quantized()) {
     QG_ASSIGN_OR_RETURN(step.quantized,
                         QuantizedReferenceFromProto(proto.quantized(), field + ".quantized", true,
@@ -72,7 +72,6 @@ absl::Status ForwardFromProto(const v1::SessionStepRequest::Forward& proto,
   step.kind = proto.evaluate()    ? SessionStep::Kind::kEvaluate
               : proto.recompute() ? SessionStep::Kind::kRecompute
                                   : SessionStep::Kind::kTrain;
-  QG_RETURN_IF_ERROR(OperandFromProto(proto.x(), "forward.x", tensor_bytes_max, step));
   ForwardStep& forward = step.forward;
   forward.microbatch = step.microbatch = MicrobatchName(proto.microbatch());
   forward.train = !proto.evaluate();
@@ -173,6 +172,7 @@ v1::Session SessionRecordToProto(const SessionRecord& record, absl::Time now) {
   }
   proto.set_state(std::string(SessionPhaseName(record.phase)));
   proto.set_device(record.device);
+  proto.set_run_id(record.run_id);
   return proto;
 }
 
@@ -246,13 +246,6 @@ std::string_view SessionStepField(SessionStep::Kind kind) {
 
 namespace {
 
-absl::Status BackwardFromProto(const v1::SessionStepRequest::Backward& proto,
-                               int64_t tensor_bytes_max, SessionStep& step) {
-  step.kind = SessionStep::Kind::kBackward;
-  step.microbatch = MicrobatchName(proto.microbatch());
-  return OperandFromProto(proto.grad_output(), "backward.grad_output", tensor_bytes_max, step);
-}
-
 absl::Status ChangeFromProto(const v1::SessionStepRequest::ChangeRecipe& proto, SessionStep& step) {
   step.kind = SessionStep::Kind::kChangeRecipe;
   QG_ASSIGN_OR_RETURN(
@@ -271,8 +264,8 @@ void OptimizeFromProto(const v1::SessionStepRequest::Optimize& proto, SessionSte
 
 }  // namespace
 
-absl::StatusOr<SessionStep> SessionStepFromProto(const v1::SessionStepRequest& proto,
-                                                 int64_t tensor_bytes_max) {
+absl::StatusOr<SessionStep> SessionStepWithoutTensor(const v1::SessionStepRequest& proto,
+                                                     int64_t tensor_bytes_max) {
   using Request = v1::SessionStepRequest;
   SessionStep step;
   switch (proto.step_case()) {
@@ -280,7 +273,8 @@ absl::StatusOr<SessionStep> SessionStepFromProto(const v1::SessionStepRequest& p
       QG_RETURN_IF_ERROR(ForwardFromProto(proto.forward(), tensor_bytes_max, step));
       break;
     case Request::kBackward:
-      QG_RETURN_IF_ERROR(BackwardFromProto(proto.backward(), tensor_bytes_max, step));
+      step.kind = SessionStep::Kind::kBackward;
+      step.microbatch = MicrobatchName(proto.backward().microbatch());
       break;
     case Request::kWgrad:
       step.kind = SessionStep::Kind::kWgrad;
@@ -303,6 +297,20 @@ absl::StatusOr<SessionStep> SessionStepFromProto(const v1::SessionStepRequest& p
       return RefuseAbsent("step",
                           "forward, backward, wgrad, optimize, change_recipe, "
                           "offload or reload");
+  }
+  return step;
+}
+
+absl::StatusOr<SessionStep> SessionStepFromProto(const v1::SessionStepRequest& proto,
+                                                 int64_t tensor_bytes_max) {
+  QG_ASSIGN_OR_RETURN(SessionStep step, SessionStepWithoutTensor(proto, tensor_bytes_max));
+  if (proto.has_forward()) {
+    QG_RETURN_IF_ERROR(
+        StepOperandFromProto(proto.forward().x(), "forward.x", tensor_bytes_max, step));
+  }
+  if (proto.has_backward()) {
+    QG_RETURN_IF_ERROR(StepOperandFromProto(proto.backward().grad_output(), "backward.grad_output",
+                                            tensor_bytes_max, step));
   }
   return step;
 }

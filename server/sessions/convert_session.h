@@ -66,5 +66,8 @@ std::string_view SessionStepField(SessionStep::Kind kind);
 
 absl::StatusOr<SessionStep> SessionStepFromProto(const v1::SessionStepRequest& proto,
                                                  int64_t tensor_bytes_max);
+/// The same without its tensor, which the request need not have.
+absl::StatusOr<SessionStep> SessionStepWithoutTensor(const v1::SessionStepRequest& proto,
+                                                     int64_t tensor_bytes_max);
 
 }  // namespace quantgate

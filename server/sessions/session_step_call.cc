@@ -1,9 +1,12 @@
 // Sessions.Step.
+#include <algorithm>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
@@ -12,6 +15,8 @@
 #include "server/runs/run_execution.h"
 #include "server/sessions/convert_session.h"
 #include "server/sessions/session_calls.h"
+#include "server/sessions/session_steps.h"
+#include "server/wire/convert_layer.h"
 #include "server/wire/convert_report.h"
 #include "server/wire/convert_tensor.h"
 #include "server/wire/request_fields.h"
@@ -40,11 +45,12 @@ absl::StatusOr<v1::RankReport> RankToProto(const RankStepRecords& rank, int inde
 class StepCall {
  public:
   StepCall(CallContext& context, SessionUse use, const v1::SessionStepRequest& request,
-           SessionStep step, v1::SessionStepResponse& response)
+           SessionStep step, std::optional<Recipe> against, v1::SessionStepResponse& response)
       : context_(context),
         use_(std::move(use)),
         request_(request),
         step_(std::move(step)),
+        against_recipe_(std::move(against)),
         response_(response) {}
 
   absl::Status Run(const Cancellation& cancellation);
@@ -52,8 +58,19 @@ class StepCall {
  private:
   absl::StatusOr<bool> WasDone();
   absl::Status Do(const Cancellation& cancellation);
-  absl::StatusOr<SessionStepResult> StepOnce(const Cancellation& cancellation);
-  absl::StatusOr<SessionStepResult> ChangeRecipe(const Cancellation& cancellation);
+  /// The step under SessionStepRequest.against.
+  struct Against {
+    std::string recipe;  ///< Its canonical text.
+    SessionStepResult result;
+    v1::TraceStep report;
+    std::function<absl::Status()> put;  ///< Of a training forward, KeptForward::put.
+    int64_t bytes = 0;                  ///< What it would keep beside the session's own state.
+  };
+  absl::StatusOr<SessionStepResult> StepBoth(const Cancellation& cancellation);
+  absl::StatusOr<Against> StepAgainst(const Cancellation& cancellation);
+  void KeepAgainst();
+  int64_t AgainstBytes() const;
+  absl::Status WriteAgainst(const SessionStepResult& result, const Cancellation& cancellation);
   absl::Status Write(const SessionStepResult& result, const Cancellation& cancellation);
   Session& training() { return *use_->training; }
 
@@ -61,6 +78,8 @@ class StepCall {
   SessionUse use_;
   const v1::SessionStepRequest& request_;
   SessionStep step_;
+  const std::optional<Recipe> against_recipe_;
+  std::optional<Against> against_;
   v1::SessionStepResponse& response_;
 };
 
@@ -76,58 +95,119 @@ absl::StatusOr<bool> StepCall::WasDone() {
   return true;
 }
 
-absl::StatusOr<SessionStepResult> StepCall::StepOnce(const Cancellation& cancellation) {
-  const auto done = [](const absl::Status& status) -> absl::StatusOr<SessionStepResult> {
-    if (!status.ok()) return status;
-    return SessionStepResult();
-  };
-  switch (step_.kind) {
-    case SessionStep::Kind::kTrain:
-    case SessionStep::Kind::kEvaluate:
-    case SessionStep::Kind::kRecompute:
-      return training().Forward(step_.forward, &cancellation);
-    case SessionStep::Kind::kBackward:
-      return training().Backward({step_.microbatch, step_.forward.x, step_.forward.x_codes},
-                                 &cancellation);
-    case SessionStep::Kind::kWgrad:
-      return training().Wgrad(&cancellation);
-    case SessionStep::Kind::kOptimize:
-      return training().Optimize(step_.optimizer, &cancellation);
-    case SessionStep::Kind::kChangeRecipe:
-      return ChangeRecipe(cancellation);
-    case SessionStep::Kind::kOffload:
-      return done(training().Offload(step_.microbatch, &cancellation));
-    case SessionStep::Kind::kReload:
-      return done(training().Reload(step_.microbatch, &cancellation));
+/// The step under `against`, and after it the session's own, from the same state.
+absl::StatusOr<SessionStepResult> StepCall::StepBoth(const Cancellation& cancellation) {
+  against_.reset();
+  if (!request_.has_against()) return TakeSessionStep(training(), use_->spec, step_, cancellation);
+  const std::function<void()> restore = training().RestorePoint();
+  absl::StatusOr<Against> other = StepAgainst(cancellation);
+  restore();
+  absl::StatusOr<SessionStepResult> own =
+      TakeSessionStep(training(), use_->spec, step_, cancellation);
+  // What is wrong under both recipes is wrong with the step itself.
+  if (!own.ok()) return own;
+  if (!other.ok()) {
+    restore();
+    return WithinField("against", other.status());
   }
-  return error::Internal("unknown kind of step");
+  against_ = *std::move(other);
+  return own;
 }
 
-absl::StatusOr<SessionStepResult> StepCall::ChangeRecipe(const Cancellation& cancellation) {
-  const BackwardOverride before = training().recipe().backward_override();
-  const std::string name(BackwardOverrideName(before));
-  Recipe recipe = *step_.recipe;
-  if (step_.keeps_override) {
-    // Of rules by module, those that are there are judged with the whole session.
-    if (recipe.is_delayed() && !recipe.DependsOnModule() && before != BackwardOverride::kNone) {
-      return Refuse("backward_override",
-                    absl::StrCat("absent, so that the session's, ", name, ", stays"),
-                    "delayed scaling has no backward override: give none");
+absl::StatusOr<StepCall::Against> StepCall::StepAgainst(const Cancellation& cancellation) {
+  Against against{against_recipe_->CanonicalText(), {}, {}, {}, 0};
+  const int64_t bytes = training().bytes();
+  if (step_.kind == SessionStep::Kind::kBackward) {
+    const auto kept = use_->against.find(step_.microbatch);
+    if (kept == use_->against.end() || kept->second.recipe != against.recipe) {
+      return RefusePrecondition(
+          "recipe", against_recipe_->ShortText(),
+          absl::StrCat("the forward of microbatch ", step_.microbatch,
+                       " was not compared with it, or the session's parameters or recipe have "
+                       "changed since"));
     }
-    recipe = recipe.WithBackwardOverride(before);
+    QG_RETURN_IF_ERROR(kept->second.put());
+  } else {
+    QG_RETURN_IF_ERROR(training().ChangeRecipe(*against_recipe_, &cancellation));
   }
-  QG_RETURN_IF_ERROR(training().ChangeRecipe(recipe, &cancellation));
-  SessionStepResult result;
-  if (recipe.backward_override() != before) {
-    result.notes.push_back(absl::StrCat(
-        "backward_override: ", std::string(BackwardOverrideName(recipe.backward_override())),
-        " from now on; it was ", name));
+  QG_ASSIGN_OR_RETURN(against.result, TakeSessionStep(training(), use_->spec, step_, cancellation));
+  StepResultToProto(training(), against.result, against.report);
+  // Its backward may be compared, too. What several ranks saved is not kept.
+  if (step_.kind == SessionStep::Kind::kTrain || step_.kind == SessionStep::Kind::kRecompute) {
+    absl::StatusOr<std::function<absl::Status()>> put =
+        training().KeepForward(step_.forward.microbatch);
+    if (put.ok()) {
+      against.put = *std::move(put);
+      against.bytes = std::max<int64_t>(training().bytes() - bytes, 0);
+    } else if (!absl::IsUnimplemented(put.status())) {
+      return put.status();
+    }
   }
-  v1::SessionSpec spec;
-  if (!spec.ParseFromString(use_->spec)) return error::Internal("a session's spec is damaged");
-  QG_ASSIGN_OR_RETURN(const std::vector<std::string> notes, NotesOfRecipe(spec, recipe));
-  result.notes.insert(result.notes.end(), notes.begin(), notes.end());
-  return result;
+  return against;
+}
+
+/// What the session keeps of steps under `against`, after a step that succeeded.
+void StepCall::KeepAgainst() {
+  switch (step_.kind) {
+    case SessionStep::Kind::kTrain:
+    case SessionStep::Kind::kRecompute:
+      use_->against.erase(step_.microbatch);
+      if (!against_.has_value() || against_->put == nullptr) return;
+      use_->against[step_.microbatch] = {against_->recipe, std::move(against_->put),
+                                         against_->bytes};
+      return;
+    case SessionStep::Kind::kBackward:
+      use_->against.erase(step_.microbatch);
+      return;
+    case SessionStep::Kind::kOptimize:
+    case SessionStep::Kind::kChangeRecipe:
+      use_->against.clear();
+      return;
+    case SessionStep::Kind::kEvaluate:
+    case SessionStep::Kind::kWgrad:
+    case SessionStep::Kind::kOffload:
+    case SessionStep::Kind::kReload:
+      return;
+  }
+}
+
+/// Bytes of forwards under `against` that the session will hold after this step.
+int64_t StepCall::AgainstBytes() const {
+  int64_t bytes = against_.has_value() ? against_->bytes : 0;
+  for (const auto& [microbatch, kept] : use_->against) {
+    if (microbatch != step_.microbatch) bytes += kept.bytes;
+  }
+  return bytes;
+}
+
+absl::Status StepCall::WriteAgainst(const SessionStepResult& result,
+                                    const Cancellation& cancellation) {
+  if (!against_.has_value()) return absl::OkStatus();
+  v1::TraceStep& report = *response_.mutable_against();
+  report = std::move(against_->report);
+  report.set_step(static_cast<int32_t>(training().step_count()));
+  report.set_kind(std::string(SessionStepField(step_.kind)));
+  report.set_microbatch(step_.microbatch);
+  report.set_label(against_recipe_->ShortText());
+  Engine& engine = *use_->device.engine;
+  QG_ASSIGN_OR_RETURN(
+      const std::vector<v1::StepComparison> comparisons,
+      CompareTensors(engine, against_->result.outputs, result.outputs, &cancellation));
+  for (const v1::StepComparison& comparison : comparisons) {
+    *report.add_against_reference() = comparison;
+  }
+  v1::TraceStep own;
+  StepResultToProto(training(), result, own);
+  CompareScales(own, report);
+  std::vector<Tensor> tensors;
+  for (const NamedTensor& output : against_->result.outputs) tensors.push_back(output.tensor);
+  QG_ASSIGN_OR_RETURN(const std::vector<Fingerprint> fingerprints,
+                      engine.FingerprintsOf(tensors, &cancellation));
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    OutputWriter::Describe(against_->result.outputs[i].name, tensors[i], fingerprints[i],
+                           report.add_outputs());
+  }
+  return absl::OkStatus();
 }
 
 absl::Status StepCall::Do(const Cancellation& cancellation) {
@@ -143,29 +223,26 @@ absl::Status StepCall::Do(const Cancellation& cancellation) {
   }
   // Restores the session where the response cannot be given: that step counts as not done.
   const std::function<void()> restore = training().RestorePoint();
-  absl::StatusOr<SessionStepResult> result;
-  do {
-    context_.sessions.LimitBytes(use_);
-    result = StepOnce(cancellation);
-    // A step that was refused memory or room has changed nothing. It is tried again after each
-    // eviction of an idle session.
-  } while (absl::IsResourceExhausted(result.status()) && context_.sessions.Evict());
-  if (!result.ok()) return WithinField(SessionStepField(step_.kind), result.status());
+  absl::StatusOr<SessionStepResult> result =
+      TakeStepWithinRoom(context_.sessions, use_, [&] { return StepBoth(cancellation); });
+  if (!result.ok()) {
+    const std::optional<Refusal> refusal = RefusalOf(result.status());
+    const bool is_of_other = refusal.has_value() && absl::StartsWith(refusal->field, "against");
+    return is_of_other ? result.status()
+                       : WithinField(SessionStepField(step_.kind), result.status());
+  }
   absl::Status status = Write(*result, cancellation);
   std::string kept;
   if (status.ok() && !request_.request_id().empty()) kept = response_.SerializeAsString();
   if (status.ok()) {
-    status = context_.sessions.StepEnded(use_, static_cast<int64_t>(kept.size()));
+    status = context_.sessions.StepEnded(use_, static_cast<int64_t>(kept.size()) + AgainstBytes());
   }
   if (!status.ok()) {
     restore();
     return status;
   }
-  for (const RankStepRecords& rank : result->ranks) {
-    for (const StageTimeline& stage : rank.records.timelines) {
-      context_.statistics.Overlapped(stage.timeline);
-    }
-  }
+  CountOverlaps(context_.statistics, *result);
+  KeepAgainst();
   use_->last_request_id = request_.request_id();
   use_->last_response = std::move(kept);
   if (!request_.request_id().empty()) use_->last_content = ContentDigest(request_);
@@ -209,17 +286,12 @@ absl::Status StepCall::Write(const SessionStepResult& result, const Cancellation
   for (const std::string& difference : result.rank_differences) {
     response_.add_rank_differences(difference);
   }
-  v1::SessionMemory& memory = *response_.mutable_memory();
-  memory = SavedMemoryToProto(training().saved_memory());
-  for (const RankStepRecords& rank : result.ranks) {
-    const GatheredRecord& gathered = rank.records.gathered;
-    memory.set_gathered_peak_bytes(memory.gathered_peak_bytes() + gathered.peak);
-    memory.set_gathered_held_bytes(memory.gathered_held_bytes() + gathered.held);
-  }
+  *response_.mutable_memory() = MemoryAfter(training(), result);
   for (int index = 0; const RankStepRecords& rank : result.ranks) {
     QG_ASSIGN_OR_RETURN(*response_.add_ranks(), RankToProto(rank, index));
     ++index;
   }
+  QG_RETURN_IF_ERROR(WriteAgainst(result, cancellation));
   return CheckMessageSize(response_);
 }
 
@@ -241,6 +313,27 @@ absl::Status StepCall::Run(const Cancellation& cancellation) {
   return status;
 }
 
+/// The recipe of SessionStepRequest.against; absent without one.
+absl::StatusOr<std::optional<Recipe>> AgainstFromProto(const v1::SessionStepRequest& request,
+                                                       const SessionStep& step) {
+  if (!request.has_against()) return std::optional<Recipe>();
+  if (!step.tensor.has_value() && !step.quantized.has_value()) {
+    return Refuse("against", std::string(SessionStepField(step.kind)),
+                  "only a forward or a backward is also done under another recipe");
+  }
+  const v1::Variant& proto = request.against();
+  if (!proto.arithmetic().empty()) {
+    return Refuse("against.arithmetic", Printable(proto.arithmetic()),
+                  "a step under another recipe has the session's arithmetic");
+  }
+  if (proto.has_parallel()) {
+    return Refuse("against.parallel", "given",
+                  "a step under another recipe is on the session's ranks");
+  }
+  QG_ASSIGN_OR_RETURN(Variant variant, VariantFromProto(proto, "against"));
+  return std::optional<Recipe>(std::move(variant.recipe));
+}
+
 }  // namespace
 
 absl::StatusOr<DeviceWork> PrepareSessionStep(CallContext& context,
@@ -250,6 +343,7 @@ absl::StatusOr<DeviceWork> PrepareSessionStep(CallContext& context,
     QG_RETURN_IF_ERROR(CheckToken(request.request_id(), "request_id"));
   }
   QG_ASSIGN_OR_RETURN(SessionStep step, SessionStepFromProto(request, context.tensor_bytes_max));
+  QG_ASSIGN_OR_RETURN(std::optional<Recipe> against, AgainstFromProto(request, step));
   TensorReference* const references[] = {&step.tensor};
   QG_RETURN_IF_ERROR(context.loader.Resolve(references));
   if (step.quantized.has_value()) {
@@ -262,8 +356,8 @@ absl::StatusOr<DeviceWork> PrepareSessionStep(CallContext& context,
   Device* const device = &use->device;
   return DeviceWork{
       record.recipe->name(),
-      [call =
-           std::make_shared<StepCall>(context, std::move(use), request, std::move(step), response)](
+      [call = std::make_shared<StepCall>(context, std::move(use), request, std::move(step),
+                                         std::move(against), response)](
           Device&, const Cancellation& cancellation) { return call->Run(cancellation); },
       device};
 }

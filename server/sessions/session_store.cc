@@ -74,7 +74,8 @@ void SessionStore::GiveBack(const std::string& request_id) {
 absl::StatusOr<SessionRecord> SessionStore::Open(SessionPlace place, Device& device,
                                                  absl::Duration lease,
                                                  std::unique_ptr<Session> training,
-                                                 std::string spec) noexcept {
+                                                 std::string spec,
+                                                 const std::string& run_id) noexcept {
   const int64_t bytes = training->bytes() + static_cast<int64_t>(spec.size());
   const std::lock_guard lock(mutex_);
   while (usage_.bytes + bytes > limits_.bytes_max) {
@@ -85,6 +86,7 @@ absl::StatusOr<SessionRecord> SessionStore::Open(SessionPlace place, Device& dev
   entry.record.id = NewSessionId();
   entry.record.number = ++last_number_;
   entry.record.device = device.id;
+  entry.record.run_id = run_id;
   entry.record.recipe = training->recipe();
   entry.record.bytes = bytes;
   entry.record.step = training->step_count();
@@ -106,7 +108,8 @@ absl::StatusOr<SessionRecord> SessionStore::Open(SessionPlace place, Device& dev
   return record;
 }
 
-absl::StatusOr<SessionUse> SessionStore::Use(const std::string& id) noexcept {
+absl::StatusOr<SessionUse> SessionStore::Use(const std::string& id,
+                                             const std::string& run_id) noexcept {
   const std::lock_guard lock(mutex_);
   const auto found = entries_.find(id);
   if (found == entries_.end()) return error::SessionNotFound(id);
@@ -119,6 +122,7 @@ absl::StatusOr<SessionUse> SessionStore::Use(const std::string& id) noexcept {
   if (entry.record.phase != SessionPhase::kOpen) {
     return error::SessionEnded(id, SessionPhaseName(entry.record.phase));
   }
+  if (entry.record.run_id != run_id) return error::SessionOfRun(id, entry.record.run_id);
   ++entry.uses;
   return SessionUse(*this, id, entry.held);
 }
@@ -225,11 +229,15 @@ absl::StatusOr<SessionRecord> SessionStore::Find(const std::string& id) const {
   return found->second.record;
 }
 
-absl::StatusOr<SessionRecord> SessionStore::Close(const std::string& id) noexcept {
+absl::StatusOr<SessionRecord> SessionStore::Close(const std::string& id,
+                                                  const std::string& run_id) noexcept {
   const std::lock_guard lock(mutex_);
   const auto found = entries_.find(id);
   if (found == entries_.end()) return error::SessionNotFound(id);
   if (found->second.record.phase == SessionPhase::kOpen) {
+    if (found->second.record.run_id != run_id) {
+      return error::SessionOfRun(id, found->second.record.run_id);
+    }
     ++usage_.closed;
     End(found->second, SessionPhase::kClosed);
     // End may forget the oldest ended session, never the newest.

@@ -40,6 +40,7 @@ struct SessionRecord {
   int64_t step = 0;
   int64_t bytes = 0;
   std::vector<std::string> microbatches;
+  std::string run_id = {};  ///< The trace whose session it is; empty: a client's.
   absl::Duration lease;
   absl::Time lease_end;  ///< When the lease ends, by SteadyNow.
 };
@@ -57,6 +58,13 @@ struct HeldSession {
   std::string last_request_id ABSL_GUARDED_BY(mutex);
   Sha256 last_content ABSL_GUARDED_BY(mutex);
   std::string last_response ABSL_GUARDED_BY(mutex);
+  /// A forward in flight under SessionStepRequest.against.
+  struct KeptForward {
+    std::string recipe;                 ///< Its canonical text.
+    std::function<absl::Status()> put;  ///< Session::KeepForward.
+    int64_t bytes = 0;                  ///< What it keeps beside the session's own state.
+  };
+  std::map<std::string, KeptForward> against ABSL_GUARDED_BY(mutex);  ///< By microbatch.
 };
 
 class SessionStore;
@@ -133,13 +141,15 @@ class SessionStore {
   /// ABORTED while the same request is being opened.
   absl::StatusOr<SessionPlace> Reserve(const std::string& request_id,
                                        const Sha256& content) noexcept;
-  /// Puts a session into its place. RESOURCE_EXHAUSTED where there is no room for its bytes.
+  /// Puts a session into its place, for clients or for the trace `run_id`. RESOURCE_EXHAUSTED where
+  /// there is no room for its bytes.
   absl::StatusOr<SessionRecord> Open(SessionPlace place, Device& device, absl::Duration lease,
-                                     std::unique_ptr<Session> training, std::string spec) noexcept;
+                                     std::unique_ptr<Session> training, std::string spec,
+                                     const std::string& run_id = "") noexcept;
 
-  /// FAILED_PRECONDITION with the reason for a session that has ended, NOT_FOUND for an unknown
-  /// one.
-  absl::StatusOr<SessionUse> Use(const std::string& id) noexcept;
+  /// FAILED_PRECONDITION with the reason for a session that has ended, or that is of another trace
+  /// than `run_id`; NOT_FOUND for an unknown one.
+  absl::StatusOr<SessionUse> Use(const std::string& id, const std::string& run_id = "") noexcept;
   /// Before a step: tells the session how many bytes it may hold after the step.
   void LimitBytes(const SessionUse& use) noexcept;
   /// After a step: counts the bytes that the session holds now, with its spec and the response that
@@ -150,8 +160,10 @@ class SessionStore {
   bool Evict() noexcept;
   /// The record of an open or ended session. NOT_FOUND.
   absl::StatusOr<SessionRecord> Find(const std::string& id) const;
-  /// Ends a session; one that has ended stays as it is. NOT_FOUND.
-  absl::StatusOr<SessionRecord> Close(const std::string& id) noexcept;
+  /// Ends a session; one that has ended stays as it is. NOT_FOUND; FAILED_PRECONDITION for one of
+  /// another trace than `run_id`.
+  absl::StatusOr<SessionRecord> Close(const std::string& id,
+                                      const std::string& run_id = "") noexcept;
   void ExpireLeases() noexcept;
 
   /// At most `count` open sessions with numbers below `before`, newest first; 0 means from the

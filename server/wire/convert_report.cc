@@ -85,6 +85,8 @@ v1::TensorComparison TensorComparisonToProto(const TensorComparison& comparison)
   return proto;
 }
 
+}  // namespace
+
 v1::BoundCheck BoundCheckToProto(const BoundCheck& check) {
   v1::BoundCheck proto;
   proto.set_pass(check.pass);
@@ -94,8 +96,6 @@ v1::BoundCheck BoundCheckToProto(const BoundCheck& check) {
   proto.set_derivation(check.bound.derivation);
   return proto;
 }
-
-}  // namespace
 
 v1::OutputReport OutputReportToProto(const OutputReport& report) {
   v1::OutputReport proto;

@@ -11,6 +11,7 @@ namespace quantgate {
 v1::ElementPair ElementPairToProto(const ElementPair& pair);
 v1::ParityReport ParityReportToProto(const ParityReport& report);
 v1::ErrorReport ErrorReportToProto(const ErrorReport& report);
+v1::BoundCheck BoundCheckToProto(const BoundCheck& check);
 v1::SavedOperand SavedOperandToProto(const SavedOperand& saved);
 v1::SavedBytes SavedBytesToProto(const SavedSize& size);
 v1::GemmLine GemmLineToProto(const VariantReport::GemmLine& line);

@@ -1,4 +1,4 @@
-// What a trace's report says: rates, drifts, JSON, HTML; and which traces are refused.
+// What a trace's report says: rates, drifts, JSON, HTML; and how it is made of events.
 #include "server/report/trace_report.h"
 
 #include <gmock/gmock.h>
@@ -8,8 +8,9 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "client/cli/commands/session_trace.h"
+#include "server/report/comparison_verdict.h"
 #include "server/report/render_html.h"
+#include "server/report/trace_events.h"
 #include "tests/server/report/recorded_values.h"
 
 namespace quantgate {
@@ -179,65 +180,119 @@ TEST(TraceReportTest, SaysWhatIsSavedAfterEachStep) {
   EXPECT_THAT(TraceJsonLines(report), HasSubstr("\"kind\":\"trace_memory\""));
 }
 
-v1::SessionTrace Trace() {
-  v1::SessionTrace trace;
-  trace.add_variants()->mutable_recipe()->set_name("bf16");
-  v1::SessionTrace::Step& step = *trace.add_steps();
-  step.mutable_forward();
-  step.set_x("x.npy");
-  return trace;
+v1::RunEvent StepEvent(int step, int variant, const std::string& tensor) {
+  v1::RunEvent event;
+  v1::TraceStep& report = *event.mutable_trace_step();
+  report.set_step(step);
+  report.set_round(1 + (step - 1) / 2);
+  report.set_variant(variant);
+  report.set_kind("forward");
+  report.add_notes("the same note");
+  report.mutable_memory()->set_saved_bytes(100 * step + variant);
+  v1::QuantizationRecord& record = *report.add_quantizations()->mutable_record();
+  record.set_tensor("x");
+  record.set_scale(2);
+  if (tensor.empty()) return event;
+  report.mutable_quantizations(0)->set_scale_against_reference_log2(1.5);
+  v1::StepComparison& comparison = *report.add_against_reference();
+  comparison.set_tensor(tensor);
+  comparison.mutable_type()->set_dtype("bf16");
+  comparison.mutable_reference_type()->set_dtype("bf16");
+  comparison.mutable_parity()->set_mismatch_count(3);
+  comparison.mutable_parity()->set_element_count(8);
+  comparison.set_pass(true);
+  return event;
 }
 
-std::string Refusal(const v1::SessionTrace& trace) {
-  return std::string(CheckTrace(trace).message());
+// The reference variant is the last one here; its events come first in each step.
+TEST(TraceEventsTest, MakeTheReportInTheOrderOfStepsAndVariants) {
+  TraceEvents events;
+  v1::RunEvent event;
+  v1::TraceStarted& started = *event.mutable_trace();
+  for (const char* label : {"bf16 / none / auto", "mxfp8 / none / auto"}) {
+    started.add_variants(label);
+  }
+  started.set_reference(1);
+  started.set_step_count(3);
+  events.Take(event);
+  EXPECT_EQ(events.count(), 6);
+  for (const int step : {1, 2, 3}) {
+    events.Take(StepEvent(step, 1, ""));
+    event = StepEvent(step, 0, step == 3 ? "fc.weight" : "y");
+    if (step == 2) {
+      *event.mutable_trace_step()->add_rank_differences() = "y: ranks 0 and 1 differ";
+      event.mutable_trace_step()->set_label("bf16 / none / auto / tp2");
+      event.mutable_trace_step()->mutable_checkpoint()->set_sha256(std::string(32, '\x11'));
+      *event.mutable_trace_step()->add_subjects() = event.trace_step().against_reference(0);
+    }
+    events.Take(event);
+  }
+  EXPECT_EQ(events.taken(), 6);
+  v1::RunReport run;
+  run.mutable_verdict()->set_criterion(v1::REQUIREMENT_BITWISE);
+  const TraceReport report = events.Finish(run);
+  EXPECT_EQ(report.reference, 1);
+  ASSERT_EQ(report.steps.size(), 3u);
+  EXPECT_EQ(report.steps[2].round, 2);
+  ASSERT_EQ(report.tensors.size(), 3u);
+  EXPECT_EQ(report.tensors[2].comparison.tensor, "fc.weight");
+  EXPECT_EQ(report.tensors[0].comparison.subject_name, "y of bf16 / none / auto");
+  EXPECT_EQ(report.tensors[0].comparison.reference_name, "y of mxfp8 / none / auto");
+  ASSERT_EQ(report.subjects.size(), 1u);
+  EXPECT_EQ(report.subjects[0].comparison.reference_name, "y of bf16 / none / auto");
+  std::vector<std::pair<int, int>> order;
+  for (const TraceMemory& memory : report.memories) order.emplace_back(memory.step, memory.variant);
+  EXPECT_EQ(order,
+            (std::vector<std::pair<int, int>>{{0, 0}, {0, 1}, {1, 0}, {1, 1}, {2, 0}, {2, 1}}));
+  EXPECT_EQ(report.quantizations[0].scale_against_reference, 1.5);
+  EXPECT_FALSE(report.quantizations[1].scale_against_reference.has_value());
+  ASSERT_EQ(report.rank_differences.size(), 1u);
+  EXPECT_EQ(report.rank_differences[0], "step 2 of bf16 / none / auto: y: ranks 0 and 1 differ");
+  ASSERT_EQ(report.notes.size(), 4u);  // Each variant's note once.
+  EXPECT_THAT(report.notes[3],
+              testing::StartsWith("step 2 of bf16 / none / auto: goes on as bf16 / none / auto / "
+                                  "tp2 from checkpoint 1111"));
+  EXPECT_TRUE(report.verdict.has_value());
+  const auto json = nlohmann::json::parse(TraceJson(report));
+  EXPECT_EQ(json["subjects"][0]["tensor"], "y");
+  EXPECT_EQ(json["quantizations"][0]["scale_against_reference_log2"], 1.5);
+  std::ostringstream table;
+  PrintTrace(report, /*uses_colour=*/false, table);
+  EXPECT_THAT(table.str(), HasSubstr("Subjects, each against its variant's tensor"));
+  EXPECT_THAT(RenderHtml(report), HasSubstr("<h2>Subjects, each against its variant"));
 }
 
-TEST(CheckTraceTest, NamesWhatIsWrong) {
-  EXPECT_TRUE(CheckTrace(Trace()).ok());
-  EXPECT_THAT(Refusal(v1::SessionTrace()), HasSubstr("steps: none"));
-  v1::SessionTrace trace = Trace();
-  trace.set_rounds(kTraceStepsMax + 1);
-  EXPECT_THAT(Refusal(trace), HasSubstr("rounds: 100001"));
-  trace = Trace();
-  trace.set_reference(1);
-  EXPECT_THAT(Refusal(trace), HasSubstr("reference: 1 is no variant; there are 1"));
-  trace = Trace();
-  trace.mutable_spec()->mutable_recipe()->set_name("bf16");
-  EXPECT_THAT(Refusal(trace), HasSubstr("spec.recipe: given beside variants"));
-  trace.clear_variants();
-  EXPECT_TRUE(CheckTrace(trace).ok());
-  trace.mutable_spec()->clear_recipe();
-  EXPECT_THAT(Refusal(trace), HasSubstr("variants: none"));
+TEST(TraceEventsTest, OtherTypesAreADifference) {
+  v1::StepComparison comparison;
+  comparison.mutable_type()->set_dtype("bf16");
+  comparison.mutable_type()->add_shape(2);
+  comparison.mutable_reference_type()->set_dtype("f32");
+  comparison.mutable_reference_type()->add_shape(2);
+  EXPECT_EQ(SubjectComparisonOf(comparison).difference, "bf16[2] against f32[2]");
+  comparison.mutable_parity()->set_equal(true);
+  EXPECT_EQ(SubjectComparisonOf(comparison).difference, "");
 }
 
-TEST(CheckTraceTest, ChecksEveryStep) {
-  v1::SessionTrace trace = Trace();
-  trace.add_steps()->set_x("x.npy");
-  EXPECT_THAT(Refusal(trace), HasSubstr("steps[1]: none of forward"));
-  trace.mutable_steps(1)->mutable_wgrad();
-  EXPECT_THAT(Refusal(trace), HasSubstr("steps[1].x: of forward only"));
-  trace.mutable_steps(1)->clear_x();
-  trace.mutable_steps(1)->set_grad_output("d.npy");
-  EXPECT_THAT(Refusal(trace), HasSubstr("steps[1].grad_output: of backward only"));
-  trace.mutable_steps(1)->mutable_backward()->mutable_grad_output()->mutable_generate();
-  EXPECT_THAT(Refusal(trace), HasSubstr("steps[1].grad_output: a backward takes one"));
-  trace.mutable_steps(1)->clear_grad_output();
-  EXPECT_TRUE(CheckTrace(trace).ok());
-  trace.mutable_steps(0)->clear_x();
-  EXPECT_THAT(Refusal(trace), HasSubstr("steps[0].x: a forward takes one"));
-}
-
-TEST(JudgeTrace, WantsTheReferencesBitsAndRanksThatAgree) {
-  TraceReport report;
-  report.variants = {"bf16", "bf16 / tp2"};
-  report.tensors = {Compared(0, true)};
-  EXPECT_TRUE(JudgeTrace(report).pass());
-  report.rank_differences = {"step 1 of bf16 / tp2: y: ranks 0 and 1 have other bits"};
-  EXPECT_FALSE(JudgeTrace(report).pass());
-  EXPECT_EQ(JudgeTrace(report).finding(), report.rank_differences[0]);
-  report.rank_differences.clear();
-  report.tensors.push_back(Compared(1, false));
-  EXPECT_FALSE(JudgeTrace(report).pass());
+TEST(ComparisonJudgeTest, WantsTheReferencesBitsAndRanksThatAgree) {
+  ComparisonJudge judge = ComparisonJudge::Bitwise();
+  SubjectComparison equal = Compared(0, true).comparison;
+  judge.Add(equal);
+  EXPECT_TRUE(equal.passes);
+  EXPECT_TRUE(judge.Verdict().pass());
+  EXPECT_EQ(judge.Verdict().found(), "0");
+  ComparisonJudge of_ranks = judge;
+  of_ranks.AddDifference("step 1 of bf16 / tp2: y: ranks 0 and 1 have other bits");
+  EXPECT_FALSE(of_ranks.Verdict().pass());
+  EXPECT_EQ(of_ranks.Verdict().finding(), "step 1 of bf16 / tp2: y: ranks 0 and 1 have other bits");
+  SubjectComparison other = Compared(1, false).comparison;
+  judge.Add(other);
+  EXPECT_FALSE(other.passes);
+  EXPECT_FALSE(judge.Verdict().pass());
+  EXPECT_EQ(judge.Verdict().found(), "3 in y");
+  // The first eight are named; the rest is counted.
+  for (int i = 0; i < 10; ++i) judge.Add(other);
+  EXPECT_THAT(judge.Verdict().found(), HasSubstr("3 in y, and 3 more"));
+  EXPECT_THAT(judge.Verdict().finding(), HasSubstr("; and 10 more of 12 tensors"));
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
+#include "server/report/comparison_verdict.h"
 #include "server/report/report_junit.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "client/cli/commands/tensor_comparison.h"
 #include "client/cli/output.h"
 
 namespace quantgate {

@@ -1,4 +1,5 @@
 // What a verdict says, and that every form of a report says the same.
+#include "server/report/comparison_verdict.h"
 #include "server/report/verdict_text.h"
 
 #include <gmock/gmock.h>
@@ -8,7 +9,6 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "client/cli/commands/tensor_comparison.h"
 #include "client/cli/output.h"
 #include "server/report/render_html.h"
 #include "server/report/render_table.h"

@@ -231,6 +231,44 @@ TEST_F(FullyShardedStates, BytesAreThoseOfRows) {
   ASSERT_TRUE(session->Reload("0", nullptr).ok());
 }
 
+// Forward gathers the weights of all layers at once, backward those of a layer at a time; a
+// recomputation is a forward. Nothing of it is there after the step.
+TEST_F(FullyShardedStates, WhatPassesGatherIsCounted) {
+  constexpr int64_t kWeight = kWide * kNarrow;
+  const std::pair<const char*, int64_t> cases[] = {
+      {"bf16", 2 * kWeight},
+      // Codes and scales, of which a forward that trains gathers both directions.
+      {"mxfp8", kWeight + kWeight / 32}};
+  for (const auto& [recipe, direction] : cases) {
+    for (const bool recompute : {false, true}) {
+      SCOPED_TRACE(std::string(recipe) + (recompute ? " recomputed" : ""));
+      SessionSpec spec = LinearLayers(recipe, {ParallelMode::kNone, ParallelMode::kNone});
+      const bool is_codes = std::string(recipe) == "mxfp8";
+      if (is_codes) spec.weights = kQuantized;
+      spec.parallel = Sharded(Ranks(1, 2));
+      const auto session = OpenRanks(*engine_, spec,
+                                     {{"fc1.weight", Normal(3, {kWide, kNarrow})},
+                                      {"fc2.weight", Normal(5, {kNarrow, kWide})}});
+      ASSERT_NE(session, nullptr);
+      ForwardStep step = ForwardOn(1);
+      step.recompute = recompute;
+      const auto forward = session->Forward(step, nullptr);
+      const auto backward = session->Backward({"0", Normal(2, {kBatch, kNarrow})}, nullptr);
+      ASSERT_TRUE(forward.ok() && backward.ok()) << forward.status() << backward.status();
+      for (size_t rank = 0; rank < 2; ++rank) {
+        const GatheredRecord& of_forward = forward->ranks[rank].records.gathered;
+        const GatheredRecord& of_backward = backward->ranks[rank].records.gathered;
+        // What a forward saved of a weight, and its backward gathers, are both copies.
+        const int64_t weight = direction * (is_codes ? 2 : 1);
+        EXPECT_EQ(of_forward.peak, 2 * weight);
+        EXPECT_EQ(of_backward.peak, recompute ? 2 * weight : weight);
+        EXPECT_EQ(of_forward.held, 0);
+        EXPECT_EQ(of_backward.held, 0);
+      }
+    }
+  }
+}
+
 // Where rows divide evenly, whatever order the owners of rows have.
 TEST_F(FullyShardedStates, GradientsAreSummedByTheProfile) {
   std::vector<Tensor> weights;

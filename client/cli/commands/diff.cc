@@ -15,6 +15,7 @@
 #include "client/tensor_source.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/files/tensor_file.h"
+#include "server/report/comparison_verdict.h"
 
 namespace quantgate {
 namespace {

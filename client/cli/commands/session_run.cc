@@ -25,8 +25,10 @@ constexpr char kSessionRunExamples[] = R"(Examples:
   quantgate session run trace.json --dp 2 --recipe bf16 --report ranks.html
   quantgate session run trace.json --dp 4 --fsdp --recipe mxfp8
   quantgate session run experts.json --ep 4 --recipe mxfp8 --require bitwise
+  quantgate session run trace.json --recipe fp8_current --subject mine.safetensors \
+      --require-subject bound
 
-trace.json is a SessionTrace of proto/quantgate/v1/session_trace.proto (JSON; any other suffix:
+trace.json is a SessionTrace of proto/quantgate/v1/sessions_service.proto (JSON; any other suffix:
 protobuf text):
   {"spec": {"layers": [{"name": "fc1", "layer": {"kind": "linear"}}],
             "masters": "f32", "sgd": {"learning_rate": 0.01}},
@@ -41,13 +43,19 @@ Every variant takes the same steps from the same parameters in a session of its 
 or --ep each also runs on several ranks; "parallel" in the spec or a variant says the same (layers say
 with parallel_mode how they are divided). The step {"restart": {}} goes on from a checkpoint, with
 "parallel" on other ranks. A trace informs and exits 0, unless --require bitwise asks that all
-variants have the reference's bits: then a difference exits 1. A step that a variant refuses ends it.)";
+variants have the reference's bits: then a difference exits 1. A step that a variant refuses ends it;
+what can be seen without computing is refused before the first one.
+
+--subject FILE.safetensors has tensors that were computed elsewhere, named step1.y, step2.fc1.dw, ...:
+each is held against that of the first variant (of another: "subjects" and "subjects_of" in the
+step), and --require-subject says what it must meet.)";
 
 struct SessionRunOptions {
   std::string spec;
   LayerOptions variants;  ///< Only recipes, overrides, arithmetics and the reference are used.
-  int lease_seconds = 0;
-  std::string require;  ///< bitwise; empty: inform only.
+  std::string require;    ///< bitwise; empty: inform only.
+  std::string subject;    ///< A file; empty: none beside those of the trace.
+  std::string require_subject;  ///< bitwise | bound; empty: what the trace says.
   ReportOptions report;
 };
 
@@ -123,30 +131,47 @@ std::set<std::string> InputsOf(const SessionRunOptions& options, const v1::Sessi
   for (const v1::SessionTrace::Step& step : trace.steps()) {
     add(step.x());
     add(step.grad_output());
+    for (const auto& [output, tensor] : step.subjects()) add(tensor);
   }
   return inputs;
 }
 
-absl::StatusOr<int> RunTrace(Invocation& invocation, const SessionRunOptions& options) {
+/// The options' subjects beside those of the trace, and what is required of all.
+absl::Status SetSubjects(const SessionRunOptions& options, v1::SessionTrace& trace) {
+  if (!options.subject.empty()) QG_RETURN_IF_ERROR(AddSubjects(options.subject, trace));
+  if (options.require_subject.empty()) return absl::OkStatus();
+  bool has_any = false;
+  for (v1::SessionTrace::Step& step : *trace.mutable_steps()) {
+    if (step.subjects().empty()) continue;
+    has_any = true;
+    step.set_subjects_requirement(options.require_subject == "bound" ? v1::REQUIREMENT_BOUND
+                                                                     : v1::REQUIREMENT_BITWISE);
+  }
+  if (has_any) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("--require-subject: ", options.require_subject,
+                                                 "; there is no subject; give --subject"));
+}
+
+absl::StatusOr<int> RunTraceCommand(Invocation& invocation, const SessionRunOptions& options) {
   v1::SessionTrace trace;
   QG_RETURN_IF_ERROR(ReadSpecMessage("SPEC", options.spec, trace));
+  QG_RETURN_IF_ERROR(SetSubjects(options, trace));
   QG_RETURN_IF_ERROR(CheckReports(options.report, InputsOf(options, trace)));
   QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
   QG_RETURN_IF_ERROR(SetTraceVariants(*connection, options.variants, trace));
-  QG_RETURN_IF_ERROR(CheckTrace(trace));
   if (!options.require.empty() && trace.variants_size() < 2) {
     return absl::InvalidArgumentError(
         "--require: bitwise; there is one variant, and nothing to compare it with");
   }
   TensorSources sources(*connection, Placement::kStored, UploadProgressOf(invocation));
+  QG_ASSIGN_OR_RETURN(v1::RunTraceRequest request, TraceRequestOf(trace, sources));
+  if (!options.require.empty()) request.set_requirement(v1::REQUIREMENT_BITWISE);
   QG_ASSIGN_OR_RETURN(
-      TraceReport report,
-      PlayTrace(*connection, trace, sources, options.lease_seconds, [&](int done, int of) {
-        invocation.progress().Update(absl::StrCat("step ", done + 1, " of ", of), done, of);
+      TraceReport report, PlayTrace(*connection, request, [&](int64_t done, int64_t of) {
+        invocation.progress().Update(absl::StrCat("step ", done, " of ", of), done, of);
       }));
   invocation.progress().Clear();
   report.command = invocation.CommandLine();
-  if (!options.require.empty()) report.verdict = JudgeTrace(report);
   QG_RETURN_IF_ERROR(Emit(invocation, options.report, report));
   const bool passes = !report.verdict.has_value() || report.verdict->pass();
   return passes ? kExitOk : kExitCriterionFailed;
@@ -157,7 +182,7 @@ absl::StatusOr<int> RunTrace(Invocation& invocation, const SessionRunOptions& op
 void AddSessionRunCommand(CLI::App& group, Command& chosen) {
   const auto [command, options] = AddSubcommand(
       group, chosen, "run", "Play the steps of a file under several recipes, side by side",
-      kSessionRunExamples, RunTrace);
+      kSessionRunExamples, RunTraceCommand);
   command->add_option("SPEC", options->spec, "SessionTrace, JSON or protobuf text")->required();
   AddVariantListOptions(*command, options->variants);
   AddSessionParallelOptions(*command, options->variants);
@@ -165,8 +190,15 @@ void AddSessionRunCommand(CLI::App& group, Command& chosen) {
       ->add_option("--require", options->require,
                    "Criterion: bitwise (every output and parameter equal to the reference's)")
       ->check(CLI::IsMember({"bitwise"}));
-  command->add_option("--lease", options->lease_seconds,
-                      "Seconds that one step of all variants may take; 0: the server's default");
+  command
+      ->add_option("--subject", options->subject,
+                   "Tensors computed elsewhere, of steps of the first variant: step1.y, ...")
+      ->type_name("FILE");
+  command
+      ->add_option("--require-subject", options->require_subject,
+                   "Criterion of subjects: bitwise (equal to the variant's), or bound (within the "
+                   "bound derived for its GEMM)")
+      ->check(CLI::IsMember({"bitwise", "bound"}));
   AddReportOptions(*command, options->report);
 }
 

@@ -9,7 +9,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "client/cli/commands/session_trace.h"
 #include "client/cli/commands/subcommand.h"
 #include "client/cli/layer_command.h"
 #include "client/cli/options/layer_arguments.h"
@@ -24,6 +23,8 @@
 #include "server/report/render_ranks.h"
 #include "server/report/report_json.h"
 #include "server/report/text_table.h"
+#include "server/report/trace_events.h"
+#include "server/report/trace_report.h"
 
 namespace quantgate {
 namespace {
@@ -32,11 +33,16 @@ constexpr char kSessionStepExamples[] = R"(Examples:
   quantgate -s HOST:7470 session step ID train --x gen:normal,seed=1,shape=64x64,dtype=bf16
   quantgate -s HOST:7470 session step ID backward --grad-output d.safetensors:dy -o grads.safetensors
   quantgate -s HOST:7470 session step ID optimize --learning-rate 0.01
-  quantgate -s HOST:7470 session step ID recipe --recipe fp8_current:power_2_scales=true)";
+  quantgate -s HOST:7470 session step ID recipe --recipe fp8_current:power_2_scales=true
+  quantgate -s HOST:7470 session step ID train --x x.npy --against bf16
+
+--against RECIPE does a forward or a backward also under that recipe, from the same state, and
+compares the outputs; the session goes on by its own. A backward wants the same --against as its
+forward had.)";
 
 struct SessionStepOptions {
   std::string id, kind, x, grad_output, microbatch, is_first, requires_grad, recipe, output;
-  std::string overlap;
+  std::string overlap, against;
   std::vector<std::string> amax_groups;
   bool calibrate = false, defer_wgrad = false;
   std::optional<float> learning_rate;
@@ -62,6 +68,7 @@ absl::Status CheckStepOptions(const SessionStepOptions& options) {
       {"--requires-grad", !options.requires_grad.empty(), training},
       {"--amax-group", !options.amax_groups.empty(), forwards},
       {"--overlap", !options.overlap.empty(), forwards},
+      {"--against", !options.against.empty(), {"train", "evaluate", "recompute", "backward"}},
       {"--learning-rate", options.learning_rate.has_value(), {"optimize"}},
       {"--recipe", !options.recipe.empty(), {"recipe"}},
   };
@@ -135,6 +142,22 @@ absl::Status SetStep(const SessionStepOptions& options, TensorSources& sources,
   return absl::OkStatus();
 }
 
+/// What the step did under --against, as a trace of one step.
+void PrintAgainst(Invocation& invocation, const v1::TraceStep& step) {
+  v1::RunEvent event;
+  event.mutable_trace()->add_variants("the session's own recipe");
+  event.mutable_trace()->add_variants(step.label());
+  TraceEvents events;
+  events.Take(event);
+  *event.mutable_trace_step() = step;
+  event.mutable_trace_step()->set_step(1);
+  event.mutable_trace_step()->set_variant(1);
+  event.mutable_trace_step()->clear_memory();
+  events.Take(event);
+  invocation.out() << "\n";
+  PrintTrace(events.Finish({}), invocation.uses_colour(), invocation.out());
+}
+
 void PrintStep(Invocation& invocation, const v1::SessionStepResponse& response) {
   if (!invocation.is_table()) {
     invocation.PrintJson("session_step", JsonOf(response));
@@ -169,6 +192,7 @@ void PrintStep(Invocation& invocation, const v1::SessionStepResponse& response) 
     invocation.out() << "RANKS DIFFER: " << difference << "\n";
   }
   for (const std::string& note : response.notes()) invocation.out() << "note: " << note << "\n";
+  if (response.has_against()) PrintAgainst(invocation, response.against());
 }
 
 absl::StatusOr<int> Step(Invocation& invocation, const SessionStepOptions& options) {
@@ -181,6 +205,10 @@ absl::StatusOr<int> Step(Invocation& invocation, const SessionStepOptions& optio
   TensorSources sources(*connection, Placement::kInlineWhenSmall, UploadProgressOf(invocation));
   v1::SessionStepRequest request;
   QG_RETURN_IF_ERROR(SetStep(options, sources, request));
+  if (!options.against.empty()) {
+    QG_ASSIGN_OR_RETURN(*request.mutable_against()->mutable_recipe(),
+                        ParseRecipeArgument(options.against));
+  }
   request.set_keep_outputs(!options.output.empty());
   QG_ASSIGN_OR_RETURN(const v1::SessionStepResponse response, session.Step(request));
   if (!options.output.empty()) {
@@ -234,6 +262,10 @@ void AddSessionStepCommand(CLI::App& group, Command& chosen) {
       ->type_name("none|default|KEY=METHOD,...");
   command->add_option("--learning-rate", options->learning_rate, "Of this update alone");
   command->add_option("--recipe", options->recipe, "Of KIND recipe")->type_name("RECIPE");
+  command
+      ->add_option("--against", options->against,
+                   "Of a forward or a backward: also do it under this recipe, and compare")
+      ->type_name("RECIPE");
   command->add_option("-o,--output", options->output, "Write the step's outputs")
       ->type_name("FILE");
 }

@@ -1,41 +1,35 @@
-// Plays a SessionTrace: a session for each variant, all of them taking the same steps side by side,
-// and every output held against the reference variant's as soon as both are there.
-//
-// The client plays the trace with the services Sessions and Engine.Compare, so every server can do
-// it, also the one in this process; tensors stay where they were computed, and comparisons are
-// those of every other report.
+// What `quantgate session run` asks of Sessions.RunTrace, and the report that it makes of the
+// answer. A server plays a trace in sessions of its own; in this process it is the same code.
 #pragma once
 
 #include <functional>
-#include <vector>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/cli/commands/tensor_comparison.h"
 #include "client/connection.h"
 #include "client/tensor_source.h"
-#include "quantgate/v1/session_trace.pb.h"
+#include "quantgate/v1/sessions_service.pb.h"
 #include "server/report/trace_report.h"
 
 namespace quantgate {
 
-/// Steps of one trace at most, over all rounds.
-inline constexpr int kTraceStepsMax = 100000;
+/// Makes the tensors of a file, named "step2.fc1.dw", subjects of the steps that give them: those
+/// of the first round, counted from 1. Each stands in `trace` under its name on the command line.
+/// INVALID_ARGUMENT for a tensor of another name or of no step, and where the trace has a subject
+/// of that name itself.
+absl::Status AddSubjects(const std::string& path, v1::SessionTrace& trace);
 
-/// Checks the trace as far as that needs no server. INVALID_ARGUMENT.
-absl::Status CheckTrace(const v1::SessionTrace& trace);
+/// The request that plays `trace`, with every tensor that it names: each is read and sent once.
+absl::StatusOr<v1::RunTraceRequest> TraceRequestOf(const v1::SessionTrace& trace,
+                                                   TensorSources& sources);
 
-/// Called before each step with the number of steps done and of all.
-using TraceProgress = std::function<void(int done, int of)>;
+/// Called after each step of a variant with the number of such steps done and of all.
+using TraceProgress = std::function<void(int64_t done, int64_t of)>;
 
-/// Plays the trace; closes its sessions in any case. A step that a variant refuses ends the trace
-/// with that error, naming variant and step. `lease_seconds`: as OpenSessionRequest.lease_seconds.
-absl::StatusOr<TraceReport> PlayTrace(Connection& connection, const v1::SessionTrace& trace,
-                                      TensorSources& sources, int lease_seconds,
+/// Plays the trace to its end. A step that a variant refuses ends it with that error, naming
+/// variant and step.
+absl::StatusOr<TraceReport> PlayTrace(Connection& connection, const v1::RunTraceRequest& request,
                                       const TraceProgress& progress);
-
-/// The verdict: whether all variants have the reference's bits, and the ranks of each variant equal
-/// bits.
-v1::Verdict JudgeTrace(const TraceReport& report);
 
 }  // namespace quantgate

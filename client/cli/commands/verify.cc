@@ -13,6 +13,7 @@
 #include "client/tensor_name.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/files/tensor_file.h"
+#include "server/report/comparison_verdict.h"
 
 namespace quantgate {
 namespace {

@@ -263,6 +263,10 @@ absl::StatusOr<v1::RunReport> FetchRun(Connection& connection, const std::string
                      run.status_message().empty() ? "it has not ended yet" : run.status_message()));
   }
   v1::RunReport& report = *run.mutable_report();
+  if (report.has_trace()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--spec is ", spec, ": the run is a ", run.summary(), "; quantgate session run plays one"));
+  }
   if (!report.has_request()) {
     return absl::FailedPreconditionError(
         absl::StrCat("--spec is ", spec, ": its server, version ", report.environment().version(),

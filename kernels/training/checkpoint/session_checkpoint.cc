@@ -45,18 +45,23 @@ absl::Status CheckDelayed(Engine& engine, const SessionSpec& spec, const Session
 
 }  // namespace
 
+absl::Status CheckCheckpoint(const SessionState& state) {
+  if (!state.in_flight.empty()) {
+    return RefusePrecondition("microbatch", state.in_flight.begin()->first,
+                              "it is in flight; run its backward before a checkpoint");
+  }
+  if (!state.deferred.empty()) {
+    return RefusePrecondition("gradients", "deferred",
+                              "run the deferred wgrads before a checkpoint");
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::shared_ptr<const SessionState>> OneRankSession::StateOnHost(
     const Cancellation* cancellation) const {
   const State& session = *state_;
   auto state = std::make_shared<SessionState>(session.now);
-  if (!state->in_flight.empty()) {
-    return RefusePrecondition("microbatch", state->in_flight.begin()->first,
-                              "it is in flight; run its backward before a checkpoint");
-  }
-  if (!state->deferred.empty()) {
-    return RefusePrecondition("gradients", "deferred",
-                              "run the deferred wgrads before a checkpoint");
-  }
+  QG_RETURN_IF_ERROR(CheckCheckpoint(*state));
   QG_RETURN_IF_ERROR(Division(session, cancellation).Join(state->layers));
   absl::Status status;
   VisitTensors(session.spec, *state, [&](const std::string&, Tensor& tensor) {

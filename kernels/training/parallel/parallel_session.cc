@@ -294,6 +294,15 @@ std::function<void()> ParallelSession::RestorePoint() {
   };
 }
 
+// What several ranks saved refers to groups, which a restore point may make anew.
+absl::StatusOr<std::function<absl::Status()>> ParallelSession::KeepForward(
+    const std::string& microbatch) {
+  return StatusOf({.code = absl::StatusCode::kUnimplemented,
+                   .field = "microbatch",
+                   .value = microbatch,
+                   .rule = "only a session on one rank keeps what an undone forward saved"});
+}
+
 SavedMemory ParallelSession::saved_memory() const {
   SavedMemory memory;
   for (size_t rank = 0; rank < members_.size(); ++rank) {

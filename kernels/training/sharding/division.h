@@ -5,6 +5,7 @@
 // begin anywhere and may be empty. Private to kernels/training.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,10 @@
 #include "kernels/training/sharding/state_sharding.h"
 
 namespace quantgate {
+
+/// Counts the bytes of weights that were gathered for a pass, as StepRecorder::HoldGathered does,
+/// as long as the weights are there.
+using GatheredLease = std::vector<std::shared_ptr<const void>>;
 
 class Division {
  public:
@@ -36,8 +41,9 @@ class Division {
 
   /// Replaces this rank's rows by whole weights, for a pass of these layers. `trains`: a backward
   /// will follow. Stages "all-gather WEIGHT".
-  absl::Status Gather(SessionStepRun& run, const std::vector<SessionLayerState>& kept, bool trains,
-                      std::vector<LayerState>& layers) const;
+  absl::StatusOr<GatheredLease> Gather(SessionStepRun& run,
+                                       const std::vector<SessionLayerState>& kept, bool trains,
+                                       std::vector<LayerState>& layers) const;
   /// Replaces the whole weights by this rank's rows again.
   void Reshard(const std::vector<SessionLayerState>& kept, std::vector<LayerState>& layers) const;
   /// Under reshard_after_forward, replaces whole weights that a forward saved by this rank's rows.
@@ -45,8 +51,9 @@ class Division {
                     const std::vector<LayerState>& gathered, InFlight& flight) const;
   /// The inverse of ReshardSaved, in a layer's own copy of what was saved. `now`: the layer's
   /// present state.
-  absl::Status RestoreSaved(SessionStepRun& run, const InFlight& flight, size_t layer,
-                            const SessionLayerState& now, LayerSaved& saved) const;
+  absl::StatusOr<GatheredLease> RestoreSaved(SessionStepRun& run, const InFlight& flight,
+                                             size_t layer, const SessionLayerState& now,
+                                             LayerSaved& saved) const;
 
   // For updates of one divided parameter of a layer.
 

@@ -4,6 +4,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/layer/linear/linear_unit.h"
 #include "kernels/training/sharding/division.h"
 #include "kernels/training/sharding/shard_faults.h"
 
@@ -66,6 +67,12 @@ Parameter OutlineOfParts(Parameter rows, const std::vector<ReshardedWeight::Part
   return rows;
 }
 
+/// The bytes of a whole weight, in every direction that was gathered.
+int64_t WholeBytesOf(const Parameter& whole) {
+  const KeptOperand operand{whole.value, whole.quantized, {}};
+  return StorageCount().Add(operand.SavedTensors()).all.bytes();
+}
+
 Tensor* FindPart(const std::vector<SavedPart>& parts, const std::string& name) {
   const auto found = std::find_if(parts.begin(), parts.end(),
                                   [&](const SavedPart& part) { return part.name == name; });
@@ -93,9 +100,11 @@ absl::StatusOr<Parameter> Division::GatherParameter(size_t layer, const DividedP
   return whole;
 }
 
-absl::Status Division::Gather(SessionStepRun& run, const std::vector<SessionLayerState>& kept,
-                              bool trains, std::vector<LayerState>& layers) const {
-  if (!divides_rows()) return absl::OkStatus();
+absl::StatusOr<GatheredLease> Division::Gather(SessionStepRun& run,
+                                               const std::vector<SessionLayerState>& kept,
+                                               bool trains, std::vector<LayerState>& layers) const {
+  GatheredLease lease;
+  if (!divides_rows()) return lease;
   for (size_t i = 0; i < layers.size(); ++i) {
     for (const auto& [name, divided] : kept[i].divided) {
       Parameter& parameter = layers[i].parameters.at(name);
@@ -111,9 +120,10 @@ absl::Status Division::Gather(SessionStepRun& run, const std::vector<SessionLaye
       QG_ASSIGN_OR_RETURN(parameter, run.recorder(i).Timed({StageKind::kCommunicate, stage}, [&] {
         return GatherParameter(i, divided, parameter, {true, reads_both});
       }));
+      lease.push_back(run.recorder().HoldGathered(WholeBytesOf(parameter)));
     }
   }
-  return absl::OkStatus();
+  return lease;
 }
 
 void Division::Reshard(const std::vector<SessionLayerState>& kept,
@@ -151,8 +161,10 @@ void Division::ReshardSaved(const std::vector<SessionLayerState>& kept,
   }
 }
 
-absl::Status Division::RestoreSaved(SessionStepRun& run, const InFlight& flight, size_t layer,
-                                    const SessionLayerState& now, LayerSaved& saved) const {
+absl::StatusOr<GatheredLease> Division::RestoreSaved(SessionStepRun& run, const InFlight& flight,
+                                                     size_t layer, const SessionLayerState& now,
+                                                     LayerSaved& saved) const {
+  GatheredLease lease;
   const std::vector<SavedPart> parts = saved.parts();
   for (const ReshardedWeight& resharded : flight.resharded) {
     if (resharded.layer != layer) continue;
@@ -174,12 +186,13 @@ absl::Status Division::RestoreSaved(SessionStepRun& run, const InFlight& flight,
                         run.recorder(layer).Timed({StageKind::kCommunicate, stage}, [&] {
                           return GatherParameter(layer, resharded.divided, rows, usages);
                         }));
+    lease.push_back(run.recorder().HoldGathered(WholeBytesOf(whole)));
     const std::vector<Tensor*> wholes = TensorsByPlace(whole);
     for (const ReshardedWeight::Part& part : resharded.parts) {
       *FindPart(parts, part.name) = *wholes[part.place];
     }
   }
-  return absl::OkStatus();
+  return lease;
 }
 
 }  // namespace quantgate

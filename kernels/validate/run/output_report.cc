@@ -95,6 +95,22 @@ absl::StatusOr<std::optional<BoundCheck>> OutputReporter::StartedBound::Finish()
   return whole;
 }
 
+absl::StatusOr<std::optional<BoundCheck>> CheckGemmOutput(Engine& engine, const GemmRecord& gemm,
+                                                          const Tensor& value,
+                                                          const Cancellation* cancellation) {
+  if (gemm.desc.arithmetic.family == ArithmeticFamily::kExact) return std::optional<BoundCheck>();
+  const LayerRequest of_no_layer;  // Only the GEMM's own operands are asked for.
+  ExactValues exact(engine, of_no_layer, cancellation);
+  QG_ASSIGN_OR_RETURN(const ExactValues::Value truth, exact.OfGemm(gemm.desc));
+  // The GEMM has a 2-D output.
+  const int64_t rows = gemm.result.d.rows();
+  QG_ASSIGN_OR_RETURN(const Tensor subject, RowSlice(value, 0, rows));
+  QG_ASSIGN_OR_RETURN(const Tensor exact_f32, RowSlice(truth.f32, 0, rows));
+  QG_ASSIGN_OR_RETURN(const BoundCheck check,
+                      engine.CheckBound(gemm.desc, subject, exact_f32, cancellation));
+  return std::optional<BoundCheck>(check);
+}
+
 void MergeBoundChecks(const BoundCheck& part, std::optional<BoundCheck>& whole) {
   if (!whole.has_value()) {
     whole = part;

@@ -122,6 +122,12 @@ class OutputReporter {
   std::map<std::string, TensorComparison> compared_;  ///< By identity and the reference's bits.
 };
 
+/// Checks `value` against the bound that is derived for this GEMM, around the exact result on the
+/// operands that it had. Absent if the GEMM's arithmetic is exact, which has no bound to keep.
+absl::StatusOr<std::optional<BoundCheck>> CheckGemmOutput(Engine& engine, const GemmRecord& gemm,
+                                                          const Tensor& value,
+                                                          const Cancellation* cancellation);
+
 /// Merges the check of another part of a tensor into `whole`, which keeps the worst.
 void MergeBoundChecks(const BoundCheck& part, std::optional<BoundCheck>& whole);
 

@@ -161,6 +161,47 @@ TEST(EngineTest, QuantizeThenDequantize) {
   }
 }
 
+// Rows of FP8 under one scale; written out, so that the transpose is known.
+TEST(EngineTest, UpdatesUsages) {
+  TestServer server;
+  const std::string codes("\x38\x40\x44\xB8\xC0\xC4", 6);
+  const std::string two("\x00\x00\x00\x40", 4);
+  v1::UpdateUsagesRequest request;
+  v1::QuantizedSource& tensor = *request.mutable_tensor();
+  (*tensor.mutable_tensors())["rowwise_data"] = Inline("f8_e4m3", {2, 3}, codes);
+  (*tensor.mutable_tensors())["rowwise_scale_inv"] = Inline("f32", {1}, two);
+  const auto call = [&](v1::UpdateUsagesResponse& response) {
+    grpc::ClientContext context;
+    return server.engine().UpdateUsages(&context, request, &response);
+  };
+  v1::UpdateUsagesResponse query;
+  ASSERT_TRUE(call(query).ok());
+  EXPECT_TRUE(query.tensors().empty());
+  EXPECT_TRUE(query.rowwise().present());
+  EXPECT_FALSE(query.rowwise().droppable());
+  EXPECT_TRUE(query.columnwise().derivable());
+
+  request.set_rowwise(false);
+  request.set_columnwise(true);
+  v1::UpdateUsagesResponse turned;
+  ASSERT_TRUE(call(turned).ok());
+  ASSERT_EQ(turned.tensors_size(), 2);
+  EXPECT_EQ(turned.tensors(0).name(), "columnwise_data");
+  EXPECT_EQ(turned.tensors(0).data(), std::string("\x38\xB8\x40\xC0\x44\xC4", 6));
+  EXPECT_EQ(turned.tensors(1).data(), two);
+  EXPECT_EQ(turned.description().columnwise().format(), "fp8_tensor");
+
+  request.set_columnwise(false);
+  v1::UpdateUsagesResponse none;
+  const grpc::Status refused = call(none);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(refused.error_message(), HasSubstr("must keep rowwise or columnwise codes"));
+  (*tensor.mutable_tensors())["rowwise_scale_inv"] = Inline("f8_e8m0", {2, 1}, "\x7F\x7F");
+  const grpc::Status wrong = call(none);
+  EXPECT_EQ(wrong.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(wrong.error_message(), HasSubstr("tensor."));
+}
+
 TEST(EngineTest, GemmAndCompare) {
   TestServer server;
   // [1 2; 3 4] x [1 0; 1 1]^T = [1 3; 3 7], in f32.

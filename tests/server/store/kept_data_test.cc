@@ -14,7 +14,6 @@
 #include <set>
 
 #include "quantgate/v1/scenarios_service.pb.h"
-#include "quantgate/v1/session_trace.pb.h"
 #include "quantgate/v1/sessions_service.pb.h"
 #include "tests/server/store/exchanges.h"
 #include "tests/server/test_server.h"

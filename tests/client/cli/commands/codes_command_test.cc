@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "tests/base/repository_file.h"
 #include "tests/client/cli/commands/command_fixture.h"
 
 namespace quantgate {
@@ -69,6 +70,29 @@ TEST_F(CodesCommandTest, ARunOfCodesHasTheBitsOfTheTensorsThatTheyWereMadeFrom) 
                     AllOf(HasSubstr("x.rowwise_data"), HasSubstr("parameters[weight].rowwise"),
                           HasSubstr("the unquantized reference reads its values")));
       }
+    }
+  }
+}
+
+// Codes, scales and sums by numpy (tests/vectors/given_codes_reference.py).
+TEST_F(CodesCommandTest, ARunOfCodesMadeElsewhereGivesTheirExactSums) {
+  const std::pair<const char*, const char*> formats[] = {
+      {"fp8_tensor", "fp8_current:power_2_scales=true"},
+      {"fp8_block", "fp8_block"},
+      {"mxfp8", "mxfp8"},
+      {"nvfp4", "nvfp4:scale_rule=single_level,disable_rht=true,disable_stochastic_rounding=true"}};
+  for (const auto& [format, recipe] : formats) {
+    SCOPED_TRACE(format);
+    const auto file = [format = std::string(format)](const std::string& operand) {
+      return RepositoryFile("tests/data/given_codes/" + format + "." + operand + ".safetensors");
+    };
+    Run({"--input", file("x"), "--weight", file("weight"), "--grad-output", file("grad_output"),
+         "--arithmetic", "exact"},
+        recipe, "sums.safetensors");
+    for (const char* output : {"y", "dx", "dw"}) {
+      EXPECT_EQ(BytesOf(Path("sums.safetensors"), output), BytesOf(file("expected"), output))
+          << output;
+      EXPECT_NE(BytesOf(file("expected"), output), "");
     }
   }
 }

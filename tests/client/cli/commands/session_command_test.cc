@@ -62,6 +62,29 @@ TEST_F(SessionCommandTest, TrainsAndGoesOnFromACheckpoint) {
   EXPECT_THAT(late.err, HasSubstr("the session is closed"));
 }
 
+// bf16 and fp8_current give different y of the same x, and the same recipe the same.
+TEST_F(SessionCommandTest, AStepIsHeldAgainstAnotherRecipe) {
+  const std::string id = Id({"session", "open", Path("mlp.json")});
+  const std::string x = "gen:normal,seed=2,shape=32x32,dtype=bf16";
+  const std::string other = Run({"session", "step", id, "train", "--x", x, "--against", "bf16"});
+  EXPECT_THAT(other, HasSubstr("Against the session's own recipe"));
+  EXPECT_THAT(other, HasSubstr("1 forward"));
+  const nlohmann::json backward = QuantgateJson(
+      {"session", "step", id, "backward", "--grad-output", x, "--against", "bf16"}, Where::kServer);
+  EXPECT_EQ(backward["against"]["label"], "bf16");
+  const auto& comparisons = backward["against"]["against_reference"];
+  ASSERT_EQ(comparisons.size(), 2u) << backward["against"];
+  EXPECT_EQ(comparisons[0]["tensor"], "dx");
+  EXPECT_EQ(comparisons[0]["parity"]["equal"], false);
+  const nlohmann::json same = QuantgateJson(
+      {"session", "step", id, "train", "--x", x, "--against", "fp8_current"}, Where::kServer);
+  EXPECT_EQ(same["against"]["against_reference"][0]["parity"]["equal"], true);
+  const ProcessResult update =
+      Quantgate({"session", "step", id, "optimize", "--against", "bf16"}, Where::kServer);
+  EXPECT_EQ(update.exit_code, 2);
+  EXPECT_THAT(update.err, HasSubstr("--against: given for a step of kind optimize"));
+}
+
 TEST_F(SessionCommandTest, RefusalsOfStepsSayWhatWasTyped) {
   const std::string id = Id({"session", "open", Path("mlp.json")});
   const std::string x = "gen:normal,seed=2,shape=32x32,dtype=bf16";

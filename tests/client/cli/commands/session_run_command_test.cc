@@ -163,6 +163,69 @@ TEST_F(SessionRunTest, TextAndJsonInProcessAndOnAServerAreTheSame) {
   EXPECT_EQ(sessions.out.find("\"open\""), std::string::npos) << sessions.out;
 }
 
+/// A safetensors file of one bf16 tensor.
+std::string SafetensorsOf(const std::string& name, const std::string& shape,
+                          const std::string& bytes) {
+  const std::string head = "{\"" + name + "\":{\"dtype\":\"BF16\",\"shape\":" + shape +
+                           ",\"data_offsets\":[0," + std::to_string(bytes.size()) + "]}}";
+  std::string file;
+  for (int i = 0; i < 8; ++i) file += static_cast<char>(head.size() >> (8 * i) & 0xFF);
+  return file + head + bytes;
+}
+
+// The subject is what `run` gives of the same layer; then that with one bit flipped.
+TEST_F(SessionRunTest, SubjectsAreHeldAgainstTheirVariantsOutput) {
+  const std::string x = "gen:normal,seed=2,shape=32x32,dtype=bf16";
+  const std::string weight = "gen:normal,seed=1,shape=32x32,dtype=bf16";
+  Quantgate({"run", "--input", x, "--weight", weight, "--recipe", "fp8_current", "-o",
+             Path("run.safetensors")});
+  std::string y = BytesOf(Path("run.safetensors"), "y");
+  ASSERT_EQ(y.size(), 32u * 32 * 2);
+  const std::string trace = Trace(weight, "", Forward(x));
+  const auto command = [&](const std::string& requirement) {
+    return std::vector<std::string>{"session",
+                                    "run",
+                                    trace,
+                                    "--recipe",
+                                    "fp8_current",
+                                    "--subject",
+                                    Path("mine.safetensors"),
+                                    "--require-subject",
+                                    requirement};
+  };
+  WriteFile(Path("mine.safetensors"), SafetensorsOf("step1.y", "[32,32]", y));
+  for (const char* requirement : {"bitwise", "bound"}) {
+    json here = QuantgateJson(command(requirement));
+    json there = QuantgateJson(command(requirement), Where::kServer);
+    EXPECT_EQ(here["verdict"]["pass"], true) << here["verdict"];
+    ASSERT_EQ(here["subjects"].size(), 1u);
+    EXPECT_EQ(here["subjects"][0]["parity"]["equal"], true);
+    EXPECT_EQ(here["subjects"][0]["bound"].is_null(), std::string(requirement) == "bitwise");
+    for (json* report : {&here, &there}) report->erase("command");
+    EXPECT_EQ(here, there);
+  }
+  y[2 * 40] = static_cast<char>(y[2 * 40] ^ 1);
+  WriteFile(Path("mine.safetensors"), SafetensorsOf("step1.y", "[32,32]", y));
+  const ProcessResult wrong = Quantgate(command("bitwise"));
+  EXPECT_EQ(wrong.exit_code, 1) << wrong.err;
+  EXPECT_THAT(wrong.out, HasSubstr("the subject's y of fp8_current / none / auto differs in 1 of "
+                                   "1,024 elements, first at (1, 8)"));
+  // Without a requirement it informs.
+  const json informed = QuantgateJson(
+      {"session", "run", trace, "--recipe", "fp8_current", "--subject", Path("mine.safetensors")});
+  EXPECT_EQ(informed["subjects"][0]["parity"]["mismatch_count"], 1);
+  EXPECT_TRUE(informed["verdict"].is_null());
+  // A name of no step, and an output that the step does not give.
+  WriteFile(Path("mine.safetensors"), SafetensorsOf("step2.y", "[32,32]", y));
+  const ProcessResult no_step = Quantgate(command("bitwise"));
+  EXPECT_EQ(no_step.exit_code, 2);
+  EXPECT_THAT(no_step.err, HasSubstr("step2.y is of no step"));
+  WriteFile(Path("mine.safetensors"), SafetensorsOf("step1.dx", "[32,32]", y));
+  const ProcessResult no_output = Quantgate(command("bitwise"));
+  EXPECT_EQ(no_output.exit_code, 2);
+  EXPECT_THAT(no_output.err, HasSubstr("trace.steps[0].subjects[dx]"));
+}
+
 TEST_F(SessionRunTest, ARefusedStepNamesVariantAndStep) {
   const std::string trace = Trace("gen:normal,seed=1,shape=32x32,dtype=bf16", "",
                                   Forward("gen:normal,seed=2,shape=32x32,dtype=bf16") + ", " +
@@ -191,13 +254,12 @@ TEST_F(SessionRunTest, RanksThatCannotBeAreRefused) {
     return result.err;
   };
   EXPECT_THAT(error_of(R"("tensor_parallel": -2)"),
-              HasSubstr("spec.parallel.tensor_parallel is -2: from 1 to 8"));
+              HasSubstr("trace.variants[0].parallel.tensor_parallel is -2: from 1 to 8"));
   EXPECT_THAT(error_of(R"("data_parallel": -1)"),
-              HasSubstr("spec.parallel.data_parallel is -1: from 1 to 8"));
-  EXPECT_THAT(
-      error_of(R"("tensor_parallel": 1, "sequence_parallel": true)"),
-      HasSubstr(
-          "spec.parallel is tp1 sp: tensor_parallel or expert_parallel, times data_parallel"));
+              HasSubstr("trace.variants[0].parallel.data_parallel is -1: from 1 to 8"));
+  EXPECT_THAT(error_of(R"("tensor_parallel": 1, "sequence_parallel": true)"),
+              HasSubstr("trace.variants[0].parallel is tp1 sp: tensor_parallel or expert_parallel, "
+                        "times data_parallel"));
 }
 
 // Rows of y do not depend on which rank has them; sums of gradients over copies have other bits.
@@ -552,7 +614,7 @@ TEST_F(SessionRunTest, GoesOnFromCheckpointsOnOtherRanks) {
     return result.err;
   };
   EXPECT_THAT(refusal(R"({"restart": {"variants": [2]}})"),
-              HasSubstr("steps[3].restart.variants: 2 is none of 2 variants"));
+              HasSubstr("trace.steps[3].restart.variants is 2: there are 2 variants"));
   EXPECT_THAT(refusal(R"({"restart": {"parallel": {"tensor_parallel": 3}}})"),
               testing::AllOf(HasSubstr("step 4 (restart): "),
                              HasSubstr("checkpoint: fc.weight: [128x64]; dim 0 must be a multiple "

@@ -358,6 +358,7 @@ TEST_F(OptionRefusalTest, OfSessions) {
           {"--learning-rate", {"x", "1"}},
           {"--recipe", {"bf16"}},
           {"--grad-output", {x}},
+          {"--against", {"nope", "bf16:nope=1", "@missing.json", "mxfp8:scale_rule=nope"}},
           {"-o", {"x.bin"}}});
   expect({"step", id, "evaluate"}, {{"--x", x}}, {{"--defer-wgrad", {""}}});
   expect({"step", id, "optimize"}, {}, {{"--calibrate", {""}}});
@@ -415,7 +416,8 @@ TEST_F(OptionRefusalTest, OfSessions) {
                {"--distributed-optimizer", {""}},
                {"--no-reshard", {""}},
                {"--require", {"nope", "bitwise"}},
-               {"--lease", {"-1", "x"}},
+               {"--subject", {"missing.safetensors", "/", Path("no.safetensors")}},
+               {"--require-subject", {"nope", "bitwise"}},
                {"--report", {"x.pdf", "/nonexistent/x.json"}}});
   ExpectCovered({"session", "run"});
 }

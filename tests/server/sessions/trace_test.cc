@@ -1,0 +1,556 @@
+// Traces (Sessions.RunTrace) without a server: the steps that they play against the same steps of
+// sessions done one by one, their comparisons against ones computed here, subjects, what is refused
+// before any step, cancellation, and the sessions' places.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tests/server/sessions/trace_fixture.h"
+
+namespace quantgate {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+std::vector<float> Bf16Values(const std::vector<std::byte>& bytes) {
+  std::vector<float> values;
+  for (size_t i = 0; i + 1 < bytes.size(); i += 2) {
+    const uint32_t bits =
+        std::to_integer<uint32_t>(bytes[i]) | std::to_integer<uint32_t>(bytes[i + 1]) << 8;
+    values.push_back(std::bit_cast<float>(bits << 16));
+  }
+  return values;
+}
+
+std::vector<std::byte> BytesOfTensor(const Tensor& tensor) {
+  const auto bytes = tensor.bytes();
+  return {bytes.begin(), bytes.end()};
+}
+
+/// The steps of TwoLayerTrace by kernels/training alone: every tensor that a trace compares, by
+/// step and name.
+std::map<std::string, std::vector<std::byte>> StepByStep(Engine& engine, const std::string& recipe,
+                                                         int rounds) {
+  SessionSpec spec{.layers = {{"fc1", {}}, {"fc2", {}}}, .recipe = *Recipe::Parse(recipe)};
+  spec.masters = Masters::kF32;
+  spec.optimizer.kind = OptimizerSpec::Kind::kSgd;
+  spec.optimizer.sgd.learning_rate = 0.1f;
+  spec.seed = 5;
+  const auto normal = [](uint64_t seed, Shape shape) {
+    return Generated(Distribution::kNormal, seed, DType::kBF16, std::move(shape));
+  };
+  auto session = OneRankSession::Open(engine, spec,
+                                      {{"fc1.weight", normal(11, {kTraceHidden, kTraceIn})},
+                                       {"fc2.weight", normal(12, {kTraceOut, kTraceHidden})}},
+                                      nullptr);
+  EXPECT_TRUE(session.ok()) << session.status();
+  std::map<std::string, std::vector<std::byte>> tensors;
+  int step = 0;
+  const auto keep = [&](const absl::StatusOr<SessionStepResult>& result) {
+    EXPECT_TRUE(result.ok()) << result.status();
+    ++step;
+    for (const NamedTensor& output : result->outputs) {
+      tensors[std::to_string(step) + " " + output.name] = BytesOfTensor(output.tensor);
+    }
+  };
+  for (int round = 0; round < rounds; ++round) {
+    ForwardStep forward;
+    forward.x = normal(13, {kTraceRows, kTraceIn});
+    keep((*session)->Forward(forward, nullptr));
+    keep((*session)->Backward({"0", normal(14, {kTraceRows, kTraceOut})}, nullptr));
+    keep((*session)->Optimize({}, nullptr));
+    for (const char* name : {"fc1.weight", "fc2.weight"}) {
+      tensors[std::to_string(step) + " " + name] =
+          BytesOfTensor((*session)->Find(name, nullptr).value());
+    }
+  }
+  return tensors;
+}
+
+TEST_F(TraceTest, GivesTheBitsOfTheSameStepsDoneOneByOne) {
+  const std::vector<std::string> recipes = {"bf16", "fp8_delayed", "mxfp8"};
+  v1::RunTraceRequest request = TwoLayerTrace(recipes);
+  request.mutable_trace()->set_rounds(2);
+  request.set_keep_outputs(true);
+  const Outcome outcome = Play(request);
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+  ASSERT_EQ(outcome.events.size(), 1u + 6 * 3);
+  EXPECT_EQ(outcome.events[0].trace().step_count(), 6);
+  int compared = 0;
+  for (int variant = 0; variant < 3; ++variant) {
+    const auto expected = StepByStep(engine(), recipes[variant], 2);
+    EXPECT_EQ(expected.size(), 2u * (1 + 3 + 2));  // y; dx and two dw; two weights.
+    for (const auto& [place, bytes] : expected) {
+      const int step = std::stoi(place.substr(0, place.find(' ')));
+      const std::string name = place.substr(place.find(' ') + 1);
+      EXPECT_TRUE(BytesOf(outcome.Step(step, variant), name) == bytes)
+          << recipes[variant] << " " << place;
+      ++compared;
+    }
+  }
+  EXPECT_EQ(compared, 3 * 12);
+  EXPECT_EQ(outcome.Step(4, 1).round(), 2);
+  EXPECT_EQ(outcome.Step(4, 1).kind(), "forward");
+  EXPECT_EQ(sessions_.usage().open, 0);
+}
+
+/// The reference variant is the first to play each step, and its report comes first.
+TEST_F(TraceTest, StepsComeInOrderWithTheReferenceFirst) {
+  v1::RunTraceRequest request = TwoLayerTrace({"bf16", "mxfp8", "fp8_current"});
+  request.mutable_trace()->set_reference(1);
+  const Outcome outcome = Play(request);
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+  EXPECT_THAT(
+      outcome.events[0].trace().variants(),
+      ElementsAre("bf16 / none / auto", "mxfp8 / none / auto", "fp8_current / none / auto"));
+  std::vector<int> order;
+  for (const v1::RunEvent& event : outcome.events) {
+    if (event.has_trace_step()) order.push_back(event.trace_step().variant());
+  }
+  EXPECT_THAT(order, ElementsAre(1, 0, 2, 1, 0, 2, 1, 0, 2));
+  EXPECT_EQ(outcome.Step(1, 1).against_reference_size(), 0);
+  EXPECT_EQ(outcome.Step(1, 0).against_reference_size(), 1);
+  // Bytes do not travel unless asked for.
+  for (const v1::NamedTensor& output : outcome.Step(2, 0).outputs()) {
+    EXPECT_FALSE(output.has_data() || output.has_digest()) << output.name();
+    EXPECT_NE(output.fingerprint().high(), 0u);
+  }
+}
+
+TEST_F(TraceTest, ComparisonsAreThoseOfTheBytes) {
+  v1::RunTraceRequest request = TwoLayerTrace({"bf16", "fp8_current"});
+  request.set_keep_outputs(true);
+  const Outcome outcome = Play(request);
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+  int differing = 0, compared = 0;
+  for (int step = 1; step <= 3; ++step) {
+    for (const v1::StepComparison& comparison : outcome.Step(step, 1).against_reference()) {
+      const auto own = BytesOf(outcome.Step(step, 1), comparison.tensor());
+      const auto other = BytesOf(outcome.Step(step, 0), comparison.tensor());
+      const std::vector<float> subject = Bf16Values(own), reference = Bf16Values(other);
+      ASSERT_EQ(subject.size(), reference.size());
+      int64_t mismatches = 0, first = -1;
+      double max_abs = 0, squares = 0, dot = 0, subject_squares = 0, reference_squares = 0;
+      for (size_t i = 0; i < subject.size(); ++i) {
+        if (own[2 * i] != other[2 * i] || own[2 * i + 1] != other[2 * i + 1]) {
+          if (mismatches++ == 0) first = static_cast<int64_t>(i);
+        }
+        const double error = double{subject[i]} - double{reference[i]};
+        max_abs = std::max(max_abs, std::fabs(error));
+        squares += error * error;
+        dot += double{subject[i]} * double{reference[i]};
+        subject_squares += double{subject[i]} * double{subject[i]};
+        reference_squares += double{reference[i]} * double{reference[i]};
+      }
+      const v1::ParityReport& parity = comparison.parity();
+      EXPECT_EQ(parity.mismatch_count(), mismatches) << comparison.tensor();
+      EXPECT_EQ(parity.equal(), mismatches == 0);
+      ++compared;
+      differing += mismatches > 0 ? 1 : 0;
+      EXPECT_EQ(comparison.error().max_abs(), max_abs) << comparison.tensor();
+      // Each sum has n terms, of relative error 2^-53 each and in all n 2^-53 of the terms'
+      // magnitudes; a quotient or root adds less than as much again.
+      const auto count = static_cast<double>(subject.size());
+      const double rms = std::sqrt(squares / count);
+      EXPECT_LE(std::fabs(comparison.error().rms() - rms), count * 0x1p-51 * rms);
+      const double cosine = dot / std::sqrt(subject_squares * reference_squares);
+      EXPECT_LE(std::fabs(comparison.error().cosine() - cosine), count * 0x1p-51);
+      EXPECT_FALSE(comparison.error().has_heat_map());
+      if (mismatches == 0) continue;
+      int64_t index = 0;
+      for (int dim = 0; dim < parity.first().coordinate_size(); ++dim) {
+        index = index * comparison.type().shape(dim) + parity.first().coordinate(dim);
+      }
+      EXPECT_EQ(index, first);
+      uint32_t bits = 0;
+      std::memcpy(&bits, &own[2 * first], 2);
+      EXPECT_EQ(parity.first().subject_bits(), bits);
+      EXPECT_EQ(parity.first().subject_dtype(), "bf16");
+    }
+  }
+  EXPECT_EQ(compared, 1 + 3 + 2);
+  EXPECT_GT(differing, 3);
+  const v1::TraceSummary& summary = outcome.report.trace();
+  EXPECT_EQ(summary.compared_count(), compared);
+  EXPECT_EQ(summary.differing_count(), differing);
+  EXPECT_EQ(summary.step_count(), 3);
+  EXPECT_EQ(summary.variant_count(), 2);
+  // Nothing was required.
+  EXPECT_EQ(outcome.report.verdict().criterion(), v1::REQUIREMENT_UNSPECIFIED);
+  EXPECT_TRUE(outcome.report.verdict().pass());
+}
+
+// Delayed scaling begins with scale 1, current scaling with 448 / amax; both quantize the same x.
+TEST_F(TraceTest, ScalesAreHeldAgainstTheReferences) {
+  const Outcome outcome = Play(TwoLayerTrace({"fp8_current", "fp8_delayed", "mxfp8"}));
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+  const v1::TraceQuantization& reference = outcome.Step(1, 0).quantizations(0);
+  EXPECT_FALSE(reference.has_scale_against_reference_log2());
+  const v1::TraceQuantization& delayed = outcome.Step(1, 1).quantizations(0);
+  ASSERT_EQ(delayed.record().tensor(), "fc1.x");
+  ASSERT_EQ(delayed.record().scale(), 1.0f);
+  // 448 is exact; the quotient is rounded once to fp32.
+  const double scale = double{448.0f / reference.record().amax()};
+  EXPECT_EQ(delayed.scale_against_reference_log2(), 0.0 - std::log2(scale));
+  for (const v1::TraceQuantization& blocks : outcome.Step(1, 2).quantizations()) {
+    EXPECT_FALSE(blocks.has_scale_against_reference_log2());  // mxfp8 has no scale of the tensor.
+  }
+}
+
+TEST_F(TraceTest, BitwiseIsRequiredOfAllVariants) {
+  v1::RunTraceRequest request = TwoLayerTrace({"mxfp8", "mxfp8"});
+  request.set_requirement(v1::REQUIREMENT_BITWISE);
+  Outcome outcome = Play(request);
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+  EXPECT_TRUE(outcome.report.verdict().pass());
+  EXPECT_EQ(outcome.report.verdict().finding(), "6 tensors equal bit for bit");
+  request = TwoLayerTrace({"mxfp8", "bf16"});
+  request.set_requirement(v1::REQUIREMENT_BITWISE);
+  outcome = Play(request);
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+  EXPECT_FALSE(outcome.report.verdict().pass());
+  EXPECT_THAT(outcome.report.verdict().finding(),
+              HasSubstr("step 1: y of bf16 / none / auto differs in "));
+  EXPECT_FALSE(outcome.Step(1, 1).against_reference(0).pass());
+  EXPECT_EQ(outcome.report.verdict().criterion(), v1::REQUIREMENT_BITWISE);
+}
+
+/// A bf16 tensor of these bytes, inline.
+v1::TensorSource Bf16(const std::vector<std::byte>& bytes, std::vector<int64_t> shape) {
+  v1::TensorSource source;
+  source.mutable_inline_()->mutable_type()->set_dtype("bf16");
+  for (const int64_t dim : shape) source.mutable_inline_()->mutable_type()->add_shape(dim);
+  source.mutable_inline_()->set_data(bytes.data(), bytes.size());
+  return source;
+}
+
+class SubjectTest : public TraceTest {
+ protected:
+  /// y of step 1 and fc2.dw of step 2 by fp8_current, with a bit of one element of y flipped.
+  Outcome PlayWith(int flipped_bit, v1::Requirement requirement) {
+    const auto own = StepByStep(engine(), "fp8_current", 1);
+    std::vector<std::byte> y = own.at("1 y");
+    if (flipped_bit >= 0) y[14 + flipped_bit / 8] ^= std::byte(1 << flipped_bit % 8);
+    v1::RunTraceRequest request = TwoLayerTrace({"bf16", "fp8_current"});
+    auto& tensors = *request.mutable_tensors();
+    tensors["my y"] = Bf16(y, {kTraceRows, kTraceOut});
+    tensors["my dw"] = Bf16(own.at("2 fc2.dw"), {kTraceOut, kTraceHidden});
+    const char* const names[] = {"y", "fc2.dw"};
+    for (int i = 0; i < 2; ++i) {
+      v1::SessionTrace::Step& step = *request.mutable_trace()->mutable_steps(i);
+      (*step.mutable_subjects())[names[i]] = i == 0 ? "my y" : "my dw";
+      step.set_subjects_of(1);
+      step.set_subjects_requirement(requirement);
+    }
+    return Play(request);
+  }
+};
+
+TEST_F(SubjectTest, ItsOwnBitsPass) {
+  for (const auto requirement : {v1::REQUIREMENT_BITWISE, v1::REQUIREMENT_BOUND}) {
+    const Outcome outcome = PlayWith(-1, requirement);
+    ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+    EXPECT_TRUE(outcome.report.verdict().pass()) << outcome.report.verdict().finding();
+    EXPECT_EQ(outcome.report.trace().subject_count(), 2);
+    EXPECT_EQ(outcome.report.trace().failed_count(), 0);
+    EXPECT_EQ(outcome.Step(1, 0).subjects_size(), 0);
+    const v1::StepComparison& y = outcome.Step(1, 1).subjects(0);
+    EXPECT_TRUE(y.parity().equal());
+    EXPECT_EQ(y.has_bound(), requirement == v1::REQUIREMENT_BOUND);
+    EXPECT_LT(y.bound().worst_ratio(), 1);
+  }
+}
+
+TEST_F(SubjectTest, AWrongBitFails) {
+  const Outcome outcome = PlayWith(0, v1::REQUIREMENT_BITWISE);
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+  EXPECT_FALSE(outcome.report.verdict().pass());
+  EXPECT_EQ(outcome.report.trace().failed_count(), 1);
+  const v1::StepComparison& y = outcome.Step(1, 1).subjects(0);
+  EXPECT_FALSE(y.pass());
+  EXPECT_EQ(y.parity().mismatch_count(), 1);
+  EXPECT_THAT(y.parity().first().coordinate(), ElementsAre(0, 7));  // Byte 14 is of element 7.
+  EXPECT_THAT(outcome.report.verdict().finding(),
+              HasSubstr("step 1: the subject's y of fp8_current / none / auto differs in 1 of"));
+  EXPECT_TRUE(outcome.Step(2, 1).subjects(0).pass());
+}
+
+// Bit 14 is the exponent's highest: the element is 2^127 times or less of what it was.
+TEST_F(SubjectTest, AnElementBeyondItsBoundFails) {
+  const Outcome outcome = PlayWith(14, v1::REQUIREMENT_BOUND);
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+  EXPECT_FALSE(outcome.report.verdict().pass());
+  EXPECT_EQ(outcome.report.verdict().criterion(), v1::REQUIREMENT_BOUND);
+  const v1::StepComparison& y = outcome.Step(1, 1).subjects(0);
+  ASSERT_TRUE(y.has_bound());
+  EXPECT_EQ(y.bound().violation_count(), 1);
+  EXPECT_FALSE(y.pass());
+}
+
+TEST_F(SubjectTest, NothingIsRequiredUnlessAsked) {
+  const Outcome outcome = PlayWith(14, v1::REQUIREMENT_UNSPECIFIED);
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+  EXPECT_TRUE(outcome.report.verdict().pass());
+  EXPECT_EQ(outcome.Step(1, 1).subjects(0).parity().mismatch_count(), 1);
+}
+
+TEST_F(SubjectTest, AnotherTypeIsADifference) {
+  v1::RunTraceRequest request = TwoLayerTrace({"bf16"});
+  (*request.mutable_tensors())["mine"] = TraceTensor(1, {3, 5});
+  v1::SessionTrace::Step& step = *request.mutable_trace()->mutable_steps(0);
+  (*step.mutable_subjects())["y"] = "mine";
+  step.set_subjects_requirement(v1::REQUIREMENT_BOUND);
+  const Outcome outcome = Play(request);
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+  EXPECT_FALSE(outcome.report.verdict().pass());
+  EXPECT_FALSE(outcome.Step(1, 0).subjects(0).has_parity());
+  EXPECT_THAT(outcome.report.verdict().finding(), HasSubstr("bf16[3x5] against bf16[32x32]"));
+}
+
+struct Mistake {
+  const char* field;
+  const char* text;  ///< A part of the message.
+  std::function<void(v1::RunTraceRequest& request, v1::SessionTrace& trace)> make;
+};
+
+class RefusalTest : public TraceTest, public testing::WithParamInterface<int> {};
+
+const std::vector<Mistake>& Mistakes() {
+  using Request = v1::RunTraceRequest;
+  using Trace = v1::SessionTrace;
+  static const auto* const mistakes = new std::vector<Mistake>{
+      {"trace.steps", "absent", [](Request&, Trace& trace) { trace.clear_steps(); }},
+      {"trace.rounds", "-1", [](Request&, Trace& trace) { trace.set_rounds(-1); }},
+      // 3 steps of 2 variants: 16666 rounds are within 100000 steps.
+      {"trace.rounds", "16667", [](Request&, Trace& trace) { trace.set_rounds(16667); }},
+      {"trace.variants", "65 given",
+       [](Request&, Trace& trace) {
+         while (trace.variants_size() < 65) *trace.add_variants() = trace.variants(0);
+       }},
+      {"trace.variants", "spec.recipe either",
+       [](Request&, Trace& trace) { trace.clear_variants(); }},
+      {"trace.spec.recipe", "beside variants",
+       [](Request&, Trace& trace) { trace.mutable_spec()->mutable_recipe()->set_name("bf16"); }},
+      {"trace.reference", "there are 2 variants",
+       [](Request&, Trace& trace) { trace.set_reference(2); }},
+      {"requirement", "no bound is derived",
+       [](Request& request, Trace&) { request.set_requirement(v1::REQUIREMENT_BOUND); }},
+      {"requirement", "nothing to compare it with",
+       [](Request& request, Trace& trace) {
+         trace.mutable_variants()->RemoveLast();
+         request.set_requirement(v1::REQUIREMENT_BITWISE);
+       }},
+      {"trace.variants[1].recipe.name", "nope",
+       [](Request&, Trace& trace) {
+         trace.mutable_variants(1)->mutable_recipe()->set_name("nope");
+       }},
+      {"trace.variants[0].parallel.tensor_parallel", "-2",
+       [](Request&, Trace& trace) {
+         trace.mutable_variants(0)->mutable_parallel()->set_tensor_parallel(-2);
+       }},
+      {"trace.spec.masters", "nope",
+       [](Request&, Trace& trace) { trace.mutable_spec()->set_masters("nope"); }},
+      {"trace.parameters[fc9.weight]", "no layer has a parameter of that name",
+       [](Request&, Trace& trace) { (*trace.mutable_parameters())["fc9.weight"] = "w1"; }},
+      {"trace.parameters[fc1.weight]", "among `tensors`",
+       [](Request&, Trace& trace) { (*trace.mutable_parameters())["fc1.weight"] = "w9"; }},
+      {"tensors[more]", "names no such tensor",
+       [](Request& request, Trace&) {
+         (*request.mutable_tensors())["more"] = TraceTensor(1, {2});
+       }},
+      {"tensors[x].generate.distribution", "gauss",
+       [](Request& request, Trace&) {
+         (*request.mutable_tensors())["x"].mutable_generate()->set_distribution("gauss");
+       }},
+      {"trace.steps[3]", "absent", [](Request&, Trace& trace) { trace.add_steps(); }},
+      {"trace.steps[2].x", "of a forward only",
+       [](Request&, Trace& trace) { trace.mutable_steps(2)->set_x("x"); }},
+      {"trace.steps[0].grad_output", "of a backward only",
+       [](Request&, Trace& trace) { trace.mutable_steps(0)->set_grad_output("dy"); }},
+      {"trace.steps[0].forward.x", "takes one",
+       [](Request&, Trace& trace) { trace.mutable_steps(0)->clear_x(); }},
+      {"trace.steps[0].forward.x", "given twice",
+       [](Request&, Trace& trace) {
+         *trace.mutable_steps(0)->mutable_forward()->mutable_x() = TraceTensor(1, {2});
+       }},
+      {"trace.steps[0].forward.is_first", "maybe",
+       [](Request&, Trace& trace) {
+         trace.mutable_steps(0)->mutable_forward()->set_is_first("maybe");
+       }},
+      {"trace.steps[0].forward.layers[fc1].x", "bf16 / none / auto, step 1 (forward): ",
+       [](Request& request, Trace&) {
+         (*request.mutable_tensors())["x"] = TraceTensor(1, {8, 3});
+       }},
+      {"trace.steps[1].backward.grad_output", "y's shape [32x32]",
+       [](Request& request, Trace&) {
+         (*request.mutable_tensors())["dy"] = TraceTensor(1, {32, 31});
+       }},
+      {"trace.steps[1].backward.microbatch", "no forward of it is in flight",
+       [](Request&, Trace& trace) {
+         trace.mutable_steps(1)->mutable_backward()->set_microbatch("other");
+       }},
+      // The second round finds the microbatch that the first has left.
+      {"trace.steps[0].forward.microbatch", "step 3 (forward)",
+       [](Request& request, Trace& trace) {
+         trace.mutable_steps()->DeleteSubrange(1, 1);
+         trace.mutable_steps(1)->mutable_offload();
+         trace.set_rounds(2);
+         request.mutable_tensors()->erase("dy");
+       }},
+      {"trace.steps[0].optimize.gradients", "run a backward first",
+       [](Request& request, Trace& trace) {
+         trace.mutable_steps()->DeleteSubrange(0, 2);
+         request.mutable_tensors()->erase("dy");
+         request.mutable_tensors()->erase("x");
+       }},
+      {"trace.steps[3].wgrad.gradients", "not deferred",
+       [](Request&, Trace& trace) { trace.add_steps()->mutable_wgrad(); }},
+      {"trace.steps[1].restart.microbatch", "run its backward before a checkpoint",
+       [](Request& request, Trace& trace) {
+         trace.mutable_steps(1)->clear_grad_output();
+         trace.mutable_steps(1)->mutable_restart();
+         request.mutable_tensors()->erase("dy");
+       }},
+      {"trace.steps[3].restart.variants", "there are 2 variants",
+       [](Request&, Trace& trace) { trace.add_steps()->mutable_restart()->add_variants(2); }},
+      {"trace.steps[3].restart.parallel.tensor_parallel", "from 1 to 8",
+       [](Request&, Trace& trace) {
+         trace.add_steps()->mutable_restart()->mutable_parallel()->set_tensor_parallel(-1);
+       }},
+      {"trace.steps[3].change_recipe.recipe.name", "nope",
+       [](Request&, Trace& trace) {
+         trace.add_steps()->mutable_change_recipe()->mutable_recipe()->set_name("nope");
+       }},
+      {"trace.steps[0].subjects[z]", "gives no such tensor",
+       [](Request&, Trace& trace) { (*trace.mutable_steps(0)->mutable_subjects())["z"] = "x"; }},
+      {"trace.steps[0].subjects[y]", "among `tensors`",
+       [](Request&, Trace& trace) { (*trace.mutable_steps(0)->mutable_subjects())["y"] = "mine"; }},
+      {"trace.steps[0].subjects", "rounds",
+       [](Request&, Trace& trace) {
+         (*trace.mutable_steps(0)->mutable_subjects())["y"] = "dy";
+         trace.set_rounds(2);
+       }},
+      {"trace.steps[0].subjects_of", "there are 2 variants",
+       [](Request&, Trace& trace) {
+         (*trace.mutable_steps(0)->mutable_subjects())["y"] = "dy";
+         trace.mutable_steps(0)->set_subjects_of(2);
+       }},
+      {"trace.steps[0].subjects", "are about them",
+       [](Request&, Trace& trace) {
+         trace.mutable_steps(0)->set_subjects_requirement(v1::REQUIREMENT_BOUND);
+       }},
+  };
+  return *mistakes;
+}
+
+TEST_P(RefusalTest, OfAMistakeBeforeAnyStep) {
+  const Mistake& mistake = Mistakes()[static_cast<size_t>(GetParam())];
+  v1::RunTraceRequest request = TwoLayerTrace({"bf16", "mxfp8"});
+  mistake.make(request, *request.mutable_trace());
+  std::string text;
+  EXPECT_EQ(FieldRefused(request, &text), mistake.field);
+  EXPECT_THAT(text, HasSubstr(mistake.text));
+  EXPECT_EQ(sessions_.usage().open, 0);
+}
+INSTANTIATE_TEST_SUITE_P(All, RefusalTest, testing::Range(0, static_cast<int>(Mistakes().size())));
+
+TEST_F(TraceTest, EndsBetweenStepsWhenCancelled) {
+  const Outcome outcome =
+      Play(TwoLayerTrace({"bf16", "mxfp8"}), [](const v1::RunEvent& event, Cancellation& cancel) {
+        if (event.trace_step().step() == 2) cancel.Cancel();
+      });
+  EXPECT_TRUE(absl::IsCancelled(outcome.status)) << outcome.status;
+  // Its beginning, both variants' first step, and the reference's second.
+  EXPECT_EQ(outcome.events.size(), 1u + 2 + 1);
+  EXPECT_EQ(sessions_.usage().open, 0);
+}
+
+TEST_F(TraceTest, ItsSessionsAreItsOwn) {
+  int seen = 0;
+  const Outcome outcome =
+      Play(TwoLayerTrace({"bf16", "mxfp8"}), [&](const v1::RunEvent& event, Cancellation&) {
+        if (!event.has_trace_step()) return;
+        const std::vector<SessionRecord> records = sessions_.List(0, 10);
+        EXPECT_EQ(records.size(), 2u);
+        for (const SessionRecord& record : records) {
+          ++seen;
+          EXPECT_EQ(record.run_id, "run-of-test");
+          EXPECT_GT(record.bytes, 0);
+          EXPECT_TRUE(absl::IsFailedPrecondition(sessions_.Use(record.id).status()));
+          EXPECT_TRUE(absl::IsFailedPrecondition(sessions_.Close(record.id).status()));
+        }
+      });
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+  EXPECT_EQ(seen, 2 * 6);
+  EXPECT_TRUE(sessions_.List(0, 10).empty());
+  EXPECT_EQ(sessions_.usage().bytes, 0);
+}
+
+class FewPlacesTest : public TraceTest {
+ protected:
+  static SessionLimits Few() {
+    SessionLimits limits;
+    limits.sessions_max = 2;
+    limits.bytes_max = 1 << 20;
+    return limits;
+  }
+  FewPlacesTest() : TraceTest(Few()) {}
+};
+
+TEST_F(FewPlacesTest, ATraceTakesAPlaceForEachVariant) {
+  const Outcome three = Play(TwoLayerTrace({"bf16", "mxfp8", "fp8_current"}));
+  EXPECT_TRUE(absl::IsResourceExhausted(three.status)) << three.status;
+  EXPECT_TRUE(three.events.empty());
+  // The places that it had taken are free again, and a restart needs none more.
+  v1::RunTraceRequest request = TwoLayerTrace({"bf16", "mxfp8"});
+  request.mutable_trace()->add_steps()->mutable_restart();
+  const Outcome two = Play(request);
+  EXPECT_TRUE(two.status.ok()) << two.status;
+  EXPECT_EQ(sessions_.usage().open, 0);
+}
+
+TEST_F(FewPlacesTest, BytesAreBounded) {
+  v1::RunTraceRequest request = TwoLayerTrace({"bf16"});
+  (*request.mutable_tensors())["x"] = TraceTensor(1, {1 << 15, kTraceIn});  // 4 MiB.
+  EXPECT_EQ(FieldRefused(request), "tensors");
+  // An x of 512 KiB, which both sessions hold for their backwards, and what else they save.
+  request = TwoLayerTrace({"bf16", "bf16"});
+  (*request.mutable_tensors())["x"] = TraceTensor(1, {1 << 12, kTraceIn});
+  (*request.mutable_tensors())["dy"] = TraceTensor(1, {1 << 12, kTraceOut});
+  const Outcome outcome = Play(request);
+  EXPECT_TRUE(absl::IsResourceExhausted(outcome.status)) << outcome.status;
+  EXPECT_THAT(outcome.status.message(), HasSubstr("step 1 (forward)"));
+  EXPECT_EQ(sessions_.usage().open, 0);
+}
+
+// Each copy of the parameters is whole, and so are those that a checkpoint gives other ranks.
+TEST_F(TraceTest, GoesOnFromACheckpointOnOtherRanks) {
+  v1::RunTraceRequest request = TwoLayerTrace({"mxfp8", "mxfp8"});
+  v1::SessionTrace::Restart& restart = *request.mutable_trace()->add_steps()->mutable_restart();
+  restart.add_variants(1);
+  restart.mutable_parallel()->set_data_parallel(2);
+  *request.mutable_trace()->add_steps() = request.trace().steps(0);
+  const Outcome outcome = Play(request);
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+  const v1::TraceStep& restarted = outcome.Step(4, 1);
+  EXPECT_EQ(restarted.label(), "mxfp8 / none / auto / tp1 dp2");
+  EXPECT_TRUE(restarted.has_checkpoint());
+  EXPECT_FALSE(outcome.Step(4, 0).has_checkpoint());
+  ASSERT_EQ(restarted.against_reference_size(), 2);
+  for (const v1::StepComparison& weight : restarted.against_reference()) {
+    EXPECT_TRUE(weight.parity().equal()) << weight.tensor();
+  }
+  // Rows of y do not depend on which copy has them.
+  EXPECT_TRUE(outcome.Step(5, 1).against_reference(0).parity().equal());
+  EXPECT_TRUE(outcome.Step(5, 1).quantizations(0).has_rank());
+}
+
+}  // namespace
+}  // namespace quantgate
