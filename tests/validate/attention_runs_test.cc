@@ -88,6 +88,26 @@ TEST(AttentionRuns, KeepTheBoundsOfWhatEachOutputWasMadeOf) {
   }
 }
 
+TEST(AttentionRuns, TakeOtherDTypesAndBudgetTheModulesAlone) {
+  LayerRunRequest request;
+  request.step = StepOf(LayerKind::kTransformerLayer, kGrouped);
+  request.step.x = *CastTensor(request.step.x, DType::kF32, ExecutionContext());
+  request.step.grad_output = *CastTensor(request.step.grad_output, DType::kF16, ExecutionContext());
+  request.requirement = Requirement::kBound;
+  request.error_budget = true;
+  for (const char* recipe : {"bf16", "bf16:activation_dtype=f16",
+                             "fp8_current:activation_dtype=f16", "mxfp8:activation_dtype=bf16"}) {
+    request.variants.push_back({*Recipe::Parse(recipe), {}});
+  }
+  const RunReport report = RunOk(request);
+  ExpectWithinBounds(report);
+  for (const VariantReport& variant : report.variants) {
+    // Three GEMMs of each of four modules.
+    EXPECT_EQ(variant.error_budgets.size(), 12u) << variant.label;
+    EXPECT_EQ(variant.gemms.size(), 18u) << variant.label;
+  }
+}
+
 TEST(AttentionRuns, ReportWhatLiesBetweenAndProductsInOneLine) {
   LayerRunRequest request;
   request.step = StepOf(LayerKind::kAttention, kGrouped);
