@@ -14,6 +14,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/base/nearest_word.h"
 #include "kernels/base/standard_descriptors.h"
 #include "server/device/build_description.h"
 #include "server/process_memory.h"
@@ -232,6 +233,18 @@ void AddCheckOptions(CLI::App& app, Checking& checking) {
   app.add_flag("--repair", checking.repairs, "With --fsck: set aside what is damaged")->needs(fsck);
 }
 
+/// Says which option an unknown one may be a misspelling of.
+void SuggestOptions(const CLI::App& app) {
+  std::vector<std::string> known;
+  for (const CLI::Option* const option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+  }
+  for (const std::string& word : app.remaining()) {
+    const std::string nearest = NearestWord(word.substr(0, word.find('=')), known);
+    if (!nearest.empty()) std::fprintf(stderr, "did you mean %s?\n", nearest.c_str());
+  }
+}
+
 int CheckDataDir(const std::string& data_dir, bool repairs) {
   const auto result = CheckStore(data_dir, repairs, [](const std::string& line) {
     std::printf("problem: %s\n", line.c_str());
@@ -268,7 +281,9 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
+    if (app.exit(error) == 0) return 0;
+    quantgate::SuggestOptions(app);
+    return 2;
   }
   if (checking.is_asked) return quantgate::CheckDataDir(options.data_dir, checking.repairs);
   options.engine.threads = threads;

@@ -68,9 +68,9 @@ class StorageCount {
   AddressRanges held_, counted_;
 };
 
-/// The bytes of whole x and grad_output that a rank has gathered for a backward, and of whole weights
-/// that it has gathered for a pass, and still holds.
-/// Copies have one count. Used by one thread.
+/// The bytes of whole x and grad_output that a rank has gathered for a backward, and of whole
+/// weights that it has gathered for a pass, and still holds. Copies have one count. Used by one
+/// thread.
 class GatheredBytes {
  public:
   /// The bytes are held until the last copy of the returned lease has gone, which may be after this

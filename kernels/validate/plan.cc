@@ -148,6 +148,14 @@ absl::StatusOr<std::vector<LayerPlanPointer>> DecideVariants(const LayerRunReque
     // The tensors by themselves are fine, so an error here is due to this recipe.
     absl::StatusOr<LayerPlanPointer> layer = DecideLayer(request.step, variant.recipe);
     if (!layer.ok()) {
+      // What the recipe itself refuses needs no name and value again.
+      const std::optional<Refusal> refusal = RefusalOf(layer.status());
+      if (refusal.has_value() && refusal->field == "recipe") {
+        return StatusOf({.code = layer.status().code(),
+                         .field = field + ".recipe",
+                         .value = variant.recipe.ShortText(),
+                         .rule = refusal->rule});
+      }
       return StatusOf({.code = layer.status().code(),
                        .field = field + ".recipe",
                        .value = variant.recipe.ShortText(),

@@ -218,5 +218,17 @@ TEST(Plan, CountsItsSteps) {
   EXPECT_EQ(Plan::Create(request)->StepCount(), 1 + (1 + 1));
 }
 
+// A rule of a custom recipe that a module refuses: the recipe is named once.
+TEST(PlanRefusals, OfARecipeNameItOnce) {
+  LayerRunRequest request = GoodRequest();
+  request.variants[0].recipe =
+      *Recipe::Parse(R"(custom:rules=[{"layer_name":"elsewhere","quantizer":"mxfp8"}])");
+  const absl::Status status = Plan::Create(request).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  const std::string message(status.message());
+  EXPECT_EQ(message.find("recipe is "), message.rfind("recipe is ")) << message;
+  EXPECT_NE(message.find(": no rule fits input of a linear"), std::string::npos) << message;
+}
+
 }  // namespace
 }  // namespace quantgate

@@ -1,12 +1,12 @@
 """Outputs of QuantGate against an expectation of this file's own, bit by bit.
 
 A server is started and called through a stub that is generated from proto/, and the command runs the same step. Both
-are sent this program's random tensors; y, dx, dw and db of linear layers are compared with what numpy and ml_dtypes make
-of them: the quantizers of tests/vectors/*_reference.py, exact products, one rounding. Every sum is exact in binary64
-whatever its order, which is checked of the operands of each product, so nothing is known of the GEMM but its definition
-(arithmetic `exact`, docs/tensor-cores.md section 5). Recipes, backward overrides, one rank, two tensor-parallel ranks
-with sequence parallelism and the default overlap, and evaluations of sessions. Exits 1 at the first difference, printing
-it in hex.
+are sent this program's random tensors; y, dx, dw and db of linear layers are compared with what numpy and ml_dtypes
+make of them: the quantizers of tests/vectors/*_reference.py, exact products, one rounding. Every sum is exact in
+binary64 whatever its order, which is checked of the operands of each product, so nothing is known of the GEMM but its
+definition (arithmetic `exact`, docs/tensor-cores.md section 5). Recipes, backward overrides, one rank, two
+tensor-parallel ranks with sequence parallelism and the default overlap, and evaluations of sessions. Exits 1 at the
+first difference, printing it in hex.
 
 Needs numpy, ml_dtypes, safetensors, grpcio and grpcio-tools. By hand, from the repository root:
 python3 tests/vectors/exact_outputs.py --bin build/release/bin --outputs 10000000

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cctype>
 #include <iterator>
-#include <numeric>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -14,8 +13,6 @@
 
 namespace quantgate {
 namespace {
-
-constexpr int kDistanceMax = 3;
 
 /// Kinds of steps as files and the API have them, in the words of `session step`.
 constexpr std::pair<std::string_view, std::string_view> kStepsElsewhere[] = {
@@ -85,37 +82,6 @@ std::vector<QuotedWord> QuotedWords(std::string_view text) {
 
 }  // namespace
 
-int EditDistance(std::string_view a, std::string_view b) {
-  // Three rows of the table of distances between prefixes.
-  std::vector<int> before, above(b.size() + 1), row(b.size() + 1);
-  std::iota(row.begin(), row.end(), 0);
-  for (size_t i = 1; i <= a.size(); ++i) {
-    before = std::exchange(above, row);
-    row[0] = static_cast<int>(i);
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const int replaced = above[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
-      row[j] = std::min({above[j] + 1, row[j - 1] + 1, replaced});
-      const bool is_swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
-      if (is_swapped) row[j] = std::min(row[j], before[j - 2] + 1);
-    }
-  }
-  return row[b.size()];
-}
-
-std::string Nearest(std::string_view word, const std::vector<std::string>& known) {
-  const auto letters = std::count_if(word.begin(), word.end(), [](char c) { return c != '-'; });
-  int least = std::min<int>(kDistanceMax, static_cast<int>(letters) / 3) + 1;
-  std::string nearest;
-  const std::string lower = absl::AsciiStrToLower(std::string(word));
-  for (const std::string& candidate : known) {
-    const int distance = EditDistance(lower, absl::AsciiStrToLower(candidate));
-    if (candidate == word || distance >= least) continue;
-    least = distance;
-    nearest = candidate;
-  }
-  return nearest;
-}
-
 std::string SuggestWords(const CLI::App& root, const std::vector<std::string>& unexpected) {
   const CLI::App& command = ChosenCommand(root);
   std::string lines;
@@ -127,7 +93,7 @@ std::string SuggestWords(const CLI::App& root, const std::vector<std::string>& u
                                            [&](const auto& value) { return value.first == word; });
     const std::string meant = known != std::end(kValuesAsOptions)
                                   ? std::string(known->second)
-                                  : Nearest(word.substr(0, word.find('=')), words);
+                                  : NearestWord(word.substr(0, word.find('=')), words);
     const std::string question = Question(meant);
     if (!question.empty()) absl::StrAppend(&lines, question, "\n");
   }
@@ -142,7 +108,7 @@ std::string SuggestValue(const std::string& message) {
     for (const auto& [other, step] : kStepsElsewhere) {
       if (other == word && absl::c_linear_search(known, step)) return Question(std::string(step));
     }
-    return Question(Nearest(word, known));
+    return Question(NearestWord(word, known));
   }
   const std::vector<QuotedWord> words = QuotedWords(message);
   std::string unquoted = message;
@@ -154,7 +120,7 @@ std::string SuggestValue(const std::string& message) {
     const std::string name = message.substr(word->begin, word->size);
     const std::string key = name.substr(0, name.find('='));
     if (std::find(known.begin(), known.end(), name) != known.end()) continue;
-    const std::string nearest = Nearest(key, known);
+    const std::string nearest = NearestWord(key, known);
     if (!nearest.empty()) return Question(nearest);
   }
   return "";

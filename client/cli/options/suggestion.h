@@ -1,4 +1,4 @@
-// "Did you mean": the known word that is nearest to an unknown one.
+// "Did you mean": the option, command or value that is nearest to an unknown one.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -6,15 +6,9 @@
 #include <string_view>
 #include <vector>
 
+#include "kernels/base/nearest_word.h"
+
 namespace quantgate {
-
-/// The number of insertions, removals and replacements of one byte, and exchanges of two
-/// neighbours, that turn `a` into `b`.
-int EditDistance(std::string_view a, std::string_view b);
-
-/// The word of `known` nearest to `word`, if `word` may be a misspelling of it: at most a third of
-/// the letters differ, and at most three, regardless of case. Empty: none.
-std::string Nearest(std::string_view word, const std::vector<std::string>& known);
 
 /// A line, "did you mean --input?", for each word that a parse of `root` did not expect and that
 /// may be misspelt. Empty: none.

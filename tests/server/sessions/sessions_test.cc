@@ -180,6 +180,50 @@ TEST_F(SessionsTest, AChangeOfRecipeKeepsTheModeOrSaysWhatItIs) {
   EXPECT_TRUE(Step(ForwardRequest(session.session_id(), 2)).ok());
 }
 
+// A mode that is given as a knob of the recipe, or as a field of the change, is what follows, and
+// is said where it is another; one that is given as neither stays.
+TEST_F(SessionsTest, AModeOfAChangeOfRecipeIsKeptOrSaidHoweverItIsGiven) {
+  Start();
+  v1::OpenSessionRequest open = OpenRequest("mxfp8");
+  // By a knob of the recipe that the session is opened with.
+  (*open.mutable_spec()->mutable_recipe()->mutable_knobs())["backward_override"] = "dequantized";
+  const v1::Session session = Open(open);
+  struct Change {
+    std::string knob, field, mode, note;
+  };
+  const Change changes[] = {
+      {"", "", "dequantized", ""},
+      {"high_precision", "", "high_precision",
+       "backward_override: high_precision from now on; it was dequantized"},
+      {"", "", "high_precision", ""},
+      {"", "none", "none", "backward_override: none from now on; it was high_precision"},
+      {"", "dequantized", "dequantized", "backward_override: dequantized from now on; it was none"},
+      // The default, given by name, is not the session's.
+      {"none", "", "none", "backward_override: none from now on; it was dequantized"},
+  };
+  int64_t step = 0;
+  for (const Change& change : changes) {
+    SCOPED_TRACE(change.note + " at step " + std::to_string(step));
+    v1::SessionStepRequest request =
+        ChangeRequest(session.session_id(), step, step % 2 == 0 ? "fp8_block" : "mxfp8");
+    request.set_request_id("change-" + std::to_string(step++));
+    v1::SessionStepRequest::ChangeRecipe& asked = *request.mutable_change_recipe();
+    if (!change.knob.empty()) {
+      (*asked.mutable_recipe()->mutable_knobs())["backward_override"] = change.knob;
+    }
+    asked.set_backward_override(change.field);
+    v1::SessionStepResponse response;
+    const grpc::Status status = Step(request, response);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(response.backward_override(), change.mode);
+    const std::vector<std::string> notes(response.notes().begin(), response.notes().end());
+    EXPECT_EQ(notes, change.note.empty() ? std::vector<std::string>()
+                                         : std::vector<std::string>{change.note});
+    EXPECT_EQ(Get(session.session_id()).spec().recipe().knobs().at("backward_override"),
+              change.mode);
+  }
+}
+
 v1::Recipe RulesOf(const std::string& rules) {
   v1::Recipe recipe;
   recipe.set_name("custom");

@@ -5,6 +5,7 @@
 #include <csignal>
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/client/process.h"
@@ -39,6 +40,22 @@ TEST_F(QuantgatedTest, IgnoresHangupsAndSaysSo) {
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_THAT(result.err, AllOf(HasSubstr("SIGHUP is ignored: there is nothing to reload"),
                                 HasSubstr("draining")));
+}
+
+TEST_F(QuantgatedTest, AsksWhetherAMisspeltOptionIsAnotherOne) {
+  for (const auto& [given, meant] :
+       std::vector<std::pair<std::string, std::string>>{{"--lisen", "--listen"},
+                                                        {"--devise=cuda", "--device"},
+                                                        {"--qeue-capacity", "--queue-capacity"}}) {
+    BackgroundProcess refused(Quantgated({given, "8"}));
+    ASSERT_EQ(refused.ReadLine(), "");
+    const ProcessResult result = refused.Wait();
+    EXPECT_EQ(result.exit_code, 2) << given;
+    EXPECT_THAT(result.err, HasSubstr("did you mean " + meant + "?\n"));
+  }
+  BackgroundProcess other(Quantgated({"--colour", "8"}));
+  ASSERT_EQ(other.ReadLine(), "");
+  EXPECT_THAT(other.Wait().err, Not(HasSubstr("did you mean")));
 }
 
 TEST_F(QuantgatedTest, ListensToOtherMachinesOnlyWhereThatIsSaid) {

@@ -17,14 +17,14 @@ TEST(SuggestionTest, DistancesOfTheTextbooks) {
 
 TEST(SuggestionTest, NearIsWhatASlipMakes) {
   const std::vector<std::string> known = {"compare", "completion", "run", "--input", "--tp"};
-  EXPECT_EQ(Nearest("compair", known), "compare");
-  EXPECT_EQ(Nearest("COMPARE", known), "compare");
-  EXPECT_EQ(Nearest("rnu", known), "run");
-  EXPECT_EQ(Nearest("--imput", known), "--input");
-  EXPECT_EQ(Nearest("frobnicate", known), "");
-  EXPECT_EQ(Nearest("--dp", known), "");  // Of two letters one is too much.
-  EXPECT_EQ(Nearest("", known), "");
-  EXPECT_EQ(Nearest("run", known), "");
+  EXPECT_EQ(NearestWord("compair", known), "compare");
+  EXPECT_EQ(NearestWord("COMPARE", known), "compare");
+  EXPECT_EQ(NearestWord("rnu", known), "run");
+  EXPECT_EQ(NearestWord("--imput", known), "--input");
+  EXPECT_EQ(NearestWord("frobnicate", known), "");
+  EXPECT_EQ(NearestWord("--dp", known), "");  // Of two letters one is too much.
+  EXPECT_EQ(NearestWord("", known), "");
+  EXPECT_EQ(NearestWord("run", known), "");
 }
 
 TEST(SuggestionTest, ValuesOfMessages) {
