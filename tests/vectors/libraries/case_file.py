@@ -87,9 +87,10 @@ class Recorder:
                                block=block, packing=packing, scale_is=scale_is, call=call))
 
     def write(self):
-        path = FOLDER / f"{self.library.replace('-', '_')}.safetensors"
+        name = self.library.replace("-", "_")
+        path = FOLDER / f"{name}.safetensors"
         write(path, self.tensors, {
             "library": self.library, "version": self.version, "made_with": self.made_with,
-            "origin": f"tests/vectors/libraries/make_{self.library.replace('-', '_')}.py: the library's own calls, on a CPU",
+            "origin": f"tests/vectors/libraries/make_{name}.py: the library's own calls, on a CPU",
             "cases": json.dumps(self.cases)})
         print(f"{self.library} {self.version}: {len(self.cases)} cases, {path.stat().st_size} bytes")

@@ -61,7 +61,8 @@ def dynamic_fp8(source, strategy):
     codes = quantize(X[source], scale, zero, args, dtype=FP8)
     OUT.add(f"fp8_dynamic_{strategy}_{source}", source, "compressed_fp8",
             dict(codes=stored(codes), scale=stored(scale)), format="e4m3",
-            block={"token": "row", "tensor": "tensor"}[strategy], call="compute_dynamic_scales_and_zp, quantize", with_zero_point=True)
+            block={"token": "row", "tensor": "tensor"}[strategy], call="compute_dynamic_scales_and_zp, quantize",
+            with_zero_point=True)
 
 
 def compressed(compressor, x, scale, args, **more):
