@@ -1,6 +1,7 @@
 #include "kernels/layer/attention_core.h"
 
 #include <cmath>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <span>
@@ -20,8 +21,12 @@ namespace {
 
 using Matrices = std::vector<Tensor>;
 
-/// Two operands of one head's product.
-using Pair = std::pair<Tensor, Tensor>;
+/// Matrices of a tensor [...][S][columns], one for each query head: that of head n is number
+/// place(n).
+struct HeadMatrices {
+  const Tensor& all;
+  std::function<int64_t(int64_t)> place;
+};
 
 /// A product of all heads: which GEMM it is, and how records name it and its operands.
 struct Product {
@@ -82,8 +87,6 @@ class AttentionPass {
   absl::StatusOr<Tensor> Matrix(const Tensor& all, int64_t place) const {
     return RowSlice(all, place * dims_.sequence, dims_.sequence);
   }
-  /// The matrices, one behind the other: [count][S][columns].
-  absl::StatusOr<Tensor> Join(std::span<const Tensor> matrices);
   /// [S][B][count * D] to [B * count][S][D], and back.
   absl::StatusOr<Tensor> TakeApart(const Tensor& tensor, int64_t count);
   absl::StatusOr<Tensor> PutTogether(const Tensor& heads, Shape shape);
@@ -91,9 +94,35 @@ class AttentionPass {
   absl::StatusOr<RotaryTable> Table();
   absl::StatusOr<SoftmaxResult> Softmax(const Tensor& scores);
   absl::StatusOr<SoftmaxResult> SoftmaxOneKeyMore(const SoftmaxDesc& desc);
-  absl::StatusOr<Matrices> Multiply(const Product& product, std::span<const Pair> operands);
-  /// The sums over the query heads of each group.
-  absl::StatusOr<Matrices> SumOfGroups(const char* stage, const Matrices& of_queries);
+  absl::StatusOr<Tensor> Allocate(int64_t count, int64_t columns) {
+    return engine().Allocate(dtype_, {count, dims_.sequence, columns});
+  }
+  // The matrices of a tensor that has one for each query head, and of one of all heads.
+  HeadMatrices OnlyQueries(const Tensor& all) const {
+    return {all, [](int64_t n) { return n; }};
+  }
+  HeadMatrices Queries(const Tensor& all) const {
+    return {all, [this](int64_t n) { return QueryPlace(n); }};
+  }
+  HeadMatrices Keys(const Tensor& all) const {
+    return {all, [this](int64_t n) { return KeyPlace(n); }};
+  }
+  HeadMatrices Values(const Tensor& all) const {
+    return {all, [this](int64_t n) { return ValuePlace(n); }};
+  }
+  // The matrices of the key and the value head of each group, by group.
+  HeadMatrices KeysOfGroups(const Tensor& all) const {
+    return {all, [this](int64_t group) { return group * dims_.members() + dims_.queries(); }};
+  }
+  HeadMatrices ValuesOfGroups(const Tensor& all) const {
+    return {all, [this](int64_t group) { return group * dims_.members() + dims_.queries() + 1; }};
+  }
+  /// One GEMM for each query head, of its matrices of a and b to that of d.
+  absl::Status Multiply(const Product& product, const HeadMatrices& a, const HeadMatrices& b,
+                        const HeadMatrices& d);
+  /// The product's sums over the query heads of each group, to the matrix of d of the group.
+  absl::Status MultiplyAndSum(const Product& product, const HeadMatrices& a, const HeadMatrices& b,
+                              const HeadMatrices& d);
   absl::StatusOr<Tensor> HeadsGradient(const OperationSaved& saved, const Tensor& dcontext);
 
   ProgramRun& run_;
@@ -111,11 +140,6 @@ int64_t AttentionPass::GroupOf(int64_t n) const {
 
 int64_t AttentionPass::QueryPlace(int64_t n) const {
   return n / dims_.queries() * dims_.members() + n % dims_.queries();
-}
-
-absl::StatusOr<Tensor> AttentionPass::Join(std::span<const Tensor> matrices) {
-  QG_ASSIGN_OR_RETURN(const Tensor rows, engine().ConcatenateRows(matrices, cancellation()));
-  return As3D(rows, static_cast<int64_t>(matrices.size()), dims_.sequence, rows.columns());
 }
 
 absl::StatusOr<Tensor> AttentionPass::TakeApart(const Tensor& tensor, int64_t count) {
@@ -197,8 +221,15 @@ absl::StatusOr<SoftmaxResult> AttentionPass::Softmax(const Tensor& scores) {
   });
 }
 
-absl::StatusOr<Matrices> AttentionPass::Multiply(const Product& product,
-                                                 std::span<const Pair> operands) {
+absl::Status AttentionPass::Multiply(const Product& product, const HeadMatrices& a,
+                                     const HeadMatrices& b, const HeadMatrices& d) {
+  std::vector<MatrixProduct> products(static_cast<size_t>(dims_.matrices()));
+  for (int64_t n = 0; n < dims_.matrices(); ++n) {
+    MatrixProduct& of_head = products[static_cast<size_t>(n)];
+    QG_ASSIGN_OR_RETURN(of_head.a, Matrix(a.all, a.place(n)));
+    QG_ASSIGN_OR_RETURN(of_head.b, Matrix(b.all, b.place(n)));
+    QG_ASSIGN_OR_RETURN(of_head.d, Matrix(d.all, d.place(n)));
+  }
   GemmRecord record;
   record.role = product.role;
   record.output = Name(product.name);
@@ -207,20 +238,25 @@ absl::StatusOr<Matrices> AttentionPass::Multiply(const Product& product,
   record.desc.arithmetic = run_.recorder.arithmetic();
   record.a = {Name(product.a)};
   record.b = {Name(product.b)};
-  return run_.recorder.Gemms(Name(product.name), std::move(record), operands);
+  return run_.recorder.Gemms(Name(product.name), std::move(record), products);
 }
 
-absl::StatusOr<Matrices> AttentionPass::SumOfGroups(const char* stage, const Matrices& of_queries) {
-  const auto queries = static_cast<size_t>(dims_.queries());
-  if (queries == 1) return of_queries;
-  return Timed(stage, [&]() -> absl::StatusOr<Matrices> {
-    Matrices sums;
-    for (size_t first = 0; first < of_queries.size(); first += queries) {
-      QG_ASSIGN_OR_RETURN(sums.emplace_back(),
-                          engine().OrderedSum(std::span(of_queries).subspan(first, queries),
-                                              SumAccumulation::kF32, dtype_, cancellation()));
+absl::Status AttentionPass::MultiplyAndSum(const Product& product, const HeadMatrices& a,
+                                           const HeadMatrices& b, const HeadMatrices& d) {
+  if (dims_.queries() == 1) return Multiply(product, a, b, d);
+  QG_ASSIGN_OR_RETURN(const Tensor of_queries, Allocate(dims_.matrices(), dims_.columns));
+  QG_RETURN_IF_ERROR(Multiply(product, a, b, OnlyQueries(of_queries)));
+  const std::string stage = absl::StrCat("sum ", product.name, " of groups");
+  return Timed(stage.c_str(), [&]() -> absl::Status {
+    for (int64_t first = 0; first < dims_.matrices(); first += dims_.queries()) {
+      Matrices parts(static_cast<size_t>(dims_.queries()));
+      for (size_t i = 0; i < parts.size(); ++i) {
+        QG_ASSIGN_OR_RETURN(parts[i], Matrix(of_queries, first + static_cast<int64_t>(i)));
+      }
+      QG_ASSIGN_OR_RETURN(const Tensor sum, Matrix(d.all, d.place(first / dims_.queries())));
+      QG_RETURN_IF_ERROR(engine().OrderedSumTo(parts, SumAccumulation::kF32, sum, cancellation()));
     }
-    return sums;
+    return absl::OkStatus();
   });
 }
 
@@ -243,32 +279,24 @@ absl::StatusOr<LayerValue> AttentionPass::Forward(const LayerValue& x, Operation
   QG_ASSIGN_OR_RETURN(heads, Rotated("rotate", heads, /*is_backward=*/false));
   if (is_rotated()) y.inside.push_back({RotatedHeadsName(operation_), heads});
 
-  std::vector<Pair> operands(static_cast<size_t>(dims_.matrices()));
-  for (int64_t n = 0; n < dims_.matrices(); ++n) {
-    Pair& pair = operands[static_cast<size_t>(n)];
-    QG_ASSIGN_OR_RETURN(pair.first, Matrix(heads, QueryPlace(n)));
-    QG_ASSIGN_OR_RETURN(pair.second, Matrix(heads, KeyPlace(n)));
+  SoftmaxResult softmax;
+  {
+    // The products are dropped before the contexts are made.
+    QG_ASSIGN_OR_RETURN(const Tensor scores, Allocate(dims_.matrices(), dims_.sequence));
+    QG_RETURN_IF_ERROR(Multiply(kScores, Queries(heads), Keys(heads), OnlyQueries(scores)));
+    QG_ASSIGN_OR_RETURN(softmax, Softmax(scores));
   }
-  QG_ASSIGN_OR_RETURN(Matrices scores, Multiply(kScores, operands));
-  QG_ASSIGN_OR_RETURN(const Tensor all_scores, Timed("join scores", [&] { return Join(scores); }));
-  scores.clear();
-  QG_ASSIGN_OR_RETURN(const SoftmaxResult softmax, Softmax(all_scores));
   if (operation_.needs_backward) {
     QG_RETURN_IF_ERROR(KeepAll(
         run_, operation_,
         {{std::begin(kSavedNames), std::end(kSavedNames)}, {heads, softmax.probabilities}}, saved));
   }
 
-  for (int64_t n = 0; n < dims_.matrices(); ++n) {
-    Pair& pair = operands[static_cast<size_t>(n)];
-    QG_ASSIGN_OR_RETURN(pair.first, Matrix(softmax.rounded, n));
-    QG_ASSIGN_OR_RETURN(pair.second, Matrix(heads, ValuePlace(n)));
-  }
-  QG_ASSIGN_OR_RETURN(const Matrices contexts, Multiply(kContext, operands));
-  QG_ASSIGN_OR_RETURN(y.tensor, Timed("put heads together", [&]() -> absl::StatusOr<Tensor> {
-                        QG_ASSIGN_OR_RETURN(const Tensor joined, Join(contexts));
-                        return PutTogether(joined, shape);
-                      }));
+  QG_ASSIGN_OR_RETURN(const Tensor contexts, Allocate(dims_.matrices(), dims_.columns));
+  QG_RETURN_IF_ERROR(
+      Multiply(kContext, OnlyQueries(softmax.rounded), Values(heads), OnlyQueries(contexts)));
+  QG_ASSIGN_OR_RETURN(y.tensor,
+                      Timed("put heads together", [&] { return PutTogether(contexts, shape); }));
   return y;
 }
 
@@ -277,47 +305,26 @@ absl::StatusOr<Tensor> AttentionPass::HeadsGradient(const OperationSaved& saved,
                                                     const Tensor& dcontext) {
   const Tensor& heads = saved.operands[kSavedHeads].original;
   const Tensor& probabilities = saved.operands[kSavedProbabilities].original;
-  const int64_t count = dims_.matrices();
-  const auto multiply = [&](const Product& product, const Tensor& a, const auto& place_of_a,
-                            const Tensor& b, const auto& place_of_b) -> absl::StatusOr<Matrices> {
-    std::vector<Pair> operands(static_cast<size_t>(count));
-    for (int64_t n = 0; n < count; ++n) {
-      Pair& pair = operands[static_cast<size_t>(n)];
-      QG_ASSIGN_OR_RETURN(pair.first, Matrix(a, place_of_a(n)));
-      QG_ASSIGN_OR_RETURN(pair.second, Matrix(b, place_of_b(n)));
-    }
-    return Multiply(product, operands);
-  };
-  const auto same = [](int64_t n) { return n; };
-  const auto query = [&](int64_t n) { return QueryPlace(n); };
-  const auto key = [&](int64_t n) { return KeyPlace(n); };
-  const auto value = [&](int64_t n) { return ValuePlace(n); };
-
-  QG_ASSIGN_OR_RETURN(Matrices products, multiply(kDProbabilities, dcontext, same, heads, value));
-  QG_ASSIGN_OR_RETURN(const Tensor gradient,
-                      Timed("join dprobabilities", [&] { return Join(products); }));
-  products.clear();
-  QG_ASSIGN_OR_RETURN(const Tensor dscores, Timed("softmax.backward", [&] {
-                        return engine().SoftmaxBackward(
-                            {gradient, probabilities, scale(), operation_.attention.mask},
-                            cancellation());
-                      }));
+  Tensor dscores;
+  {
+    QG_ASSIGN_OR_RETURN(const Tensor gradient, Allocate(dims_.matrices(), dims_.sequence));
+    QG_RETURN_IF_ERROR(
+        Multiply(kDProbabilities, OnlyQueries(dcontext), Values(heads), OnlyQueries(gradient)));
+    QG_ASSIGN_OR_RETURN(dscores, Timed("softmax.backward", [&] {
+                          return engine().SoftmaxBackward(
+                              {gradient, probabilities, scale(), operation_.attention.mask},
+                              cancellation());
+                        }));
+  }
   QG_ASSIGN_OR_RETURN(const Tensor rounded,
                       run_.recorder.Cast(Name("round probabilities"), probabilities, dtype_));
-  QG_ASSIGN_OR_RETURN(const Matrices dv, multiply(kDValues, rounded, same, dcontext, same));
-  QG_ASSIGN_OR_RETURN(const Matrices dq, multiply(kDQueries, dscores, same, heads, key));
-  QG_ASSIGN_OR_RETURN(const Matrices dk, multiply(kDKeys, dscores, same, heads, query));
-  QG_ASSIGN_OR_RETURN(const Matrices dv_sums, SumOfGroups("sum dv of groups", dv));
-  QG_ASSIGN_OR_RETURN(const Matrices dk_sums, SumOfGroups("sum dk of groups", dk));
-  Matrices all;
-  for (size_t group = 0; group < dk_sums.size(); ++group) {
-    const auto queries = static_cast<size_t>(dims_.queries());
-    const auto first = dq.begin() + static_cast<std::ptrdiff_t>(group * queries);
-    all.insert(all.end(), first, first + static_cast<std::ptrdiff_t>(queries));
-    all.push_back(dk_sums[group]);
-    all.push_back(dv_sums[group]);
-  }
-  return Timed("join heads", [&] { return Join(all); });
+  QG_ASSIGN_OR_RETURN(Tensor dheads, engine().Allocate(dtype_, heads.shape()));
+  QG_RETURN_IF_ERROR(MultiplyAndSum(kDValues, OnlyQueries(rounded), OnlyQueries(dcontext),
+                                    ValuesOfGroups(dheads)));
+  QG_RETURN_IF_ERROR(Multiply(kDQueries, OnlyQueries(dscores), Keys(heads), Queries(dheads)));
+  QG_RETURN_IF_ERROR(
+      MultiplyAndSum(kDKeys, OnlyQueries(dscores), Queries(heads), KeysOfGroups(dheads)));
+  return dheads;
 }
 
 absl::StatusOr<ValueGradient> AttentionPass::Backward(const OperationSaved& saved,

@@ -113,18 +113,16 @@ absl::StatusOr<Tensor> StepRecorder::Gemm(const std::string& stage, GemmRecord r
   return d;
 }
 
-absl::StatusOr<std::vector<Tensor>> StepRecorder::Gemms(
-    const std::string& stage, GemmRecord record,
-    std::span<const std::pair<Tensor, Tensor>> operands) {
-  std::vector<Tensor> products;
+absl::Status StepRecorder::Gemms(const std::string& stage, GemmRecord record,
+                                 std::span<const MatrixProduct> products) {
   std::optional<StartedGemm> first;
   QG_RETURN_IF_ERROR(Timed({StageKind::kGemm, stage}, [&]() -> absl::Status {
-    for (const auto& [a, b] : operands) {
+    for (const MatrixProduct& product : products) {
       GemmDesc desc = record.desc;
-      desc.a.data = a;
-      desc.b.data = b;
+      desc.a.data = product.a;
+      desc.b.data = product.b;
+      desc.d = product.d;
       QG_ASSIGN_OR_RETURN(StartedGemm started, engine_.StartGemm(desc, cancellation_));
-      products.push_back(started.result.d);
       if (first.has_value()) continue;
       first = std::move(started);
       record.desc = std::move(desc);
@@ -134,9 +132,11 @@ absl::StatusOr<std::vector<Tensor>> StepRecorder::Gemms(
     return absl::OkStatus();
   }));
   record.result = std::move(first->result);
-  record.matrices = static_cast<int64_t>(operands.size());
-  QG_RETURN_IF_ERROR(RecordGemm(std::move(record), {}));
-  return products;
+  record.matrices = static_cast<int64_t>(products.size());
+  // A record lives as long as the step's report, longer than products that only the next operation
+  // reads.
+  record.result.d = record.desc.d = Tensor();
+  return RecordGemm(std::move(record), {});
 }
 
 absl::Status StepRecorder::RecordGemm(GemmRecord record, StageTimeline timeline) {

@@ -43,7 +43,8 @@ struct GemmRecord {
   GemmDesc desc;
   OperandOrigin a, b;
   GemmResult result;  ///< d is 2-D; the output of the same name has the caller's shape.
-  /// Above 0: a product of attention, and the record is that of the first of so many heads.
+  /// Above 0: a product of attention, and the record is that of the first of so many heads, without
+  /// its d.
   int64_t matrices = 0;
   /// result.d quantized, if the recipe has a rule for it.
   struct ResultCodes {
@@ -53,6 +54,11 @@ struct GemmRecord {
   };
   std::optional<ResultCodes> result_codes = {};
   int pieces = 1;  ///< How many GEMMs it was cut into so that communication ran beside them.
+};
+
+/// Operands of one of several GEMMs that are alike, and GemmDesc::d.
+struct MatrixProduct {
+  Tensor a, b, d;
 };
 
 /// One operand kept between forward and backward. Equal fingerprints show that nothing wrote to it.
@@ -213,10 +219,10 @@ class StepRecorder {
                                            std::string amax_group = {});
   /// Runs record.desc, records it, and returns d.
   absl::StatusOr<Tensor> Gemm(const std::string& stage, GemmRecord record);
-  /// Runs record.desc once for each pair of operands as one stage, records the first and their
-  /// number, and returns their d in order. There must be at least one pair.
-  absl::StatusOr<std::vector<Tensor>> Gemms(const std::string& stage, GemmRecord record,
-                                            std::span<const std::pair<Tensor, Tensor>> operands);
+  /// Runs record.desc once for each of `products` as one stage; records the first and their number.
+  /// There must be at least one.
+  absl::Status Gemms(const std::string& stage, GemmRecord record,
+                     std::span<const MatrixProduct> products);
   /// Records a GEMM that was run as part of another call, and the timeline of that call unless it
   /// is empty.
   absl::Status RecordGemm(GemmRecord record, StageTimeline timeline);
