@@ -207,7 +207,7 @@ absl::StatusOr<int> Step(Invocation& invocation, const SessionStepOptions& optio
   QG_RETURN_IF_ERROR(SetStep(options, sources, request));
   if (!options.against.empty()) {
     QG_ASSIGN_OR_RETURN(*request.mutable_against()->mutable_recipe(),
-                        ParseRecipeArgument(options.against));
+                        ParseRecipeArgument(options.against, "--against"));
   }
   request.set_keep_outputs(!options.output.empty());
   QG_ASSIGN_OR_RETURN(const v1::SessionStepResponse response, session.Step(request));

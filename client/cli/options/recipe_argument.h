@@ -19,8 +19,9 @@
 namespace quantgate {
 
 /// INVALID_ARGUMENT for bad syntax, a knob given twice, or a file that is no recipe; NOT_FOUND for
-/// no file. Whether the recipe and its knobs exist is the server's to say.
-absl::StatusOr<v1::Recipe> ParseRecipeArgument(const std::string& text);
+/// no file; each names `option`. Whether the recipe and its knobs exist is the server's to say.
+absl::StatusOr<v1::Recipe> ParseRecipeArgument(const std::string& text,
+                                               const std::string& option = "--recipe");
 
 /// "fp8_current:power_2_scales=true", knobs in order of their names.
 std::string RecipeText(const v1::Recipe& recipe);

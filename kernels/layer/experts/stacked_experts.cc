@@ -27,7 +27,7 @@ absl::Status UnstackExperts(const LayerSpec& layer, const std::string& field,
   if (stack.rank() != 3 || stack.shape()[0] != experts) {
     return Refuse(name, TensorText(stack),
                   absl::StrCat("its shape must be [E][N][K], with E = ", experts,
-                               ", the experts of layer.m_splits"));
+                               ", the number of experts; or give one for each expert"));
   }
   tensors.erase(found);
   for (int64_t expert = 0; expert < experts; ++expert) {

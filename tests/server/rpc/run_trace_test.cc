@@ -1,6 +1,7 @@
 // Sessions.RunTrace over a real channel: a trace is a run that streams, is attached to again,
 // looked up and cancelled as others are, and gives what the same steps by Sessions.Step give.
 #include <gmock/gmock.h>
+#include <google/protobuf/util/message_differencer.h>
 #include <gtest/gtest.h>
 
 #include <map>
@@ -158,7 +159,9 @@ TEST_F(RunTraceTest, IsARunThatCanBeLookedUpAndStreamedAgain) {
     ASSERT_TRUE(again.status.ok()) << again.status.error_message();
     ASSERT_EQ(again.events.size(), first.events.size() - from);
     for (size_t i = from; i < first.events.size(); ++i) {
-      EXPECT_EQ(again.events[i - from].SerializeAsString(), first.events[i].SerializeAsString());
+      EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(again.events[i - from],
+                                                                     first.events[i]))
+          << "event " << i;
     }
   };
   expect_from(Wait(*server_, run_id, 1), 0);

@@ -53,9 +53,8 @@ void AddMask(const std::string& path) {
   std::memcpy(&length, bytes.data(), sizeof length);
   const std::string data = bytes.substr(sizeof length + length);
   nlohmann::json header = nlohmann::json::parse(bytes.substr(sizeof length, length));
-  header["mask"] = {{"dtype", "BOOL"},
-                    {"shape", {3}},
-                    {"data_offsets", {data.size(), data.size() + 3}}};
+  header["mask"] = {
+      {"dtype", "BOOL"}, {"shape", {3}}, {"data_offsets", {data.size(), data.size() + 3}}};
   const std::string text = header.dump();
   length = text.size();
   std::ofstream out(path, std::ios::binary);
@@ -67,7 +66,10 @@ void AddMask(const std::string& path) {
 TEST_F(FirstUseTest, AMaskBesideTensorsIsLeftAlone) {
   const std::string q = Path("q.safetensors"), y = Path("y.safetensors");
   const Arguments layer = LayerArguments() + Arguments{"--recipe", "mxfp8"};
-  ASSERT_EQ(Quantgate({"quantize", Sample("fc1.x"), "--recipe", "mxfp8", "--role", "input", "-o", q}).exit_code, 0);
+  ASSERT_EQ(
+      Quantgate({"quantize", Sample("fc1.x"), "--recipe", "mxfp8", "--role", "input", "-o", q})
+          .exit_code,
+      0);
   ASSERT_EQ(Quantgate(Arguments{"run"} + layer + Arguments{"-o", y}).exit_code, 0);
   AddMask(q);
   AddMask(y);
@@ -129,7 +131,9 @@ TEST_F(FirstUseTest, RefusalsNameTheOptionThatWasTyped) {
       {Run({"--recipe", "fp8_delayed", "--backward-override", "dequantized"}),
        "--backward-override is dequantized: delayed scaling has no backward override"},
       {Run({"--recipe", "bf16", "--layer", "grouped_linear", "--m-splits", "8,8"}),
-       "--m-splits: \"8,8\" is of 2 experts, and --weight is given 1 time; give it once for each"},
+       "--weight is bf16[16x32]: its shape must be [E][N][K], with E = 2, the number of experts; "
+       "or give one "
+       "for each expert"},
       {Run({"--recipe", "bf16", "--layer", "grouped_linear", "--m-splits", "8,8", "--weight",
             "gen:normal,shape=16x32", "--bias", "gen:normal,shape=16"}),
        "--m-splits: \"8,8\" is of 2 experts, and --bias is given 1 time"},
