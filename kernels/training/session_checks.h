@@ -63,7 +63,9 @@ absl::Status SortParameters(const SessionSpec& spec,
 absl::Status CheckForwardOrder(const SessionState& state, const ForwardStep& step);
 absl::Status CheckBackwardOrder(const SessionState& state, const std::string& microbatch);
 absl::Status CheckWgrad(const SessionState& state);
-absl::Status CheckOptimize(const SessionSpec& spec, const SessionState& state);
+/// Also INVALID_ARGUMENT for a learning rate that is negative or not finite.
+absl::Status CheckOptimize(const SessionSpec& spec, const SessionState& state,
+                           const OptimizerStep& step);
 absl::Status CheckCheckpoint(const SessionState& state);
 /// The microbatch, which is offloaded or not, as wanted.
 absl::StatusOr<std::shared_ptr<const InFlight>> FindInFlight(const SessionState& state,

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,9 +12,14 @@
 
 namespace quantgate {
 
-absl::Status CheckOptimize(const SessionSpec& spec, const SessionState& state) {
+absl::Status CheckOptimize(const SessionSpec& spec, const SessionState& state,
+                           const OptimizerStep& step) {
   if (spec.optimizer.kind == OptimizerSpec::Kind::kNone) {
     return RefusePrecondition("optimizer", "none", "this session was opened without one");
+  }
+  const float rate = step.learning_rate.value_or(0);
+  if (!std::isfinite(rate) || rate < 0) {
+    return Refuse("learning_rate", absl::StrCat(rate), "must be finite and at least 0");
   }
   if (!state.deferred.empty()) {
     return RefusePrecondition("gradients",
@@ -73,7 +79,7 @@ absl::StatusOr<SessionStepResult> OneRankSession::Optimize(const OptimizerStep& 
                                                            const Cancellation* cancellation) {
   const State& session = *state_;
   SessionState next = session.now;
-  QG_RETURN_IF_ERROR(CheckOptimize(session.spec, next));
+  QG_RETURN_IF_ERROR(CheckOptimize(session.spec, next, step));
   ++next.optimizer_steps;
   const OptimizerSpec optimizer = WithLearningRate(session.spec.optimizer, step.learning_rate);
   SessionStepRun run(session.engine, session.spec, cancellation, session.rank.get());

@@ -152,8 +152,8 @@ absl::Status SessionOutline::Wgrad() {
   return absl::OkStatus();
 }
 
-absl::Status SessionOutline::Optimize() {
-  QG_RETURN_IF_ERROR(CheckOptimize(state_->spec, state_->now));
+absl::Status SessionOutline::Optimize(const OptimizerStep& step) {
+  QG_RETURN_IF_ERROR(CheckOptimize(state_->spec, state_->now, step));
   MarkGradients(false, state_->now);
   return absl::OkStatus();
 }

@@ -25,7 +25,7 @@ class SessionOutline {
   absl::Status Forward(const ForwardStep& step);
   absl::Status Backward(const BackwardStep& step);
   absl::Status Wgrad();
-  absl::Status Optimize();
+  absl::Status Optimize(const OptimizerStep& step);
   absl::Status ChangeRecipe(const Recipe& recipe);
   absl::Status Offload(const std::string& microbatch);
   absl::Status Reload(const std::string& microbatch);

@@ -443,7 +443,7 @@ absl::Status TraceReader::CheckStep(const PlannedTraceStep& planned, int variant
       case SessionStep::Kind::kWgrad:
         return outline.Wgrad();
       case SessionStep::Kind::kOptimize:
-        return outline.Optimize();
+        return outline.Optimize(step.optimizer);
       case SessionStep::Kind::kChangeRecipe: {
         QG_ASSIGN_OR_RETURN(const Recipe recipe, RecipeOfChange(step, outline.recipe()));
         return outline.ChangeRecipe(recipe);

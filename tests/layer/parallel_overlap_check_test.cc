@@ -168,6 +168,12 @@ TEST(OverlapCheck, WhatIsLeftOpenGivesWayToTheDims) {
   EXPECT_THAT(row.notes, ElementsAre(HasSubstr("dgrad runs without overlap: dgrad.rows is 64, 64"),
                                      HasSubstr("wgrad runs without overlap: external needs the "
                                                "ring of dgrad")));
+  // Blocks of 32 rows that two ranks share have codes of the whole x alone.
+  const Resolved shared = ResolvedOf(Linear(ParallelMode::kColumn, 16), step, "mxfp8");
+  ExpectMethods(shared.plan, kNone, kNone, kBulk);
+  EXPECT_THAT(shared.notes, ElementsAre(HasSubstr("fprop runs without overlap"),
+                                        HasSubstr("dgrad runs without overlap: blocks of x have "
+                                                  "rows of two ranks")));
   step.row_overlap.splits = 3;
   const Resolved split = ResolvedOf(Linear(ParallelMode::kRow), step, "bf16");
   ExpectMethods(split.plan, kNone, kRingExchange, kNone);

@@ -311,7 +311,9 @@ TEST(RunLayers, SubjectsAreHeldToTheBoundOfWhatMadeThem) {
   for (const char* name : {"y", "norm_out", "dx", "dw", "dgamma", "dbeta"}) {
     request.subjects[name] = OutputOf(report.variants[0], name).value;
   }
+  request.requirement = Requirement::kBound;
   const RunReport checked = RunOk(request);
+  EXPECT_TRUE(checked.verdict.pass) << checked.verdict.finding;
   for (const OutputReport& output : checked.variants[0].outputs) {
     SCOPED_TRACE(output.tensor);
     ASSERT_EQ(output.subject_bound.has_value(), request.subjects.contains(output.tensor));
@@ -325,6 +327,9 @@ TEST(RunLayers, SubjectsAreHeldToTheBoundOfWhatMadeThem) {
     subject = FromValues(subject.dtype(), subject.shape(), values);
   }
   const RunReport spoilt = RunOk(request);
+  EXPECT_FALSE(spoilt.verdict.pass);
+  EXPECT_THAT(spoilt.verdict.finding,
+              HasSubstr("the subject for y of fp8_current / none / auto leaves its bound in 1 of"));
   for (const OutputReport& output : spoilt.variants[0].outputs) {
     if (!output.subject_bound.has_value()) continue;
     EXPECT_FALSE(output.subject_bound->pass) << output.tensor;

@@ -47,7 +47,7 @@ absl::StatusOr<v1::Recipe> RecipeOfJson(const std::string& option, const std::st
       }
     } else {
       return RefuseRecipe(
-          path,
+          option, path,
           absl::StrCat("\"", key, "\" is neither a \"name\" in text nor an object of \"knobs\""));
     }
   }

@@ -202,6 +202,12 @@ absl::Status CheckCodesOfRole(const std::string& field, TensorRole role,
   return RoleCheck(field, role, codes, recipe).CheckRead(reads);
 }
 
+std::string DerivedNote(const std::string& name, Usages held) {
+  return absl::StrCat(name, held.rowwise
+                                ? ": columnwise codes are derived from the rowwise ones given"
+                                : ": rowwise codes are derived from the columnwise ones given");
+}
+
 absl::StatusOr<QuantizedTensor> GivenInUsages(StepRecorder& recorder, const LinearUnit& unit,
                                               TensorRole role, QuantizedTensor codes, Usages usages,
                                               LayerState& state) {
@@ -225,8 +231,7 @@ absl::StatusOr<QuantizedTensor> GivenInUsages(StepRecorder& recorder, const Line
       [&] {
         return recorder.engine().UpdateUsages(codes, Union(held, usages), recorder.cancellation());
       }));
-  recorder.AddNote(
-      absl::StrCat(name, ": columnwise codes are derived from the rowwise ones given"));
+  recorder.AddNote(DerivedNote(name, held));
   if (keeps_derived) state.seeded_memory->codes[name] = codes;
   return OnlyUsages(std::move(codes), usages);
 }

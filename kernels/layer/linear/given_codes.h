@@ -24,6 +24,9 @@ absl::Status CheckGivenCodes(const std::string& field, TensorRole role,
 absl::Status CheckCodesOfRole(const std::string& field, TensorRole role,
                               const QuantizedTensor& codes, const Recipe& recipe, Usages reads);
 
+/// What is said of an operand that has codes in one direction, `held`, and is read in the other.
+std::string DerivedNote(const std::string& name, Usages held);
+
 /// The codes in exactly `usages`, which CheckGivenCodes found them to have or to give. `state` is
 /// where a seeded bug remembers codes.
 absl::StatusOr<QuantizedTensor> GivenInUsages(StepRecorder& recorder, const LinearUnit& unit,

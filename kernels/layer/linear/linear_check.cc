@@ -235,6 +235,29 @@ absl::Status CheckCut(absl::StatusOr<GemmDesc> desc, const LinearUnit& unit, Gem
   return WithinField(unit.names.Stage(std::string(GemmRoleName(role))), status);
 }
 
+/// wgrad's operand that travels beside dgrad: x of a column-parallel unit, grad_output of a
+/// row-parallel one. Its codes are gathered as they are, which those of blocks that two ranks share
+/// cannot be.
+absl::Status CheckGatherBeside(const LinearUnit& unit) {
+  const LinearParallel& parallel = unit.parallel;
+  const OverlapPlan& plan = parallel.overlap;
+  const bool is_column = parallel.is_column();
+  const bool travels =
+      is_column ? plan.dgrad == OverlapMethod::kBulk
+                : plan.dgrad != OverlapMethod::kNone && plan.wgrad != OverlapMethod::kNone;
+  const Usages usages = is_column ? unit.flow.x_usages : unit.flow.grad_output_usages;
+  const GatherMethod method = is_column ? parallel.x_gather : parallel.grad_output_gather;
+  if (!travels || !usages.columnwise || method == GatherMethod::kCodes) return absl::OkStatus();
+  const GemmRole role = is_column ? GemmRole::kDgrad : GemmRole::kWgrad;
+  return WithinField(
+      unit.names.Stage(std::string(GemmRoleName(role))),
+      Refuse(absl::StrCat("overlap.", std::string(GemmRoleName(role))),
+             OverlapMethodName(plan.MethodOf(role)),
+             absl::StrCat("blocks of ", is_column ? "x" : "grad_output",
+                          " have rows of two ranks, so their codes are not gathered by "
+                          "themselves")));
+}
+
 }  // namespace
 
 absl::Status CheckLinearUnit(const LinearUnit& unit, const LinearFields& fields) {
@@ -267,6 +290,7 @@ absl::Status CheckLinearUnitOverlap(const LinearUnit& unit, const ReductionProfi
     QG_RETURN_IF_ERROR(CheckCut(outlines.Dgrad(), unit, GemmRole::kDgrad,
                                 is_column ? kReduceScatter : kAllGather, profile));
   }
+  QG_RETURN_IF_ERROR(CheckGatherBeside(unit));
   if (plan.wgrad != OverlapMethod::kBulk) return absl::OkStatus();
   return CheckOverlapProfile(profile);
 }

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
+#include "kernels/layer/linear/given_codes.h"
 #include "kernels/layer/linear/linear_operands.h"
 
 namespace quantgate {
@@ -61,6 +62,7 @@ absl::StatusOr<QuantizedTensor> LinearWeight::CodesOfParameter() {
                        .value = absl::StrCat("without ", std::string(UsageName(missing)), " codes"),
                        .rule = absl::StrCat("this step reads them; ", status.message())});
     }
+    recorder_.AddNote(DerivedNote(unit_.names.weight, held));
   }
   return OnlyUsages(parameter_.quantized, needed);
 }

@@ -218,7 +218,11 @@ absl::StatusOr<Json> ParseJson(std::string_view text) {
   return ParseStrictJson(text, kDepthMax);
 }
 
-std::string ShownJson(const Json& json) { return json.dump().substr(0, 80); }
+std::string ShownJson(const Json& json) {
+  constexpr size_t kShown = 200;
+  const std::string text = json.dump();
+  return text.size() <= kShown ? text : text.substr(0, kShown) + "...";
+}
 
 absl::Status CheckKeys(const Json& json, const std::set<std::string>& known) {
   for (const auto& [key, value] : json.items()) {

@@ -19,7 +19,8 @@ using Json = nlohmann::json;  // Sorts keys, so that dumped text is canonical.
 /// INVALID_ARGUMENT for text that is not JSON, is too long or too deep, or has an object with a key
 /// twice, of which one would be lost.
 absl::StatusOr<Json> ParseJson(std::string_view text);
-/// `json` as a refusal shows it: text in quotes, at most 80 bytes.
+/// `json` as a refusal shows it: text in quotes; what is longer than 200 bytes is cut and ends in
+/// "...".
 std::string ShownJson(const Json& json);
 /// INVALID_ARGUMENT naming the first key of `json`, an object, that is not known.
 absl::Status CheckKeys(const Json& json, const std::set<std::string>& known);

@@ -202,22 +202,29 @@ Verdict JudgeBound(const std::vector<VariantReport>& variants) {
   JudgeRanks(variants, findings);
   const BoundCheck* worst = nullptr;
   std::string worst_output;
+  const auto judge = [&](const BoundCheck& check, const std::string& name, const Tensor& value,
+                         const ParityReport& against_exact) {
+    ++findings.checked;
+    if (worst == nullptr || check.worst_ratio > worst->worst_ratio) {
+      worst = &check;
+      worst_output = name;
+    }
+    if (check.pass) return;
+    findings.Fail(absl::StrCat(name, " leaves its bound in ", GroupedDigits(check.violation_count),
+                               " of ", GroupedDigits(value.element_count()), " elements, ",
+                               ExcessText(check, against_exact)),
+                  absl::StrCat(GroupedDigits(check.violation_count), " beyond it in ", name));
+  };
   for (const VariantReport& variant : variants) {
     for (const OutputReport& output : variant.outputs) {
-      if (!output.bound.has_value()) continue;
-      const BoundCheck& check = *output.bound;
-      ++findings.checked;
-      if (worst == nullptr || check.worst_ratio > worst->worst_ratio) {
-        worst = &check;
-        worst_output = OutputOf(output.tensor, variant);
+      const std::string name = OutputOf(output.tensor, variant);
+      if (output.bound.has_value()) {
+        judge(*output.bound, name, output.value, output.against_exact.parity);
       }
-      if (check.pass) continue;
-      findings.Fail(absl::StrCat(OutputOf(output.tensor, variant), " leaves its bound in ",
-                                 GroupedDigits(check.violation_count), " of ",
-                                 GroupedDigits(output.value.element_count()), " elements, ",
-                                 ExcessText(check, output.against_exact.parity)),
-                    absl::StrCat(GroupedDigits(check.violation_count), " beyond it in ",
-                                 OutputOf(output.tensor, variant)));
+      // Of a subject the bound alone is known.
+      if (output.subject_bound.has_value()) {
+        judge(*output.subject_bound, absl::StrCat("the subject for ", name), output.value, {});
+      }
     }
   }
   Verdict verdict;

@@ -404,6 +404,10 @@ const std::vector<Mistake>& Mistakes() {
          trace.set_rounds(2);
          request.mutable_tensors()->erase("dy");
        }},
+      {"trace.steps[2].optimize.learning_rate", "must be finite and at least 0",
+       [](Request&, Trace& trace) {
+         trace.mutable_steps(2)->mutable_optimize()->set_learning_rate(-1);
+       }},
       {"trace.steps[0].optimize.gradients", "run a backward first",
        [](Request& request, Trace& trace) {
          trace.mutable_steps()->DeleteSubrange(0, 2);
