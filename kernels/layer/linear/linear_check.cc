@@ -249,13 +249,11 @@ absl::Status CheckGatherBeside(const LinearUnit& unit) {
   const GatherMethod method = is_column ? parallel.x_gather : parallel.grad_output_gather;
   if (!travels || !usages.columnwise || method == GatherMethod::kCodes) return absl::OkStatus();
   const GemmRole role = is_column ? GemmRole::kDgrad : GemmRole::kWgrad;
-  return WithinField(
-      unit.names.Stage(std::string(GemmRoleName(role))),
-      Refuse(absl::StrCat("overlap.", std::string(GemmRoleName(role))),
-             OverlapMethodName(plan.MethodOf(role)),
-             absl::StrCat("blocks of ", is_column ? "x" : "grad_output",
-                          " have rows of two ranks, so their codes are not gathered by "
-                          "themselves")));
+  return Refuse(absl::StrCat("overlap.", std::string(GemmRoleName(role))),
+                OverlapMethodName(plan.MethodOf(role)),
+                absl::StrCat("blocks of ", is_column ? "x" : "grad_output",
+                             " have rows of two ranks, so their codes are not gathered by "
+                             "themselves"));
 }
 
 }  // namespace
