@@ -294,6 +294,43 @@ TEST_F(SubjectTest, AnElementBeyondItsBoundFails) {
   EXPECT_FALSE(y.pass());
 }
 
+// Results that have the values of their codes lie beyond the bound of the GEMM's own result, whose
+// rounding is far finer than three bits of mantissa. No bound is derived for such a subject.
+TEST_F(SubjectTest, ValuesOfCodesAreHeldToTheirBits) {
+  v1::RunTraceRequest request = TwoLayerTrace({"custom"});
+  (*request.mutable_trace()->mutable_variants(0)->mutable_recipe()->mutable_knobs())["rules"] =
+      R"([{"tensor_type": "output", "quantizer": "mxfp8"},)"
+      R"( {"tensor_type": "grad_input", "quantizer": "mxfp8"}, {"quantizer": "fp8_current"}])";
+  request.set_keep_outputs(true);
+  const Outcome own = Play(request);
+  ASSERT_TRUE(own.status.ok()) << own.status;
+  const auto play_with = [&](std::vector<std::byte> y, const std::vector<std::byte>& dx) {
+    auto& tensors = *request.mutable_tensors();
+    tensors["my y"] = Bf16(y, {kTraceRows, kTraceOut});
+    tensors["my dx"] = Bf16(dx, {kTraceRows, kTraceIn});
+    for (int i = 0; i < 2; ++i) {
+      v1::SessionTrace::Step& step = *request.mutable_trace()->mutable_steps(i);
+      (*step.mutable_subjects())[i == 0 ? "y" : "dx"] = i == 0 ? "my y" : "my dx";
+      step.set_subjects_requirement(v1::REQUIREMENT_BOUND);
+    }
+    return Play(request);
+  };
+  std::vector<std::byte> y = BytesOf(own.Step(1, 0), "y");
+  const std::vector<std::byte> dx = BytesOf(own.Step(2, 0), "dx");
+  const Outcome same = play_with(y, dx);
+  ASSERT_TRUE(same.status.ok()) << same.status;
+  EXPECT_TRUE(same.report.verdict().pass()) << same.report.verdict().finding();
+  EXPECT_EQ(same.report.trace().subject_count(), 2);
+  EXPECT_FALSE(same.Step(1, 0).subjects(0).has_bound());
+  EXPECT_TRUE(same.Step(2, 0).subjects(0).pass());
+  y[14] ^= std::byte(1);
+  const Outcome other = play_with(y, dx);
+  ASSERT_TRUE(other.status.ok()) << other.status;
+  EXPECT_FALSE(other.report.verdict().pass());
+  EXPECT_EQ(other.report.trace().failed_count(), 1);
+  EXPECT_EQ(other.Step(1, 0).subjects(0).parity().mismatch_count(), 1);
+}
+
 TEST_F(SubjectTest, NothingIsRequiredUnlessAsked) {
   const Outcome outcome = PlayWith(14, v1::REQUIREMENT_UNSPECIFIED);
   ASSERT_TRUE(outcome.status.ok()) << outcome.status;
