@@ -148,7 +148,7 @@ absl::Status TraceExecution::OpenSessions(const RankSetting& ranks) {
 /// Each parameter by its own name, quantized ones dequantized.
 absl::StatusOr<TraceExecution::Tensors> TraceExecution::Parameters(Player& player) {
   Tensors tensors;
-  for (const auto& [parameter, key] : plan_.parameters) {
+  for (const std::string& parameter : plan_.parameter_names) {
     QG_ASSIGN_OR_RETURN(Tensor tensor, player.training().Find(parameter, cancellation_.get()));
     tensors.push_back({parameter, std::move(tensor)});
   }
