@@ -236,6 +236,15 @@ absl::StatusOr<SessionRecord> SessionStore::Find(const std::string& id) const {
   return found->second.record;
 }
 
+absl::StatusOr<std::string> SessionStore::SpecOf(const std::string& id) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = entries_.find(id);
+  if (found == entries_.end()) return error::SessionNotFound(id);
+  const Entry& entry = found->second;
+  if (entry.held == nullptr) return error::SessionEnded(id, SessionPhaseName(entry.record.phase));
+  return entry.held->spec;
+}
+
 absl::StatusOr<SessionRecord> SessionStore::Close(const std::string& id,
                                                   const std::string& run_id) noexcept {
   const std::lock_guard lock(mutex_);

@@ -162,6 +162,9 @@ class SessionStore {
   bool Evict() noexcept;
   /// The record of an open or ended session. NOT_FOUND.
   absl::StatusOr<SessionRecord> Find(const std::string& id) const;
+  /// The serialized spec of an open session, whoever's it is, as it came over the wire. Errors as
+  /// Use of an ended or unknown one.
+  absl::StatusOr<std::string> SpecOf(const std::string& id) const;
   /// Ends a session; one that has ended stays as it is. NOT_FOUND; FAILED_PRECONDITION for one of
   /// another trace than `run_id`.
   absl::StatusOr<SessionRecord> Close(const std::string& id,

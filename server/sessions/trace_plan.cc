@@ -541,6 +541,10 @@ absl::StatusOr<TracePlan> TraceReader::Read() {
   QG_RETURN_IF_ERROR(ResolveTensors());
   QG_RETURN_IF_ERROR(ChooseDevice());
   QG_RETURN_IF_ERROR(CheckSteps());
+  const int sessions_max = context_.sessions.limits().sessions_max;
+  if (variant_count() > sessions_max) {
+    return error::TraceNeverFits(variant_count(), sessions_max);
+  }
   for (int i = 0; i < variant_count(); ++i) {
     QG_ASSIGN_OR_RETURN(SessionPlace place, context_.sessions.Reserve("", Sha256()));
     plan_.places.push_back(std::move(place));

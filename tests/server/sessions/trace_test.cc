@@ -560,6 +560,9 @@ class FewPlacesTest : public TraceTest {
 TEST_F(FewPlacesTest, ATraceTakesAPlaceForEachVariant) {
   const Outcome three = Play(TwoLayerTrace({"bf16", "mxfp8", "fp8_current"}));
   EXPECT_TRUE(absl::IsResourceExhausted(three.status)) << three.status;
+  EXPECT_THAT(three.status.message(), HasSubstr("3 given"));
+  EXPECT_THAT(three.status.message(), HasSubstr("places for 2 (sessions_max)"));
+  EXPECT_THAT(three.status.message(), HasSubstr("can never fit"));
   EXPECT_TRUE(three.events.empty());
   // The places that it had taken are free again, and a restart needs none more.
   v1::RunTraceRequest request = TwoLayerTrace({"bf16", "mxfp8"});
