@@ -44,14 +44,18 @@ class Cancellation {
   Cancellation(const Cancellation&) = delete;
   Cancellation& operator=(const Cancellation&) = delete;
 
-  void Cancel() { cancelled_.store(true, std::memory_order_relaxed); }
+  /// `why` is the text of Check's error, of static storage duration; the first one stays.
+  void Cancel(const char* why = "cancelled by caller") {
+    const char* none = nullptr;
+    why_.compare_exchange_strong(none, why, std::memory_order_relaxed);
+  }
   absl::Time deadline() const { return deadline_; }
 
   /// OK, or CANCELLED, or DEADLINE_EXCEEDED.
   absl::Status Check() const;
 
  private:
-  std::atomic<bool> cancelled_{false};
+  std::atomic<const char*> why_{nullptr};  ///< Null: not cancelled.
   const absl::Time deadline_ = absl::InfiniteFuture();
 };
 

@@ -1,6 +1,7 @@
 // Sessions.Open, Restore, Get and Checkpoint.
 #include "server/sessions/session_calls.h"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 #include <vector>
@@ -165,6 +166,32 @@ absl::Status AddTensor(CallContext& context, const SessionUse& use, const std::s
       .Write(name, *tensor, fingerprint, response.mutable_tensor());
 }
 
+/// What is known of a trace's session without using it: its tensors may refer to what is gone once
+/// the trace has ended, so that only the trace itself reads them.
+absl::StatusOr<DeviceWork> PrepareGetOfTrace(CallContext& context, const SessionRecord& record,
+                                             const v1::GetSessionRequest& request,
+                                             v1::Session& response) {
+  if (request.with_tensors() || !request.tensor().empty()) {
+    return RefusePrecondition(
+        request.with_tensors() ? "with_tensors" : "tensor",
+        request.with_tensors() ? "true" : Printable(request.tensor()),
+        absl::StrCat("the session is of the trace ", record.run_id,
+                     ", which alone reads its tensors; its events have what each step gave"));
+  }
+  QG_ASSIGN_OR_RETURN(std::string spec, context.sessions.SpecOf(record.id));
+  const auto device =
+      std::find_if(context.devices.begin(), context.devices.end(),
+                   [&](const std::unique_ptr<Device>& one) { return one->id == record.device; });
+  if (device == context.devices.end()) return error::Internal("a session's device is unknown");
+  return DeviceWork{"",
+                    [&context, &response, id = record.id, spec = std::move(spec)](
+                        Device&, const Cancellation&) -> absl::Status {
+                      QG_RETURN_IF_ERROR(DescribeSession(context, id, spec, response));
+                      return CheckMessageSize(response);
+                    },
+                    device->get()};
+}
+
 }  // namespace
 
 absl::Status CheckMessageSize(const google::protobuf::MessageLite& response) {
@@ -228,7 +255,11 @@ absl::StatusOr<DeviceWork> PrepareRestoreSession(CallContext& context,
 absl::StatusOr<DeviceWork> PrepareGetSession(CallContext& context,
                                              const v1::GetSessionRequest& request,
                                              v1::Session& response) {
-  QG_ASSIGN_OR_RETURN(SessionUse use, context.sessions.Use(request.session_id()));
+  QG_ASSIGN_OR_RETURN(const SessionRecord record, context.sessions.Find(request.session_id()));
+  if (!record.run_id.empty() && record.phase == SessionPhase::kOpen) {
+    return PrepareGetOfTrace(context, record, request, response);
+  }
+  QG_ASSIGN_OR_RETURN(SessionUse use, context.sessions.Use(request.session_id(), record.run_id));
   Device* const device = &use->device;
   return DeviceWork{
       "",

@@ -118,6 +118,10 @@ absl::StatusOr<StepCall::Against> StepCall::StepAgainst(const Cancellation& canc
   Against against{against_recipe_->CanonicalText(), {}, {}, {}, 0};
   const int64_t bytes = training().bytes();
   if (step_.kind == SessionStep::Kind::kBackward) {
+    if (absl::IsUnimplemented(training().KeepForward(step_.microbatch).status())) {
+      return RefusePrecondition("recipe", against_recipe_->ShortText(),
+                                "the session is on several ranks, which compare forwards only");
+    }
     const auto kept = use_->against.find(step_.microbatch);
     if (kept == use_->against.end() || kept->second.recipe != against.recipe) {
       return RefusePrecondition(

@@ -37,7 +37,7 @@ SessionUse::~SessionUse() {
 }
 
 SessionPlace::~SessionPlace() {
-  if (store_ != nullptr) store_->GiveBack(request_id_);
+  if (store_ != nullptr) store_->GiveBack(*this);
 }
 
 absl::StatusOr<std::optional<std::string>> SessionStore::FindRequest(const std::string& request_id,
@@ -58,17 +58,23 @@ absl::StatusOr<SessionPlace> SessionStore::Reserve(const std::string& request_id
     return static_cast<int>(open_.size()) + places_ >= limits_.sessions_max;
   };
   while (is_full()) {
-    if (!EvictLocked()) return error::SessionsFull("sessions", open_.size(), limits_.sessions_max);
+    if (EvictLocked()) continue;
+    // Places are taken by sessions that are being opened, and by traces that wait.
+    const auto open = static_cast<int64_t>(open_.size());
+    const std::string what =
+        places_ == 0 ? "sessions" : absl::StrCat("sessions, ", places_, " of them reserved");
+    return error::SessionsFull(what, open + places_, limits_.sessions_max);
   }
   ++places_;
   if (!request_id.empty()) opening_.insert(request_id);
   return SessionPlace(*this, request_id, content);
 }
 
-void SessionStore::GiveBack(const std::string& request_id) {
+void SessionStore::GiveBack(const SessionPlace& place) {
   const std::lock_guard lock(mutex_);
   --places_;
-  opening_.erase(request_id);
+  usage_.bytes -= place.bytes_;
+  opening_.erase(place.request_id_);
 }
 
 absl::StatusOr<SessionRecord> SessionStore::Open(SessionPlace place, Device& device,
@@ -78,9 +84,10 @@ absl::StatusOr<SessionRecord> SessionStore::Open(SessionPlace place, Device& dev
                                                  const std::string& run_id) noexcept {
   const int64_t bytes = training->bytes() + static_cast<int64_t>(spec.size());
   const std::lock_guard lock(mutex_);
-  while (usage_.bytes + bytes > limits_.bytes_max) {
+  const int64_t more = bytes - place.bytes_;
+  while (more > 0 && usage_.bytes + more > limits_.bytes_max) {
     if (EvictLocked()) continue;
-    return error::SessionsFull("session bytes", usage_.bytes + bytes, limits_.bytes_max);
+    return error::SessionsFull("session bytes", usage_.bytes + more, limits_.bytes_max);
   }
   Entry entry;
   entry.record.id = NewSessionId();
@@ -97,7 +104,7 @@ absl::StatusOr<SessionRecord> SessionStore::Open(SessionPlace place, Device& dev
   entry.content = place.content_;
   entry.held = std::make_shared<HeldSession>(device, std::move(training), std::move(spec));
   const SessionRecord record = entry.record;
-  usage_.bytes += bytes;
+  usage_.bytes += more;
   open_[record.number] = record.id;
   if (!entry.request_id.empty()) requests_[entry.request_id] = record.id;
   entries_.emplace(record.id, std::move(entry));
@@ -229,6 +236,15 @@ absl::StatusOr<SessionRecord> SessionStore::Find(const std::string& id) const {
   return found->second.record;
 }
 
+absl::StatusOr<std::string> SessionStore::SpecOf(const std::string& id) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = entries_.find(id);
+  if (found == entries_.end()) return error::SessionNotFound(id);
+  const Entry& entry = found->second;
+  if (entry.held == nullptr) return error::SessionEnded(id, SessionPhaseName(entry.record.phase));
+  return entry.held->spec;
+}
+
 absl::StatusOr<SessionRecord> SessionStore::Close(const std::string& id,
                                                   const std::string& run_id) noexcept {
   const std::lock_guard lock(mutex_);
@@ -244,6 +260,25 @@ absl::StatusOr<SessionRecord> SessionStore::Close(const std::string& id,
     return entries_.at(id).record;
   }
   return found->second.record;
+}
+
+absl::StatusOr<SessionPlace> SessionStore::HandOver(const std::string& id,
+                                                    const std::string& run_id) noexcept {
+  const std::lock_guard lock(mutex_);
+  const auto found = entries_.find(id);
+  if (found == entries_.end()) return error::SessionNotFound(id);
+  Entry& entry = found->second;
+  if (entry.record.phase != SessionPhase::kOpen) {
+    return error::SessionEnded(id, SessionPhaseName(entry.record.phase));
+  }
+  if (entry.record.run_id != run_id) return error::SessionOfRun(id, entry.record.run_id);
+  SessionPlace place(*this, "", Sha256());
+  place.bytes_ = entry.record.bytes;
+  ++places_;
+  ++usage_.closed;
+  End(entry, SessionPhase::kClosed);
+  usage_.bytes += place.bytes_;
+  return place;
 }
 
 std::vector<SessionRecord> SessionStore::List(int64_t before, int count) const {

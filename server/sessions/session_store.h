@@ -100,7 +100,8 @@ class SessionPlace {
   SessionPlace(SessionPlace&& other) noexcept
       : store_(std::exchange(other.store_, nullptr)),
         request_id_(std::move(other.request_id_)),
-        content_(other.content_) {}
+        content_(other.content_),
+        bytes_(other.bytes_) {}
   SessionPlace& operator=(SessionPlace&&) = delete;
   ~SessionPlace();
 
@@ -109,6 +110,7 @@ class SessionPlace {
   SessionStore* store_;
   std::string request_id_;
   Sha256 content_;
+  int64_t bytes_ = 0;  ///< Reserved with it: those of the session whose place it was.
 };
 
 struct SessionUsage {
@@ -160,10 +162,17 @@ class SessionStore {
   bool Evict() noexcept;
   /// The record of an open or ended session. NOT_FOUND.
   absl::StatusOr<SessionRecord> Find(const std::string& id) const;
+  /// The serialized spec of an open session, whoever's it is, as it came over the wire. Errors as
+  /// Use of an ended or unknown one.
+  absl::StatusOr<std::string> SpecOf(const std::string& id) const;
   /// Ends a session; one that has ended stays as it is. NOT_FOUND; FAILED_PRECONDITION for one of
   /// another trace than `run_id`.
   absl::StatusOr<SessionRecord> Close(const std::string& id,
                                       const std::string& run_id = "") noexcept;
+  /// Ends a session as Close does, and reserves its place and its bytes for the one that goes on
+  /// from it, so that no other takes them in between. FAILED_PRECONDITION also for one that has
+  /// ended.
+  absl::StatusOr<SessionPlace> HandOver(const std::string& id, const std::string& run_id) noexcept;
   void ExpireLeases() noexcept;
 
   /// At most `count` open sessions with numbers below `before`, newest first; 0 means from the
@@ -185,7 +194,7 @@ class SessionStore {
   };
 
   void EndUse(const std::string& id, const HeldSession& held);
-  void GiveBack(const std::string& request_id);
+  void GiveBack(const SessionPlace& place);
   void End(Entry& entry, SessionPhase phase) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool EvictLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ForgetOldest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -148,7 +148,7 @@ absl::Status TraceExecution::OpenSessions(const RankSetting& ranks) {
 /// Each parameter by its own name, quantized ones dequantized.
 absl::StatusOr<TraceExecution::Tensors> TraceExecution::Parameters(Player& player) {
   Tensors tensors;
-  for (const auto& [parameter, key] : plan_.parameters) {
+  for (const std::string& parameter : plan_.parameter_names) {
     QG_ASSIGN_OR_RETURN(Tensor tensor, player.training().Find(parameter, cancellation_.get()));
     tensors.push_back({parameter, std::move(tensor)});
   }
@@ -196,9 +196,9 @@ absl::Status TraceExecution::Restart(const PlannedTraceStep& step, int variant,
   session.spec.recipe = player.training().recipe();
   session.label =
       Variant{session.spec.recipe, session.spec.arithmetic, session.spec.parallel}.Label();
-  // Its place is the new session's.
-  CloseSession(player);
-  QG_ASSIGN_OR_RETURN(SessionPlace place, context_.sessions.Reserve("", Sha256()));
+  // Its place is the new session's, and no client's who asks for one in between.
+  QG_ASSIGN_OR_RETURN(SessionPlace place, context_.sessions.HandOver(player.use->id(), run_id_));
+  player.use.reset();
   QG_ASSIGN_OR_RETURN(auto buffer, context_.blobs.Load(digest));
   QG_ASSIGN_OR_RETURN(const TensorFile file, ParseSafetensors(std::move(buffer), "checkpoint"));
   QG_ASSIGN_OR_RETURN(

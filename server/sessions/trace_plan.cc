@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/layer/layer_program.h"
 #include "kernels/quantize/quantized_outline.h"
 #include "kernels/training/session_outline.h"
 #include "server/errors.h"
@@ -69,7 +70,8 @@ bool IsOfLayer(const v1::SessionTrace& trace, const std::string& name) {
 
 /// Whether the step may give a tensor of this name; which layers and recipes do is known once the
 /// step is done.
-bool MayGive(const v1::SessionTrace& trace, const ProtoStep& step, const std::string& name) {
+bool MayGive(const v1::SessionTrace& trace, const std::vector<std::string>& parameters,
+             const ProtoStep& step, const std::string& name) {
   switch (step.step_case()) {
     case ProtoStep::kForward:
       return name == "y" || (IsOfLayer(trace, name) && absl::EndsWith(name, "norm_out"));
@@ -79,10 +81,25 @@ bool MayGive(const v1::SessionTrace& trace, const ProtoStep& step, const std::st
       return IsOfLayer(trace, name);
     case ProtoStep::kOptimize:
     case ProtoStep::kRestart:
-      return trace.parameters().contains(name);
+      return std::find(parameters.begin(), parameters.end(), name) != parameters.end();
     default:
       return false;
   }
+}
+
+/// TracePlan::parameter_names.
+std::vector<std::string> ParameterNames(const v1::SessionTrace& trace, const SessionSpec& spec) {
+  std::vector<std::string> names;
+  for (const SessionLayer& layer : spec.layers) {
+    const bool is_stacked = layer.spec.traits().has_experts &&
+                            trace.parameters().contains(absl::StrCat(layer.name, ".weight"));
+    for (const LayerParameter& parameter : ParametersOf(layer.spec)) {
+      std::string name = absl::StrCat(layer.name, ".", parameter.name);
+      const bool is_of_stack = is_stacked && parameter.kind == ParameterKind::kWeight;
+      if (is_of_stack || trace.parameters().contains(name)) names.push_back(std::move(name));
+    }
+  }
+  return names;
 }
 
 /// Reads a request into a plan, field by field.
@@ -120,7 +137,13 @@ class TraceReader {
   absl::Status CheckSteps();
   absl::Status CheckStepsOf(int variant, const std::map<std::string, Tensor>& parameters,
                             const std::map<std::string, QuantizedTensor>& codes);
-  absl::Status CheckStep(const PlannedTraceStep& planned, int variant, SessionOutline& outline);
+  /// One variant's session between two steps. A restart may change all of it.
+  struct VariantNow {
+    SessionOutline outline;
+    std::optional<v1::Parallel> parallel;  ///< The ranks that it is on.
+    std::string label;                     ///< Variant::Label.
+  };
+  absl::Status CheckStep(const PlannedTraceStep& planned, int variant, VariantNow& now);
   int variant_count() const { return static_cast<int>(plan_.variants.size()); }
 
   CallContext& context_;
@@ -242,6 +265,7 @@ absl::Status TraceReader::ReadSessions() {
         TraceSessionOf(plan_, i, variant.has_parallel() ? &variant.parallel() : nullptr));
     plan_.sessions.push_back(std::move(session));
   }
+  plan_.parameter_names = ParameterNames(trace_, plan_.sessions[0].spec);
   return absl::OkStatus();
 }
 
@@ -270,7 +294,7 @@ absl::Status TraceReader::ReadSubjects(const std::string& field, const ProtoStep
   for (const auto& [output, name] : proto.subjects()) {
     const std::string at = absl::StrCat(field, ".subjects[", output, "]");
     QG_RETURN_IF_ERROR(UseName(at, name));
-    if (!MayGive(trace_, proto, output)) {
+    if (!MayGive(trace_, plan_.parameter_names, proto, output)) {
       return Refuse(at, Printable(name),
                     absl::StrCat("a step of kind ", step.kind, " gives no such tensor"));
     }
@@ -405,18 +429,16 @@ absl::Status TraceReader::ChooseDevice() {
   return absl::OkStatus();
 }
 
-absl::Status TraceReader::CheckStep(const PlannedTraceStep& planned, int variant,
-                                    SessionOutline& outline) {
+absl::Status TraceReader::CheckStep(const PlannedTraceStep& planned, int variant, VariantNow& now) {
+  SessionOutline& outline = now.outline;
   if (planned.restart.has_value()) {
     const std::vector<int>& chosen = planned.restart->variants;
     const bool is_chosen =
         chosen.empty() || std::find(chosen.begin(), chosen.end(), variant) != chosen.end();
     if (!is_chosen) return absl::OkStatus();
-    const v1::Variant& now = plan_.variants[variant];
-    const v1::Parallel* const ranks = planned.restart->parallel.has_value()
-                                          ? &*planned.restart->parallel
-                                          : (now.has_parallel() ? &now.parallel() : nullptr);
-    absl::StatusOr<TraceSession> session = TraceSessionOf(plan_, variant, ranks);
+    if (planned.restart->parallel.has_value()) now.parallel = planned.restart->parallel;
+    absl::StatusOr<TraceSession> session =
+        TraceSessionOf(plan_, variant, now.parallel.has_value() ? &*now.parallel : nullptr);
     if (!session.ok()) {
       const std::optional<Refusal> refusal = RefusalOf(session.status());
       const size_t at = refusal.has_value() ? refusal->field.find("parallel") : std::string::npos;
@@ -425,8 +447,12 @@ absl::Status TraceReader::CheckStep(const PlannedTraceStep& planned, int variant
                  : AsField(absl::StrCat(planned.field, ".", refusal->field.substr(at)),
                            session.status());
     }
-    session->spec.recipe = outline.recipe();
-    return WithinField(planned.field, outline.Restart(std::move(session->spec)));
+    SessionSpec& spec = session->spec;
+    spec.recipe = outline.recipe();
+    std::string label = Variant{spec.recipe, spec.arithmetic, spec.parallel}.Label();
+    QG_RETURN_IF_ERROR(WithinField(planned.field, outline.Restart(std::move(spec))));
+    now.label = std::move(label);
+    return absl::OkStatus();
   }
   SessionStep step = planned.step;
   if (!planned.tensor.empty()) {
@@ -467,14 +493,16 @@ absl::Status TraceReader::CheckStepsOf(int variant, const std::map<std::string, 
     return Prefixed(absl::StrCat(session.label, ": "),
                     AtTraceField(plan_, variant, outline.status()));
   }
+  VariantNow now{*std::move(outline), {}, session.label};
+  if (plan_.variants[variant].has_parallel()) now.parallel = plan_.variants[variant].parallel();
   // What a step finds in the third round is what it finds in the second: a round leaves each
-  // microbatch, gradient and recipe as its last step about them does.
+  // microbatch, gradient, recipe and the ranks as its last step about them does.
   const int rounds = std::min(plan_.rounds, 2);
   int64_t number = 0;
   for (int round = 0; round < rounds; ++round) {
     for (const PlannedTraceStep& step : plan_.steps) {
-      QG_RETURN_IF_ERROR(
-          AtTraceStep(session.label, ++number, step, CheckStep(step, variant, *outline)));
+      const absl::Status status = CheckStep(step, variant, now);
+      QG_RETURN_IF_ERROR(AtTraceStep(now.label, ++number, step, status));
     }
   }
   return absl::OkStatus();
@@ -513,6 +541,10 @@ absl::StatusOr<TracePlan> TraceReader::Read() {
   QG_RETURN_IF_ERROR(ResolveTensors());
   QG_RETURN_IF_ERROR(ChooseDevice());
   QG_RETURN_IF_ERROR(CheckSteps());
+  const int sessions_max = context_.sessions.limits().sessions_max;
+  if (variant_count() > sessions_max) {
+    return error::TraceNeverFits(variant_count(), sessions_max);
+  }
   for (int i = 0; i < variant_count(); ++i) {
     QG_ASSIGN_OR_RETURN(SessionPlace place, context_.sessions.Reserve("", Sha256()));
     plan_.places.push_back(std::move(place));

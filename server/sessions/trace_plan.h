@@ -50,7 +50,10 @@ struct TracePlan {
   std::vector<SessionPlace> places;    ///< Likewise.
   std::map<std::string, TensorReference> tensors;   ///< By name in the trace, or by field.
   std::map<std::string, QuantizedReference> codes;  ///< Likewise: those that are given as codes.
-  std::map<std::string, std::string> parameters;    ///< Keys of `tensors`, by parameter.
+  std::map<std::string, std::string> parameters;    ///< Keys of `tensors`, by the name given.
+  /// The parameters that every variant's session has, "LAYER.NAME", each expert's by its own name:
+  /// neither stacks of experts nor the main gradients and optimizer state that may be given.
+  std::vector<std::string> parameter_names;
   std::vector<PlannedTraceStep> steps;
   int rounds = 1;
   int reference = 0;

@@ -20,7 +20,8 @@ struct FieldOption {
   /// where a message begins, one with a '_' anywhere: sentences have no such words.
   std::string_view field;
   std::string_view option;  ///< '*' stands for the same key.
-  /// In place of `option` where that was not typed, and the field has its default.
+  /// In place of `option` where that was not typed, and the field has its default. Said beside a
+  /// file of fields, too.
   std::string_view untyped = {};
 };
 
@@ -217,6 +218,8 @@ constexpr FieldOption kFieldOptions[] = {
     {kTraceCommand, "trace.variants[*].parallel.reshard_after_forward", "--no-reshard"},
     {kTraceCommand, "trace.variants.arithmetic", "--arithmetic"},
     {kTraceCommand, "trace.variants", "--recipe"},
+    {kTraceCommand, "trace.variants is absent", "--recipe",
+     "--recipe is absent, and so is trace.variants"},
     {kTraceCommand, "trace.reference", "--reference"},
     {kTraceCommand, "requirement", "--require"},
 
@@ -283,6 +286,7 @@ struct FoundOption {
   std::string text;  ///< The option, with its key.
   size_t length = 0;
   bool is_typed = false;
+  bool is_default = false;  ///< The text is FieldOption::untyped.
 };
 
 class Renaming {
@@ -321,12 +325,13 @@ FoundOption Renaming::Find(std::string_view text, bool is_at_start) const {
     const bool is_typed = IsTyped(one.option.substr(0, one.option.find_first_of(" :")));
     if (match->length == found.length && (found.is_typed || !is_typed)) continue;
     const bool is_default = !is_typed && !one.untyped.empty();
-    found = {std::string(is_default ? one.untyped : one.option), match->length, is_typed};
+    found = {std::string(is_default ? one.untyped : one.option), match->length, is_typed,
+             is_default};
     if (const size_t star = found.text.find('*'); star != std::string::npos) {
       found.text.replace(star, 1, std::string(match->key));
     }
   }
-  if (has_spec_ && !found.is_typed) return {};
+  if (has_spec_ && !found.is_typed && !found.is_default) return {};
   return found;
 }
 

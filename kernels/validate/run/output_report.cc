@@ -98,7 +98,9 @@ absl::StatusOr<std::optional<BoundCheck>> OutputReporter::StartedBound::Finish()
 absl::StatusOr<std::optional<BoundCheck>> CheckGemmOutput(Engine& engine, const GemmRecord& gemm,
                                                           const Tensor& value,
                                                           const Cancellation* cancellation) {
-  if (gemm.desc.arithmetic.family == ArithmeticFamily::kExact) return std::optional<BoundCheck>();
+  if (gemm.desc.arithmetic.family == ArithmeticFamily::kExact || gemm.result_codes.has_value()) {
+    return std::optional<BoundCheck>();
+  }
   const LayerRequest of_no_layer;  // Only the GEMM's own operands are asked for.
   ExactValues exact(engine, of_no_layer, cancellation);
   QG_ASSIGN_OR_RETURN(const ExactValues::Value truth, exact.OfGemm(gemm.desc));

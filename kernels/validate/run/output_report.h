@@ -123,7 +123,9 @@ class OutputReporter {
 };
 
 /// Checks `value` against the bound that is derived for this GEMM, around the exact result on the
-/// operands that it had. Absent if the GEMM's arithmetic is exact, which has no bound to keep.
+/// operands that it had. Absent if the GEMM's arithmetic is exact, which has no bound to keep, and
+/// if its result has the values of codes: the bound of those (docs/reports.md section 4.1) is about
+/// the codes that this GEMM's own result became, and `value` may have been computed elsewhere.
 absl::StatusOr<std::optional<BoundCheck>> CheckGemmOutput(Engine& engine, const GemmRecord& gemm,
                                                           const Tensor& value,
                                                           const Cancellation* cancellation);

@@ -100,6 +100,39 @@ TEST_F(SessionStoreTest, TheLeastRecentlyUsedIdleSessionGivesWay) {
   for (const std::string& id : {a, c, d}) EXPECT_EQ(store_->Find(id)->phase, SessionPhase::kOpen);
 }
 
+// Of three places the trace's session has one before, while and after it is made anew.
+TEST_F(SessionStoreTest, AHandedOverPlaceIsNobodyElses) {
+  const int64_t session_bytes = Training()->bytes();
+  limits_.bytes_max = 3 * session_bytes;
+  Start();
+  auto first = store_->Reserve("", kContent);
+  ASSERT_TRUE(first.ok());
+  const auto record =
+      store_->Open(*std::move(first), device_, absl::Minutes(1), Training(), "", "run-1");
+  ASSERT_TRUE(record.ok()) << record.status();
+  ASSERT_TRUE(Open().ok());
+  ASSERT_TRUE(Open().ok());
+  EXPECT_EQ(store_->HandOver(record->id, "run-2").status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  {
+    auto place = store_->HandOver(record->id, "run-1");
+    ASSERT_TRUE(place.ok()) << place.status();
+    EXPECT_EQ(store_->Find(record->id)->phase, SessionPhase::kClosed);
+    EXPECT_EQ(store_->usage().bytes, 3 * session_bytes);
+    const absl::Status full = Open().status();
+    EXPECT_THAT(std::string(full.message()),
+                HasSubstr("sessions, 1 of them reserved: 3 of 3, and none is idle"));
+    const auto next =
+        store_->Open(*std::move(place), device_, absl::Minutes(1), Training(), "", "run-1");
+    ASSERT_TRUE(next.ok()) << next.status();
+    EXPECT_EQ(store_->usage().bytes, 3 * session_bytes);
+    EXPECT_TRUE(store_->HandOver(next->id, "run-1").ok());
+  }
+  // A place that nothing was opened in is free again, with its bytes.
+  EXPECT_EQ(store_->usage().bytes, 2 * session_bytes);
+  EXPECT_TRUE(Open().ok());
+}
+
 TEST_F(SessionStoreTest, ASessionInUseNeitherExpiresNorGivesWay) {
   Start();
   const std::string id = *Open();

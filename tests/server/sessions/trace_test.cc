@@ -294,6 +294,43 @@ TEST_F(SubjectTest, AnElementBeyondItsBoundFails) {
   EXPECT_FALSE(y.pass());
 }
 
+// Results that have the values of their codes lie beyond the bound of the GEMM's own result, whose
+// rounding is far finer than three bits of mantissa. No bound is derived for such a subject.
+TEST_F(SubjectTest, ValuesOfCodesAreHeldToTheirBits) {
+  v1::RunTraceRequest request = TwoLayerTrace({"custom"});
+  (*request.mutable_trace()->mutable_variants(0)->mutable_recipe()->mutable_knobs())["rules"] =
+      R"([{"tensor_type": "output", "quantizer": "mxfp8"},)"
+      R"( {"tensor_type": "grad_input", "quantizer": "mxfp8"}, {"quantizer": "fp8_current"}])";
+  request.set_keep_outputs(true);
+  const Outcome own = Play(request);
+  ASSERT_TRUE(own.status.ok()) << own.status;
+  const auto play_with = [&](std::vector<std::byte> y, const std::vector<std::byte>& dx) {
+    auto& tensors = *request.mutable_tensors();
+    tensors["my y"] = Bf16(y, {kTraceRows, kTraceOut});
+    tensors["my dx"] = Bf16(dx, {kTraceRows, kTraceIn});
+    for (int i = 0; i < 2; ++i) {
+      v1::SessionTrace::Step& step = *request.mutable_trace()->mutable_steps(i);
+      (*step.mutable_subjects())[i == 0 ? "y" : "dx"] = i == 0 ? "my y" : "my dx";
+      step.set_subjects_requirement(v1::REQUIREMENT_BOUND);
+    }
+    return Play(request);
+  };
+  std::vector<std::byte> y = BytesOf(own.Step(1, 0), "y");
+  const std::vector<std::byte> dx = BytesOf(own.Step(2, 0), "dx");
+  const Outcome same = play_with(y, dx);
+  ASSERT_TRUE(same.status.ok()) << same.status;
+  EXPECT_TRUE(same.report.verdict().pass()) << same.report.verdict().finding();
+  EXPECT_EQ(same.report.trace().subject_count(), 2);
+  EXPECT_FALSE(same.Step(1, 0).subjects(0).has_bound());
+  EXPECT_TRUE(same.Step(2, 0).subjects(0).pass());
+  y[14] ^= std::byte(1);
+  const Outcome other = play_with(y, dx);
+  ASSERT_TRUE(other.status.ok()) << other.status;
+  EXPECT_FALSE(other.report.verdict().pass());
+  EXPECT_EQ(other.report.trace().failed_count(), 1);
+  EXPECT_EQ(other.Step(1, 0).subjects(0).parity().mismatch_count(), 1);
+}
+
 TEST_F(SubjectTest, NothingIsRequiredUnlessAsked) {
   const Outcome outcome = PlayWith(14, v1::REQUIREMENT_UNSPECIFIED);
   ASSERT_TRUE(outcome.status.ok()) << outcome.status;
@@ -428,6 +465,18 @@ const std::vector<Mistake>& Mistakes() {
        [](Request&, Trace& trace) {
          trace.add_steps()->mutable_restart()->mutable_parallel()->set_tensor_parallel(-1);
        }},
+      // A restart without ranks stays on those of the restart before it, not of the beginning.
+      {"trace.steps[5].forward.layers[fc1].x", "bf16 / none / auto, step 6 (forward): ",
+       [](Request& request, Trace& trace) {
+         trace.mutable_variants()->RemoveLast();
+         trace.mutable_variants(0)->mutable_parallel()->set_data_parallel(2);
+         trace.add_steps()->mutable_restart()->mutable_parallel();
+         trace.add_steps()->mutable_restart();
+         Trace::Step& forward = *trace.add_steps();
+         forward.mutable_forward();
+         forward.set_x("narrow");
+         (*request.mutable_tensors())["narrow"] = TraceTensor(1, {8, 3});
+       }},
       {"trace.steps[3].change_recipe.recipe.name", "nope",
        [](Request&, Trace& trace) {
          trace.add_steps()->mutable_change_recipe()->mutable_recipe()->set_name("nope");
@@ -511,6 +560,9 @@ class FewPlacesTest : public TraceTest {
 TEST_F(FewPlacesTest, ATraceTakesAPlaceForEachVariant) {
   const Outcome three = Play(TwoLayerTrace({"bf16", "mxfp8", "fp8_current"}));
   EXPECT_TRUE(absl::IsResourceExhausted(three.status)) << three.status;
+  EXPECT_THAT(three.status.message(), HasSubstr("3 given"));
+  EXPECT_THAT(three.status.message(), HasSubstr("places for 2 (sessions_max)"));
+  EXPECT_THAT(three.status.message(), HasSubstr("can never fit"));
   EXPECT_TRUE(three.events.empty());
   // The places that it had taken are free again, and a restart needs none more.
   v1::RunTraceRequest request = TwoLayerTrace({"bf16", "mxfp8"});
@@ -558,6 +610,104 @@ TEST_F(TraceTest, GoesOnFromACheckpointOnOtherRanks) {
   // Rows of y do not depend on which copy has them.
   EXPECT_TRUE(outcome.Step(5, 1).against_reference(0).parity().equal());
   EXPECT_TRUE(outcome.Step(5, 1).quantizations(0).has_rank());
+}
+
+v1::TensorSource F32Tensor(uint64_t seed, std::vector<int64_t> shape) {
+  v1::TensorSource source = TraceTensor(seed, std::move(shape));
+  source.mutable_generate()->mutable_type()->set_dtype("f32");
+  return source;
+}
+
+/// Two experts on one rank, and one on each of two: forward, backward, update, restart.
+v1::RunTraceRequest ExpertsTrace(bool is_stacked) {
+  constexpr int64_t kIn = 96, kOut = 64;
+  v1::RunTraceRequest request = TwoLayerTrace({"mxfp8", "mxfp8"});
+  v1::SessionTrace& trace = *request.mutable_trace();
+  trace.mutable_spec()->clear_layers();
+  v1::SessionLayer& layer = *trace.mutable_spec()->add_layers();
+  layer.set_name("g");
+  layer.mutable_layer()->set_kind("grouped_linear");
+  layer.mutable_layer()->add_m_splits(32);
+  layer.mutable_layer()->add_m_splits(64);
+  trace.mutable_variants(1)->mutable_parallel()->set_expert_parallel(2);
+  trace.add_steps()->mutable_restart();
+  trace.clear_parameters();
+  auto& tensors = *request.mutable_tensors();
+  tensors.clear();
+  tensors["x"] = TraceTensor(2, {96, kIn});
+  tensors["dy"] = TraceTensor(3, {96, kOut});
+  const std::vector<std::byte> stack =
+      BytesOfTensor(Generated(Distribution::kNormal, 1, DType::kBF16, {2, kOut, kIn}));
+  if (is_stacked) {
+    tensors["w"] = Bf16(stack, {2, kOut, kIn});
+    (*trace.mutable_parameters())["g.weight"] = "w";
+    return request;
+  }
+  const auto half = stack.begin() + static_cast<std::ptrdiff_t>(stack.size() / 2);
+  tensors["w0"] = Bf16({stack.begin(), half}, {kOut, kIn});
+  tensors["w1"] = Bf16({half, stack.end()}, {kOut, kIn});
+  for (const char* expert : {"0", "1"}) {
+    (*trace.mutable_parameters())[std::string("g.weight.") + expert] = std::string("w") + expert;
+  }
+  return request;
+}
+
+// One stack of all experts' weights is the weights of the experts, under their names.
+TEST_F(TraceTest, ComparesEachExpertsWeightOfAStack) {
+  const Outcome stacked = Play(ExpertsTrace(true));
+  ASSERT_TRUE(stacked.status.ok()) << stacked.status;
+  const Outcome apart = Play(ExpertsTrace(false));
+  ASSERT_TRUE(apart.status.ok()) << apart.status;
+  for (const int step : {3, 4}) {
+    for (const int variant : {0, 1}) {
+      const auto& outputs = stacked.Step(step, variant).outputs();
+      const auto& expected = apart.Step(step, variant).outputs();
+      ASSERT_EQ(outputs.size(), 2);
+      ASSERT_EQ(expected.size(), 2);
+      for (int expert = 0; expert < 2; ++expert) {
+        EXPECT_EQ(outputs[expert].name(), "g.weight." + std::to_string(expert));
+        EXPECT_EQ(outputs[expert].fingerprint().SerializeAsString(),
+                  expected[expert].fingerprint().SerializeAsString());
+      }
+      EXPECT_EQ(stacked.Step(step, variant).against_reference_size(), variant == 0 ? 0 : 2);
+    }
+  }
+  // What a step gives is known before any: the experts' weights, and no stack.
+  v1::RunTraceRequest request = ExpertsTrace(true);
+  (*request.mutable_trace()->mutable_steps(2)->mutable_subjects())["g.weight"] = "w";
+  EXPECT_EQ(FieldRefused(request), "trace.steps[2].subjects[g.weight]");
+}
+
+// Main gradients and optimizer state that are given are no parameters.
+TEST_F(TraceTest, ComparesNothingButParametersAfterAnUpdate) {
+  v1::RunTraceRequest experts = ExpertsTrace(false);
+  experts.mutable_trace()->mutable_variants()->RemoveLast();
+  experts.mutable_trace()->mutable_spec()->set_main_grads(true);
+  (*experts.mutable_trace()->mutable_parameters())["g.main_grad"] = "sum";
+  (*experts.mutable_tensors())["sum"] = F32Tensor(4, {2, 64, 96});
+  const Outcome of_experts = Play(experts);
+  ASSERT_TRUE(of_experts.status.ok()) << of_experts.status;
+  EXPECT_EQ(of_experts.Step(3, 0).outputs_size(), 2);
+
+  v1::RunTraceRequest request = TwoLayerTrace({"bf16", "bf16"});
+  v1::SessionTrace& trace = *request.mutable_trace();
+  trace.mutable_variants(1)->mutable_parallel()->set_data_parallel(2);
+  trace.mutable_spec()->mutable_adam()->set_learning_rate(0.1f);
+  trace.mutable_spec()->set_main_grads(true);
+  trace.add_steps()->mutable_restart();
+  for (const char* name : {"fc1.main_grad", "fc1.weight.exp_avg"}) {
+    (*trace.mutable_parameters())[name] = name;
+    (*request.mutable_tensors())[name] = F32Tensor(5, {kTraceHidden, kTraceIn});
+  }
+  const Outcome outcome = Play(request);
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+  for (const int step : {3, 4}) {
+    const v1::TraceStep& of_ranks = outcome.Step(step, 1);
+    ASSERT_EQ(of_ranks.outputs_size(), 2);
+    EXPECT_EQ(of_ranks.outputs(0).name(), "fc1.weight");
+    EXPECT_EQ(of_ranks.outputs(1).name(), "fc2.weight");
+    EXPECT_EQ(of_ranks.against_reference_size(), 2);
+  }
 }
 
 }  // namespace

@@ -24,6 +24,8 @@ class OptionNamesTest : public ::testing::Test {
     gemm->add_option("--a", values_.emplace_back());
     CLI::App* tensor = app_.add_subcommand("tensor");
     tensor->add_subcommand("stat")->add_option("TENSOR", values_.emplace_back());
+    CLI::App* trace = app_.add_subcommand("session")->add_subcommand("run");
+    for (const char* name : {"SPEC", "--recipe"}) trace->add_option(name, values_.emplace_back());
   }
 
   std::string Named(const std::string& line, const std::string& message) {
@@ -53,6 +55,15 @@ TEST_F(OptionNamesTest, OfSeveralOptionsTheOneThatWasTyped) {
   EXPECT_EQ(Named("run --param gamma=g", "spec.step.parameters[gamma]: bad"), "--param gamma: bad");
   EXPECT_EQ(Named("run --param fc9.weight=g", "spec.step.parameters[fc9.weight]: bad"),
             "--param fc9.weight: bad");
+}
+
+// Nothing was typed and the file says nothing either: both ways to say it are named.
+TEST_F(OptionNamesTest, ATraceWithoutRecipesNamesOptionAndField) {
+  EXPECT_EQ(
+      Named("session run t.json", "trace.variants is absent: and there is no spec.recipe either"),
+      "--recipe is absent, and so is trace.variants: and there is no spec.recipe either");
+  EXPECT_EQ(Named("session run t.json", "trace.variants[1].recipe.name is \"x\": unknown"),
+            "trace.variants[1].recipe.name is \"x\": unknown");
 }
 
 TEST_F(OptionNamesTest, WhatASpecFileSaidKeepsItsPath) {
