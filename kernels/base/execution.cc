@@ -115,8 +115,9 @@ int AvailableCpus() {
 }
 
 absl::Status Cancellation::Check() const {
-  const char* const why = why_.load(std::memory_order_relaxed);
-  if (why != nullptr) return absl::CancelledError(why);
+  if (cancelled_.load(std::memory_order_relaxed)) {
+    return absl::CancelledError("cancelled by caller");
+  }
   if (deadline_ != absl::InfiniteFuture() && SteadyNow() >= deadline_) {
     return absl::DeadlineExceededError("deadline passed before the work was done");
   }

@@ -44,18 +44,14 @@ class Cancellation {
   Cancellation(const Cancellation&) = delete;
   Cancellation& operator=(const Cancellation&) = delete;
 
-  /// `why` is the text of Check's error, of static storage duration; the first one stays.
-  void Cancel(const char* why = "cancelled by caller") {
-    const char* none = nullptr;
-    why_.compare_exchange_strong(none, why, std::memory_order_relaxed);
-  }
+  void Cancel() { cancelled_.store(true, std::memory_order_relaxed); }
   absl::Time deadline() const { return deadline_; }
 
   /// OK, or CANCELLED, or DEADLINE_EXCEEDED.
   absl::Status Check() const;
 
  private:
-  std::atomic<const char*> why_{nullptr};  ///< Null: not cancelled.
+  std::atomic<bool> cancelled_{false};
   const absl::Time deadline_ = absl::InfiniteFuture();
 };
 

@@ -13,8 +13,6 @@ namespace {
 /// How long an idle worker stays awake for a job that is expected.
 constexpr std::chrono::microseconds kMoment{500};
 
-constexpr char kServerStops[] = "cancelled: the server is stopping";
-
 /// The longest single wait: a longer one would overflow the count of nanoseconds.
 constexpr absl::Duration kWaitMax = absl::Hours(24);
 
@@ -114,8 +112,8 @@ bool DeviceQueue::WaitIdle(absl::Time deadline) {
 
 void DeviceQueue::CancelAll() {
   const std::lock_guard lock(mutex_);
-  for (const Entry& entry : waiting_) entry.cancellation->Cancel(kServerStops);
-  for (const auto& cancellation : running_) cancellation->Cancel(kServerStops);
+  for (const Entry& entry : waiting_) entry.cancellation->Cancel();
+  for (const auto& cancellation : running_) cancellation->Cancel();
   reap_ = true;
   must_reap_.notify_one();
 }

@@ -55,7 +55,7 @@ class DeviceQueue {
   void Drain();
   /// Waits until nothing waits or runs any more; false when `deadline` comes first.
   bool WaitIdle(absl::Time deadline);
-  /// Cancels what runs and drops what waits, since the server stops: so says the text of CANCELLED.
+  /// Cancels what runs and drops what waits.
   void CancelAll();
 
   int depth() const;

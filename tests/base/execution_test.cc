@@ -276,15 +276,6 @@ TEST(Cancellation, IsOkUntilCancelled) {
   EXPECT_EQ(cancellation.Check().code(), absl::StatusCode::kCancelled);
 }
 
-TEST(Cancellation, SaysWhyItWasFirstCancelled) {
-  Cancellation cancellation, by_caller;
-  cancellation.Cancel("the house burns");
-  cancellation.Cancel();
-  EXPECT_EQ(cancellation.Check(), absl::CancelledError("the house burns"));
-  by_caller.Cancel();
-  EXPECT_EQ(by_caller.Check(), absl::CancelledError("cancelled by caller"));
-}
-
 TEST(Cancellation, EndsAtItsDeadline) {
   EXPECT_EQ(Cancellation(SteadyNow()).Check().code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(Cancellation(absl::InfinitePast()).Check().code(), absl::StatusCode::kDeadlineExceeded);

@@ -154,7 +154,6 @@ TEST(DeviceQueueTest, DestructionCancelsWhatRunsAndWaits) {
     ASSERT_TRUE(queue.Submit(Forever(), [&](absl::Status status) { waiting = status; }).ok());
   }
   EXPECT_TRUE(absl::IsCancelled(waiting));
-  EXPECT_EQ(running->Check(), absl::CancelledError("cancelled: the server is stopping"));
 }
 
 TEST(DeviceQueueTest, EveryJobIsCalledOnceUnderContention) {
