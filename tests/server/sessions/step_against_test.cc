@@ -30,13 +30,17 @@ class StepAgainstTest : public testing::Test {
  protected:
   StepAgainstTest() : stub_(v1::Sessions::NewStub(server_.channel())) {}
 
-  std::string Open(const std::string& recipe) {
+  std::string Open(const std::string& recipe, int ranks = 1) {
     v1::OpenSessionRequest request;
     v1::SessionSpec& spec = *request.mutable_spec();
     v1::SessionLayer& layer = *spec.add_layers();
     layer.set_name("fc");
     layer.mutable_layer()->set_kind("linear");
     spec.mutable_recipe()->set_name(recipe);
+    if (ranks > 1) {
+      layer.mutable_layer()->set_parallel_mode("column");
+      spec.mutable_parallel()->set_tensor_parallel(ranks);
+    }
     spec.set_masters("f32");
     spec.mutable_sgd()->set_learning_rate(0.5f);
     (*request.mutable_parameters())["fc.weight"] = Generated("normal", 1, "bf16", {kSize, kSize});
@@ -177,6 +181,16 @@ TEST_F(StepAgainstTest, TheSameRecipeHasTheSameBits) {
   for (const v1::TraceQuantization& one : response.against().quantizations()) {
     EXPECT_EQ(one.scale_against_reference_log2(), 0) << one.record().tensor();
   }
+}
+
+TEST_F(StepAgainstTest, SeveralRanksCompareForwardsOnly) {
+  const std::string id = Open("bf16", 2);
+  ASSERT_TRUE(Step(id, Forward(2, "fp8_current")).ok());
+  const grpc::Status status = Step(id, Backward(3, "fp8_current"));
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_EQ(DetailOf(status).field(), "against.recipe");
+  EXPECT_THAT(status.error_message(), HasSubstr("on several ranks, which compare forwards only"));
+  EXPECT_TRUE(Step(id, Backward(3)).ok());
 }
 
 TEST_F(StepAgainstTest, RefusesWhatHasNoOtherSide) {
