@@ -10,6 +10,7 @@
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/layer/experts/stacked_experts.h"
+#include "kernels/layer/layer_plan.h"
 #include "kernels/layer/layer_program.h"
 #include "kernels/layer/layer_sharding.h"
 
@@ -134,6 +135,35 @@ absl::Status CheckDiffer(const std::vector<Variant>& variants) {
   return absl::OkStatus();
 }
 
+/// Refuses a rule for results where what is asked for cannot have one: what several ranks make of a
+/// result has parts, and an error budget is that of the GEMM alone.
+absl::Status CheckResultRules(const std::string& field, const LayerPlan& plan,
+                              const Variant& variant, bool error_budget) {
+  for (const ProgramPlan& program : plan.programs) {
+    for (const PlannedOperation& operation : program.operations) {
+      if (operation.kind != OperationKind::kBasicLinear) continue;
+      const LinearDataflow& flow = operation.linear.flow;
+      if (!flow.quantizes_output && !flow.quantizes_grad_input) continue;
+      const std::string role(
+          TensorRoleName(flow.quantizes_output ? TensorRole::kOutput : TensorRole::kGradInput));
+      if (variant.parallel.has_value()) {
+        return Refuse(
+            field + ".recipe", variant.recipe.ShortText(),
+            absl::StrCat("a rule for ", role, " goes with one rank, and this variant has ",
+                         variant.parallel->size(), ": a part of a result would have ",
+                         "scales that the whole does not have"));
+      }
+      if (error_budget) {
+        return Refuse(
+            "error_budget", "true",
+            absl::StrCat("it measures GEMMs, and ", variant.recipe.ShortText(), " of ", field,
+                         " has a rule for ", role, ", which quantizes the result of one"));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
 /// Decides the layer plans of all variants of a request that CheckLayerTensors accepts.
 absl::StatusOr<std::vector<LayerPlanPointer>> DecideVariants(const LayerRunRequest& request) {
   if (request.variants.empty() || request.variants.size() > kVariantsMax) {
@@ -161,6 +191,7 @@ absl::StatusOr<std::vector<LayerPlanPointer>> DecideVariants(const LayerRunReque
                        .value = variant.recipe.ShortText(),
                        .rule = std::string(WithinField("step", layer.status()).message())});
     }
+    QG_RETURN_IF_ERROR(CheckResultRules(field, **layer, variant, request.error_budget));
     QG_RETURN_IF_ERROR(CheckSplitK(field, request.step, variant));
     QG_RETURN_IF_ERROR(CheckGemms(field, **layer, variant));
     if (variant.parallel.has_value()) {
