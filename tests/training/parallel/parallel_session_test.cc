@@ -279,8 +279,16 @@ TEST(ParallelSession, AForwardNamesItsOwnOverlap) {
     return std::string(result.status().message());
   };
   forward.overlap->methods[{OverlapSide::kColumn, GemmRole::kFprop}] = OverlapMethod::kBulk;
+  EXPECT_THAT(
+      message(session->Forward(forward, nullptr)),
+      HasSubstr("layers[fc1].parallel.overlap.column_fprop is bulk: it gathers x for its own "
+                "GEMM"));
+  forward.overlap->methods = {
+      {{OverlapSide::kColumn, GemmRole::kDgrad}, OverlapMethod::kRingExchange},
+      {{OverlapSide::kColumn, GemmRole::kWgrad}, OverlapMethod::kNone}};
   EXPECT_THAT(message(session->Forward(forward, nullptr)),
-              HasSubstr("overlap.fprop is bulk: it gathers x for its own GEMM"));
+              HasSubstr("layers[fc1].parallel.reduction_profile is rank_asc_fp32: a ring_exchange "
+                        "reduce-scatter sums in the order of ub_p2p"));
   forward.overlap.emplace();
   const auto alone = OpenSession(*engine, LinearLayers("bf16", {ParallelMode::kNone}),
                                  Weights(spec), nullptr, nullptr);
