@@ -1,6 +1,7 @@
 #include "kernels/validate/plan.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <map>
 #include <string>
 #include <utility>
@@ -73,6 +74,14 @@ absl::Status CheckSplitK(const std::string& field, const LayerRequest& step,
 absl::Status CheckGemms(const std::string& field, const LayerPlan& plan, const Variant& variant) {
   const absl::Status status = CheckLayerGemms(plan, variant.arithmetic);
   if (status.ok()) return status;
+  // What exact does not take either are operands that do not go together, which the recipe decides.
+  QG_ASSIGN_OR_RETURN(const Arithmetic exact, Arithmetic::Parse("exact"));
+  if (const absl::Status of_recipe = CheckLayerGemms(plan, exact); !of_recipe.ok()) {
+    return StatusOf({.code = of_recipe.code(),
+                     .field = field + ".recipe",
+                     .value = variant.recipe.ShortText(),
+                     .rule = absl::StrCat("no arithmetic takes its GEMMs: ", of_recipe.message())});
+  }
   return StatusOf({.code = status.code(),
                    .field = field + ".arithmetic",
                    .value = variant.arithmetic.ToString(),
@@ -91,6 +100,27 @@ absl::Status CheckParallelModeUsed(const LayerRunRequest& request) {
       mode == ParallelMode::kNone ? "layer.operations" : "layer.parallel_mode",
       mode == ParallelMode::kNone ? "a parallel_mode" : std::string(ParallelModeName(mode)),
       "no variant is parallel, and only a parallel one divides weights over ranks");
+}
+
+/// Refuses a gradient that is asked for by itself of parameters that are not there. All four
+/// together are what a request that names none has: every gradient that has an operand.
+absl::Status CheckRequiresGrad(const LayerRequest& step) {
+  const RequiresGrad& wanted = step.requires_grad;
+  if (wanted.x && wanted.weight && wanted.bias && wanted.norm) return absl::OkStatus();
+  const auto check = [&](const char* name, bool is_wanted,
+                         std::initializer_list<ParameterKind> kinds) {
+    if (!is_wanted) return absl::OkStatus();
+    for (const LayerParameter& one : ParametersOf(step.layer)) {
+      const bool is_given = step.parameters.contains(one.name) || step.codes.contains(one.name);
+      if (is_given && std::find(kinds.begin(), kinds.end(), one.kind) != kinds.end()) {
+        return absl::OkStatus();
+      }
+    }
+    return Refuse("requires_grad", name, "the layer is given no such parameter");
+  };
+  QG_RETURN_IF_ERROR(check("weight", wanted.weight, {ParameterKind::kWeight}));
+  QG_RETURN_IF_ERROR(check("bias", wanted.bias, {ParameterKind::kBias}));
+  return check("norm", wanted.norm, {ParameterKind::kGamma, ParameterKind::kBeta});
 }
 
 /// Refuses fields that only some recipes read, if no variant has such a recipe.
@@ -308,6 +338,7 @@ absl::StatusOr<Plan> Plan::Create(LayerRunRequest request) {
         absl::StrCat("it measures what quantizing makes of the operands, and ",
                      NameOfCodes(request.step.codes.begin()->first), " is given as codes"));
   }
+  QG_RETURN_IF_ERROR(CheckRequiresGrad(request.step));
   QG_ASSIGN_OR_RETURN(std::vector<LayerPlanPointer> layers, DecideVariants(request));
   QG_RETURN_IF_ERROR(CheckUsed(request));
   QG_RETURN_IF_ERROR(CheckParallelModeUsed(request));
