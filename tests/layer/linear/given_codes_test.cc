@@ -275,6 +275,9 @@ TEST(GivenCodes, OfAnotherElementOrBlockAreRefused) {
 
 TEST(GivenCodes, OfAnotherTensorScaleAreRefused) {
   const Operands o(RuleCase{"mxfp8", HandRule{}, HandRule{}, HandRule{}});
+  // A Hadamard transform needs bf16, and these operands are f32.
+  const std::string two_level = "nvfp4:disable_rht=true";
+  const std::string single_level = two_level + ",scale_rule=single_level";
   const auto given = [&](const std::string& made_by, auto&& change) {
     LayerRequest request = RequestOf(o);
     QuantizedTensor codes =
@@ -285,18 +288,23 @@ TEST(GivenCodes, OfAnotherTensorScaleAreRefused) {
     return request;
   };
   const auto keep = [](QuantizedTensor&) {};
-  EXPECT_TRUE(CheckLayer(given("nvfp4", keep), *Recipe::Parse("nvfp4")).ok());
-  const LayerRequest single = given("nvfp4:scale_rule=single_level", keep);
-  EXPECT_THAT(RefusalText(single, "nvfp4"),
-              HasSubstr("x is without amax_rowwise: recipe nvfp4 gives input a tensor scale"));
-  EXPECT_THAT(RefusalText(given("nvfp4", keep), "nvfp4:scale_rule=single_level"),
-              HasSubstr("x is with amax_rowwise: recipe nvfp4:scale_rule=single_level gives input "
-                        "no tensor scale"));
+  for (const std::string& recipe : {two_level, single_level}) {
+    const absl::Status status = CheckLayer(given(recipe, keep), *Recipe::Parse(recipe));
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  EXPECT_THAT(RefusalText(given(single_level, keep), two_level),
+              AllOf(HasSubstr("x is without amax_rowwise: recipe nvfp4:"),
+                    HasSubstr(" gives input a tensor scale, which is of the amax")));
+  EXPECT_THAT(RefusalText(given(two_level, keep), single_level),
+              AllOf(HasSubstr("x is with amax_rowwise: recipe nvfp4:"),
+                    HasSubstr(" gives input no tensor scale")));
   const auto drop = [](QuantizedTensor& codes) { codes.columnwise->amax = Tensor(); };
-  EXPECT_THAT(RefusalText(given("nvfp4", drop), "nvfp4"), HasSubstr("without amax_columnwise"));
+  EXPECT_THAT(RefusalText(given(two_level, drop), two_level),
+              HasSubstr("x is without amax_columnwise: "));
   const auto to_256 = [](QuantizedTensor& codes) { codes.rowwise->e4m3_max = 256; };
-  EXPECT_THAT(RefusalText(given("nvfp4", to_256), "nvfp4"),
-              HasSubstr("x is with e4m3_max 256: recipe nvfp4 gives input an e4m3_max of 448"));
+  EXPECT_THAT(RefusalText(given(two_level, to_256), two_level),
+              AllOf(HasSubstr("x is with e4m3_max 256: recipe nvfp4:"),
+                    HasSubstr(" gives input an e4m3_max of 448")));
 }
 
 TEST(GivenCodes, HighPrecisionRefusesWhatItReadsTheOriginalOf) {
