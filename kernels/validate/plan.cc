@@ -104,7 +104,7 @@ absl::Status CheckParallelModeUsed(const LayerRunRequest& request) {
 
 /// Refuses a gradient that is asked for by itself of parameters that are not there. All four
 /// together are what a request that names none has: every gradient that has an operand.
-absl::Status CheckRequiresGrad(const LayerRequest& step) {
+absl::Status CheckWantedGradients(const LayerRequest& step) {
   const RequiresGrad& wanted = step.requires_grad;
   if (wanted.x && wanted.weight && wanted.bias && wanted.norm) return absl::OkStatus();
   const auto check = [&](const char* name, bool is_wanted,
@@ -338,7 +338,7 @@ absl::StatusOr<Plan> Plan::Create(LayerRunRequest request) {
         absl::StrCat("it measures what quantizing makes of the operands, and ",
                      NameOfCodes(request.step.codes.begin()->first), " is given as codes"));
   }
-  QG_RETURN_IF_ERROR(CheckRequiresGrad(request.step));
+  QG_RETURN_IF_ERROR(CheckWantedGradients(request.step));
   QG_ASSIGN_OR_RETURN(std::vector<LayerPlanPointer> layers, DecideVariants(request));
   QG_RETURN_IF_ERROR(CheckUsed(request));
   QG_RETURN_IF_ERROR(CheckParallelModeUsed(request));
