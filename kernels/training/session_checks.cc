@@ -5,7 +5,10 @@
 #include <set>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "kernels/base/refusal.h"
 #include "kernels/layer/experts/expert_run.h"
 #include "kernels/layer/layer_program.h"
@@ -146,11 +149,40 @@ absl::Status CheckLayerForward(const SessionLayer& layer, const SessionLayerStat
   return CheckLayerGemms(*plan, arithmetic);
 }
 
+/// A layer's refusal with the fields of `parallel`, which has one overlap for both sides, where a
+/// step on ranks has a plan for each: "parallel.overlap.column_fprop" of
+/// "parallel.column_overlap.overlap.fprop".
+absl::Status WithRequestedOverlap(const absl::Status& status) {
+  const std::optional<Refusal> refusal = RefusalOf(status);
+  if (!refusal.has_value()) return status;
+  for (const char* side : {"column", "row"}) {
+    absl::string_view part = refusal->field;
+    if (!absl::ConsumePrefix(&part, absl::StrCat("parallel.", side, "_overlap."))) continue;
+    if (part == "profile" || absl::EndsWith(part, ".profile")) {
+      return AsField("parallel.reduction_profile", status);
+    }
+    if (part == "sequence_parallel") return AsField("parallel.sequence_parallel", status);
+    if (absl::ConsumePrefix(&part, "overlap.")) {
+      const bool is_of_side = part == "fprop" || part == "dgrad" || part == "wgrad";
+      return AsField(
+          absl::StrCat("parallel.overlap.", is_of_side ? side : "", is_of_side ? "_" : "", part),
+          status);
+    }
+    for (const char* count : {"splits", "pieces"}) {
+      if (absl::EndsWith(part, absl::StrCat(".", count))) {
+        return AsField(absl::StrCat("parallel.overlap.", count), status);
+      }
+    }
+    return AsField(std::string(part), status);
+  }
+  return status;
+}
+
 }  // namespace
 
 absl::Status InLayer(const SessionLayer& layer, const absl::Status& status) {
   if (status.ok()) return status;
-  return WithinField(absl::StrCat("layers[", layer.name, "]"), status);
+  return WithinField(absl::StrCat("layers[", layer.name, "]"), WithRequestedOverlap(status));
 }
 
 absl::Status CheckSessionName(const std::string& field, const std::string& name) {

@@ -166,7 +166,7 @@ absl::Status SessionOutline::ChangeRecipe(const Recipe& recipe) {
                                              : DTypeOfParameters(state.now);
     QG_RETURN_IF_ERROR(CheckSessionRecipe(state.spec, state.now, recipe, nullptr, x_dtype));
   } else {
-    QG_RETURN_IF_ERROR(CheckSessionAmaxGroups(state.spec, recipe));
+    QG_RETURN_IF_ERROR(CheckRecipeOnRanks(state.spec, recipe));
   }
   if (state.spec.weights == WeightStorage::kQuantized) {
     QG_RETURN_IF_ERROR(CheckQuantizedWeightsOf(state.spec.layers, recipe));

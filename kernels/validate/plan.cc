@@ -1,6 +1,7 @@
 #include "kernels/validate/plan.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <map>
 #include <string>
 #include <utility>
@@ -10,6 +11,7 @@
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/layer/experts/stacked_experts.h"
+#include "kernels/layer/layer_plan.h"
 #include "kernels/layer/layer_program.h"
 #include "kernels/layer/layer_sharding.h"
 
@@ -72,6 +74,14 @@ absl::Status CheckSplitK(const std::string& field, const LayerRequest& step,
 absl::Status CheckGemms(const std::string& field, const LayerPlan& plan, const Variant& variant) {
   const absl::Status status = CheckLayerGemms(plan, variant.arithmetic);
   if (status.ok()) return status;
+  // What exact does not take either are operands that do not go together, which the recipe decides.
+  QG_ASSIGN_OR_RETURN(const Arithmetic exact, Arithmetic::Parse("exact"));
+  if (const absl::Status of_recipe = CheckLayerGemms(plan, exact); !of_recipe.ok()) {
+    return StatusOf({.code = of_recipe.code(),
+                     .field = field + ".recipe",
+                     .value = variant.recipe.ShortText(),
+                     .rule = absl::StrCat("no arithmetic takes its GEMMs: ", of_recipe.message())});
+  }
   return StatusOf({.code = status.code(),
                    .field = field + ".arithmetic",
                    .value = variant.arithmetic.ToString(),
@@ -90,6 +100,27 @@ absl::Status CheckParallelModeUsed(const LayerRunRequest& request) {
       mode == ParallelMode::kNone ? "layer.operations" : "layer.parallel_mode",
       mode == ParallelMode::kNone ? "a parallel_mode" : std::string(ParallelModeName(mode)),
       "no variant is parallel, and only a parallel one divides weights over ranks");
+}
+
+/// Refuses a gradient that is asked for by itself of parameters that are not there. All four
+/// together are what a request that names none has: every gradient that has an operand.
+absl::Status CheckWantedGradients(const LayerRequest& step) {
+  const RequiresGrad& wanted = step.requires_grad;
+  if (wanted.x && wanted.weight && wanted.bias && wanted.norm) return absl::OkStatus();
+  const auto check = [&](const char* name, bool is_wanted,
+                         std::initializer_list<ParameterKind> kinds) {
+    if (!is_wanted) return absl::OkStatus();
+    for (const LayerParameter& one : ParametersOf(step.layer)) {
+      const bool is_given = step.parameters.contains(one.name) || step.codes.contains(one.name);
+      if (is_given && std::find(kinds.begin(), kinds.end(), one.kind) != kinds.end()) {
+        return absl::OkStatus();
+      }
+    }
+    return Refuse("requires_grad", name, "the layer is given no such parameter");
+  };
+  QG_RETURN_IF_ERROR(check("weight", wanted.weight, {ParameterKind::kWeight}));
+  QG_RETURN_IF_ERROR(check("bias", wanted.bias, {ParameterKind::kBias}));
+  return check("norm", wanted.norm, {ParameterKind::kGamma, ParameterKind::kBeta});
 }
 
 /// Refuses fields that only some recipes read, if no variant has such a recipe.
@@ -134,6 +165,35 @@ absl::Status CheckDiffer(const std::vector<Variant>& variants) {
   return absl::OkStatus();
 }
 
+/// Refuses a rule for results where what is asked for cannot have one: what several ranks make of a
+/// result has parts, and an error budget is that of the GEMM alone.
+absl::Status CheckResultRules(const std::string& field, const LayerPlan& plan,
+                              const Variant& variant, bool error_budget) {
+  for (const ProgramPlan& program : plan.programs) {
+    for (const PlannedOperation& operation : program.operations) {
+      if (operation.kind != OperationKind::kBasicLinear) continue;
+      const LinearDataflow& flow = operation.linear.flow;
+      if (!flow.quantizes_output && !flow.quantizes_grad_input) continue;
+      const std::string role(
+          TensorRoleName(flow.quantizes_output ? TensorRole::kOutput : TensorRole::kGradInput));
+      if (variant.parallel.has_value()) {
+        return Refuse(
+            field + ".recipe", variant.recipe.ShortText(),
+            absl::StrCat("a rule for ", role, " goes with one rank, and this variant has ",
+                         variant.parallel->size(), ": a part of a result would have ",
+                         "scales that the whole does not have"));
+      }
+      if (error_budget) {
+        return Refuse(
+            "error_budget", "true",
+            absl::StrCat("it measures GEMMs, and ", variant.recipe.ShortText(), " of ", field,
+                         " has a rule for ", role, ", which quantizes the result of one"));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
 /// Decides the layer plans of all variants of a request that CheckLayerTensors accepts.
 absl::StatusOr<std::vector<LayerPlanPointer>> DecideVariants(const LayerRunRequest& request) {
   if (request.variants.empty() || request.variants.size() > kVariantsMax) {
@@ -161,6 +221,7 @@ absl::StatusOr<std::vector<LayerPlanPointer>> DecideVariants(const LayerRunReque
                        .value = variant.recipe.ShortText(),
                        .rule = std::string(WithinField("step", layer.status()).message())});
     }
+    QG_RETURN_IF_ERROR(CheckResultRules(field, **layer, variant, request.error_budget));
     QG_RETURN_IF_ERROR(CheckSplitK(field, request.step, variant));
     QG_RETURN_IF_ERROR(CheckGemms(field, **layer, variant));
     if (variant.parallel.has_value()) {
@@ -277,6 +338,7 @@ absl::StatusOr<Plan> Plan::Create(LayerRunRequest request) {
         absl::StrCat("it measures what quantizing makes of the operands, and ",
                      NameOfCodes(request.step.codes.begin()->first), " is given as codes"));
   }
+  QG_RETURN_IF_ERROR(CheckWantedGradients(request.step));
   QG_ASSIGN_OR_RETURN(std::vector<LayerPlanPointer> layers, DecideVariants(request));
   QG_RETURN_IF_ERROR(CheckUsed(request));
   QG_RETURN_IF_ERROR(CheckParallelModeUsed(request));

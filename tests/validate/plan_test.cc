@@ -85,6 +85,26 @@ TEST(Plan, NamesFieldValueAndRule) {
        [](LayerRunRequest& r) {
          r.variants[1] = VariantOf("fp8_block:power_2_scales=false", "sm100");
        }},
+      {"requires_grad is norm: the layer is given no such parameter",
+       [](LayerRunRequest& r) {
+         r.step.requires_grad = {false, false, false, true};
+       }},
+      {"requires_grad is bias: the layer is given no such parameter",
+       [](LayerRunRequest& r) {
+         r.step.parameters.erase("bias");
+         r.step.requires_grad = {true, true, true, false};
+       }},
+      {"variants[1].recipe is custom:rules=[{\"quantizer\":{\"element\":\"bf16\",\"format\":"
+       "\"identity\"},\"tensor_type\":\"input\"},{\"quantizer\":\"bf16\"}]: no arithmetic takes "
+       "its GEMMs: fprop.b is f32: operands are both codes (FP8, FP6, FP4) or of one "
+       "high-precision "
+       "type, and a is bf16",
+       [](LayerRunRequest& r) {
+         r.step.x = Blank(DType::kF32, {32, 32});
+         r.variants[1] =
+             VariantOf(R"(custom:rules=[{"tensor_type":"input","quantizer":{"format":"identity",)"
+                       R"("element":"bf16"}},{"quantizer":"bf16"}])");
+       }},
       {"seed is 5: no variant rounds stochastically", [](LayerRunRequest& r) { r.step.seed = 5; }},
       {"calibrate is true: no variant is fp8_delayed: there is no scale to learn",
        [](LayerRunRequest& r) { r.step.calibrate = true; }},

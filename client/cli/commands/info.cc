@@ -105,8 +105,13 @@ void PrintFacts(const Facts& facts, Invocation& invocation) {
   const v1::Limits& limits = facts.capabilities.limits();
   out << "limits: " << Bytes(limits.tensor_bytes_max()) << " a tensor, "
       << Bytes(limits.blob_bytes_max()) << " a blob, " << Bytes(limits.inline_bytes_max())
-      << " inline, " << limits.variants_max() << " variants a run, " << limits.queue_capacity()
-      << " runs waiting\n";
+      << " inline, " << Bytes(limits.message_bytes_max()) << " a message, "
+      << Bytes(limits.chunk_bytes()) << " a chunk, " << limits.rank_max() << " dims, "
+      << limits.find_missing_max() << " digests a FindMissing\n        " << limits.variants_max()
+      << " variants a run, " << limits.queue_capacity() << " runs waiting, "
+      << limits.sessions_max() << " sessions of " << Bytes(limits.session_bytes_max())
+      << " together, leases of " << limits.session_lease_seconds_max() << " s, "
+      << limits.trace_steps_max() << " steps a trace\n";
   for (const v1::RecipeDescription& recipe : facts.recipes.recipes()) {
     out << "\n"
         << Toned(recipe.name(), Tone::kBold, uses_colour) << "  " << recipe.summary() << "\n";

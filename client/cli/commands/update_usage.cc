@@ -97,10 +97,14 @@ void AddUpdateUsageCommand(CLI::App& app, Command& chosen) {
       kUpdateUsageExamples, UpdateUsage);
   command->add_option("FILE", options->file, "Codes and scales: what quantize -o writes")
       ->required();
+  // The help says the words already, as the type.
+  const CLI::Validator words = CLI::IsMember({"true", "false"}).description("");
   command->add_option("--rowwise", options->rowwise, "Whether it is to hold rowwise codes")
-      ->type_name("true|false");
+      ->type_name("true|false")
+      ->check(words);
   command->add_option("--columnwise", options->columnwise, "Whether it is to hold columnwise codes")
-      ->type_name("true|false");
+      ->type_name("true|false")
+      ->check(words);
   command->add_option("-o,--output", options->output, "Write codes and scales as safetensors")
       ->type_name("FILE");
 }

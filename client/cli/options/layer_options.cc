@@ -289,7 +289,9 @@ void AddSingleVariantOptions(CLI::App& command, LayerOptions& options) {
   options.recipes.resize(1);
   options.backward_overrides.resize(1);
   options.arithmetics.resize(1);
-  command.add_option("--recipe", options.recipes[0], "NAME, NAME:KNOB=VALUE,... or @FILE.json")
+  command
+      .add_option("--recipe", options.recipes[0],
+                  "Required unless a spec has it: NAME, NAME:KNOB=VALUE,... or @FILE.json")
       ->type_name("RECIPE")
       ->group(kVariants);
   command

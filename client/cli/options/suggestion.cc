@@ -110,6 +110,11 @@ std::string SuggestValue(const std::string& message) {
     }
     return Question(NearestWord(word, known));
   }
+  // A value of a number or a message has no names to be near to: what follows is protobuf's prose.
+  if (absl::StrContains(message, "for type TYPE_") &&
+      !absl::StrContains(message, "for type TYPE_ENUM")) {
+    return "";
+  }
   const std::vector<QuotedWord> words = QuotedWords(message);
   std::string unquoted = message;
   for (const QuotedWord& word : words) unquoted.replace(word.begin, word.size, word.size, '"');

@@ -104,6 +104,35 @@ class RoleCheck {
     return absl::OkStatus();
   }
 
+  /// Of formats with a scale of the whole tensor, which amax and e4m3_max give: whether the codes
+  /// that are there have the one of the role's rule, in the directions that are read.
+  absl::Status CheckTensorScale(Usages reads) const {
+    for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+      if (usage == Usage::kRowwise ? !reads.rowwise : !reads.columnwise) continue;
+      // What is missing is derived from the rowwise codes, or else columnwise ones.
+      const Usage held =
+          codes_.copy(usage).has_value() || !codes_.rowwise.has_value() ? usage : Usage::kRowwise;
+      const std::optional<QuantizedCopy>& copy = codes_.copy(held);
+      if (!copy.has_value() || TraitsOf(copy->format).scales != ScaleKind::kTwoLevel) continue;
+      const QuantizerSpec& spec = quantizer_.spec(usage);
+      const bool has_scale = spec.scale_rule != ScaleRule::kSingleLevel;
+      const std::string recipe = absl::StrCat("recipe ", recipe_.ShortText(), " gives ",
+                                              std::string(TensorRoleName(role_)));
+      if (copy->amax.has_value() != has_scale) {
+        return Refuse(
+            field_,
+            absl::StrCat(has_scale ? "without" : "with", " amax_", std::string(UsageName(held))),
+            recipe + (has_scale ? " a tensor scale, which is of the amax"
+                                : " no tensor scale, which an amax would be of"));
+      }
+      if (has_scale && copy->e4m3_max != spec.e4m3_max) {
+        return Refuse(field_, absl::StrCat("with e4m3_max ", copy->e4m3_max),
+                      absl::StrCat(recipe, " an e4m3_max of ", spec.e4m3_max));
+      }
+    }
+    return absl::OkStatus();
+  }
+
  private:
   absl::Status CheckKind(Usage usage) const {
     const QuantizerSpec& spec = quantizer_.spec(usage);
@@ -192,9 +221,12 @@ absl::Status CheckGivenCodes(const std::string& field, TensorRole role,
     }
   }
   if (role == TensorRole::kGradOutput && flow.backward_override == BackwardOverride::kDequantized) {
-    return check.CheckDequantized();
+    QG_RETURN_IF_ERROR(check.CheckDequantized());
+    return check.CheckTensorScale(codes.usages());
   }
-  return check.CheckRead(DirectionsRead(unit, role));
+  const Usages reads = DirectionsRead(unit, role);
+  QG_RETURN_IF_ERROR(check.CheckRead(reads));
+  return check.CheckTensorScale(reads);
 }
 
 absl::Status CheckCodesOfRole(const std::string& field, TensorRole role,

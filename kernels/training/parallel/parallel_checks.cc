@@ -285,6 +285,20 @@ absl::Status CheckGroupOfHeldWeights(const SessionSpec& spec, const Recipe& reci
                    "with copies of a tensor-parallel part have the same parts"));
 }
 
+/// Refuses rules for results, whose codes would have scales of each rank's own parts.
+absl::Status CheckNoResultRules(const LayerSpec& layer, const Recipe& recipe) {
+  for (const Recipe& of_module : RecipesOfModules(layer, recipe)) {
+    for (const TensorRole role : {TensorRole::kOutput, TensorRole::kGradInput}) {
+      if (!of_module.QuantizerFor(role).rowwise.is_quantized()) continue;
+      return Refuse("recipe", recipe.ShortText(),
+                    absl::StrCat("a rule for ", std::string(TensorRoleName(role)),
+                                 " goes with one rank, and parallel has more: a part of a result "
+                                 "would have scales that the whole does not have"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 /// Whether a name is a prefix of ranks' own tensors: "rank0".
 bool IsRankName(const std::string& name) {
   return absl::StartsWith(name, "rank") && name.size() == 5 && name[4] >= '0' && name[4] <= '9';
@@ -297,7 +311,7 @@ absl::Status CheckSessionRanks(const SessionSpec& spec) {
     QG_RETURN_IF_ERROR(CheckCounts(*spec.parallel));
     QG_RETURN_IF_ERROR(CheckOptions(*spec.parallel));
     QG_RETURN_IF_ERROR(CheckDistributedOptimizer(spec));
-    QG_RETURN_IF_ERROR(CheckSessionAmaxGroups(spec, spec.recipe));
+    QG_RETURN_IF_ERROR(CheckRecipeOnRanks(spec, spec.recipe));
   }
   const bool is_divided = spec.parallel.has_value() && spec.parallel->tensor_parallel > 1;
   bool has_mode = false;
@@ -324,7 +338,10 @@ absl::Status CheckSessionRanks(const SessionSpec& spec) {
   return CheckLayouts(spec);
 }
 
-absl::Status CheckSessionAmaxGroups(const SessionSpec& spec, const Recipe& recipe) {
+absl::Status CheckRecipeOnRanks(const SessionSpec& spec, const Recipe& recipe) {
+  for (const SessionLayer& layer : spec.layers) {
+    QG_RETURN_IF_ERROR(CheckNoResultRules(layer.spec, recipe));
+  }
   const AmaxGroups& groups = spec.parallel->amax_groups;
   QG_RETURN_IF_ERROR(
       CheckAmaxGroups("parallel.", groups, *spec.parallel, recipe, QuantizedLayersOf(spec)));

@@ -15,8 +15,9 @@ inline constexpr int64_t kRoutedRowsMax = int64_t{1} << 22;
 absl::Status CheckSessionRanks(const SessionSpec& spec);
 
 /// Checks that the session's ranks and layers can reduce amaxes over the session's groups under
-/// `recipe`. INVALID_ARGUMENT naming "parallel.amax_groups[ROLE]".
-absl::Status CheckSessionAmaxGroups(const SessionSpec& spec, const Recipe& recipe);
+/// `recipe`, and that it has no rule for results. INVALID_ARGUMENT naming
+/// "parallel.amax_groups[ROLE]" or "recipe".
+absl::Status CheckRecipeOnRanks(const SessionSpec& spec, const Recipe& recipe);
 /// The same of the groups that one forward names: "forward.amax_groups[ROLE]". A forward must not
 /// name one for weights that are held quantized.
 absl::Status CheckForwardAmaxGroups(const AmaxGroups& groups, const SessionSpec& spec,

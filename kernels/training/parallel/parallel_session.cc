@@ -225,7 +225,7 @@ absl::StatusOr<SessionStepResult> NothingOf(const absl::Status& status) {
 }  // namespace
 
 absl::Status ParallelSession::ChangeRecipe(const Recipe& recipe, const Cancellation* cancellation) {
-  QG_RETURN_IF_ERROR(CheckSessionAmaxGroups(spec_, recipe));
+  QG_RETURN_IF_ERROR(CheckRecipeOnRanks(spec_, recipe));
   const auto change = [&](Rank& rank, Member& mine) {
     return NothingOf(mine.session->ChangeRecipe(recipe, rank.cancellation()));
   };

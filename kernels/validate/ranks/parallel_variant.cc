@@ -113,6 +113,7 @@ absl::Status OfOverlap(const std::string& field, const ParallelSpec& parallel, c
   const std::string overlap = field + ".parallel.overlap";
   if (!absl::ConsumePrefix(&part, ".overlap.")) {
     absl::ConsumePrefix(&part, ".");
+    if (part == "profile" || absl::EndsWith(part, ".profile")) part = "reduction_profile";
     const std::string said(AsField(std::string(part), status).message());
     return StatusOf(
         {.code = status.code(), .field = overlap, .value = parallel.overlap->Text(), .rule = said});

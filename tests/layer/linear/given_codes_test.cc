@@ -39,7 +39,9 @@ std::vector<RuleCase> RuleCases() {
   const HandRule mx_tiles{QuantizerFormat::kMxfp8, DType::kF8E4M3, 2};
   const HandRule nv{QuantizerFormat::kNvfp4, DType::kF4E2M1x2, 1};
   const HandRule nv_tiles{QuantizerFormat::kNvfp4, DType::kF4E2M1x2, 2};
-  const std::string plain = "nvfp4:disable_rht=true,disable_stochastic_rounding=true";
+  // Hand-made codes have no tensor scale.
+  const std::string plain =
+      "nvfp4:scale_rule=single_level,disable_rht=true,disable_stochastic_rounding=true";
   return {{"fp8_current", tensor, tensor, gradient},
           {"fp8_delayed", tensor, tensor, gradient},
           {"fp8_current:fp8_format=e4m3", tensor, tensor, tensor},
@@ -170,7 +172,8 @@ TEST(GivenCodes, ADirectionIsDerivedWhereTheFormatPermits) {
       {"fp8_current", {"x", "weight", "grad_output"}},
       {"fp8_block", {"weight"}},
       {"fp8_block:x_block_dim=2,w_block_dim=1,grad_block_dim=1", {"x"}},
-      {"nvfp4:disable_rht=true,disable_stochastic_rounding=true", {"weight"}}};
+      {"nvfp4:scale_rule=single_level,disable_rht=true,disable_stochastic_rounding=true",
+       {"weight"}}};
   for (const RuleCase& rule : RuleCases()) {
     const auto found = derived.find(rule.recipe);
     if (found == derived.end()) continue;
@@ -268,6 +271,40 @@ TEST(GivenCodes, OfAnotherElementOrBlockAreRefused) {
                 AllOf(HasSubstr("x is given as mxfp8 ("),
                       HasSubstr("reads input rowwise as mxfp8 (f8_e4m3, block_dim 1)")));
   }
+}
+
+TEST(GivenCodes, OfAnotherTensorScaleAreRefused) {
+  const Operands o(RuleCase{"mxfp8", HandRule{}, HandRule{}, HandRule{}});
+  // A Hadamard transform needs bf16, and these operands are f32.
+  const std::string two_level = "nvfp4:disable_rht=true";
+  const std::string single_level = two_level + ",scale_rule=single_level";
+  const auto given = [&](const std::string& made_by, auto&& change) {
+    LayerRequest request = RequestOf(o);
+    QuantizedTensor codes =
+        *QuantizeCpu(request.x, Recipe::Parse(made_by)->QuantizerFor(TensorRole::kInput),
+                     {true, true}, {}, kContext);
+    change(codes);
+    request.codes = {{"x", codes}};
+    return request;
+  };
+  const auto keep = [](QuantizedTensor&) {};
+  for (const std::string& recipe : {two_level, single_level}) {
+    const absl::Status status = CheckLayer(given(recipe, keep), *Recipe::Parse(recipe));
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  EXPECT_THAT(RefusalText(given(single_level, keep), two_level),
+              AllOf(HasSubstr("x is without amax_rowwise: recipe nvfp4:"),
+                    HasSubstr(" gives input a tensor scale, which is of the amax")));
+  EXPECT_THAT(RefusalText(given(two_level, keep), single_level),
+              AllOf(HasSubstr("x is with amax_rowwise: recipe nvfp4:"),
+                    HasSubstr(" gives input no tensor scale")));
+  const auto drop = [](QuantizedTensor& codes) { codes.columnwise->amax = Tensor(); };
+  EXPECT_THAT(RefusalText(given(two_level, drop), two_level),
+              HasSubstr("x is without amax_columnwise: "));
+  const auto to_256 = [](QuantizedTensor& codes) { codes.rowwise->e4m3_max = 256; };
+  EXPECT_THAT(RefusalText(given(two_level, to_256), two_level),
+              AllOf(HasSubstr("x is with e4m3_max 256: recipe nvfp4:"),
+                    HasSubstr(" gives input an e4m3_max of 448")));
 }
 
 TEST(GivenCodes, HighPrecisionRefusesWhatItReadsTheOriginalOf) {

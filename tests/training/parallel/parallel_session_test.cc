@@ -5,6 +5,7 @@
 #include <functional>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "tests/training/parallel/parallel_fixture.h"
 
 namespace quantgate {
@@ -278,8 +279,16 @@ TEST(ParallelSession, AForwardNamesItsOwnOverlap) {
     return std::string(result.status().message());
   };
   forward.overlap->methods[{OverlapSide::kColumn, GemmRole::kFprop}] = OverlapMethod::kBulk;
+  EXPECT_THAT(
+      message(session->Forward(forward, nullptr)),
+      HasSubstr("layers[fc1].parallel.overlap.column_fprop is bulk: it gathers x for its own "
+                "GEMM"));
+  forward.overlap->methods = {
+      {{OverlapSide::kColumn, GemmRole::kDgrad}, OverlapMethod::kRingExchange},
+      {{OverlapSide::kColumn, GemmRole::kWgrad}, OverlapMethod::kNone}};
   EXPECT_THAT(message(session->Forward(forward, nullptr)),
-              HasSubstr("overlap.fprop is bulk: it gathers x for its own GEMM"));
+              HasSubstr("layers[fc1].parallel.reduction_profile is rank_asc_fp32: a ring_exchange "
+                        "reduce-scatter sums in the order of ub_p2p"));
   forward.overlap.emplace();
   const auto alone = OpenSession(*engine, LinearLayers("bf16", {ParallelMode::kNone}),
                                  Weights(spec), nullptr, nullptr);
@@ -328,6 +337,29 @@ TEST(ParallelSession, RefusesWhatDoesNotGoTogether) {
     return std::string(status.message());
   };
   using Spec = SessionSpec;
+  for (const char* role : {"output", "grad_input"}) {
+    const Recipe rules = *Recipe::Parse(
+        absl::StrCat(R"(custom:rules=[{"tensor_type":")", role,
+                     R"(","quantizer":"fp8_current"},{"quantizer":"fp8_current"}])"));
+    const std::string rule = absl::StrCat("a rule for ", role, " goes with one rank, and parallel");
+    EXPECT_THAT(refusal([&](Spec& spec) { spec.recipe = rules; }), HasSubstr(rule));
+    const auto copies = [&](Spec& spec) {
+      for (SessionLayer& layer : spec.layers) layer.spec.parallel_mode = ParallelMode::kNone;
+      spec.parallel = Ranks(1, 2);
+      spec.recipe = rules;
+    };
+    EXPECT_THAT(refusal(copies), HasSubstr(rule));
+    EXPECT_THAT(refusal([&](Spec& spec) {
+                  copies(spec);
+                  spec.parallel->fully_sharded = true;
+                }),
+                HasSubstr(rule));
+    SessionSpec spec = LinearLayers("fp8_current", {ParallelMode::kNone});
+    spec.parallel = Ranks(1, 2);
+    const absl::Status changed =
+        OpenRanks(*engine, spec, Weights(spec))->ChangeRecipe(rules, nullptr);
+    EXPECT_THAT(std::string(changed.message()), HasSubstr(rule));
+  }
   EXPECT_THAT(refusal([](Spec& spec) { spec.parallel = Ranks(9); }),
               HasSubstr("parallel.tensor_parallel is 9: from 1 to 8"));
   EXPECT_THAT(refusal([](Spec& spec) { spec.parallel = Ranks(4, 4); }),

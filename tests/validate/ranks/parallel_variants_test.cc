@@ -213,6 +213,11 @@ TEST(ParallelVariants, Refusals) {
   bulk.methods[{OverlapSide::kColumn, GemmRole::kFprop}] = OverlapMethod::kBulk;
   EXPECT_THAT(Refusal(Twins(column, "bf16", {.sequence_parallel = true, .overlap = bulk})),
               StartsWith("variants[1].parallel.overlap.column_fprop is bulk: "));
+  OverlapSpec scatter;
+  scatter.methods = {{{OverlapSide::kColumn, GemmRole::kDgrad}, OverlapMethod::kRingExchange},
+                     {{OverlapSide::kColumn, GemmRole::kWgrad}, OverlapMethod::kNone}};
+  EXPECT_THAT(Refusal(Twins(column, "bf16", {.sequence_parallel = true, .overlap = scatter})),
+              HasSubstr(": reduction_profile is rank_asc_fp32: a ring_exchange reduce-scatter"));
   EXPECT_THAT(Refusal(Twins(column, "bf16", {.profile = {.kind = ReductionKind::kNccl}})),
               HasSubstr("variants[1].parallel.reduction_profile is nccl: "));
   LayerRunRequest alone = Twins(column, "bf16", {});

@@ -16,6 +16,7 @@
 namespace quantgate {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 
@@ -164,6 +165,13 @@ TEST(ResultCodes, RunsAreHeldToThem) {
   request.step.parameters["bias"] = Generated(Distribution::kNormal, 4, DType::kBF16, {96});
   request.step.grad_output = Generated(Distribution::kNormal, 3, DType::kBF16, {32, 96});
   request.requirement = Requirement::kBound;
+  LayerRunRequest budget = request;
+  budget.error_budget = true;
+  const absl::Status refused = Plan::Create(budget).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()),
+              AllOf(HasSubstr("error_budget is true: it measures GEMMs"),
+                    HasSubstr("has a rule for output")));
   const RunReport report = RunOk(request);
   EXPECT_TRUE(report.verdict.pass);
   const VariantReport& variant = report.variants[0];

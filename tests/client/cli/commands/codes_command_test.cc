@@ -154,6 +154,9 @@ TEST_F(CodesCommandTest, UsagesAreSaidDerivedAndDropped) {
   EXPECT_EQ(refused["columnwise"].value("derivable", false), false);
   EXPECT_THAT(refused["columnwise"]["reason"].get<std::string>(),
               HasSubstr("columnwise codes of mxfp8 cannot be made from rowwise ones"));
+  const ProcessResult neither = Quantgate({"update-usage", mx, "--columnwise", "maybe"});
+  EXPECT_EQ(neither.exit_code, 2);
+  EXPECT_THAT(neither.err, HasSubstr("--columnwise: maybe not in {true,false}"));
   const ProcessResult result = Quantgate({"update-usage", mx, "--columnwise", "true"});
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.err, AllOf(HasSubstr("--columnwise"), HasSubstr("only from the source")));

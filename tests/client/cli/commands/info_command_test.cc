@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/ascii.h"
@@ -66,6 +67,30 @@ TEST_F(InfoCommandTest, JsonHasTheDocumentedClassesAndTheirSums) {
   EXPECT_EQ(inventory["driver"], "580.159.04");
   EXPECT_EQ(inventory["cublaslt"], "13.1.0");
   EXPECT_EQ(inventory["date"], "2026-11-20");
+}
+
+TEST_F(InfoCommandTest, TableHasEveryLimit) {
+  const Json limits = QuantgateJson({"info"})["limits"];
+  EXPECT_EQ(limits.size(), 13u);
+  const ProcessResult table = Quantgate({"info"});
+  ASSERT_EQ(table.exit_code, 0);
+  // Numbers in the table as the JSON has them; those of bytes have units there.
+  for (const auto& [count, words] :
+       std::map<std::string, std::string>{{"rank_max", " dims"},
+                                          {"find_missing_max", " digests a FindMissing"},
+                                          {"variants_max", " variants a run"},
+                                          {"queue_capacity", " runs waiting"},
+                                          {"sessions_max", " sessions of "},
+                                          {"session_lease_seconds_max", " s, "},
+                                          {"trace_steps_max", " steps a trace"}}) {
+    const Json& value = limits[count];
+    const std::string number = value.is_string() ? value.get<std::string>() : value.dump();
+    EXPECT_THAT(table.out, HasSubstr(absl::StrCat(" ", number, words))) << count;
+  }
+  for (const char* of_bytes :
+       {" a tensor,", " a blob,", " inline,", " a message,", " a chunk,", " together,"}) {
+    EXPECT_THAT(table.out, HasSubstr(of_bytes));
+  }
 }
 
 TEST_F(InfoCommandTest, TableListsWhatIsNotModelled) {

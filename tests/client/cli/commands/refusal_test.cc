@@ -61,6 +61,8 @@ TEST_F(RefusalTest, BadInputNamesFieldValueAndRule) {
       {Run({"--recipe", "bf16", "--requires-grad", "q"}), 2, "--requires-grad: \"q\""},
       {Run({"--recipe", "bf16", "--requires-grad", "w"}), 2,
        "--requires-grad is w: without --grad-output no gradient is computed"},
+      {Run({"--recipe", "bf16", "--requires-grad", "n", "--grad-output", "gen:normal,shape=16x16"}),
+       2, "--requires-grad is norm: the layer is given no such parameter"},
       {Run({"--recipe", "bf16", "--weight", "gen:normal,shape=16x32"}), 2, "--weight: 2 given"},
       {Run({"--recipe", "bf16", "--layer", "layernorm_linear"}), 2, "--gamma is absent"},
       {Run({"--recipe", "bf16", "--gamma", "gen:normal,shape=32"}), 2, "--gamma is bf16[32]"},

@@ -20,6 +20,8 @@ class OptionNamesTest : public ::testing::Test {
       run->add_option(name, values_.emplace_back());
     }
     run->add_option("--param", values_.emplace_back());
+    run->add_flag("--unfused");
+    app_.add_subcommand("session-step")->add_option("--overlap", values_.emplace_back());
     CLI::App* gemm = app_.add_subcommand("gemm");
     gemm->add_option("--a", values_.emplace_back());
     CLI::App* tensor = app_.add_subcommand("tensor");
@@ -48,6 +50,21 @@ TEST_F(OptionNamesTest, PathsBecomeOptions) {
             "--recipe: knobs[\"a\"] is \"b\": no");
   EXPECT_EQ(Named("run", "x: spec.step.parameters[\"gamma\"], spec.step.x names blobs"),
             "x: --gamma, --input names blobs");
+}
+
+TEST_F(OptionNamesTest, AFlagThatMakesAFieldFalseIsGiven) {
+  EXPECT_EQ(Named("run --unfused", "spec.variants[0].recipe is r: step.layer.fused is false: no"),
+            "--recipe is r: --unfused is given: no");
+}
+
+TEST_F(OptionNamesTest, AnOverlapOfTheStepOrOfTheSession) {
+  const std::string of_layer = "forward.layers[fc1].parallel.";
+  EXPECT_EQ(Named("session-step --overlap o", of_layer + "overlap.column_fprop is bulk: no"),
+            "--overlap: layer fc1: column_fprop is bulk: no");
+  EXPECT_EQ(Named("session-step", of_layer + "overlap.column_fprop is bulk: no"),
+            "the session's overlap: layer fc1: column_fprop is bulk: no");
+  EXPECT_EQ(Named("session-step", of_layer + "reduction_profile is nccl: no"),
+            "the session's reduction_profile: layer fc1 is nccl: no");
 }
 
 TEST_F(OptionNamesTest, OfSeveralOptionsTheOneThatWasTyped) {

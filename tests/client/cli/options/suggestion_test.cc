@@ -32,6 +32,9 @@ TEST(SuggestionTest, ValuesOfMessages) {
   EXPECT_EQ(SuggestValue("--format: jsno not in {table,json,jsonl}"), "did you mean json?");
   EXPECT_EQ(SuggestValue("no tensor \"fc1.X\"; the file has fc1.bias, fc1.x."),
             "did you mean fc1.x?");
+  EXPECT_EQ(SuggestValue("--spec: \"s.json\": no RunSpec as JSON: (step.layer.attention.heads): "
+                         "invalid value \"four\" for type TYPE_INT32"),
+            "");
   EXPECT_EQ(SuggestValue("--seed: \"-1\" is no integer from 0 to 2^64-1"), "");
   // What is quoted first may be right, or the whole that a slip is in.
   EXPECT_EQ(
