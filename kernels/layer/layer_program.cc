@@ -288,8 +288,7 @@ std::vector<LayerDelayedState> DelayedStatesOf(const LayerSpec& spec, const Reci
               {operation.names.StateOf(role, usage), role, quantizer.spec(usage).element});
         }
       };
-      const int after =
-          LinearAfter(program.operations, program.output_of(static_cast<int>(i)));
+      const int after = LinearAfter(program.operations, program.output_of(static_cast<int>(i)));
       const int behind = LinearBehind(program.operations, program.values, operation.input);
       add_if(is_linear || operation.quantizes_forward, TensorRole::kInput, after);
       add_if(is_linear, TensorRole::kWeight, -1);
