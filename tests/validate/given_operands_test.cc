@@ -226,7 +226,7 @@ TEST(StackedExperts, OfAnotherShapeOrBesideTheirExpertsAreRefused) {
       Generated(Distribution::kNormal, 7, DType::kBF16, {2, 32, 64});
   EXPECT_EQ(std::string(Plan::Create(request).status().message()),
             "parameters[weight] is bf16[2x32x64]: its shape must be [E][N][K], with E = 3, the "
-            "experts of layer.m_splits");
+            "number of experts; or give one for each expert");
   request.step.parameters["weight"] =
       Generated(Distribution::kNormal, 7, DType::kBF16, {3, 32, 64});
   request.step.parameters["weight.1"] = Generated(Distribution::kNormal, 7, DType::kBF16, {32, 64});
