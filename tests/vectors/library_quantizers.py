@@ -71,13 +71,14 @@ def modelopt_nvfp4(x):
 
 
 # compressed-tensors 0.20, quantization/utils/helpers.py (generate_gparam, calculate_qparams), lifecycle/forward_helpers.py
-# and utils/fp4_utils.py: g = 448 * 6 / amax in the type of the source, then fp32; block scale = e4m3(g * (amax_b / 6)), the
+# and utils/fp4_utils.py: g = 448 * 6 * (1 / amax), each in the type of the source, then fp32; block scale = e4m3(g * (amax_b / 6)), the
 # quotient in the type of the source, of zeros 0.125; x / (block scale / g), RNE; a zero keeps no sign, a negative number
 # that becomes zero does.
 def compressed_tensors_nvfp4(x):
     kind = x.dtype.type
     amax = np.abs(x.astype(F32)).max()
-    g = F32((F32(2688) / amax).astype(kind))
+    # torch divides a number by a tensor as the number times the rounded reciprocal.
+    g = F32(F32(2688) * F32((F32(1) / amax).astype(kind))).astype(kind).astype(F32)
     blocks = blocks_of(x, 16)
     sixth = (np.abs(blocks).max(axis=2) / F32(6)).astype(kind).astype(F32)
     stored = np.minimum((g * sixth).astype(F32), F32(448)).astype(E4M3)

@@ -209,9 +209,11 @@ float InType(DType source, float value) {
   return value;
 }
 
-/// compressed-tensors: quotients in the type of the source; a scale of 0 becomes 0.125.
+/// compressed-tensors: quotients in the type of the source; a scale of 0 becomes 0.125. That of a
+/// number by a tensor is PyTorch's: the number times the rounded reciprocal.
 ScaleRuleResult TwoLevelGlobal(const ScaleRuleInput& input) {
-  const float global = InType(input.source, 2688.0f / input.global_amax);
+  const float reciprocal = InType(input.source, 1.0f / input.global_amax);
+  const float global = InType(input.source, 2688.0f * reciprocal);
   const uint8_t rounded = EncodeFloat<E4M3>(global * InType(input.source, input.amax / 6.0f));
   const uint8_t code = rounded == 0 ? EncodeFloat<E4M3>(0.125f) : rounded;
   ScaleRuleResult result = FromTwoLevels(code, 0, 1.0f / global, global);
