@@ -35,13 +35,18 @@ QG_HOST_DEVICE inline float SoftmaxSlope(float gradient, float probability, floa
 struct RotaryPair {
   float low, high;
 };
-/// The rotated pair, before its last rounding; with -sine the transposed rotation. `round` rounds a
-/// float to the dtype of the head.
-template <class Round>
-QG_HOST_DEVICE inline RotaryPair Rotated(const RotaryPair& x, float cosine, float sine,
-                                         const Round& round) {
-  return {round(x.low * cosine) - round(x.high * sine),
-          round(x.high * cosine) + round(x.low * sine)};
+/// What a rotation multiplies; with -sine the transposed rotation. Each product is then rounded to
+/// the dtype of the head.
+struct RotaryProducts {
+  float low_cosine, high_cosine, high_sine, low_sine;
+};
+QG_HOST_DEVICE inline RotaryProducts RotaryProductsOf(const RotaryPair& x, float cosine,
+                                                      float sine) {
+  return {x.low * cosine, x.high * cosine, x.high * sine, x.low * sine};
+}
+/// The rotated pair of the rounded products, before its last rounding.
+QG_HOST_DEVICE inline RotaryPair RotatedPair(const RotaryProducts& rounded) {
+  return {rounded.low_cosine - rounded.high_sine, rounded.high_cosine + rounded.low_sine};
 }
 
 }  // namespace quantgate

@@ -72,14 +72,9 @@ class RowRotation {
     LoadRow(kernels_, desc_.table.cosines, position * half_, half_, cosines);
     LoadRow(kernels_, desc_.table.sines, position * half_, half_, sines);
     if (desc_.is_backward) kernels_.scale(-1.0f, half_, sines);
-    loops_.multiply(x, cosines, half_, products);
-    loops_.multiply(x + half_, cosines, half_, products + half_);
-    loops_.multiply(x + half_, sines, half_, products + 2 * half_);
-    loops_.multiply(x, sines, half_, products + 3 * half_);
+    loops_.rotary_products(x, cosines, sines, half_, products);
     RoundRow(kernels_, desc_.heads.dtype(), 4 * half_, scratch, products);
-    loops_.subtract(products, products + 2 * half_, half_, x);
-    kernels_.add(products + 3 * half_, half_, products + half_);
-    std::memcpy(x + half_, products + half_, static_cast<size_t>(half_) * sizeof(float));
+    loops_.rotated_pairs(products, half_, x);
     StoreRow(kernels_, x, row * 2 * half_, 2 * half_, rotated);
   }
 

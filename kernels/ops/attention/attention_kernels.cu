@@ -128,10 +128,13 @@ __global__ void RotateRuns(const RotaryParameters parameters) {
     LoadRun(parameters.sines, entry, sines);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
-      const RotaryPair pair_out =
-          Rotated({low[i], high[i]}, cosines[i], sines[i] * parameters.sign, Rounding<kEncoding>());
-      low[i] = pair_out.low;
-      high[i] = pair_out.high;
+      const Rounding<kEncoding> round;
+      const RotaryProducts exact =
+          RotaryProductsOf({low[i], high[i]}, cosines[i], sines[i] * parameters.sign);
+      const RotaryPair rotated = RotatedPair({round(exact.low_cosine), round(exact.high_cosine),
+                                              round(exact.high_sine), round(exact.low_sine)});
+      low[i] = rotated.low;
+      high[i] = rotated.high;
     }
     StoreRun(parameters.to, at, low);
     StoreRun(parameters.to, at + half, high);

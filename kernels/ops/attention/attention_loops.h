@@ -19,8 +19,11 @@ struct AttentionLoops {
   void (*multiply)(const float* a, const float* b, int64_t count, float* to);
   /// gradient[i] becomes SoftmaxSlope(gradient[i], probabilities[i], sum).
   void (*slopes)(float sum, const float* probabilities, int64_t count, float* gradient);
-  /// to[i] = a[i] - b[i].
-  void (*subtract)(const float* a, const float* b, int64_t count, float* to);
+  /// Row by row RotaryProductsOf the pairs x[i], x[half + i]: [4][half].
+  void (*rotary_products)(const float* x, const float* cosines, const float* sines, int64_t half,
+                          float* products);
+  /// The pairs to[i], to[half + i] become RotatedPair of the products.
+  void (*rotated_pairs)(const float* products, int64_t half, float* to);
 };
 
 AttentionLoops AttentionLoopsOf(Isa isa);

@@ -34,9 +34,25 @@ QG_LOOP void Slopes(float sum, const float* __restrict probabilities, int64_t co
   }
 }
 
-QG_LOOP void Subtract(const float* __restrict a, const float* __restrict b, int64_t count,
-                      float* __restrict to) {
-  for (int64_t i = 0; i < count; ++i) to[i] = a[i] - b[i];
+QG_LOOP void RotaryProductsOfRow(const float* __restrict x, const float* __restrict cosines,
+                                 const float* __restrict sines, int64_t half,
+                                 float* __restrict products) {
+  for (int64_t i = 0; i < half; ++i) {
+    const RotaryProducts of_pair = RotaryProductsOf({x[i], x[half + i]}, cosines[i], sines[i]);
+    products[i] = of_pair.low_cosine;
+    products[half + i] = of_pair.high_cosine;
+    products[2 * half + i] = of_pair.high_sine;
+    products[3 * half + i] = of_pair.low_sine;
+  }
+}
+
+QG_LOOP void RotatedPairs(const float* __restrict products, int64_t half, float* __restrict to) {
+  for (int64_t i = 0; i < half; ++i) {
+    const RotaryPair pair = RotatedPair(
+        {products[i], products[half + i], products[2 * half + i], products[3 * half + i]});
+    to[i] = pair.low;
+    to[half + i] = pair.high;
+  }
 }
 
 constexpr AttentionLoops kLoops = {.largest = &Largest,
@@ -44,4 +60,5 @@ constexpr AttentionLoops kLoops = {.largest = &Largest,
                                    .divide = &Divide,
                                    .multiply = &Multiply,
                                    .slopes = &Slopes,
-                                   .subtract = &Subtract};
+                                   .rotary_products = &RotaryProductsOfRow,
+                                   .rotated_pairs = &RotatedPairs};
