@@ -31,7 +31,7 @@ struct ReducedAngle {
 /// by less than 2^-102, where no x comes nearer to a multiple of pi / 2 than 2^-32.
 inline ReducedAngle ReduceAngle(float x) {
   if (x < 0.75f) return {0, x};
-  // 2 / pi after 32 zeros, the place of which 2^-24 times it needs some.
+  // 2 / pi behind 32 zero bits: of an x below 2^25 the 128 bits begin among them.
   static constexpr uint32_t kTwoOverPi[] = {0,          0xA2F9836E, 0x4E441529,
                                             0xFC2757D1, 0xF534DDC0, 0xDB629599,
                                             0x3C439041, 0xFE5163AB, 0xDEBBC561};
@@ -51,34 +51,42 @@ inline ReducedAngle ReduceAngle(float x) {
           static_cast<double>(rest) * 0x1p-126 * 0x1.921fb54442d18p+0};
 }
 
+/// The polynomial with these coefficients, the highest power's first, by Horner's scheme.
+template <int kCount>
+double Polynomial(const double (&coefficients)[kCount], double s) {
+  double value = coefficients[0];
+  for (int i = 1; i < kCount; ++i) value = std::fma(value, s, coefficients[i]);
+  return value;
+}
+
 /// sin r, |r| < 0.79: the series to r^19, whose next term is below 2^-72 of r.
 inline double SineOfRest(double r) {
+  static constexpr double kSeries[] = {-1.0 / 121645100408832000,
+                                       1.0 / 355687428096000,
+                                       -1.0 / 1307674368000,
+                                       1.0 / 6227020800,
+                                       -1.0 / 39916800,
+                                       1.0 / 362880,
+                                       -1.0 / 5040,
+                                       1.0 / 120,
+                                       -1.0 / 6};
   const double s = r * r;
-  double series = -1.0 / 121645100408832000;
-  series = std::fma(series, s, 1.0 / 355687428096000);
-  series = std::fma(series, s, -1.0 / 1307674368000);
-  series = std::fma(series, s, 1.0 / 6227020800);
-  series = std::fma(series, s, -1.0 / 39916800);
-  series = std::fma(series, s, 1.0 / 362880);
-  series = std::fma(series, s, -1.0 / 5040);
-  series = std::fma(series, s, 1.0 / 120);
-  series = std::fma(series, s, -1.0 / 6);
-  return std::fma(r * s, series, r);
+  return std::fma(r * s, Polynomial(kSeries, s), r);
 }
 
 /// cos r, |r| < 0.79: the series to r^18, whose next term is below 2^-67.
 inline double CosineOfRest(double r) {
+  static constexpr double kSeries[] = {-1.0 / 6402373705728000,
+                                       1.0 / 20922789888000,
+                                       -1.0 / 87178291200,
+                                       1.0 / 479001600,
+                                       -1.0 / 3628800,
+                                       1.0 / 40320,
+                                       -1.0 / 720,
+                                       1.0 / 24,
+                                       -1.0 / 2};
   const double s = r * r;
-  double series = -1.0 / 6402373705728000;
-  series = std::fma(series, s, 1.0 / 20922789888000);
-  series = std::fma(series, s, -1.0 / 87178291200);
-  series = std::fma(series, s, 1.0 / 479001600);
-  series = std::fma(series, s, -1.0 / 3628800);
-  series = std::fma(series, s, 1.0 / 40320);
-  series = std::fma(series, s, -1.0 / 720);
-  series = std::fma(series, s, 1.0 / 24);
-  series = std::fma(series, s, -1.0 / 2);
-  return std::fma(s, series, 1.0);
+  return std::fma(s, Polynomial(kSeries, s), 1.0);
 }
 
 /// A sum of two numbers, the second below an ulp of the first.

@@ -7,7 +7,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/numerics/pairwise.h"
 #include "kernels/tensor/number_source.h"
@@ -133,6 +135,22 @@ inline dim3 BlockFor(int64_t pieces, int pieces_of_thread) {
   unsigned threads = kWarp;
   while (int64_t{threads} * pieces_of_thread < pieces) threads *= 2;
   return dim3(threads, threads == kWarp ? kRowsOfWarps : 1);
+}
+
+/// Calls launch(std::integral_constant<int, pieces of a thread>, block) for a row of `pieces`.
+template <class Launch>
+void ForPieces(int64_t pieces, const Launch& launch) {
+  if (pieces <= kWarp) return launch(std::integral_constant<int, 1>(), BlockFor(pieces, 1));
+  if (pieces <= 4 * kRowThreadsMax) {
+    return launch(std::integral_constant<int, 4>(), BlockFor(pieces, 4));
+  }
+  launch(std::integral_constant<int, kPiecesMost>(), BlockFor(pieces, kPiecesMost));
+}
+
+/// How many blocks take `rows`, of which each takes `rows_of_block` at a time.
+inline unsigned BlocksOfRows(int64_t rows, int64_t rows_of_block) {
+  return static_cast<unsigned>(
+      std::min<int64_t>((rows + rows_of_block - 1) / rows_of_block, int64_t{1} << 30));
 }
 
 }  // namespace quantgate

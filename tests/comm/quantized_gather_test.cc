@@ -209,6 +209,10 @@ TEST(GatherMethod, FollowsRecipeAndAlignment) {
   EXPECT_EQ(method_of("bf16", {128, 128}, 128), GatherMethod::kSource);
   EXPECT_EQ(method_of("fp8_current", {3, 5}, 17), GatherMethod::kCodes);
   EXPECT_EQ(method_of("fp8_delayed", {3, 5}, 17), GatherMethod::kCodes);
+  const char* const custom_delayed = R"(custom:rules=[{"quantizer":"fp8_delayed"}])";
+  EXPECT_EQ(method_of(custom_delayed, {3, 5}, 17), GatherMethod::kCodes);
+  const char* const custom_current = R"(custom:rules=[{"quantizer":"fp8_current"}])";
+  EXPECT_EQ(method_of(custom_current, {3, 5}, 17), GatherMethod::kSource);
   EXPECT_EQ(method_of("fp8_block", {128, 256}, 128), GatherMethod::kCodes);
   EXPECT_EQ(method_of("fp8_block", {128, 64}, 128), GatherMethod::kSource);
   EXPECT_EQ(method_of("fp8_block", {128, 128}, 192), GatherMethod::kSource);

@@ -1,6 +1,5 @@
 // Attention beside its GEMMs. Of the softmax there are a kernel that takes every shape and
 // alignment, with a warp per row, and one that reads each row once (row_sums_cuda.h).
-#include <algorithm>
 #include <cmath>
 #include <type_traits>
 
@@ -363,28 +362,16 @@ void LaunchTuned(const SoftmaxBackwardParameters& parameters, unsigned blocks, d
   BackwardByBlocks<kEncoding, kPieces><<<blocks, block, 0, stream>>>(parameters);
 }
 
-unsigned BlocksOfRows(int64_t rows, int64_t rows_of_block) {
-  return static_cast<unsigned>(
-      std::min<int64_t>((rows + rows_of_block - 1) / rows_of_block, int64_t{1} << 30));
-}
-
 template <NumberEncoding kEncoding, class Parameters>
 void LaunchAs(const Parameters& parameters, KernelPath path, cudaStream_t stream) {
   const ScoreShape& shape = parameters.shape;
   if (path != KernelPath::kTuned || !IsTunable(parameters)) {
     return LaunchPlain<kEncoding>(parameters, BlocksOfRows(shape.rows, kRowsOfBlock), stream);
   }
-  const int64_t pieces = shape.keys / kPieceWidth<kEncoding>;
-  const int of_thread = pieces <= kWarp ? 1 : pieces <= 4 * kRowThreadsMax ? 4 : kPiecesMost;
-  const dim3 block = BlockFor(pieces, of_thread);
-  const unsigned blocks = BlocksOfRows(shape.rows, block.y);
-  if (of_thread == 1) {
-    LaunchTuned<kEncoding, 1>(parameters, blocks, block, stream);
-  } else if (of_thread == 4) {
-    LaunchTuned<kEncoding, 4>(parameters, blocks, block, stream);
-  } else {
-    LaunchTuned<kEncoding, kPiecesMost>(parameters, blocks, block, stream);
-  }
+  ForPieces(shape.keys / kPieceWidth<kEncoding>, [&](auto pieces, dim3 block) {
+    const unsigned blocks = BlocksOfRows(shape.rows, block.y);
+    LaunchTuned<kEncoding, decltype(pieces)::value>(parameters, blocks, block, stream);
+  });
 }
 
 }  // namespace

@@ -87,17 +87,13 @@ __global__ void GroupColumns(const NormColumnParameters parameters, int64_t grou
   }
 }
 
-unsigned BlocksOfRows(int64_t rows) {
-  return static_cast<unsigned>(
-      std::min<int64_t>((rows + kRowsPerBlock - 1) / kRowsPerBlock, int64_t{1} << 30));
-}
-
 void LaunchPlain(const NormForwardParameters& parameters, cudaStream_t stream) {
-  ForwardRows<<<BlocksOfRows(parameters.rows), dim3(kWarp, kRowsPerBlock), 0, stream>>>(parameters);
+  ForwardRows<<<BlocksOfRows(parameters.rows, kRowsPerBlock), dim3(kWarp, kRowsPerBlock), 0,
+                stream>>>(parameters);
 }
 void LaunchPlain(const NormBackwardParameters& parameters, cudaStream_t stream) {
-  BackwardRows<<<BlocksOfRows(parameters.rows), dim3(kWarp, kRowsPerBlock), 0, stream>>>(
-      parameters);
+  BackwardRows<<<BlocksOfRows(parameters.rows, kRowsPerBlock), dim3(kWarp, kRowsPerBlock), 0,
+                 stream>>>(parameters);
 }
 void LaunchPlain(const NormColumnParameters& parameters, cudaStream_t stream) {
   const int64_t groups = (parameters.rows + kColumnSumRows - 1) / kColumnSumRows;

@@ -1,7 +1,5 @@
 // Norms of rows that fit the registers of a block: each row is read once, in 16-byte pieces, as
 // row_sums_cuda.h divides it.
-#include <algorithm>
-
 #include "kernels/numerics/norm.h"
 #include "kernels/ops/norm/norm_kernels.h"
 #include "kernels/ops/row_sums_cuda.h"
@@ -153,18 +151,10 @@ void LaunchRows(const NormBackwardParameters& parameters, dim3 grid, dim3 block,
 
 template <NumberEncoding kEncoding, class Parameters>
 void LaunchAs(const Parameters& parameters, cudaStream_t stream) {
-  const int64_t pieces = parameters.columns / kPieceWidth<kEncoding>;
-  const int of_thread = pieces <= kWarp ? 1 : pieces <= 4 * kRowThreadsMax ? 4 : kPiecesMost;
-  const dim3 block = BlockFor(pieces, of_thread);
-  const dim3 grid(static_cast<unsigned>(
-      std::min<int64_t>((parameters.rows + block.y - 1) / block.y, int64_t{1} << 30)));
-  if (of_thread == 1) {
-    LaunchRows<kEncoding, 1>(parameters, grid, block, stream);
-  } else if (of_thread == 4) {
-    LaunchRows<kEncoding, 4>(parameters, grid, block, stream);
-  } else {
-    LaunchRows<kEncoding, kPiecesMost>(parameters, grid, block, stream);
-  }
+  ForPieces(parameters.columns / kPieceWidth<kEncoding>, [&](auto pieces, dim3 block) {
+    const dim3 grid(BlocksOfRows(parameters.rows, block.y));
+    LaunchRows<kEncoding, decltype(pieces)::value>(parameters, grid, block, stream);
+  });
 }
 
 template <class Parameters>

@@ -103,7 +103,8 @@ GemmRecord WithCodeMoved(Engine& engine, GemmRecord record, int64_t at, int by) 
 
 TEST(ResultCodes, TheNextCodeIsOutside) {
   const auto engine = MakeCpuEngine({});
-  // Of a block 1, 0.6, 0.3, ...: between codes of FP8, and of FP4, and none near their middles.
+  // Of a block 6, 2.1 and -1.05: the last two lie between codes of FP8, and of FP4, and none near
+  // their middles.
   std::vector<float> values(32 * 128, 0.0f);
   for (size_t i = 0; i < values.size(); ++i) {
     values[i] = i % 16 == 0 ? 6.0f : i % 16 == 1 ? 2.1f : -1.05f;
@@ -177,6 +178,7 @@ TEST(ResultCodes, RunsAreHeldToThem) {
   const VariantReport& variant = report.variants[0];
   EXPECT_THAT(variant.notes, Contains(HasSubstr("rules[2] of the recipe")));
   EXPECT_THAT(variant.notes, Contains(HasSubstr("fits no module of the layer")));
+  EXPECT_EQ(variant.outputs.size(), 4u);  // y, dx, dw, db.
   for (const OutputReport& output : variant.outputs) {
     SCOPED_TRACE(output.tensor);
     ASSERT_EQ(output.bound.has_value(), output.tensor != "db");
