@@ -162,9 +162,11 @@ TEST(GivenCodes, ADirectionIsDerivedWhereTheFormatPermits) {
       {"fp8_block:x_block_dim=2,w_block_dim=1,grad_block_dim=1", {"x"}},
       {"nvfp4:scale_rule=single_level,disable_rht=true,disable_stochastic_rounding=true",
        {"weight"}}};
+  size_t count = 0;
   for (const RuleCase& rule : RuleCases()) {
     const auto found = derived.find(rule.recipe);
     if (found == derived.end()) continue;
+    ++count;
     SCOPED_TRACE(rule.recipe);
     Operands o(rule);
     LayerRequest request = RequestOf(o);
@@ -178,6 +180,7 @@ TEST(GivenCodes, ADirectionIsDerivedWhereTheFormatPermits) {
     EXPECT_EQ(ValuesOfOutput(result, "dx"), Dgrad(o.grad_output.rowwise, o.weight.columnwise));
     EXPECT_EQ(ValuesOfOutput(result, "dw"), Wgrad(o.grad_output.columnwise, o.x.columnwise));
   }
+  EXPECT_EQ(count, derived.size());
 }
 
 /// What the check says of the request under the recipe.
