@@ -6,7 +6,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -180,35 +179,28 @@ absl::StatusOr<Tensor> AttentionPass::Rotated(const char* stage, const Tensor& h
   });
 }
 
-/// The softmax with a mask that lets every query have one key more: row i under the mask of row
-/// i + 1.
+/// The softmax with a mask that lets every query have one key more: row i of a matrix under the
+/// mask of row i + 1. The last row has all keys either way.
 absl::StatusOr<SoftmaxResult> AttentionPass::SoftmaxOneKeyMore(const SoftmaxDesc& given) {
-  Matrices probabilities, rounded;
-  const int64_t rows = dims_.sequence;
-  for (int64_t n = 0; n < dims_.matrices(); ++n) {
-    QG_ASSIGN_OR_RETURN(const Tensor scores, Matrix(given.scores, n));
-    QG_ASSIGN_OR_RETURN(const Tensor upper, RowSlice(scores, 0, rows - 1));
-    QG_ASSIGN_OR_RETURN(const Tensor last, RowSlice(scores, rows - 1, 1));
-    const Tensor shifted[] = {last, upper}, unshifted[] = {last, last};
-    SoftmaxDesc desc = given;
-    QG_ASSIGN_OR_RETURN(desc.scores, engine().ConcatenateRows(shifted, cancellation()));
-    QG_ASSIGN_OR_RETURN(const SoftmaxResult most, engine().SoftmaxForward(desc, cancellation()));
-    desc.mask = AttentionMask::kNone;
-    QG_ASSIGN_OR_RETURN(desc.scores, engine().ConcatenateRows(unshifted, cancellation()));
-    QG_ASSIGN_OR_RETURN(const SoftmaxResult end, engine().SoftmaxForward(desc, cancellation()));
-    for (const auto& [to, of_most, of_end] :
-         {std::tuple(&probabilities, &most.probabilities, &end.probabilities),
-          std::tuple(&rounded, &most.rounded, &end.rounded)}) {
-      QG_ASSIGN_OR_RETURN(to->emplace_back(), RowSlice(*of_most, 1, rows - 1));
-      QG_ASSIGN_OR_RETURN(to->emplace_back(), RowSlice(*of_end, 0, 1));
-    }
-  }
+  const int64_t rows = dims_.sequence, all = dims_.matrices() * rows;
+  QG_ASSIGN_OR_RETURN(const Tensor last, RowSlice(given.scores, all - 1, 1));
+  QG_ASSIGN_OR_RETURN(const Tensor others, RowSlice(given.scores, 0, all - 1));
+  const Tensor rotated[] = {last, others};
+  QG_ASSIGN_OR_RETURN(const Tensor joined, engine().ConcatenateRows(rotated, cancellation()));
+  SoftmaxDesc shifted = given;
+  QG_ASSIGN_OR_RETURN(shifted.scores, As3D(joined, dims_.matrices(), rows, rows));
+  QG_ASSIGN_OR_RETURN(const SoftmaxResult more, engine().SoftmaxForward(shifted, cancellation()));
+  QG_ASSIGN_OR_RETURN(const SoftmaxResult right, engine().SoftmaxForward(given, cancellation()));
   SoftmaxResult result;
-  QG_ASSIGN_OR_RETURN(result.probabilities,
-                      engine().ConcatenateRows(probabilities, cancellation()));
-  QG_ASSIGN_OR_RETURN(result.rounded, engine().ConcatenateRows(rounded, cancellation()));
-  for (Tensor* const tensor : {&result.probabilities, &result.rounded}) {
-    QG_ASSIGN_OR_RETURN(*tensor, As3D(*tensor, dims_.matrices(), rows, rows));
+  for (Tensor SoftmaxResult::*const part :
+       {&SoftmaxResult::probabilities, &SoftmaxResult::rounded}) {
+    Matrices parts;
+    for (int64_t first = 0; first < all; first += rows) {
+      QG_ASSIGN_OR_RETURN(parts.emplace_back(), RowSlice(more.*part, first + 1, rows - 1));
+      QG_ASSIGN_OR_RETURN(parts.emplace_back(), RowSlice(right.*part, first + rows - 1, 1));
+    }
+    QG_ASSIGN_OR_RETURN(const Tensor whole, engine().ConcatenateRows(parts, cancellation()));
+    QG_ASSIGN_OR_RETURN(result.*part, As3D(whole, dims_.matrices(), rows, rows));
   }
   return result;
 }

@@ -351,7 +351,8 @@ int64_t RowsOfOutput(const SessionSpec& spec, size_t layer, const Shape& x) {
 
 absl::StatusOr<Shape> CheckSessionForward(const SessionSpec& spec, const SessionState& state,
                                           const Recipe& recipe, const ForwardStep& step,
-                                          std::shared_ptr<const ParallelStep> parallel) {
+                                          std::shared_ptr<const ParallelStep> parallel,
+                                          const QuantizedTensor* grad_output) {
   if (!step.x.has_value()) return RefuseAbsent("x", "a forward needs it");
   const std::vector<RequiresGrad> requires_grad = RequiresGradOfLayers(state, step.requires_grad);
   Tensor x = step.x;
@@ -361,6 +362,8 @@ absl::StatusOr<Shape> CheckSessionForward(const SessionSpec& spec, const Session
     request.x = x;
     const bool is_codes = step.x_codes.rowwise.has_value() || step.x_codes.columnwise.has_value();
     if (i == 0 && is_codes) request.codes["x"] = step.x_codes;
+    const bool is_last = i + 1 == spec.layers.size();
+    if (is_last && grad_output != nullptr) request.codes["grad_output"] = *grad_output;
     request.value_bytes_max = step.value_bytes_max;
     request.calibrate = step.calibrate;
     request.requires_grad = requires_grad[i];

@@ -29,10 +29,12 @@ absl::Status CheckSessionShapes(const SessionSpec& spec, const SessionState& sta
                                 std::shared_ptr<const ParallelStep> parallel = nullptr);
 
 /// Checks that every layer takes a forward under `recipe` and, in training, its backward, as
-/// CheckLayer and CheckLayerGemms do. Gives the shape of y.
+/// CheckLayer and CheckLayerGemms do. Gives the shape of y. `grad_output`: the codes that the
+/// backward is to be given, if it is known.
 absl::StatusOr<Shape> CheckSessionForward(const SessionSpec& spec, const SessionState& state,
                                           const Recipe& recipe, const ForwardStep& step,
-                                          std::shared_ptr<const ParallelStep> parallel);
+                                          std::shared_ptr<const ParallelStep> parallel,
+                                          const QuantizedTensor* grad_output = nullptr);
 
 /// The dtype of an x that is not known yet: any dtype that a layer takes.
 inline constexpr std::optional<DType> kAnyDType = std::nullopt;

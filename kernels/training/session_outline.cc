@@ -51,12 +51,17 @@ absl::StatusOr<SessionState> StateOfOutlines(Engine& engine, SessionSpec& spec,
 /// Whether a backward of these gradients leaves any for an update.
 bool LeavesGradients(const RequiresGrad& grad) { return grad.weight || grad.bias || grad.norm; }
 
-/// A forward in flight whose layers need no values: what it saved tells the gradients that its
-/// backward leaves, as an entry of `deferred` does.
+/// A forward in flight whose layers need no values: its step tells the gradients that its backward
+/// leaves, as an entry of `deferred` does, and with its recipe what the backward reads.
 struct OutlinedForward : InFlight {
-  RequiresGrad requires_grad;
-  bool defer_wgrad = false;
+  OutlinedForward(const ForwardStep& forward, const Recipe& under) : step(forward), recipe(under) {}
+  ForwardStep step;
+  Recipe recipe;
 };
+
+bool AreCodes(const QuantizedTensor& codes) {
+  return codes.rowwise.has_value() || codes.columnwise.has_value();
+}
 
 bool HasWeights(const SessionState& state) {
   for (const SessionLayerState& layer : state.layers) {
@@ -96,22 +101,21 @@ const Recipe& SessionOutline::recipe() const { return state_->now.recipe; }
 absl::Status SessionOutline::Forward(const ForwardStep& step) {
   State& state = *state_;
   QG_RETURN_IF_ERROR(CheckForwardOrder(state.now, step));
-  auto flight = std::make_shared<OutlinedForward>();
-  flight->requires_grad = step.requires_grad;
-  flight->defer_wgrad = step.defer_wgrad;
+  auto flight = std::make_shared<OutlinedForward>(step, state.now.recipe);
   if (!state.is_on_one_rank()) {
+    QG_RETURN_IF_ERROR(CheckNoCodes("x", step.x_codes));
     QG_RETURN_IF_ERROR(CheckForwardAmaxGroups(step.amax_groups, state.spec, state.now.recipe));
     QG_RETURN_IF_ERROR(CheckForwardOverlap(step.overlap, state.spec));
   } else {
     QG_RETURN_IF_ERROR(CheckNamesNoRanks(step));
     const std::optional<CheckedForward>& last = state.checked_forward;
-    const bool is_codes = step.x_codes.rowwise.has_value() || step.x_codes.columnwise.has_value();
+    const bool is_codes = AreCodes(step.x_codes);
     if (!is_codes && last.has_value() && last->IsLike(step, state.now.recipe, nullptr)) {
       flight->y_shape = last->y_shape;
     } else {
       QG_ASSIGN_OR_RETURN(flight->y_shape, CheckSessionForward(state.spec, state.now,
                                                                state.now.recipe, step, nullptr));
-      if (!is_codes)
+      if (!is_codes) {
         state.checked_forward = CheckedForward{.recipe = state.now.recipe,
                                                .x_dtype = step.x.dtype(),
                                                .x_shape = step.x.shape(),
@@ -122,6 +126,7 @@ absl::Status SessionOutline::Forward(const ForwardStep& step) {
                                                .row_overlap = {},
                                                .amax_groups = {},
                                                .y_shape = flight->y_shape};
+      }
     }
   }
   if (step.train) state.now.in_flight[step.microbatch] = std::move(flight);
@@ -133,12 +138,22 @@ absl::Status SessionOutline::Backward(const BackwardStep& step) {
   QG_RETURN_IF_ERROR(CheckBackwardOrder(state.now, step.microbatch));
   const auto flight =
       std::static_pointer_cast<const OutlinedForward>(state.now.in_flight.at(step.microbatch));
-  if (state.is_on_one_rank()) {
+  const RequiresGrad& requires_grad = flight->step.requires_grad;
+  if (!state.is_on_one_rank()) {
+    QG_RETURN_IF_ERROR(CheckNoCodes("grad_output", step.codes));
+  } else {
     QG_RETURN_IF_ERROR(CheckGradOutput(step.grad_output, flight->y_shape));
+    // Where no gradient is wanted no layer reads it.
+    const bool is_read = requires_grad.x || LeavesGradients(requires_grad);
+    if (is_read && AreCodes(step.codes)) {
+      QG_RETURN_IF_ERROR(CheckSessionForward(state.spec, state.now, flight->recipe, flight->step,
+                                             nullptr, &step.codes)
+                             .status());
+    }
   }
   state.now.in_flight.erase(step.microbatch);
-  if (!LeavesGradients(flight->requires_grad)) return absl::OkStatus();
-  if (flight->defer_wgrad && flight->requires_grad.weight && HasWeights(state.now)) {
+  if (!LeavesGradients(requires_grad)) return absl::OkStatus();
+  if (flight->step.defer_wgrad && requires_grad.weight && HasWeights(state.now)) {
     state.now.deferred.emplace_back();
   }
   // A bias has its gradient from a backward whose weight gradients are deferred, too.

@@ -69,8 +69,6 @@ absl::StatusOr<std::set<size_t>> UnstackParameters(const SessionSpec& spec,
   return stacked;
 }
 
-namespace {}  // namespace
-
 absl::Status SortParameters(const SessionSpec& spec,
                             const std::map<std::string, Tensor>& parameters, SessionState& state) {
   for (const auto& [name, tensor] : parameters) {

@@ -218,7 +218,8 @@ TEST(ParallelAttention, DividesWholeGroups) {
   EXPECT_EQ(ParameterShardRule(request.layer, "qkv.bias"), (ShardRule{0, 1}));
   EXPECT_EQ(ParameterShardRule(request.layer, "proj.weight"), (ShardRule{1, 1}));
   EXPECT_EQ(ParameterShardRule(request.layer, "proj.bias"), ShardRule{});
-  // 64 heads of 4 columns are as many rows: ranks could divide them, but not one group.
+  // One group of 62 query heads, a key head and a value head, of 4 columns each: ranks could divide
+  // their 256 rows, but not the group.
   request.layer.attention = {.heads = 62, .groups = 1};
   const auto results = TryRanks(request, *Recipe::Parse("bf16"), {.size = 2});
   EXPECT_EQ(results.status().code(), absl::StatusCode::kInvalidArgument);

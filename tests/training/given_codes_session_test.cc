@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/training/session_outline.h"
 #include "tests/layer/linear/hand_codes.h"
 #include "tests/training/session_fixture.h"
 
@@ -29,18 +30,6 @@ SessionSpec OneLinear(const std::string& recipe) {
   spec.optimizer.kind = OptimizerSpec::Kind::kSgd;
   spec.optimizer.sgd.learning_rate = 0.5f;
   return spec;
-}
-
-/// sum over k of a(i, k) b(k, j).
-template <typename A, typename B>
-std::vector<float> SumsOf(int64_t rows, int64_t columns, int64_t depth, A a, B b) {
-  std::vector<float> sums(rows * columns);
-  for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t j = 0; j < columns; ++j) {
-      for (int64_t k = 0; k < depth; ++k) sums[i * columns + j] += a(i, k) * b(k, j);
-    }
-  }
-  return sums;
 }
 
 /// A session of one linear layer with hand-made codes of all three operands.
@@ -198,6 +187,43 @@ TEST_F(GivenCodesSession, AStepThatIsRefusedChangesNothing) {
               AllOf(HasSubstr("grad_output is given as fp8_block"), HasSubstr("as mxfp8")));
   EXPECT_EQ(DigestsOf(*session_), before);
   EXPECT_TRUE(session_->Backward(Backward(), nullptr).ok());
+}
+
+TEST_F(GivenCodesSession, AnOutlineRefusesWhatTheSessionDoes) {
+  auto outline =
+      SessionOutline::Open(*engine_, OneLinear("mxfp8"), {}, {{"fc1.weight", weight_.codes}});
+  ASSERT_TRUE(outline.ok()) << outline.status();
+  ASSERT_TRUE(Open(OneLinear("mxfp8")).ok());
+  const QuantizedTensor of_block =
+      HandTensor({QuantizerFormat::kFp8Block, DType::kF8E4M3, 1}, kM, kN, 1).codes;
+  const auto message = [](const absl::Status& status) { return std::string(status.message()); };
+  ASSERT_TRUE(outline->Forward(Forward()).ok());
+  ASSERT_TRUE(session_->Forward(Forward(), nullptr).ok());
+  BackwardStep backward = Backward();
+  backward.codes = of_block;
+  const std::string refusal = message(outline->Backward(backward));
+  EXPECT_THAT(refusal,
+              AllOf(HasSubstr("grad_output is given as fp8_block"), HasSubstr("as mxfp8")));
+  EXPECT_EQ(refusal, message(session_->Backward(backward, nullptr).status()));
+  EXPECT_TRUE(outline->Backward(Backward()).ok());
+}
+
+TEST_F(GivenCodesSession, AnOutlineOnRanksRefusesCodes) {
+  SessionSpec spec = OneLinear("mxfp8");
+  spec.weights = WeightStorage::kHighPrecision;
+  spec.masters = Masters::kNone;
+  spec.parallel = ParallelSpec{.tensor_parallel = 1, .data_parallel = 2};
+  auto outline = SessionOutline::Open(
+      *engine_, spec, {{"fc1.weight", FromValues(DType::kF32, {kN, kK}, weight_.rowwise)}});
+  ASSERT_TRUE(outline.ok()) << outline.status();
+  EXPECT_THAT(std::string(outline->Forward(Forward()).message()),
+              AllOf(HasSubstr("x is given as mxfp8"), HasSubstr("ranks quantize their own parts")));
+  ForwardStep plain = Forward();
+  plain.x_codes = {};
+  ASSERT_TRUE(outline->Forward(plain).ok());
+  EXPECT_THAT(std::string(outline->Backward(Backward()).message()),
+              AllOf(HasSubstr("grad_output is given as mxfp8"),
+                    HasSubstr("ranks quantize their own parts")));
 }
 
 // ---- One weight of all experts

@@ -48,14 +48,8 @@ std::string KindText(const CodesKind& kind) {
 Usages DirectionsRead(const LinearUnit& unit, TensorRole role) {
   const LinearDataflow& flow = unit.flow;
   const bool has_override = flow.backward_override != BackwardOverride::kNone;
-  switch (role) {
-    case TensorRole::kInput:
-      return {true, flow.needs_dw && !has_override};
-    case TensorRole::kWeight:
-      return {true, flow.needs_dx && !has_override};
-    case TensorRole::kGradOutput:
-      break;
-  }
+  if (role == TensorRole::kInput) return {true, flow.needs_dw && !has_override};
+  if (role == TensorRole::kWeight) return {true, flow.needs_dx && !has_override};
   return {flow.needs_dx && !has_override, flow.needs_dw && !has_override};
 }
 
@@ -176,11 +170,6 @@ const char* ReaderOfOriginal(const LinearDataflow& flow, TensorRole role) {
   return flow.needs_dw && role != TensorRole::kWeight ? "wgrad" : nullptr;
 }
 
-const std::string& NameOfRole(const LinearUnit& unit, TensorRole role) {
-  if (role == TensorRole::kInput) return unit.names.x;
-  return role == TensorRole::kWeight ? unit.names.weight : unit.names.grad_output;
-}
-
 /// Gives the codes of a tensor with leading dims, [B][M][K], the matrix [B M][K] that GEMMs read.
 /// Columnwise codes and block scales have it already.
 absl::Status Flatten(QuantizedTensor& codes) {
@@ -246,7 +235,7 @@ absl::StatusOr<QuantizedTensor> GivenInUsages(StepRecorder& recorder, const Line
   const Usages held = codes.usages();
   QG_RETURN_IF_ERROR(Flatten(codes));
   if (Covers(held, usages)) return OnlyUsages(std::move(codes), usages);
-  const std::string& name = NameOfRole(unit, role);
+  const std::string& name = role == TensorRole::kInput ? unit.names.x : unit.names.grad_output;
   codes.is_hybrid = !unit.recipe->QuantizerFor(role).has_one_rule();
   const bool keeps_derived =
       recorder.faults().Has(kFaultDerivedCodesKept) && state.seeded_memory != nullptr;

@@ -13,6 +13,7 @@
 #include "kernels/layer/amax_reduction.h"
 #include "kernels/layer/experts/expert_run.h"
 #include "kernels/layer/layer_sharding.h"
+#include "kernels/layer/linear/given_codes.h"
 #include "kernels/training/sharding/state_sharding.h"
 
 namespace quantgate {
@@ -370,6 +371,12 @@ absl::Status CheckForwardOverlap(const std::optional<OverlapSpec>& overlap,
   absl::Status status = CheckOptions(*with_it.parallel);
   if (status.ok()) status = CheckOverlapHasLayers(with_it);
   return AsField("overlap", status);
+}
+
+absl::Status CheckNoCodes(const std::string& field, const QuantizedTensor& codes) {
+  if (!codes.rowwise.has_value() && !codes.columnwise.has_value()) return absl::OkStatus();
+  return Refuse(field, absl::StrCat("given as ", CodesText(codes)),
+                "ranks quantize their own parts of it; give it in high precision");
 }
 
 absl::Status CheckNamesNoRanks(const ForwardStep& step) {

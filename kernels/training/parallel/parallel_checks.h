@@ -26,6 +26,8 @@ absl::Status CheckForwardAmaxGroups(const AmaxGroups& groups, const SessionSpec&
 /// "overlap". What of it each layer can carry out, the forward's own check says.
 absl::Status CheckForwardOverlap(const std::optional<OverlapSpec>& overlap,
                                  const SessionSpec& spec);
+/// Refuses an x or grad_output, `field`, that several ranks are given as codes.
+absl::Status CheckNoCodes(const std::string& field, const QuantizedTensor& codes);
 /// Checks that a forward of a session on one rank names neither groups nor an overlap.
 absl::Status CheckNamesNoRanks(const ForwardStep& step);
 

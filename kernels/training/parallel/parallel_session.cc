@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "kernels/base/refusal.h"
-#include "kernels/layer/linear/given_codes.h"
 #include "kernels/training/checkpoint/checkpoint_format.h"
 #include "kernels/training/parallel/parallel_checks.h"
 #include "kernels/training/parallel/parallel_member.h"
@@ -151,17 +150,6 @@ absl::StatusOr<SessionStepResult> ParallelSession::Run(StepOnRank step,
   world_ = nullptr;
   return joined;
 }
-
-namespace {
-
-/// Refuses a tensor that is given as codes.
-absl::Status CheckNoCodes(const std::string& field, const QuantizedTensor& codes) {
-  if (!codes.rowwise.has_value() && !codes.columnwise.has_value()) return absl::OkStatus();
-  return Refuse(field, absl::StrCat("given as ", CodesText(codes)),
-                "ranks quantize their own parts of it; give it in high precision");
-}
-
-}  // namespace
 
 absl::StatusOr<SessionStepResult> ParallelSession::Forward(const ForwardStep& step,
                                                            const Cancellation* cancellation) {

@@ -73,18 +73,6 @@ LayerRequest RequestOf(const Operands& operands) {
   return request;
 }
 
-/// sum over k of a(i, k) b(k, j) for `rows` x `columns` results, by indices into `a` and `b`.
-template <typename A, typename B>
-std::vector<float> SumsOf(int64_t rows, int64_t columns, int64_t depth, A a, B b) {
-  std::vector<float> sums(rows * columns);
-  for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t j = 0; j < columns; ++j) {
-      for (int64_t k = 0; k < depth; ++k) sums[i * columns + j] += a(i, k) * b(k, j);
-    }
-  }
-  return sums;
-}
-
 std::vector<float> Fprop(const std::vector<float>& x, const std::vector<float>& weight) {
   return SumsOf(
       kM, kN, kK, [&](int64_t m, int64_t k) { return x[m * kK + k]; },
@@ -174,9 +162,11 @@ TEST(GivenCodes, ADirectionIsDerivedWhereTheFormatPermits) {
       {"fp8_block:x_block_dim=2,w_block_dim=1,grad_block_dim=1", {"x"}},
       {"nvfp4:scale_rule=single_level,disable_rht=true,disable_stochastic_rounding=true",
        {"weight"}}};
+  size_t count = 0;
   for (const RuleCase& rule : RuleCases()) {
     const auto found = derived.find(rule.recipe);
     if (found == derived.end()) continue;
+    ++count;
     SCOPED_TRACE(rule.recipe);
     Operands o(rule);
     LayerRequest request = RequestOf(o);
@@ -190,6 +180,7 @@ TEST(GivenCodes, ADirectionIsDerivedWhereTheFormatPermits) {
     EXPECT_EQ(ValuesOfOutput(result, "dx"), Dgrad(o.grad_output.rowwise, o.weight.columnwise));
     EXPECT_EQ(ValuesOfOutput(result, "dw"), Wgrad(o.grad_output.columnwise, o.x.columnwise));
   }
+  EXPECT_EQ(count, derived.size());
 }
 
 /// What the check says of the request under the recipe.

@@ -154,4 +154,16 @@ struct HandTensor {
   }
 };
 
+/// sum over k of a(i, k) b(k, j) for `rows` x `columns` results, by indices into `a` and `b`.
+template <typename A, typename B>
+std::vector<float> SumsOf(int64_t rows, int64_t columns, int64_t depth, A a, B b) {
+  std::vector<float> sums(rows * columns);
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < columns; ++j) {
+      for (int64_t k = 0; k < depth; ++k) sums[i * columns + j] += a(i, k) * b(k, j);
+    }
+  }
+  return sums;
+}
+
 }  // namespace quantgate
