@@ -5,8 +5,9 @@
 
 Attention is written here with torch.nn.functional.linear, matmul and softmax, differentiated by autograd: scores in
 bf16, times a factor, softmax in fp32, probabilities in bf16; positions by halves that turn. QUANTGATE, the command,
-computes the same layer under arithmetic cublaslt. The two exps differ in their last bits, so outputs are counted: how many are
-equal, and how far apart the others are, in units of the largest magnitude of the tensor.
+computes the same layer under arithmetic cublaslt. exp and the order of softmax's sums are not the same in both, and no
+bound is derived for the difference: the program prints what share of the elements is equal, and how far apart the others
+are, in units of the largest magnitude of the tensor, and judges neither. It exits 1 where QUANTGATE fails.
 """
 import json
 import math
@@ -78,7 +79,6 @@ def main():
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     shapes = {"x": (sequence, batch, width), "qkv.weight": ((heads + 2 * groups) * dim, width),
               "proj.weight": (width, width), "dy": (sequence, batch, width)}
-    failed = False
     for causal in (False, True):
         for rotary in (False, True):
             tensors = {name: torch.randn(shape, device="cuda").to(torch.bfloat16) for name, shape in shapes.items()}
@@ -107,10 +107,9 @@ def main():
                 ours = load_file(path / "out.safetensors")
             for name, value in theirs.items():
                 equal, worst = distance(ours[name], value)
-                failed |= equal < 0.5 or worst > 2**-6
                 print(json.dumps({"causal": causal, "rotary": rotary, "output": name, "equal": round(equal, 5),
                                   "worst": worst}))
-    return 1 if failed else 0
+    return 0
 
 
 if __name__ == "__main__":

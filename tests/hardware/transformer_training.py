@@ -7,7 +7,7 @@ Two ranks divide the weights, with sequence parallelism, once without overlap an
 must have the same bits in every tensor of every step (docs/ranks.md section 10), or the program exits 1. One rank
 differs from two, since sums over ranks round in another order and per-tensor scales are each rank's: its first outputs
 and the share of equal elements are printed. The digest covers parity, error, scales and counts of every tensor and
-quantization, so two devices that print the same digest had the same bits.
+quantization, not the bits themselves: two devices with the same bits print the same digest.
 """
 import argparse
 import hashlib

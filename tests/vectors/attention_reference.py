@@ -80,14 +80,12 @@ def rotate_half(x):
     return np.concatenate([-x[..., half:], x[..., :half]], axis=-1)
 
 
-def rotate(x, cosines, sines, period, rotated, backward):
+def rotate(x, cosines, sines, backward):
     """In the type of x, whose operations ml_dtypes and numpy round one by one."""
     cos, sin = np.concatenate([cosines, cosines], axis=-1), np.concatenate([sines, sines], axis=-1)
     if backward:
-        turned = x * cos - rotate_half(x * sin)  # The transpose of rotate_half is its negative.
-    else:
-        turned = x * cos + rotate_half(x) * sin
-    return turned
+        return x * cos - rotate_half(x * sin)  # The transpose of rotate_half is its negative.
+    return x * cos + rotate_half(x) * sin
 
 
 def rotary_table(base, positions, columns):
@@ -129,7 +127,7 @@ class Cases:
     def rotation(self, name, source, period, rotated, backward):
         heads, cosines, sines = (self.writer.tensors[n, source] for n in (name, name + "_cos", name + "_sin"))
         with np.errstate(all="ignore"):
-            turned = rotate(heads, cosines, sines, period, rotated, backward)
+            turned = rotate(heads, cosines, sines, backward)
         width = heads.shape[1] * heads.shape[2] * heads.dtype.itemsize
         whole = bytearray(heads.tobytes())  # The others are copied with their bytes.
         codes = stored(turned.astype(F32), source)

@@ -35,7 +35,7 @@ def amax_of(block):
     return np.abs(block).max()
 
 
-def fp8_tensor(x, side, element):
+def fp8_tensor(x, element):
     """fp8_current:power_2_scales=true. Columnwise codes are the transpose."""
     max_finite = np.float32(448 if element is E4M3 else 57344)
     scale = power_of_two_below(max_finite / np.float32(amax_of(x)))
@@ -110,8 +110,7 @@ def write_operand(path, format_name, x, block_dim, element, recipe):
     for usage in ("rowwise", "columnwise"):
         is_rowwise = usage == "rowwise"
         if format_name == "fp8_tensor":
-            codes, scales, values[usage] = function(x, None, element)
-            scales_out = scales
+            codes, scales_out, values[usage] = function(x, element)
         else:
             rows = length if block_dim == 2 or not is_rowwise else 1
             columns = length if block_dim == 2 or is_rowwise else 1
@@ -138,26 +137,25 @@ def write_operand(path, format_name, x, block_dim, element, recipe):
 
 
 def exact_product(a, b):
-    """a b^T of float64 values, each sum exact: the integers behind them stay below 2^53."""
+    """a b^T of float64 values, by integers, rounded once to float32."""
     def as_integers(values):
-        unit = min(np.float64(2.0) ** -40, 1)
+        unit = 2.0**-40
         scaled = values / unit
         assert (scaled == np.rint(scaled)).all()
         return np.vectorize(int, otypes=[object])(scaled), unit
     left, left_unit = as_integers(a)
     right, right_unit = as_integers(b)
     sums = left.dot(right.T)
-    limit = max(abs(int(value)) for value in sums.ravel())
-    # float(int) rounds to nearest even once, and float32 once more only where that was exact.
+    # float32 is the only rounding: float64 must hold each sum.
     exact = np.vectorize(float, otypes=[np.float64])(sums)
-    assert all(int(value) == int(number) for value, number in zip(exact.ravel(), sums.ravel())), limit
+    assert all(int(value) == int(number) for value, number in zip(exact.ravel(), sums.ravel())), "a sum is not exact in float64"
     return (exact * (left_unit * right_unit)).astype(np.float32)
 
 
 def main():
     ROOT.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng(20261127)
-    # Few mantissa bits, so that float64 holds every sum.
+
     def draw(*shape):
         return generator.normal(size=shape).astype(np.float32)
     x, weight, grad_output = draw(M, K), draw(N, K) / 8, draw(M, N) / 64

@@ -20,6 +20,7 @@ import numpy as np
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "libraries"))
 from formats import (  # noqa: E402
     ELEMENTS, F32, QUIET, decode, encode, largest, magnitude_codes, nibbles, power_of_two, round_to, sign_bit)
+from rules import swizzle  # noqa: E402
 
 SEED = 20261127
 COUNTS = {"quantizer": (60, 20), "gemm": (50, 16), "layer": (40, 14)}  # With a cause, with none.
@@ -190,9 +191,8 @@ def transposed_bytes(inputs, p, right):
 def swizzled_scales(inputs, p, right):
     """scales lie in tiles of 128 x 4, padded to whole ones"""
     scales = right["scale_inv"]
-    padded = np.pad(scales, ((0, -scales.shape[0] % 128), (0, -scales.shape[1] % 4)))
-    tiles = padded.reshape(padded.shape[0] // 128, 4, 32, padded.shape[1] // 4, 4).transpose(0, 3, 2, 1, 4)
-    return dict(right, scale_inv=np.ascontiguousarray(tiles).reshape(padded.shape))
+    columns = scales.shape[1] + -scales.shape[1] % 4
+    return dict(right, scale_inv=swizzle(scales).reshape(-1, columns))
 
 
 @maker("quantizer", "scales are padded", BLOCKS, rows=[128, 256], columns=[4, 16], shape=["padded", "kept"])

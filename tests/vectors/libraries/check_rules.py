@@ -16,7 +16,7 @@ import numpy as np
 import case_file
 import rules
 
-LEAST_CASES = {"file": 10, "all": 250}
+LEAST_CASES = {"file": 20, "all": 600}
 
 
 def rule_of(name):
