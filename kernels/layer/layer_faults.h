@@ -38,8 +38,8 @@ inline constexpr char kFaultExpertPartialLeft[] = "expert-partial-left";
 inline constexpr char kFaultResultLeft[] = "result-rule-ignored";
 /// y is quantized by the rule for dx, and dx by that for y.
 inline constexpr char kFaultResultRulesSwapped[] = "result-rules-swapped";
-/// Columnwise codes that were derived from the rowwise codes of an earlier x, weight or grad_output
-/// are kept although other rowwise codes are given.
+/// Columnwise codes that were derived from the rowwise codes of an earlier x or grad_output are
+/// kept although other rowwise codes are given.
 inline constexpr char kFaultDerivedCodesKept[] = "derived-codes-kept";
 
 /// The amax of a cast is noted in the history of the tensor's other direction, if that has one.

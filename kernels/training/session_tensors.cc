@@ -181,10 +181,16 @@ int64_t BytesOf(const SessionSpec& spec, SessionState& state) {
   // Tensors share buffers: a saved operand is often the parameter itself.
   std::set<std::pair<const std::byte*, size_t>> counted;
   int64_t bytes = 0;
-  VisitHeldTensors(spec, state, [&](const std::string&, const Tensor& held) {
-    if (!counted.insert({held.data(), held.byte_size()}).second) return;
+  const auto count = [&](const Tensor& held) {
+    if (!held.has_value() || !counted.insert({held.data(), held.byte_size()}).second) return;
     bytes += static_cast<int64_t>(held.byte_size());
-  });
+  };
+  VisitHeldTensors(spec, state, [&](const std::string&, const Tensor& held) { count(held); });
+  // Nobody asks for these by name.
+  for (const SessionLayerState& layer : state.layers) {
+    count(layer.state.rotary.table.cosines);
+    count(layer.state.rotary.table.sines);
+  }
   return bytes;
 }
 

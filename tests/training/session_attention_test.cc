@@ -76,6 +76,18 @@ class AttentionSessions : public ::testing::TestWithParam<const char*> {
   std::unique_ptr<Engine> engine_ = MakeCpuEngine({.threads = 2});
 };
 
+TEST_P(AttentionSessions, BytesCountTheRotaryTable) {
+  SessionSpec spec = SpecOf(GetParam());
+  const auto rotated = Open(spec);
+  spec.layers[0].spec.attention.rotary_base.reset();
+  const auto plain = Open(spec);
+  EXPECT_EQ(rotated->bytes(), plain->bytes());
+  Train(*rotated, 1);
+  Train(*plain, 1);
+  // Cosines and sines of bf16, for each position and pair of a head's columns.
+  EXPECT_EQ(rotated->bytes() - plain->bytes(), 2 * 2 * kSequence * (kHead / 2));
+}
+
 TEST_P(AttentionSessions, RecomputedAndOffloadedStepsHaveTheBitsOfTheOriginal) {
   const auto original = Open(SpecOf(GetParam()));
   const auto recomputed = Open(SpecOf(GetParam()));

@@ -225,8 +225,8 @@ absl::Status CheckCodesOfRole(const std::string& field, TensorRole role,
 
 std::string DerivedNote(const std::string& name, Usages held) {
   return absl::StrCat(name, held.rowwise
-                                ? ": columnwise codes are derived from the rowwise ones given"
-                                : ": rowwise codes are derived from the columnwise ones given");
+                                ? ": columnwise codes are derived from the rowwise ones"
+                                : ": rowwise codes are derived from the columnwise ones");
 }
 
 absl::StatusOr<QuantizedTensor> GivenInUsages(StepRecorder& recorder, const LinearUnit& unit,

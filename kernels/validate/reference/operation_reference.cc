@@ -269,10 +269,17 @@ std::string Evaluation::Derivation() const {
       return absl::StrCat(kEach, ", one ulp of exp, tanh and sigmoid");
     case OperationCall::Kind::kCopy:
       return "the same value";
-    default:
+    case OperationCall::Kind::kAdd:
+    case OperationCall::Kind::kScale:
+      return "one fp32 rounding of 2^-24";
+    case OperationCall::Kind::kRotary:
+    case OperationCall::Kind::kAttention:
+    case OperationCall::Kind::kAttentionDq:
+    case OperationCall::Kind::kAttentionDk:
+    case OperationCall::Kind::kAttentionDv:
       break;
   }
-  return "one fp32 rounding of 2^-24";
+  return "";  // Those of attention have derivations of their own.
 }
 
 absl::StatusOr<OperationReference> Evaluation::Run(Engine& engine) {
