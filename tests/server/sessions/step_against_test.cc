@@ -178,7 +178,9 @@ TEST_F(StepAgainstTest, TheSameRecipeHasTheSameBits) {
     EXPECT_TRUE(one.parity().equal()) << one.tensor();
     EXPECT_EQ(one.error().max_abs(), 0);
   }
+  EXPECT_GT(response.against().quantizations_size(), 0);
   for (const v1::TraceQuantization& one : response.against().quantizations()) {
+    EXPECT_TRUE(one.has_scale_against_reference_log2()) << one.record().tensor();
     EXPECT_EQ(one.scale_against_reference_log2(), 0) << one.record().tensor();
   }
 }
