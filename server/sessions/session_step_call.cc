@@ -203,15 +203,8 @@ absl::Status StepCall::WriteAgainst(const SessionStepResult& result,
   v1::TraceStep own;
   StepResultToProto(training(), result, own);
   CompareScales(own, report);
-  std::vector<Tensor> tensors;
-  for (const NamedTensor& output : against_->result.outputs) tensors.push_back(output.tensor);
-  QG_ASSIGN_OR_RETURN(const std::vector<Fingerprint> fingerprints,
-                      engine.FingerprintsOf(tensors, &cancellation));
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    OutputWriter::Describe(against_->result.outputs[i].name, tensors[i], fingerprints[i],
-                           report.add_outputs());
-  }
-  return absl::OkStatus();
+  return OutputWriter::DescribeAll(engine, against_->result.outputs, &cancellation,
+                                   *report.mutable_outputs());
 }
 
 absl::Status StepCall::Do(const Cancellation& cancellation) {
@@ -259,18 +252,9 @@ absl::Status StepCall::Write(const SessionStepResult& result, const Cancellation
     response_.set_backward_override(
         std::string(BackwardOverrideName(training().recipe().backward_override())));
   }
-  Engine& engine = *use_->device.engine;
-  std::vector<Tensor> tensors;
-  for (const NamedTensor& output : result.outputs) tensors.push_back(output.tensor);
-  QG_ASSIGN_OR_RETURN(const std::vector<Fingerprint> fingerprints,
-                      engine.FingerprintsOf(tensors, &cancellation));
-  OutputWriter writer(context_.blobs, engine,
+  OutputWriter writer(context_.blobs, *use_->device.engine,
                       request_.keep_outputs() ? KeepOutputs::kAll : KeepOutputs::kNone);
-  for (size_t i = 0; i < result.outputs.size(); ++i) {
-    const NamedTensor& output = result.outputs[i];
-    QG_RETURN_IF_ERROR(
-        writer.Write(output.name, output.tensor, fingerprints[i], response_.add_outputs()));
-  }
+  QG_RETURN_IF_ERROR(writer.WriteAll(result.outputs, &cancellation, *response_.mutable_outputs()));
   for (const SavedOperand& saved : result.saved) {
     *response_.add_saved() = SavedOperandToProto(saved);
   }
