@@ -412,8 +412,10 @@ v1::RunReport TraceExecution::Report() {
 absl::StatusOr<v1::RunReport> TraceExecution::Execute(const RankSetting& ranks) {
   device_.description.Refresh();  // Reads in the background while the trace plays.
   const absl::Status played = Play(ranks);
-  // What the sessions hold goes before the trace's end is told; `ranks` may go after it.
+  // What the sessions hold, and places of sessions that were not opened, go before the trace's end
+  // is told; `ranks` may go after it.
   CloseSessions();
+  plan_.places.clear();
   loaded_.clear();
   QG_RETURN_IF_ERROR(played);
   return Report();
