@@ -65,8 +65,9 @@ void TraceEvents::TakeNotes(const v1::TraceStep& step) {
 
 void TraceEvents::TakeStep(const v1::TraceStep& step) {
   const auto variant = static_cast<size_t>(step.variant());
-  // A server says only what variants there are.
-  if (step.step() < 1 || variant >= report_.variants.size()) return;
+  // A server is not to be trusted with indices.
+  const auto reference_index = static_cast<size_t>(report_.reference);
+  if (step.step() < 1 || std::max(variant, reference_index) >= report_.variants.size()) return;
   ++taken_;
   const int index = step.step() - 1;
   if (report_.steps.size() <= static_cast<size_t>(index)) {
@@ -74,7 +75,7 @@ void TraceEvents::TakeStep(const v1::TraceStep& step) {
     report_.steps.back() = {step.round(), step.kind(), step.microbatch()};
   }
   const std::string& label = report_.variants[variant];
-  const std::string& reference = report_.variants[static_cast<size_t>(report_.reference)];
+  const std::string& reference = report_.variants[reference_index];
   for (const v1::StepComparison& comparison : step.against_reference()) {
     report_.tensors.push_back(TensorOf(step, comparison, label, reference));
   }

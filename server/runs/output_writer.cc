@@ -4,6 +4,17 @@
 #include "server/wire/convert_tensor.h"
 
 namespace quantgate {
+namespace {
+
+absl::StatusOr<std::vector<Fingerprint>> FingerprintsOfAll(Engine& engine,
+                                                           const std::vector<NamedTensor>& named,
+                                                           const Cancellation* cancellation) {
+  std::vector<Tensor> tensors;
+  for (const NamedTensor& one : named) tensors.push_back(one.tensor);
+  return engine.FingerprintsOf(tensors, cancellation);
+}
+
+}  // namespace
 
 void OutputWriter::Describe(const std::string& name, const Tensor& tensor,
                             const Fingerprint& fingerprint, v1::NamedTensor* proto) {
@@ -33,6 +44,26 @@ absl::Status OutputWriter::Write(const std::string& name, const Tensor& tensor,
   }
   QG_ASSIGN_OR_RETURN(const Digest digest, blobs_.Put(bytes));
   *proto->mutable_digest() = DigestToProto(digest);
+  return absl::OkStatus();
+}
+
+absl::Status OutputWriter::WriteAll(const std::vector<NamedTensor>& tensors,
+                                    const Cancellation* cancellation, Protos& protos) {
+  QG_ASSIGN_OR_RETURN(const std::vector<Fingerprint> fingerprints,
+                      FingerprintsOfAll(engine_, tensors, cancellation));
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    QG_RETURN_IF_ERROR(Write(tensors[i].name, tensors[i].tensor, fingerprints[i], protos.Add()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status OutputWriter::DescribeAll(Engine& engine, const std::vector<NamedTensor>& tensors,
+                                       const Cancellation* cancellation, Protos& protos) {
+  QG_ASSIGN_OR_RETURN(const std::vector<Fingerprint> fingerprints,
+                      FingerprintsOfAll(engine, tensors, cancellation));
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    Describe(tensors[i].name, tensors[i].tensor, fingerprints[i], protos.Add());
+  }
   return absl::OkStatus();
 }
 

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "kernels/engine/engine.h"
+#include "kernels/tensor/files/tensor_file.h"
 #include "kernels/tensor/fingerprint.h"
 #include "kernels/tensor/tensor.h"
 #include "quantgate/v1/tensor.pb.h"
@@ -35,6 +37,14 @@ class OutputWriter {
   /// Writes all but the bytes.
   static void Describe(const std::string& name, const Tensor& tensor,
                        const Fingerprint& fingerprint, v1::NamedTensor* proto);
+
+  using Protos = google::protobuf::RepeatedPtrField<v1::NamedTensor>;
+  /// Adds tensors to `protos`, each as Write does, and waits once for all their fingerprints.
+  absl::Status WriteAll(const std::vector<NamedTensor>& tensors, const Cancellation* cancellation,
+                        Protos& protos);
+  /// The same as Describe does.
+  static absl::Status DescribeAll(Engine& engine, const std::vector<NamedTensor>& tensors,
+                                  const Cancellation* cancellation, Protos& protos);
 
  private:
   Blobs& blobs_;

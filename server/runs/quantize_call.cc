@@ -1,6 +1,7 @@
 // Engine.Quantize.
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
@@ -48,38 +49,6 @@ absl::StatusOr<QuantizeWork> CheckQuantize(CallContext& context, const v1::Quant
   return QuantizeWork{std::move(references), std::move(plan)};
 }
 
-/// Writes every part that the tensor has, under its name.
-class PartWriter {
- public:
-  PartWriter(CallContext& context, Device& device, const Cancellation& cancellation,
-             v1::QuantizeResponse& response)
-      : device_(device),
-        cancellation_(cancellation),
-        response_(response),
-        writer_(context.blobs, *device.engine, KeepOutputs::kLarge) {}
-
-  absl::Status Write(const char* name, const Tensor& tensor) {
-    if (!tensor.has_value()) return absl::OkStatus();
-    QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
-                        device_.engine->FingerprintOf(tensor, &cancellation_));
-    return writer_.Write(name, tensor, fingerprint, response_.add_tensors());
-  }
-
-  absl::Status WriteAll(const QuantizedTensor& quantized) {
-    for (const QuantizedPart& part : kQuantizedParts) {
-      const std::optional<QuantizedCopy>& copy = quantized.copy(part.usage);
-      if (copy.has_value()) QG_RETURN_IF_ERROR(Write(part.name, (*copy).*part.member));
-    }
-    return Write(kScalePart, quantized.scale);
-  }
-
- private:
-  Device& device_;
-  const Cancellation& cancellation_;
-  v1::QuantizeResponse& response_;
-  OutputWriter writer_;
-};
-
 absl::Status Quantize(CallContext& context, Device& device, const QuantizeWork& work,
                       const Cancellation& cancellation, v1::QuantizeResponse& response) {
   const auto load = [&](const std::string& slot) {
@@ -90,9 +59,10 @@ absl::Status Quantize(CallContext& context, Device& device, const QuantizeWork& 
   };
   QG_ASSIGN_OR_RETURN(const QuantizePlan plan, work.plan.WithTensors(load));
   QG_ASSIGN_OR_RETURN(const QuantizeResult result, plan.Run(*device.engine, &cancellation));
-  PartWriter writer(context, device, cancellation, response);
-  QG_RETURN_IF_ERROR(writer.WriteAll(result.quantized));
-  QG_RETURN_IF_ERROR(writer.Write(kAmaxHistoryPart, result.amax_history));
+  std::vector<NamedTensor> parts = PartsOf(result.quantized);
+  if (result.amax_history.has_value()) parts.push_back({kAmaxHistoryPart, result.amax_history});
+  OutputWriter writer(context.blobs, *device.engine, KeepOutputs::kLarge);
+  QG_RETURN_IF_ERROR(writer.WriteAll(parts, &cancellation, *response.mutable_tensors()));
   const QuantizeRequest& request = plan.request();
   *response.mutable_record() = QuantizationRecordToProto(result.record);
   *response.mutable_description() =

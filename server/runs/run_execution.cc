@@ -289,18 +289,6 @@ absl::Status RunExecution::PublishOutput(int index, const OutputReport& report) 
   return tell_(event);
 }
 
-absl::Status RunExecution::WriteAll(const std::vector<NamedTensor>& tensors,
-                                    google::protobuf::RepeatedPtrField<v1::NamedTensor>& protos) {
-  std::vector<Tensor> all;
-  for (const NamedTensor& named : tensors) all.push_back(named.tensor);
-  QG_ASSIGN_OR_RETURN(const std::vector<Fingerprint> fingerprints,
-                      device_.engine->FingerprintsOf(all, cancellation_.get()));
-  for (size_t i = 0; i < all.size(); ++i) {
-    QG_RETURN_IF_ERROR(writer_->Write(tensors[i].name, all[i], fingerprints[i], protos.Add()));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status RunExecution::BeginVariant(const VariantReport& report) {
   const std::string reference = run_.request.reference.has_value()
                                     ? run_.request.variants[*run_.request.reference].recipe.name()
@@ -312,8 +300,9 @@ absl::Status RunExecution::BeginVariant(const VariantReport& report) {
   stages_counted_ = report.stages.size();
   v1::VariantReport& proto = begun_.emplace(VariantReportToProto(report));
   if (run_.keep_outputs) QG_RETURN_IF_ERROR(KeepParts(report, proto));
-  QG_RETURN_IF_ERROR(WriteAll(report.state, *proto.mutable_state()));
-  QG_RETURN_IF_ERROR(WriteAll(report.stacks, *proto.mutable_stacks()));
+  QG_RETURN_IF_ERROR(writer_->WriteAll(report.state, cancellation_.get(), *proto.mutable_state()));
+  QG_RETURN_IF_ERROR(
+      writer_->WriteAll(report.stacks, cancellation_.get(), *proto.mutable_stacks()));
   writer_.reset();
   return absl::OkStatus();
 }

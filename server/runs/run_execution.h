@@ -51,8 +51,6 @@ class RunExecution final : public RunWork {
   template <typename Body>
   void Store(Body body);
   absl::Status PublishOutput(int index, const OutputReport& report);
-  absl::Status WriteAll(const std::vector<NamedTensor>& tensors,
-                        google::protobuf::RepeatedPtrField<v1::NamedTensor>& protos);
   /// Makes begun_ of what is known of the variant so far.
   absl::Status BeginVariant(const VariantReport& report);
   /// Writes the ranks' parts that are not the whole output.

@@ -61,22 +61,6 @@ absl::StatusOr<UsagesWork> CheckUpdate(CallContext& context, const v1::UpdateUsa
   return work;
 }
 
-absl::Status WriteParts(CallContext& context, Device& device, const Cancellation& cancellation,
-                        const QuantizedTensor& quantized, v1::UpdateUsagesResponse& response) {
-  OutputWriter writer(context.blobs, *device.engine, KeepOutputs::kLarge);
-  const auto write = [&](const std::string& name, const Tensor& tensor) -> absl::Status {
-    if (!tensor.has_value()) return absl::OkStatus();
-    QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
-                        device.engine->FingerprintOf(tensor, &cancellation));
-    return writer.Write(name, tensor, fingerprint, response.add_tensors());
-  };
-  for (const QuantizedPart& part : kQuantizedParts) {
-    const std::optional<QuantizedCopy>& copy = quantized.copy(part.usage);
-    if (copy.has_value()) QG_RETURN_IF_ERROR(write(part.name, (*copy).*part.member));
-  }
-  return write(kScalePart, quantized.scale);
-}
-
 absl::Status UpdateOnDevice(CallContext& context, Device& device, const UsagesWork& work,
                             const Cancellation& cancellation, v1::UpdateUsagesResponse& response) {
   const QuantizedTensor& outline = work.plan.outline();
@@ -95,7 +79,8 @@ absl::Status UpdateOnDevice(CallContext& context, Device& device, const UsagesWo
   QG_RETURN_IF_ERROR(device.engine->UpdateUsages(quantized, *work.wanted, &cancellation));
   *response.mutable_description() = QuantizedDescriptionToProto(quantized, layout);
   QG_RETURN_IF_ERROR(ConvertAllScales(*device.engine, ScaleLayout::kLogical, layout, quantized));
-  return WriteParts(context, device, cancellation, quantized, response);
+  OutputWriter writer(context.blobs, *device.engine, KeepOutputs::kLarge);
+  return writer.WriteAll(PartsOf(quantized), &cancellation, *response.mutable_tensors());
 }
 
 }  // namespace

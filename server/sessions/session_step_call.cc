@@ -1,6 +1,7 @@
 // Sessions.Step.
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -68,8 +69,8 @@ class StepCall {
   };
   absl::StatusOr<SessionStepResult> StepBoth(const Cancellation& cancellation);
   absl::StatusOr<Against> StepAgainst(const Cancellation& cancellation);
-  void KeepAgainst();
-  int64_t AgainstBytes() const;
+  using KeptForwards = std::map<std::string, HeldSession::KeptForward>;
+  KeptForwards KeptAfter() const;
   absl::Status WriteAgainst(const SessionStepResult& result, const Cancellation& cancellation);
   absl::Status Write(const SessionStepResult& result, const Cancellation& cancellation);
   Session& training() { return *use_->training; }
@@ -150,38 +151,31 @@ absl::StatusOr<StepCall::Against> StepCall::StepAgainst(const Cancellation& canc
   return against;
 }
 
-/// What the session keeps of steps under `against`, after a step that succeeded.
-void StepCall::KeepAgainst() {
+/// The forwards under `against` that the session keeps once this step is done.
+StepCall::KeptForwards StepCall::KeptAfter() const {
+  KeptForwards kept = use_->against;
   switch (step_.kind) {
     case SessionStep::Kind::kTrain:
     case SessionStep::Kind::kRecompute:
-      use_->against.erase(step_.microbatch);
-      if (!against_.has_value() || against_->put == nullptr) return;
-      use_->against[step_.microbatch] = {against_->recipe, std::move(against_->put),
-                                         against_->bytes};
-      return;
+      kept.erase(step_.microbatch);
+      if (against_.has_value() && against_->put != nullptr) {
+        kept[step_.microbatch] = {against_->recipe, against_->put, against_->bytes};
+      }
+      break;
     case SessionStep::Kind::kBackward:
-      use_->against.erase(step_.microbatch);
-      return;
+      kept.erase(step_.microbatch);
+      break;
     case SessionStep::Kind::kOptimize:
     case SessionStep::Kind::kChangeRecipe:
-      use_->against.clear();
-      return;
+      kept.clear();
+      break;
     case SessionStep::Kind::kEvaluate:
     case SessionStep::Kind::kWgrad:
     case SessionStep::Kind::kOffload:
     case SessionStep::Kind::kReload:
-      return;
+      break;
   }
-}
-
-/// Bytes of forwards under `against` that the session will hold after this step.
-int64_t StepCall::AgainstBytes() const {
-  int64_t bytes = against_.has_value() ? against_->bytes : 0;
-  for (const auto& [microbatch, kept] : use_->against) {
-    if (microbatch != step_.microbatch) bytes += kept.bytes;
-  }
-  return bytes;
+  return kept;
 }
 
 absl::Status StepCall::WriteAgainst(const SessionStepResult& result,
@@ -203,15 +197,8 @@ absl::Status StepCall::WriteAgainst(const SessionStepResult& result,
   v1::TraceStep own;
   StepResultToProto(training(), result, own);
   CompareScales(own, report);
-  std::vector<Tensor> tensors;
-  for (const NamedTensor& output : against_->result.outputs) tensors.push_back(output.tensor);
-  QG_ASSIGN_OR_RETURN(const std::vector<Fingerprint> fingerprints,
-                      engine.FingerprintsOf(tensors, &cancellation));
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    OutputWriter::Describe(against_->result.outputs[i].name, tensors[i], fingerprints[i],
-                           report.add_outputs());
-  }
-  return absl::OkStatus();
+  return OutputWriter::DescribeAll(engine, against_->result.outputs, &cancellation,
+                                   *report.mutable_outputs());
 }
 
 absl::Status StepCall::Do(const Cancellation& cancellation) {
@@ -238,15 +225,16 @@ absl::Status StepCall::Do(const Cancellation& cancellation) {
   absl::Status status = Write(*result, cancellation);
   std::string kept;
   if (status.ok() && !request_.request_id().empty()) kept = response_.SerializeAsString();
-  if (status.ok()) {
-    status = context_.sessions.StepEnded(use_, static_cast<int64_t>(kept.size()) + AgainstBytes());
-  }
+  KeptForwards forwards = KeptAfter();
+  auto kept_bytes = static_cast<int64_t>(kept.size());
+  for (const auto& [microbatch, forward] : forwards) kept_bytes += forward.bytes;
+  if (status.ok()) status = context_.sessions.StepEnded(use_, kept_bytes);
   if (!status.ok()) {
     restore();
     return status;
   }
   CountOverlaps(context_.statistics, *result);
-  KeepAgainst();
+  use_->against = std::move(forwards);
   use_->last_request_id = request_.request_id();
   use_->last_response = std::move(kept);
   if (!request_.request_id().empty()) use_->last_content = ContentDigest(request_);
@@ -259,18 +247,9 @@ absl::Status StepCall::Write(const SessionStepResult& result, const Cancellation
     response_.set_backward_override(
         std::string(BackwardOverrideName(training().recipe().backward_override())));
   }
-  Engine& engine = *use_->device.engine;
-  std::vector<Tensor> tensors;
-  for (const NamedTensor& output : result.outputs) tensors.push_back(output.tensor);
-  QG_ASSIGN_OR_RETURN(const std::vector<Fingerprint> fingerprints,
-                      engine.FingerprintsOf(tensors, &cancellation));
-  OutputWriter writer(context_.blobs, engine,
+  OutputWriter writer(context_.blobs, *use_->device.engine,
                       request_.keep_outputs() ? KeepOutputs::kAll : KeepOutputs::kNone);
-  for (size_t i = 0; i < result.outputs.size(); ++i) {
-    const NamedTensor& output = result.outputs[i];
-    QG_RETURN_IF_ERROR(
-        writer.Write(output.name, output.tensor, fingerprints[i], response_.add_outputs()));
-  }
+  QG_RETURN_IF_ERROR(writer.WriteAll(result.outputs, &cancellation, *response_.mutable_outputs()));
   for (const SavedOperand& saved : result.saved) {
     *response_.add_saved() = SavedOperandToProto(saved);
   }

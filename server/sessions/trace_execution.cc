@@ -283,22 +283,12 @@ absl::Status TraceExecution::CompareSubjects(const PlannedTraceStep& step, int v
 }
 
 absl::Status TraceExecution::DescribeTensors(Played& played) {
-  Engine& engine = *device_.engine;
-  std::vector<Tensor> tensors;
-  for (const NamedTensor& output : played.tensors) tensors.push_back(output.tensor);
-  QG_ASSIGN_OR_RETURN(const std::vector<Fingerprint> fingerprints,
-                      engine.FingerprintsOf(tensors, cancellation_.get()));
-  OutputWriter writer(context_.blobs, engine, KeepOutputs::kAll);
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    v1::NamedTensor* const proto = played.report.add_outputs();
-    const std::string& name = played.tensors[i].name;
-    if (plan_.keep_outputs) {
-      QG_RETURN_IF_ERROR(writer.Write(name, tensors[i], fingerprints[i], proto));
-    } else {
-      OutputWriter::Describe(name, tensors[i], fingerprints[i], proto);
-    }
+  auto& protos = *played.report.mutable_outputs();
+  if (!plan_.keep_outputs) {
+    return OutputWriter::DescribeAll(*device_.engine, played.tensors, cancellation_.get(), protos);
   }
-  return absl::OkStatus();
+  OutputWriter writer(context_.blobs, *device_.engine, KeepOutputs::kAll);
+  return writer.WriteAll(played.tensors, cancellation_.get(), protos);
 }
 
 void TraceExecution::Judge(int64_t number, const PlannedTraceStep& step, int variant,
@@ -422,8 +412,10 @@ v1::RunReport TraceExecution::Report() {
 absl::StatusOr<v1::RunReport> TraceExecution::Execute(const RankSetting& ranks) {
   device_.description.Refresh();  // Reads in the background while the trace plays.
   const absl::Status played = Play(ranks);
-  // What the sessions hold goes before the trace's end is told; `ranks` may go after it.
+  // What the sessions hold, and places of sessions that were not opened, go before the trace's end
+  // is told; `ranks` may go after it.
   CloseSessions();
+  plan_.places.clear();
   loaded_.clear();
   QG_RETURN_IF_ERROR(played);
   return Report();

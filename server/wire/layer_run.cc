@@ -36,10 +36,6 @@ void SetDigest(const TensorReference& reference, v1::TensorSource& source) {
   *stored.mutable_type() = TensorTypeToProto(*reference.type);
 }
 
-}  // namespace
-
-namespace {
-
 /// Puts digests in place of bytes in the parts of a quantized tensor.
 void SetDigests(const QuantizedReference& reference, v1::QuantizedSource& source) {
   for (auto& [name, part] : *source.mutable_tensors()) {

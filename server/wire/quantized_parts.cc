@@ -64,6 +64,19 @@ std::string PartOfSlot(const std::string& slot) {
   return slot.substr(begin, slot.rfind('"') - begin);
 }
 
+std::vector<NamedTensor> PartsOf(const QuantizedTensor& quantized) {
+  std::vector<NamedTensor> parts;
+  const auto add = [&](const char* name, const Tensor& tensor) {
+    if (tensor.has_value()) parts.push_back({name, tensor});
+  };
+  for (const QuantizedPart& part : kQuantizedParts) {
+    const std::optional<QuantizedCopy>& copy = quantized.copy(part.usage);
+    if (copy.has_value()) add(part.name, (*copy).*part.member);
+  }
+  add(kScalePart, quantized.scale);
+  return parts;
+}
+
 absl::StatusOr<ScaleLayout> ScaleLayoutFromName(const std::string& name, const std::string& field) {
   if (name.empty()) return ScaleLayout::kLogical;
   const auto layout = ParseScaleLayout(name);

@@ -6,8 +6,10 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/tensor/files/tensor_file.h"
 #include "kernels/validate/quantized_plan.h"
 #include "quantgate/v1/tensor.pb.h"
 #include "server/wire/tensor_reference.h"
@@ -34,6 +36,9 @@ inline constexpr char kAmaxHistoryPart[] = "amax_history";
 /// The slot of QuantizedPlan that holds a part, `tensors["rowwise_data"]`, and the part in a slot.
 std::string SlotOfPart(const std::string& part);
 std::string PartOfSlot(const std::string& slot);
+
+/// Every part that the tensor has, under its name.
+std::vector<NamedTensor> PartsOf(const QuantizedTensor& quantized);
 
 v1::QuantizedDescription QuantizedDescriptionToProto(const QuantizedTensor& quantized,
                                                      ScaleLayout scale_layout);

@@ -231,8 +231,10 @@ TEST_F(RunTraceTest, IsCancelledMidway) {
   {
     grpc::ClientContext other_context;
     const auto other = stub_->RunTrace(&other_context, request);
-    while (other->Read(&event) && !event.has_trace_step()) continue;
-    run_id = event.run_id();
+    v1::RunEvent of_other;
+    while (other->Read(&of_other) && !of_other.has_trace_step()) continue;
+    ASSERT_TRUE(of_other.has_trace_step());
+    run_id = of_other.run_id();
     other_context.TryCancel();
     (void)Drain(*other);
   }
@@ -245,6 +247,7 @@ TEST_F(RunTraceTest, OthersSeeItsSessionsAndLeaveThemAlone) {
   const auto reader = stub_->RunTrace(&context, LongRequest());
   v1::RunEvent event;
   while (reader->Read(&event) && !event.has_trace_step()) continue;
+  ASSERT_TRUE(event.has_trace_step());
   v1::ListSessionsResponse listed;
   grpc::ClientContext list_context;
   ASSERT_TRUE(stub_->List(&list_context, {}, &listed).ok());

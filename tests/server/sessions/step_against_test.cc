@@ -178,7 +178,9 @@ TEST_F(StepAgainstTest, TheSameRecipeHasTheSameBits) {
     EXPECT_TRUE(one.parity().equal()) << one.tensor();
     EXPECT_EQ(one.error().max_abs(), 0);
   }
+  EXPECT_GT(response.against().quantizations_size(), 0);
   for (const v1::TraceQuantization& one : response.against().quantizations()) {
+    EXPECT_TRUE(one.has_scale_against_reference_log2()) << one.record().tensor();
     EXPECT_EQ(one.scale_against_reference_log2(), 0) << one.record().tensor();
   }
 }
@@ -236,8 +238,21 @@ TEST_F(StepAgainstTest, WhatIsKeptCounts) {
   ASSERT_TRUE(Step(alone, Forward(2)).ok());
   // bf16 saves x itself, 2 bytes an element; the weight is the session's parameter.
   EXPECT_EQ(BytesOf(asked) - BytesOf(alone), kSize * kSize * 2);
-  ASSERT_TRUE(Step(asked, Backward(3)).ok());
-  ASSERT_TRUE(Step(alone, Backward(3)).ok());
+  // To offload the microbatch moves what the session itself saved.
+  v1::SessionStepRequest offload, reload;
+  offload.mutable_offload();
+  reload.mutable_reload();
+  for (const std::string& id : {asked, alone}) ASSERT_TRUE(Step(id, offload).ok());
+  EXPECT_EQ(BytesOf(asked) - BytesOf(alone), kSize * kSize * 2);
+  for (const std::string& id : {asked, alone}) ASSERT_TRUE(Step(id, reload).ok());
+  EXPECT_EQ(BytesOf(asked) - BytesOf(alone), kSize * kSize * 2);
+  for (const std::string& id : {asked, alone}) ASSERT_TRUE(Step(id, Backward(3)).ok());
+  EXPECT_EQ(BytesOf(asked), BytesOf(alone));
+  // An update ends it for all that are in flight.
+  ASSERT_TRUE(Step(asked, Forward(2, "bf16", "late")).ok());
+  ASSERT_TRUE(Step(alone, Forward(2, "", "late")).ok());
+  EXPECT_EQ(BytesOf(asked) - BytesOf(alone), kSize * kSize * 2);
+  for (const std::string& id : {asked, alone}) ASSERT_TRUE(Step(id, Optimize()).ok());
   EXPECT_EQ(BytesOf(asked), BytesOf(alone));
 }
 

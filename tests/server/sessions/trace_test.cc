@@ -401,7 +401,16 @@ TEST_F(FewPlacesTest, ATraceTakesAPlaceForEachVariant) {
   EXPECT_THAT(three.status.message(), HasSubstr("places for 2 (sessions_max)"));
   EXPECT_THAT(three.status.message(), HasSubstr("can never fit"));
   EXPECT_TRUE(three.events.empty());
-  // The places that it had taken are free again, and a restart needs none more.
+  {
+    // Of two variants one finds no place, and the other's is free again afterwards.
+    const absl::StatusOr<SessionPlace> taken = sessions_.Reserve("", Sha256());
+    ASSERT_TRUE(taken.ok()) << taken.status();
+    const Outcome two = Play(TwoLayerTrace({"bf16", "mxfp8"}));
+    EXPECT_TRUE(absl::IsResourceExhausted(two.status)) << two.status;
+    EXPECT_THAT(two.status.message(), HasSubstr("2 of them reserved"));
+    EXPECT_TRUE(two.events.empty());
+  }
+  // A restart needs no place more.
   v1::RunTraceRequest request = TwoLayerTrace({"bf16", "mxfp8"});
   request.mutable_trace()->add_steps()->mutable_restart();
   const Outcome two = Play(request);

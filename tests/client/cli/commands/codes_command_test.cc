@@ -135,6 +135,7 @@ TEST_F(CodesCommandTest, UsagesAreSaidDerivedAndDropped) {
   const std::string codes = BytesOf(rows, "rowwise_data");
   const std::string turned = BytesOf(both, "columnwise_data");
   const size_t columns = 512, lines = codes.size() / columns;
+  ASSERT_GT(lines, 0u);
   ASSERT_EQ(turned.size(), codes.size());
   bool is_transpose = true;
   for (size_t row = 0; row < lines; ++row) {
@@ -143,6 +144,19 @@ TEST_F(CodesCommandTest, UsagesAreSaidDerivedAndDropped) {
     }
   }
   EXPECT_TRUE(is_transpose);
+  // One fp32 for each tile of 128 x 128.
+  const std::string scales = BytesOf(rows, "rowwise_scale_inv");
+  const std::string turned_scales = BytesOf(both, "columnwise_scale_inv");
+  const size_t tiles_down = lines / 128, tiles_across = columns / 128;
+  ASSERT_EQ(scales.size(), tiles_down * tiles_across * 4);
+  ASSERT_EQ(turned_scales.size(), scales.size());
+  for (size_t row = 0; row < tiles_down; ++row) {
+    for (size_t column = 0; column < tiles_across; ++column) {
+      EXPECT_EQ(turned_scales.substr((column * tiles_down + row) * 4, 4),
+                scales.substr((row * tiles_across + column) * 4, 4))
+          << row << " " << column;
+    }
+  }
   EXPECT_EQ(BytesOf(both, "rowwise_data"), codes);
   const std::string columnwise = Path("columnwise.safetensors");
   ASSERT_EQ(Quantgate({"update-usage", both, "--rowwise", "false", "-o", columnwise}).exit_code, 0);
@@ -185,6 +199,35 @@ TEST_F(CodesCommandTest, ASessionTakesCodesInOpenAndInSteps) {
   EXPECT_EQ(BytesOf(Path("backward.safetensors"), "dx"), BytesOf(Path("plain.safetensors"), "dx"));
   EXPECT_EQ(BytesOf(Path("backward.safetensors"), "fc1.dw"),
             BytesOf(Path("plain.safetensors"), "dw"));
+}
+
+TEST_F(CodesCommandTest, ATraceTakesCodesAsParametersAndInSteps) {
+  const std::string plain = Path("plain.safetensors");
+  Run({"--input", Sample("fc1.x"), "--weight", Sample("fc1.weight"), "--grad-output",
+       Sample("fc1.dy")},
+      "mxfp8", "plain.safetensors");
+  WriteFile(Path("trace.json"), R"({"spec": {"layers": [{"name": "fc1", "layer":
+      {"kind": "linear"}}], "weights": "quantized", "masters": "f32",
+      "adam": {"learning_rate": 0.001}},
+      "parameters": {"fc1.weight": ")" +
+                                    Codes("fc1.weight", "weight", "mxfp8") + R"("},
+      "steps": [{"forward": {}, "x": ")" +
+                                    Codes("fc1.x", "input", "mxfp8") + R"(",
+                 "subjects": {"y": ")" +
+                                    plain + R"(:y"}},
+                {"backward": {}, "grad_output": ")" +
+                                    Codes("fc1.dy", "grad_output", "mxfp8") + R"(",
+                 "subjects": {"dx": ")" +
+                                    plain + R"(:dx", "fc1.dw": ")" + plain + ":dw\"}}]}");
+  for (const Where where : {Where::kInProcess, Where::kServer}) {
+    const Json report = QuantgateJson(
+        {"session", "run", Path("trace.json"), "--recipe", "mxfp8", "--require-subject", "bitwise"},
+        where);
+    EXPECT_EQ(report["verdict"]["pass"], true) << report["verdict"];
+    EXPECT_EQ(report["subjects"].size(), 3u);
+    // The codes were read as they are: nothing was quantized again.
+    EXPECT_EQ(report["quantizations"].size(), 0u) << report["quantizations"];
+  }
 }
 
 }  // namespace
