@@ -205,6 +205,13 @@ absl::Status SessionsFull(const std::string& what, int64_t wanted, int64_t limit
               kRetryAfter, absl::StrCat(absl::ToInt64Milliseconds(quantgate::kRetryAfter)));
 }
 
+absl::Status TraceHasNoRoom(int64_t variants, int64_t places) {
+  return With(Exhausted("sessions", absl::StrCat("sessions: the trace's variants need ", variants,
+                                                 " places, and ", places,
+                                                 " are free or idle; close some, or try later")),
+              kRetryAfter, absl::StrCat(absl::ToInt64Milliseconds(quantgate::kRetryAfter)));
+}
+
 absl::Status TraceNeverFits(int64_t variants, int64_t sessions_max) {
   return With(Refused(absl::StatusCode::kResourceExhausted, "trace.variants",
                       absl::StrCat(variants, " given"),
@@ -212,6 +219,7 @@ absl::Status TraceNeverFits(int64_t variants, int64_t sessions_max) {
                                    sessions_max, " (sessions_max): the trace can never fit")),
               kReason, "limit");
 }
+
 absl::Status LimitExceeded(const std::string& field, int64_t value, int64_t limit) {
   return With(Refused(absl::StatusCode::kResourceExhausted, field, absl::StrCat(value),
                       absl::StrCat("the limit is ", limit)),

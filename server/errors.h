@@ -66,6 +66,8 @@ absl::Status EndNotStored(const std::string& run_id, const absl::Status& why);
 absl::Status QuotaExceeded(int64_t wanted, int64_t used, int64_t limit);
 /// All sessions together would hold more of `what` (sessions, bytes) than `limit`.
 absl::Status SessionsFull(const std::string& what, int64_t wanted, int64_t limit);
+/// A trace of so many variants has fewer places for its sessions now.
+absl::Status TraceHasNoRoom(int64_t variants, int64_t places);
 /// A trace of so many variants, each of which needs one of the server's places for sessions.
 absl::Status TraceNeverFits(int64_t variants, int64_t sessions_max);
 absl::Status LimitExceeded(const std::string& field, int64_t value, int64_t limit);

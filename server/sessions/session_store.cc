@@ -1,5 +1,7 @@
 #include "server/sessions/session_store.h"
 
+#include <algorithm>
+
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -68,6 +70,23 @@ absl::StatusOr<SessionPlace> SessionStore::Reserve(const std::string& request_id
   ++places_;
   if (!request_id.empty()) opening_.insert(request_id);
   return SessionPlace(*this, request_id, content);
+}
+
+absl::StatusOr<std::vector<SessionPlace>> SessionStore::ReserveAll(int count) noexcept {
+  std::vector<SessionPlace> reserved;
+  reserved.reserve(static_cast<size_t>(count));
+  const std::lock_guard lock(mutex_);
+  const auto idle = std::count_if(open_.begin(), open_.end(), [&](const auto& numbered) {
+    return IsIdle(entries_.at(numbered.second));
+  });
+  const auto missing = static_cast<int64_t>(open_.size()) + places_ + count - limits_.sessions_max;
+  if (missing > idle) return error::TraceHasNoRoom(count, count - missing + idle);
+  for (int64_t evicted = 0; evicted < missing; ++evicted) EvictLocked();
+  for (int i = 0; i < count; ++i) {
+    ++places_;
+    reserved.push_back(SessionPlace(*this, "", Sha256()));
+  }
+  return reserved;
 }
 
 void SessionStore::GiveBack(const SessionPlace& place) {
@@ -195,16 +214,19 @@ void SessionStore::ForgetOldest() {
   }
 }
 
+bool SessionStore::IsIdle(const Entry& entry) const {
+  return entry.uses == 0 && now_() - entry.last_used >= limits_.idle_min;
+}
+
 bool SessionStore::EvictLocked() {
-  const absl::Time now = now_();
   Entry* oldest = nullptr;
   for (const auto& [number, id] : open_) {
     Entry& entry = entries_.at(id);
-    if (entry.uses != 0 || now - entry.last_used < limits_.idle_min) continue;
+    if (!IsIdle(entry)) continue;
     if (oldest == nullptr || entry.last_used < oldest->last_used) oldest = &entry;
   }
   if (oldest == nullptr) return false;
-  const bool is_expired = now > oldest->record.lease_end;
+  const bool is_expired = now_() > oldest->record.lease_end;
   ++(is_expired ? usage_.expired : usage_.evicted);
   End(*oldest, is_expired ? SessionPhase::kExpired : SessionPhase::kEvicted);
   return true;

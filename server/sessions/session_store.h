@@ -139,6 +139,9 @@ class SessionStore {
   /// this id had another content.
   absl::StatusOr<std::optional<std::string>> FindRequest(const std::string& request_id,
                                                          const Sha256& content);
+  /// Reserves `count` places for a trace, or none. RESOURCE_EXHAUSTED where there are not so many,
+  /// idle sessions counted; only where there are, idle ones are evicted.
+  absl::StatusOr<std::vector<SessionPlace>> ReserveAll(int count) noexcept;
   /// Reserves a place. RESOURCE_EXHAUSTED where there is none and no session can be evicted;
   /// ABORTED while the same request is being opened.
   absl::StatusOr<SessionPlace> Reserve(const std::string& request_id,
@@ -196,6 +199,7 @@ class SessionStore {
   void EndUse(const std::string& id, const HeldSession& held);
   void GiveBack(const SessionPlace& place);
   void End(Entry& entry, SessionPhase phase) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool IsIdle(const Entry& entry) const;
   bool EvictLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ForgetOldest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

@@ -545,10 +545,7 @@ absl::StatusOr<TracePlan> TraceReader::Read() {
   if (variant_count() > sessions_max) {
     return error::TraceNeverFits(variant_count(), sessions_max);
   }
-  for (int i = 0; i < variant_count(); ++i) {
-    QG_ASSIGN_OR_RETURN(SessionPlace place, context_.sessions.Reserve("", Sha256()));
-    plan_.places.push_back(std::move(place));
-  }
+  QG_ASSIGN_OR_RETURN(plan_.places, context_.sessions.ReserveAll(variant_count()));
   return std::move(plan_);
 }
 

@@ -100,6 +100,32 @@ TEST_F(SessionStoreTest, TheLeastRecentlyUsedIdleSessionGivesWay) {
   for (const std::string& id : {a, c, d}) EXPECT_EQ(store_->Find(id)->phase, SessionPhase::kOpen);
 }
 
+TEST_F(SessionStoreTest, ATraceThatFindsNoPlacesEvictsNobody) {
+  Start();
+  const auto idle = Open();
+  ASSERT_TRUE(idle.ok());
+  ASSERT_TRUE(Open().ok());
+  now_ += limits_.idle_min;
+  auto busy = store_->Reserve("", kContent);
+  ASSERT_TRUE(busy.ok());
+  // Two of three places could be had.
+  const absl::Status refused = store_->ReserveAll(3).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("the trace's variants need 3 places, and 2 are free or idle"));
+  EXPECT_EQ(store_->Find(*idle)->phase, SessionPhase::kOpen);
+  EXPECT_EQ(store_->usage().evicted, 0);
+  {
+    const auto places = store_->ReserveAll(2);
+    ASSERT_TRUE(places.ok()) << places.status();
+    EXPECT_EQ(places->size(), 2u);
+    EXPECT_EQ(store_->Find(*idle)->phase, SessionPhase::kEvicted);
+    EXPECT_EQ(store_->usage().evicted, 2);
+    EXPECT_FALSE(Open().ok());
+  }
+  EXPECT_TRUE(Open().ok());
+}
+
 // Of three places the trace's session has one before, while and after it is made anew.
 TEST_F(SessionStoreTest, AHandedOverPlaceIsNobodyElses) {
   const int64_t session_bytes = Training()->bytes();
