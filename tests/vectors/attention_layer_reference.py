@@ -309,7 +309,9 @@ def main():
         add(name, x, dy, parameters, layer(Gemms(), options, x, dy, parameters))
     add("integers", *integer_case({"heads": 4, "groups": 2, "mask": "causal"}))
     save_file({name: np.ascontiguousarray(values) for name, values in tensors.items()},
-              "tests/data/attention_layers.safetensors")
+              "tests/data/attention_layers.safetensors",
+              metadata={"origin": f"tests/vectors/attention_layer_reference.py, numpy {np.__version__}, "
+                                  f"mpmath {mpmath.__version__}"})
 
 
 if __name__ == "__main__":

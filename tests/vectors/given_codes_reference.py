@@ -15,6 +15,7 @@ import safetensors.numpy
 ROOT = pathlib.Path("tests/data/given_codes")
 M, N, K = 32, 64, 96
 E4M3, E5M2, E8M0 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.float8_e8m0fnu
+ORIGIN = f"tests/vectors/given_codes_reference.py, numpy {np.__version__}, ml_dtypes {ml_dtypes.__version__}"
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 
 
@@ -167,8 +168,9 @@ def main():
         results = {"y": exact_product(of_x["rowwise"], of_w["rowwise"]),
                    "dx": exact_product(of_dy["rowwise"], of_w["columnwise"].T),
                    "dw": exact_product(of_dy["columnwise"].T, of_x["columnwise"].T)}
-        safetensors.numpy.save_file(results, ROOT / f"{name}.expected.safetensors", metadata={"recipe": recipe})
-    safetensors.numpy.save_file({"x": x, "weight": weight, "grad_output": grad_output}, ROOT / "source.safetensors")
+        safetensors.numpy.save_file(results, ROOT / f"{name}.expected.safetensors", metadata={"origin": ORIGIN, "recipe": recipe})
+    safetensors.numpy.save_file({"x": x, "weight": weight, "grad_output": grad_output}, ROOT / "source.safetensors",
+                                metadata={"origin": ORIGIN})
 
 
 if __name__ == "__main__":
