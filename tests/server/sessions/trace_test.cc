@@ -407,7 +407,7 @@ TEST_F(FewPlacesTest, ATraceTakesAPlaceForEachVariant) {
     ASSERT_TRUE(taken.ok()) << taken.status();
     const Outcome two = Play(TwoLayerTrace({"bf16", "mxfp8"}));
     EXPECT_TRUE(absl::IsResourceExhausted(two.status)) << two.status;
-    EXPECT_THAT(two.status.message(), HasSubstr("2 of them reserved"));
+    EXPECT_THAT(two.status.message(), HasSubstr("variants need 2 places, and 1 "));
     EXPECT_TRUE(two.events.empty());
   }
   // A restart needs no place more.
