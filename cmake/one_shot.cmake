@@ -103,6 +103,16 @@ function(quantgate_test_headers name)
   set(QUANTGATE_TEST_HEADERS ${name} PARENT_SCOPE)
 endfunction()
 
+# quantgate_file_namespaces(NAME): a test's source has its own things in `namespace QG_TEST_FILE`, which is a namespace without
+# a name, but a name for each source where the sources of a program are compiled at once.
+function(quantgate_file_namespaces name)
+  target_compile_definitions(${name} PRIVATE QG_TEST_FILE=)
+  if(QUANTGATE_ONE_SHOT_TESTS)
+    set_target_properties(${name} PROPERTIES
+      UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0 UNITY_BUILD_UNIQUE_ID QG_TEST_FILE)
+  endif()
+endfunction()
+
 # quantgate_one_shot_test(NAME): for a test, or what tests share. Its programs are small and many: most of the work is in
 # GoogleTest's headers and ours, and in making the tests' own code fast, which nobody waits for.
 function(quantgate_one_shot_test name)

@@ -20,13 +20,15 @@ function(quantgate_program name)
   target_link_libraries(${name} PRIVATE ${ARG_DEPS})
 endfunction()
 
-# quantgate_test(NAME SOURCES ... DEPS ... LABELS ...): one program, run as one ctest entry.
+# quantgate_test(NAME SOURCES ... DEPS ... LABELS ...): one program, run as one ctest entry. Tests of a folder that need the
+# same are one program: their headers are most of the work.
 # Test data is found through QUANTGATE_SOURCE_DIR, by what a bundle has through tests/base/repository_file.h.
 function(quantgate_test name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;LABELS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_compile_options(${name} PRIVATE ${QUANTGATE_COMPILE_OPTIONS})
   target_compile_definitions(${name} PRIVATE QUANTGATE_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+  quantgate_file_namespaces(${name})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gmock GTest::gtest_main)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   quantgate_one_shot_test(${name})

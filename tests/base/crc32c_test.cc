@@ -8,7 +8,7 @@
 #include <vector>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using Extend = uint32_t (*)(uint32_t, std::span<const std::byte>);
 
@@ -89,5 +89,5 @@ INSTANTIATE_TEST_SUITE_P(Paths, Crc32cTest, ::testing::Values(&ExtendCrc32c, &Ex
                            return std::string(info.index == 0 ? "ThisProcessor" : "Table");
                          });
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

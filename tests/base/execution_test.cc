@@ -24,7 +24,7 @@
 #include "kernels/base/steady_time.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr unsigned kFlushToZero = 1u << 15;
 constexpr unsigned kDenormalsAreZero = 1u << 6;
@@ -298,5 +298,5 @@ TEST(Cancellation, IsSeenByOtherThreads) {
   EXPECT_EQ(cancellation.Check().code(), absl::StatusCode::kCancelled);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -15,7 +15,7 @@
 #include "kernels/base/execution.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 /// Which threads took which pieces.
 class Takers {
@@ -179,5 +179,5 @@ TEST(LoopSharing, HelpersLeaveACancelledLoop) {
   EXPECT_LE(calls, 4);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -6,7 +6,7 @@
 #include <vector>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 TEST(NearestWordTest, DistancesOfTheTextbooks) {
   EXPECT_EQ(EditDistance("", ""), 0);
@@ -30,5 +30,5 @@ TEST(NearestWordTest, NearIsWhatASlipMakes) {
   EXPECT_EQ(NearestWord("run", known), "");
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -9,7 +9,7 @@
 #include "absl/strings/cord.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 /// The parts and the text at once.
 void ExpectRefusal(const absl::Status& status, const std::string& field, const std::string& value,
@@ -94,5 +94,5 @@ TEST(Refusal, KeepsItsPartsBehindAPrefix) {
   EXPECT_TRUE(Prefixed("rank 1: ", absl::OkStatus()).ok());
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -10,7 +10,7 @@
 #include "absl/time/clock.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 // Between two readings of the steady clock lies what lies between two of SteadyNow around them.
 TEST(SteadyTime, GoesAsTheSteadyClockDoes) {
@@ -41,5 +41,5 @@ TEST(SteadyTime, AMomentOfTheWallClockIsAsFarAway) {
   EXPECT_EQ(SteadyFromWall(absl::InfinitePast()), absl::InfinitePast());
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -7,7 +7,7 @@
 #include "kernels/base/refusal.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 std::string RuleFor(std::string_view text, int depth_max = 3) {
   const auto json = ParseStrictJson(text, depth_max);
@@ -37,5 +37,5 @@ TEST(StrictJsonTest, RefusesWhatIsDeepOrNoJson) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

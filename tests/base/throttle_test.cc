@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using std::chrono::milliseconds;
 
@@ -34,5 +34,5 @@ TEST_F(ThrottleTest, AnEventThatDoesNotPassStartsNoInterval) {
   EXPECT_TRUE(PassesAfter(milliseconds(10)));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

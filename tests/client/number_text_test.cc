@@ -11,7 +11,7 @@
 #include "client/cli/progress.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -119,5 +119,5 @@ TEST(NumberTextTest, ProgressCountsTheSecondsOfWhatIsSilent) {
   EXPECT_EQ(out.str(), "");
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

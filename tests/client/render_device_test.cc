@@ -13,7 +13,7 @@
 #include "server/report/report_json.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -187,5 +187,5 @@ TEST(AlgorithmResultsTest, JsonHasTheSameKeysForAll) {
   EXPECT_EQ(list[2]["equal_to_model"], false);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -14,7 +14,7 @@
 #include "tests/server/report/recorded_values.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::ContainsRegex;
 using testing::HasSubstr;
@@ -295,5 +295,5 @@ TEST(ComparisonJudgeTest, WantsTheReferencesBitsAndRanksThatAgree) {
   EXPECT_THAT(judge.Verdict().finding(), HasSubstr("; and 10 more of 12 tensors"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

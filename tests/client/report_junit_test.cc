@@ -7,7 +7,7 @@
 #include "client/cli/output.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -84,5 +84,5 @@ TEST(ReportFileTest, ErrorsHaveTheCodeOfTheirCause) {
   EXPECT_TRUE(absl::IsInvalidArgument(WriteTextFile("/dev/null/report.json", "{}")));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -9,7 +9,7 @@
 #include "tests/server/temporary_directory.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -152,5 +152,5 @@ TEST_F(TensorFileTest, SaysWhatTheFileHas) {
   EXPECT_TRUE(absl::IsNotFound(LoadTensor(Parsed(directory_.Path("no.npy"))).status()));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

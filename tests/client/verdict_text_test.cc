@@ -17,7 +17,7 @@
 #include "tests/server/report/sample_report.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -201,5 +201,5 @@ TEST(VerdictTextTest, TheSubjectStandsBeforeTheReference) {
   EXPECT_THAT(html, AllOf(HasSubstr("<b>63,363 differ</b>"), Not(HasSubstr("Recipe matrix"))));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

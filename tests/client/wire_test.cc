@@ -12,7 +12,7 @@
 #include "tests/client/fake_server.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -400,5 +400,5 @@ TEST_F(RunWireTest, ARunGivenUpBeforeItsFirstEventIsCancelledToo) {
   EXPECT_THAT(server_.engine.cancelled_runs, ElementsAre("run-7"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -9,7 +9,7 @@
 #include "tests/comm/ranks.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr DType kDTypes[] = {DType::kF32, DType::kBF16,     DType::kF8E4M3,
                              DType::kU8,  DType::kF4E2M1x2, DType::kI64};
@@ -173,5 +173,5 @@ TEST(CheckAgreement, ComparesBytesAndNotNumbers) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -15,7 +15,7 @@
 #include "tests/comm/sum_reference.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 /// Even, uneven beginning with none, none.
 std::vector<std::vector<int64_t>> RowsOfRanks(int size) {
@@ -197,5 +197,5 @@ TEST(NcclWorld, NeedsADeviceForEachRank) {
   EXPECT_NE(mixed.message().find("rank 1 is on cpu"), std::string::npos) << mixed;
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -9,7 +9,7 @@
 #include "tests/comm/ranks.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::AllOf;
 using testing::ContainsRegex;
@@ -236,5 +236,5 @@ TEST(Deadline, NamesTheRankThatDidNotCome) {
   ExpectNewWorldWorks(std::move(ranks));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -15,7 +15,7 @@
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr int64_t kColumns = 256;
 
@@ -283,5 +283,5 @@ TEST(GatherRows, RefusesAnotherNumberOfRows) {
       << status;
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -9,7 +9,7 @@
 #include "tests/comm/sum_reference.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr const char* kProfiles[] = {"rank_asc_fp32", "ub_p2p",         "ub_atomic",
                                      "nccl_ring",     "bf16_rotated:0", "bf16_rotated:1"};
@@ -175,5 +175,5 @@ TEST(Reductions, ByTheLibraryAreRefusedWithoutOne) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -7,7 +7,7 @@
 #include "tests/comm/random_programs.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr int kSchedules = 100;
 
@@ -28,5 +28,5 @@ TEST(CudaSchedules, NoneOfAHundredStops) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

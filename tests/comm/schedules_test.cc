@@ -6,7 +6,7 @@
 #include "tests/comm/ranks.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr int kSchedules = 1000;
 /// Every so many schedules have delays, which cost time.
@@ -54,5 +54,5 @@ TEST(Schedules, ARankThatDiesEndsItsRunAlone) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

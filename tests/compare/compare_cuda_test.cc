@@ -15,7 +15,7 @@
 #include "tests/tensor/cuda_test_device.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr ComparePath kPaths[] = {ComparePath::kTuned, ComparePath::kPlain};
 
@@ -414,5 +414,5 @@ TEST(CompareCuda, TensorsOfMoreThanFourGigabytes) {
   ExpectSameParity(y, x);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -10,7 +10,7 @@
 #include "tests/tensor/tensor_of.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::ElementsAre;
 
@@ -333,5 +333,5 @@ TEST(MeasureNearerTest, RefusesIntegersShapesAndATruthOfAnotherType) {
   EXPECT_EQ(code(floats, floats, Tensor()), kRefused);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -10,7 +10,7 @@
 #include "tests/tensor/tensor_of.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -259,5 +259,5 @@ TEST(CompareBitsTest, LargeTensorsMatchAPlainCountForEveryThreadCount) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

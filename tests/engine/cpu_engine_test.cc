@@ -12,7 +12,7 @@
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 struct Inputs {
   Tensor a = Generated(Distribution::kNormal, 1, DType::kBF16, {24, 64});
@@ -185,5 +185,5 @@ TEST(CpuEngine, OperationsGiveWhatTheFunctionsGiveAndStopWhenCancelled) {
   ExpectEngineOps(*MakeCpuEngine({}));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -21,7 +21,7 @@
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 struct Dims {
   int64_t m, n, k;
@@ -334,5 +334,5 @@ TEST(CudaEngineDeathTest, AFaultingKernelIsNeverForgotten) {
       testing::ExitedWithCode(42), "");
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -11,7 +11,7 @@
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr int kEngines = 4;
 
@@ -203,5 +203,5 @@ TEST(CudaExchange, WhatAnEngineTakes) {
   EXPECT_LE(bytes, int64_t{64} << 20);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

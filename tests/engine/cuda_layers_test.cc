@@ -17,7 +17,7 @@
 #include "tests/layer/layer_cases.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 OperationSpec Operation(OperationKind kind, const std::string& name) {
   OperationSpec operation;
@@ -248,5 +248,5 @@ TEST_P(CudaLayers, TheHardwareHasTheBitsOfTheModels) {
   EXPECT_TRUE(is_blackwell || used_hardware);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -7,7 +7,7 @@
 #include <filesystem>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 bool HasDriver() {
   std::error_code error;
@@ -48,5 +48,5 @@ TEST(CudaModuleTest, TheCpuEngineRefusesCublasLtByName) {
   EXPECT_TRUE(engine->CheckArithmetic(Arithmetic::Parse("sm90").value()).ok());
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -19,7 +19,7 @@
 #include "tests/training/session_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 /// Holds a stream until it is opened, or for five seconds: whoever waits for the stream before it
 /// opens the gate then goes on, and the gate knows.
@@ -185,5 +185,5 @@ TEST_P(CudaResidency, ATrainingStep) {
   run(true);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -12,7 +12,7 @@
 #include "kernels/validate/scenarios/run_scenarios.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 std::string FirstOf(const ScenarioResult& result) {
   if (result.differences.empty()) return result.message;
@@ -52,5 +52,5 @@ TEST(CudaScenarios, HoldAndCatchTheirFaults) {
             << " times a fault of " << AllFaults().size() << "\n";
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -14,7 +14,7 @@
 #include "tests/training/layer_network.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 /// One session on each engine, driven together. After the first difference nothing is done.
 class BothSessions {
@@ -305,5 +305,5 @@ TEST(CudaSessions, RefuseTheSame) {
   EXPECT_EQ(DigestsOf(*sessions[0]), DigestsOf(*sessions[1]));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

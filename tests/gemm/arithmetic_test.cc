@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 
@@ -90,5 +90,5 @@ TEST(ArithmeticTest, CublasLtHasAModelAndParametersOfItsOwn) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

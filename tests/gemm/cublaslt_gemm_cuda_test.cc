@@ -25,7 +25,7 @@
 #include "tests/gemm/operand_pattern.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
@@ -361,5 +361,5 @@ TEST_F(CublasLtGemmTest, FullMemoryIsToldAndNothingIsLost) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

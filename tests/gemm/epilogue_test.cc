@@ -16,7 +16,7 @@
 #include "tests/gemm/operand_codes.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr int64_t kM = 21, kN = 83, kK = 96;
 
@@ -391,5 +391,5 @@ TEST(EpilogueRoundingTest, BFloat16EqualsTheScalarCastEverywhere) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

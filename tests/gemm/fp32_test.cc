@@ -10,7 +10,7 @@
 #include "tests/gemm/operand_codes.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 float Element(const Tensor& tensor, int64_t i) {
   switch (tensor.dtype()) {
@@ -86,5 +86,5 @@ TEST(Fp32GemmTest, LayoutsAndOddShapes) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

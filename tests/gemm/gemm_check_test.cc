@@ -10,7 +10,7 @@
 #include "kernels/gemm/gemm.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -259,5 +259,5 @@ TEST(GemmTextTest, IsOneLineThatRepeatsTheGemm) {
   EXPECT_EQ(GemmText(desc), "m=4 n=6 k=32 f32 x f32 -> f32, sm90, alpha=0.5, beta=1 in place");
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -10,7 +10,7 @@
 #include "tests/gemm/scaled_operand.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 using enum DType;
@@ -208,5 +208,5 @@ TEST(GemmCudaEpilogueTest, SurvivesAFullDevice) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

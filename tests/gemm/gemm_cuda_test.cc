@@ -17,7 +17,7 @@
 #include "tests/gemm/scaled_operand.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using Json = nlohmann::json;
 
@@ -340,5 +340,5 @@ INSTANTIATE_TEST_SUITE_P(Files, GoldenGemmCudaTest,
                                            "fp8_e4m3_e5m2", "epilogue_high_precision", "fp8_block",
                                            "block_splitk", "epilogue_fp8", "splitk", "large"));
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -17,7 +17,7 @@
 #include "tests/gemm/golden_cases.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using Json = nlohmann::json;
 
@@ -120,5 +120,5 @@ INSTANTIATE_TEST_SUITE_P(Files, GoldenGemmTest, ::testing::ValuesIn(AllParams())
                            return info.param.file + "_" + std::string(IsaName(info.param.isa));
                          });
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -13,7 +13,7 @@
 #include "tests/gemm/scaled_vectors.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 namespace steps = fused_rule_steps;
 
@@ -116,5 +116,5 @@ INSTANTIATE_TEST_SUITE_P(Files, MmaGoldenTest,
                          ::testing::Values(GoldenInstructions{"golden_mma_sync.txt", 9},
                                            GoldenInstructions{"golden_mma_sparse.txt", 10}));
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

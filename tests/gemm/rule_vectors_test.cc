@@ -14,7 +14,7 @@
 #include "tests/gemm/scaled_vectors.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 struct Vector {
   std::string text;
@@ -89,5 +89,5 @@ TEST(RuleVectorsTest, TheScalarRuleEqualsRationalArithmetic) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -13,7 +13,7 @@
 #include "tests/gemm/scaled_operand.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -230,5 +230,5 @@ TEST(ScaledGemmTest, HasTheScalarOutputsAfterItsEpilogue) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

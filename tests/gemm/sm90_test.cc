@@ -12,7 +12,7 @@
 #include "tests/gemm/operand_codes.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 struct Mode {
   std::string name;
@@ -157,5 +157,5 @@ TEST_P(Sm90Test, TallOperandsUseEveryBlock) {
 INSTANTIATE_TEST_SUITE_P(All, Sm90Test, testing::ValuesIn(Modes()),
                          [](const auto& info) { return info.param.name; });
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

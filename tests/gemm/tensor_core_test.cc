@@ -14,7 +14,7 @@
 #include "tests/gemm/scaled_operand.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 struct Mode {
   std::string name;
@@ -240,5 +240,5 @@ TEST_P(TensorCoreTest, OrderInsideAStepChangesNothing) {
 INSTANTIATE_TEST_SUITE_P(All, TensorCoreTest, testing::ValuesIn(Modes()),
                          [](const auto& info) { return info.param.name; });
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

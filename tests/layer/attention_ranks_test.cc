@@ -13,7 +13,7 @@
 #include "tests/layer/parallel_cases.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 
@@ -227,5 +227,5 @@ TEST(ParallelAttention, DividesWholeGroups) {
               HasSubstr("layer.attention.groups is 1: it must be a multiple of 2"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

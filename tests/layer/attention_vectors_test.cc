@@ -13,7 +13,7 @@
 #include "tests/layer/layer_cases.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 struct VectorCase {
   const char* name;
@@ -95,5 +95,5 @@ TEST(AttentionVectors, OfIntegersHaveTheBitsUnderEveryArithmetic) {
   for (const char* arithmetic : {"auto", "sm90", "sm80"}) ExpectRecorded(recorded, arithmetic);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -14,7 +14,7 @@
 #include "tests/layer/golden_outputs.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using Json = nlohmann::json;
 
@@ -108,5 +108,5 @@ TEST(GoldenLayerTest, EveryOutputEqualsTorchOnTheHardware) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

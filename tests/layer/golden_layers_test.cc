@@ -11,7 +11,7 @@
 #include "tests/layer/golden_outputs.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using Json = nlohmann::json;
 
@@ -113,5 +113,5 @@ TEST(GoldenLayersTest, EveryOutputEqualsTorchOnTheHardware) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -9,7 +9,7 @@
 #include "tests/layer/layer_cases.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 Tensor Blank(DType dtype, Shape shape) { return *Tensor::Allocate(dtype, std::move(shape)); }
 
@@ -263,5 +263,5 @@ TEST(CheckLayerGemms, NamesTheUnitWhoseGemmTheArithmeticDoesNotTake) {
   EXPECT_EQ(message(ResidualChainCase(), "hybrid:dgrad=mxfp8").substr(0, 9), "up.dgrad.");
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

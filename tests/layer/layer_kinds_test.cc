@@ -15,7 +15,7 @@
 #include "tests/layer/layer_cases.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 const char* const kClasses[] = {"bf16",
                                 "fp8_current",
@@ -468,5 +468,5 @@ TEST(LayerResidency, NothingIsReadBeforeTheLastOperation) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -12,7 +12,7 @@
 #include "tests/layer/layer_cases.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 
@@ -269,5 +269,5 @@ TEST(LayerModules, OnlyAQuantizeOperationThatNoLinearReadsHasRules) {
   EXPECT_THAT(Notes({chain.layer}, recipe), ::testing::IsEmpty());
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

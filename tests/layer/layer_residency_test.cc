@@ -9,7 +9,7 @@
 #include "tests/layer/layer_cases.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 TEST(LayerResidencyTest, ReadsNothingBeforeTheLastOperation) {
   const auto cpu = MakeCpuEngine({.threads = 1});
@@ -29,5 +29,5 @@ TEST(LayerResidencyTest, ReadsNothingBeforeTheLastOperation) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -13,7 +13,7 @@
 #include "tests/layer/layer_trainee.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 TEST(LayerSteps, AreTheRunOfOneRequest) {
   for (const NamedCase& one : AllLayerCases()) {
@@ -278,5 +278,5 @@ TEST(CallIds, OfAStepMoveWhatIsRoundedStochasticallyAndNothingElse) {
   EXPECT_TRUE(SameBits(dxs[0], dxs[2]));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

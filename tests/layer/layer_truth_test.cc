@@ -14,7 +14,7 @@
 #include "tests/layer/layer_cases.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using Strings = std::vector<std::string>;
 
@@ -293,5 +293,5 @@ TEST(LayerTruth, FrozenWeightsLeaveTheBiasGradients) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -12,7 +12,7 @@
 #include "tests/layer/layer_reference.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 std::vector<std::string> NamesOf(const std::vector<NamedTensor>& tensors) {
   std::vector<std::string> names;
@@ -142,5 +142,5 @@ TEST(LayerActivations, EveryKindIsTheComposition) {
 INSTANTIATE_TEST_SUITE_P(Kinds, LayerValues, ::testing::ValuesIn(AllLayerCases()),
                          [](const auto& info) { return info.param.name; });
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

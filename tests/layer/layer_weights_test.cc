@@ -11,7 +11,7 @@
 #include "tests/layer/layer_trainee.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 TEST(Workspace, IsMadeByTheFirstMicrobatchAndReadByTheLaterOnes) {
   for (const char* recipe : {"fp8_current", "fp8_block", "mxfp8", "nvfp4", "fp8_delayed"}) {
@@ -221,5 +221,5 @@ TEST(QuantizedParameter, IsDequantizedWhereTheStepReadsHighPrecision) {
   EXPECT_TRUE(SameBits(backward->dx, OutputOf(reference, "dx")));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

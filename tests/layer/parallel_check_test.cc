@@ -9,7 +9,7 @@
 #include "tests/layer/layer_cases.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 ParallelStep StepOf(int size, int rank, bool sequence_parallel, std::vector<int64_t> rows = {}) {
   ParallelStep step;
@@ -195,5 +195,5 @@ TEST(ForwardLayer, NeedsTheGroup) {
   EXPECT_EQ(status.message().substr(0, 19), "parallel.tp is null") << status;
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -11,7 +11,7 @@
 #include "tests/layer/parallel_cases.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 Tensor Normal(uint64_t seed, DType dtype, Shape shape) {
   return Generated(Distribution::kNormal, seed, dtype, std::move(shape));
@@ -305,5 +305,5 @@ TEST(ParallelGroupedLinear, CommunicatesNothing) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -15,7 +15,7 @@
 #include "tests/layer/parallel_cases.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 struct Shape2 {
   int ranks;
@@ -397,5 +397,5 @@ TEST(GemmRecords, SayWhichOperandsWereQuantizedTwice) {
   EXPECT_EQ(of(ParallelMode::kColumn, hybrid, {.size = 2}), once);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

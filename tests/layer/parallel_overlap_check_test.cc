@@ -14,7 +14,7 @@
 #include "tests/layer/layer_cases.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::AllOf;
 using testing::ElementsAre;
@@ -312,5 +312,5 @@ TEST(OverlapCheck, RefusesAStepWithoutItsEnd) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -17,7 +17,7 @@
 #include "tests/layer/overlap_cases.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 /// A world of CUDA ranks with the group that layers are divided over.
 class DividedRanks {
@@ -180,5 +180,5 @@ TEST(OverlappedGatherOnGpus, RefusesScalesThatDiffer) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -15,7 +15,7 @@
 #include "tests/layer/overlap_cases.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 const char* const kRecipes[] = {"bf16", "fp8_current", "fp8_delayed", "mxfp8"};
 
@@ -356,5 +356,5 @@ TEST(OverlappedLayer, SaysWhenItsTasksRan) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -14,7 +14,7 @@
 #include "tests/layer/parallel_cases.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 /// One rank's layer in training.
 class Trainee {
@@ -421,5 +421,5 @@ TEST(ParallelTraining, FollowsTheTraceOfShardsAlone) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -11,7 +11,7 @@
 #include "tests/layer/layer_trainee.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 // x [M][K], weight [N][K], bf16.
 constexpr int64_t kM = 256, kK = 128, kN = 384;
@@ -172,5 +172,5 @@ TEST(SavedBytes, OfTensorsThatSeveralOperandsShareCountOnce) {
   EXPECT_EQ(all.counted, (SavedSize{40, 0, 20}));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

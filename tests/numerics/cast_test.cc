@@ -11,7 +11,7 @@
 #include "kernels/numerics/float_format.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -154,5 +154,5 @@ TEST(DecodeFloat, KnownValues) {
   EXPECT_EQ(std::bit_cast<uint32_t>(DecodeFloat<E4M3>(0xFF)), 0x7FFFFFFFu);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -9,7 +9,7 @@
 #include <limits>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -132,5 +132,5 @@ TEST(E8m0, SpecialAmaxes) {
   EXPECT_EQ(E8m0Scale<E4M3>(FLT_MAX, ScaleRule::kNearest), 255 - 8);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

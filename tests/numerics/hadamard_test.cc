@@ -9,7 +9,7 @@
 #include "tests/gemm/models/fused_step.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 /// R[i][j] from the list of signs and the definition of Sylvester's matrix.
 uint16_t Entry(int i, int j) {
@@ -88,5 +88,5 @@ TEST(Hadamard, TransformedOperandsMultiplyToTheSame) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

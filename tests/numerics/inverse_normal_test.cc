@@ -7,7 +7,7 @@
 #include <cmath>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 TEST(Log, AccurateOverItsRange) {
   for (double x = 0x1p-40; x < 4; x *= 1.0009765625) {
@@ -48,5 +48,5 @@ TEST(InverseNormal, IsOdd) {
   EXPECT_GT(InverseNormal(0), -6.34);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

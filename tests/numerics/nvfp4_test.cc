@@ -8,7 +8,7 @@
 #include <limits>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -78,5 +78,5 @@ TEST(Nvfp4Dequantize, ScaleTimesAmaxThenTheConstant) {
   EXPECT_EQ(std::bit_cast<uint32_t>(Nvfp4AmaxFactor(256)), 0x3a2aaaabu);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

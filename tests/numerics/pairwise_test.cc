@@ -10,7 +10,7 @@
 #include <vector>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 float ByDefinition(std::vector<float> v) {
   if (v.empty()) return 0.0f;
@@ -51,5 +51,5 @@ TEST(PairwiseSum, SignOfZero) {
   EXPECT_FALSE(std::signbit(PairwiseSum(negative, 0)));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

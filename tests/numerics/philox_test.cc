@@ -6,7 +6,7 @@
 #include <array>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using Words = std::array<uint32_t, 4>;
 
@@ -31,5 +31,5 @@ TEST(Philox, BlocksPlaceSeedBlockAndStream) {
             Rounds10({0x243f6a88, 0x85a308d3, 7, 0}, {0xa4093822, 0x299f31d0}));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -13,7 +13,7 @@
 #include "tests/numerics/mpfr_functions.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::SameBits;
 
@@ -118,5 +118,5 @@ TEST(RotaryAnglesTest, Powers) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -8,7 +8,7 @@
 #include <limits>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -49,5 +49,5 @@ TEST(ComputeScale, RulesDiffer) {
             0x4289d89du);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

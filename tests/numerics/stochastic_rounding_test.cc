@@ -10,7 +10,7 @@
 #include <limits>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr std::array<float, 8> kValues = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
 
@@ -103,5 +103,5 @@ TEST(StochasticRounding, BytesAreThoseOfPhilox) {
   EXPECT_EQ(StochasticByte(bits, 15), expected.word[3] >> 24);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -15,7 +15,7 @@
 #include "tests/tensor/cuda_test_device.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr int64_t kChunk = int64_t{1} << 26;
 constexpr int64_t kGrain = int64_t{1} << 16;
@@ -83,5 +83,5 @@ INSTANTIATE_TEST_SUITE_P(
                                      FillOf<SigmoidByFloats>()}),
     [](const auto& info) { return info.param.name; });
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

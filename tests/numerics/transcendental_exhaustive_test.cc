@@ -13,7 +13,7 @@
 #include "tests/numerics/mpfr_functions.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::EveryFunction;
 using testing::FunctionOfFloats;
@@ -75,5 +75,5 @@ TEST_P(TranscendentalExhaustive, AllInputs) {
 INSTANTIATE_TEST_SUITE_P(Functions, TranscendentalExhaustive, ::testing::ValuesIn(EveryFunction()),
                          [](const auto& info) { return info.param.name; });
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

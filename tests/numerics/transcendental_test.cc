@@ -10,7 +10,7 @@
 #include "tests/numerics/mpfr_functions.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::EveryFunction;
 using testing::FunctionOfFloats;
@@ -125,5 +125,5 @@ TEST(ReciprocalSqrtTest, Edges) {
   EXPECT_EQ(ReciprocalSqrt(0x1p-148f), 0x1p74f);  // A subnormal.
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

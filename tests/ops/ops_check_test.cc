@@ -16,7 +16,7 @@
 #include "kernels/tensor/generate/generate.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -273,5 +273,5 @@ TEST(OpsCheck, NamesOfNorms) {
               AllOf(HasSubstr("\"norm\""), HasSubstr("layernorm, rmsnorm")));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

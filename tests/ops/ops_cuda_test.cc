@@ -13,7 +13,7 @@
 #include "tests/tensor/cuda_test_device.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 const std::vector<DType> kFloats = {DType::kF32, DType::kBF16, DType::kF16};
 
@@ -302,5 +302,5 @@ TEST(OptimizerCuda, MastersInHalves) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -9,7 +9,7 @@
 #include "kernels/ops/elementwise/elementwise.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -117,5 +117,5 @@ TEST(Slice, Refuses) {
               HasSubstr("source is absent"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -7,7 +7,7 @@
 #include "kernels/ops/optimizer/optimizer.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr int64_t kPiece = int64_t{1} << 22;
 
@@ -30,5 +30,5 @@ TEST(SplitMaster, EveryPatternComesBack) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

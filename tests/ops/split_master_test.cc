@@ -9,7 +9,7 @@
 #include "kernels/ops/optimizer/optimizer.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 float FloatOfBF16(uint16_t code) { return std::bit_cast<float>(uint32_t{code} << 16); }
 
@@ -43,5 +43,5 @@ TEST(SplitMaster, SaysWhatBecomesOfTheLargestAndOfNan) {
   for (int i = 0; i < 5; ++i) EXPECT_EQ(split.parameter.as<uint16_t>()[i], expected[i]) << i;
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -9,7 +9,7 @@
 #include "tests/quantize/vector_tensors.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::Digest64;
 using testing::ValuesDigest;
@@ -69,5 +69,5 @@ TEST_P(BlockVectors, CodesScalesAndValuesOfMxfp8) {
 INSTANTIATE_TEST_SUITE_P(EveryPath, BlockVectors, ::testing::ValuesIn(testing::EveryPath()),
                          [](const auto& path) { return testing::PathName(path.param); });
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

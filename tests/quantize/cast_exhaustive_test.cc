@@ -20,7 +20,7 @@
 #endif
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr int64_t kChunk = 1 << 20;
 constexpr int64_t kChunks = (int64_t{1} << 32) / kChunk;
@@ -290,5 +290,5 @@ TEST(CastExhaustive, SixteenBitFormats) {
   EXPECT_EQ(BoundariesDigest<Float16>(), all.digests.at("f16"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

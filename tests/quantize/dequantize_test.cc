@@ -14,7 +14,7 @@
 #include "tests/quantize/vector_tensors.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -261,5 +261,5 @@ TEST(Dequantize, Fp8Tensor) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

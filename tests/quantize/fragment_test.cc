@@ -14,7 +14,7 @@
 #include "tests/quantize/every_quantizer.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr int64_t kRows = 160, kColumns = 96;
 
@@ -191,5 +191,5 @@ TEST(Fragment, RefusesWhatCannotBeCut) {
       "fragment.begin is 1 with 15360 elements: must lie within the 15360 of the whole tensor");
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -9,7 +9,7 @@
 #include "tests/tensor/cuda_test_device.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using Launch = cudaError_t (*)(unsigned long long* differences, cudaStream_t stream);
 
@@ -71,5 +71,5 @@ TEST(TunedTiles, TakeTheUsualRulesOfBf16) {
       [](TileQuantization& job) { job.source = static_cast<const uint8_t*>(job.source) + 2; }));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

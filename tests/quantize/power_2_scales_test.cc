@@ -13,7 +13,7 @@
 #include "kernels/quantize/quantizer.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 float Value(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
 
@@ -152,5 +152,5 @@ TEST(Power2Scales, ZerosAndTinyBlocksBesideOthers) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -15,7 +15,7 @@
 #include "tests/quantize/every_quantizer.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::EveryQuantizer;
 using ::testing::HasSubstr;
@@ -626,5 +626,5 @@ TEST(Names, ComeBackFromText) {
               HasSubstr("scale_rule is \"up\": unknown name; known: usual"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

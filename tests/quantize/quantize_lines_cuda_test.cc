@@ -13,7 +13,7 @@
 #include "kernels/tensor/generate/generate.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 /// Infinities and a NaN in tiles that are whole and share sectors of scales with others, the second
 /// in the last whole row of tiles. A row and a column are zeros, some negative.
@@ -88,5 +88,5 @@ TEST(QuantizeLinesCuda, Narrow) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

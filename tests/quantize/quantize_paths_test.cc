@@ -14,7 +14,7 @@
 #include "tests/quantize/cast_boundaries.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 
@@ -210,5 +210,5 @@ TEST(QuantizerText, SaysEveryRule) {
       "element_rounding=nearest_even, overflow=saturate");
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

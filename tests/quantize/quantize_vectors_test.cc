@@ -16,7 +16,7 @@
 #include "tests/quantize/vector_tensors.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 const std::string kRoot = QUANTGATE_SOURCE_DIR;
 
@@ -168,5 +168,5 @@ INSTANTIATE_TEST_SUITE_P(EveryPath, QuantizeVectors, ::testing::ValuesIn(EveryPa
                                   std::to_string(path.param.threads);
                          });
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -7,7 +7,7 @@
 #include "kernels/tensor/generate/generate.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 void ExpectSameType(const Tensor& outline, const Tensor& real, const char* what) {
   EXPECT_EQ(outline.has_value(), real.has_value()) << what;
@@ -62,5 +62,5 @@ TEST(OutlineCopy, IsWhatTheQuantizerMakes) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -9,7 +9,7 @@
 #include <vector>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr auto kBlock = QuantizerFormat::kFp8Block;
 constexpr auto kMx = QuantizerFormat::kMxfp8;
@@ -173,5 +173,5 @@ TEST(ScaleLayout, RefusalsNameWhatIsWrong) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

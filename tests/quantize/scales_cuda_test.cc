@@ -11,7 +11,7 @@
 #include "tests/tensor/cuda_test_device.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 Tensor Numbered(const ScaleArrayType& type) {
   Tensor tensor = ValueOrAbort(Tensor::Allocate(type.dtype, type.shape));
@@ -138,5 +138,5 @@ TEST(SummarizeCuda, OfATensorInHostMemory) {
   EXPECT_EQ(found.counts.normal, expected.counts.normal);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

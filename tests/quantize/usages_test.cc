@@ -10,7 +10,7 @@
 #include "kernels/quantize/quantizer.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr Usages kRow = {true, false}, kColumn = {false, true}, kBoth = {true, true},
                  kNone = {false, false};
@@ -222,5 +222,5 @@ TEST(Usages, ACancelledDerivationLeavesTheTensorAsItWas) {
   EXPECT_EQ(quantized.usages(), kRow);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

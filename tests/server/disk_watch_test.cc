@@ -9,7 +9,7 @@
 #include "tests/server/temporary_directory.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -60,5 +60,5 @@ TEST(DiskWatchTest, ReadsTheFileSystem) {
   EXPECT_GT(room.files, 0);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

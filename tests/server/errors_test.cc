@@ -7,7 +7,7 @@
 #include "kernels/base/refusal.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 TEST(ErrorsTest, DetailsTravelWithTheStatus) {
   const Digest digest{Sha256Of({}), 7};
@@ -37,5 +37,5 @@ TEST(ErrorsTest, SystemErrorsHaveCodes) {
   EXPECT_TRUE(absl::IsInternal(error::FromErrno(EBADF, "reading")));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

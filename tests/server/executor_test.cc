@@ -9,7 +9,7 @@
 #include <thread>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 /// What one thread has done, in order: tasks that all wait before the first one begins.
 class InOrder {
@@ -83,5 +83,5 @@ TEST(ExecutorTest, OneThreadInFourTakesWhatIsBehind) {
   EXPECT_LE(most, kThreads / 4);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -13,7 +13,7 @@
 #include "server/process_memory.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 /// Of programs that bound themselves.
 constexpr rlim_t kBound = rlim_t{1} << 30;
@@ -76,5 +76,5 @@ TEST_F(LittleMemoryTest, AThreadThatCannotBeHadEndsTheProgramWithALine) {
       "quantgated: ends, since it could not have a thread; RLIMIT_AS is 1024 MiB");
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -13,7 +13,7 @@
 #include "tests/structure/unnamed_names.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 const std::vector<std::string> kCode = {".h", ".cc", ".cu", ".cuh"};
 
@@ -400,5 +400,5 @@ TEST(StructureTest, HeadersSayWhatTheyAre) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -19,7 +19,7 @@
 #include "kernels/tensor/transpose.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 
@@ -210,5 +210,5 @@ TEST(ColumnSums, Corners) {
   EXPECT_FALSE(ColumnSums(*Tensor::Allocate(DType::kU8, {1, 1}), DType::kF32, {}).ok());
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

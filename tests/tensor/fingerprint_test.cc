@@ -11,7 +11,7 @@
 #include "kernels/tensor/generate/generate.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 std::span<const std::byte> BytesOf(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));
@@ -105,5 +105,5 @@ TEST(MixWord, Avalanches) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

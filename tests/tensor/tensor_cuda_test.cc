@@ -21,7 +21,7 @@
 #include "tests/tensor/cuda_test_device.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 const std::vector<DType> kTargets = {DType::kF32,    DType::kBF16,   DType::kF16,   DType::kF8E4M3,
                                      DType::kF8E5M2, DType::kF6E2M3, DType::kF6E3M2};
@@ -303,5 +303,5 @@ TEST(CudaDevice, StagesItsOwnBytesInMemoryThatOthersHad) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

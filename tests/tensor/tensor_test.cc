@@ -9,7 +9,7 @@
 #include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 
@@ -234,5 +234,5 @@ TEST(TensorBytes, CountMustMatch) {
   EXPECT_THAT(std::string(wrong.status().message()), HasSubstr("bytes is 6: f32[2] takes 8"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

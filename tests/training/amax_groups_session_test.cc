@@ -10,7 +10,7 @@
 #include "tests/training/parallel/parallel_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -284,5 +284,5 @@ TEST(AmaxGroupsOfSessions, ListsOfRanksAreBounded) {
   EXPECT_THAT(std::string(last.message()), HasSubstr("16 lists of ranks"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

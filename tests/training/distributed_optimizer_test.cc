@@ -14,7 +14,7 @@
 #include "tests/training/sharding/shard_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 /// Of 3 and of 4 copies, whose rows are whole blocks of every format.
 constexpr int64_t kBatch = 384;
@@ -202,5 +202,5 @@ TEST(DistributedOptimizer, HasTheBitsOfWholeTensors) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

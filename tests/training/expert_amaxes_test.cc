@@ -12,7 +12,7 @@
 #include "tests/training/expert_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 
@@ -239,5 +239,5 @@ TEST(ExpertAmaxes, RefusalsNameFieldValueAndRule) {
   EXPECT_EQ(refusal(experts, 2, 1, "0/1"), "");
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

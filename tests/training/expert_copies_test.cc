@@ -16,7 +16,7 @@
 #include "tests/training/expert_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -328,5 +328,5 @@ TEST_F(ExpertCopyStates, Refusals) {
   EXPECT_THAT(message, HasSubstr("layers[fc1].layer.m_splits[2] is bf16[129x128]: M is 129"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -9,7 +9,7 @@
 #include "tests/training/expert_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::Contains;
 using ::testing::HasSubstr;
@@ -132,5 +132,5 @@ TEST_F(ExpertStates, Refusals) {
   EXPECT_TRUE(session->Forward(forward, nullptr).ok());
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

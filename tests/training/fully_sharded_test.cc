@@ -11,7 +11,7 @@
 #include "tests/training/divided_sessions.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::Contains;
 using ::testing::HasSubstr;
@@ -359,5 +359,5 @@ TEST_F(FullyShardedStates, Refusals) {
   EXPECT_THAT(refusal(spec), HasSubstr("block_dim is 1: sharded weights of fp8_block have tiles"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

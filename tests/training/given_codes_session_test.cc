@@ -14,7 +14,7 @@
 #include "tests/training/session_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -294,5 +294,5 @@ TEST(StackedExpertsSession, OfAnotherShapeOrBesideItsExpertsIsRefused) {
       AllOf(HasSubstr("parameters[fc.weight]"), HasSubstr("weight.1] is given too")));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -12,7 +12,7 @@
 #include "tests/training/expert_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::Contains;
 using ::testing::HasSubstr;
@@ -225,5 +225,5 @@ TEST_F(GroupedStates, Refusals) {
   EXPECT_TRUE(OpenSession(*engine_, spec, ExpertParameters(), nullptr, nullptr).ok());
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

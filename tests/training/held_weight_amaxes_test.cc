@@ -12,7 +12,7 @@
 #include "tests/training/same_sessions.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -264,5 +264,5 @@ TEST(HeldWeightAmaxes, RefusalsNameFieldValueAndRule) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -18,7 +18,7 @@
 #include "tests/training/parallel/parallel_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 /// One of them.
 class RandomSession {
@@ -286,5 +286,5 @@ TEST(RandomSessions, WhatIsAcceptedStepsAndWhatIsRefusedChangesNothing) {
   EXPECT_GT(restored, 60);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -12,7 +12,7 @@
 #include "tests/training/same_sessions.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 
@@ -266,5 +266,5 @@ TEST(AttentionSession, RefusesCopiesThatDivideTheSequence) {
               HasSubstr("parallel.data_parallel is 2: it divides dim 0 of a batch"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -10,7 +10,7 @@
 #include "tests/training/session_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 class SessionBits : public ::testing::TestWithParam<const char*> {
  protected:
@@ -78,5 +78,5 @@ TEST_P(SessionBits, FiveStepsAreThoseComposedByHand) {
 
 INSTANTIATE_TEST_SUITE_P(EveryRecipe, SessionBits, ::testing::ValuesIn(kRecipeCases));
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

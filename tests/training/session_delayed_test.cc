@@ -14,7 +14,7 @@
 #include "tests/training/session_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using Floats = std::vector<float>;
 
@@ -336,5 +336,5 @@ TEST_F(SessionDelayed, WeightsHeldQuantizedHaveOneDelayedScale) {
       << refused.status();
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

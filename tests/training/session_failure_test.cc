@@ -10,7 +10,7 @@
 #include "tests/training/session_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 /// Has no memory at its call number `fails_at`, or is told then that nobody waits any more.
 class FailingEngine : public ForwardingEngine {
@@ -214,5 +214,5 @@ INSTANTIATE_TEST_SUITE_P(
         FailureCase{"RecipeChange", "fp8_delayed", {Forward("a"), Backward("a")}, ChangeRecipe}),
     [](const auto& info) { return info.param.name; });
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -9,7 +9,7 @@
 #include "tests/training/divided_sessions.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -216,5 +216,5 @@ TEST_F(FragmentsOfOneLayer, RefusalsNameFieldValueAndRule) {
   refused(spec, "fc1.weight.quantizer.", "block");
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -10,7 +10,7 @@
 #include "tests/training/layer_network.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 
@@ -188,5 +188,5 @@ TEST(SessionRules, AreJudgedForTheLayersThatItHas) {
   EXPECT_TRUE(session.Backward(BackwardOf(2), nullptr).ok());
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -10,7 +10,7 @@
 #include "tests/training/parallel/parallel_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::ElementsAre;
 
@@ -224,5 +224,5 @@ TEST(RanksMemoryTest, IsTheSumOfTheRanks) {
   EXPECT_EQ(session->saved_memory().peak, 2 * of_rank);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

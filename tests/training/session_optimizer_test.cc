@@ -11,7 +11,7 @@
 #include "tests/training/session_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using Values = std::vector<float>;
 
@@ -172,5 +172,5 @@ TEST(SessionUpdate, ThroughBf16IsThroughTheHalfThatTheMasterHas) {
   EXPECT_EQ(code(Masters::kBf16Remainder, Requantization::kThroughBf16), 0x39);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -10,7 +10,7 @@
 #include "tests/training/session_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 
@@ -190,5 +190,5 @@ TEST(SessionOrder, NothingButTheOptimizerNeedsOne) {
   EXPECT_THAT(std::string(Do(*session, "optimize").message()), HasSubstr("opened without one"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

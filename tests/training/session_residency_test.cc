@@ -11,7 +11,7 @@
 #include "tests/training/session_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 class SessionResidency : public ::testing::TestWithParam<const char*> {
  protected:
@@ -64,5 +64,5 @@ TEST_P(SessionResidency, StepsReadNothingBeforeTheirLastOperation) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

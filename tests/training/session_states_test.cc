@@ -12,7 +12,7 @@
 #include "tests/training/parallel/parallel_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::HasSubstr;
 
@@ -220,5 +220,5 @@ TEST_F(SessionStates, RestoreNamesTheRecipeOfACheckpointThatNoSessionHas) {
   EXPECT_THAT(status.ToString(), HasSubstr("no backward override"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -12,7 +12,7 @@
 #include "tests/training/session_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 
@@ -398,5 +398,5 @@ TEST_F(SessionOpen, EveryStepThatSucceedsCounts) {
   EXPECT_EQ(session->step_count(), 6);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -11,7 +11,7 @@
 #include "tests/training/parallel/parallel_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 
@@ -422,5 +422,5 @@ TEST_F(SessionWeights, AnUnquantizedDirectionIsTheParameter) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

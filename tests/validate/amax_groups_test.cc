@@ -14,7 +14,7 @@
 #include "tests/validate/rank_variants.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -316,5 +316,5 @@ TEST(AmaxGroups, NamesOfGroups) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

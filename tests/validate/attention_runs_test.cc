@@ -12,7 +12,7 @@
 #include "tests/validate/rank_variants.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 
@@ -250,5 +250,5 @@ TEST(AttentionRuns, OnSeveralRanksAreWholeAndWithinBounds) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

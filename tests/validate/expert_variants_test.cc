@@ -16,7 +16,7 @@
 #include "tests/validate/rank_variants.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -422,5 +422,5 @@ TEST(ExpertVariants, Refusals) {
               HasSubstr("layer.kind is linear: expert_parallel divides the experts"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -12,7 +12,7 @@
 #include "tests/validate/run_watched.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::AllOf;
 using ::testing::Contains;
@@ -253,5 +253,5 @@ TEST(StackedExperts, MainGradientsComeBackStackedToo) {
   EXPECT_NE(std::memcmp(stack.data(), given.data(), bytes), 0);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

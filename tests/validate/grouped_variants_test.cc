@@ -17,7 +17,7 @@
 #include "tests/validate/rank_variants.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::Contains;
 using ::testing::HasSubstr;
@@ -221,5 +221,5 @@ TEST(GroupedVariants, Refusals) {
   EXPECT_EQ(TryRun(Twins(row, "bf16", {.tensor_parallel = 2})).status(), absl::OkStatus());
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

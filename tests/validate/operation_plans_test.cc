@@ -12,7 +12,7 @@
 #include "kernels/validate/quantize_plan.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 Tensor Outline(DType dtype, Shape shape) { return *OutlineTensor(dtype, std::move(shape)); }
 
@@ -148,5 +148,5 @@ TEST(ExplainPlans, AreCheckedWithoutMemory) {
             "d is bf16[48x32]: the GEMM's output is 32x48");
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

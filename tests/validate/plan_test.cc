@@ -8,7 +8,7 @@
 #include <vector>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 Tensor Blank(DType dtype, Shape shape) { return *Tensor::Allocate(dtype, std::move(shape)); }
 
@@ -250,5 +250,5 @@ TEST(PlanRefusals, OfARecipeNameItOnce) {
   EXPECT_NE(message.find(": no rule fits input of a linear"), std::string::npos) << message;
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -8,7 +8,7 @@
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 /// Every k is three whole slices.
 LayerRunRequest RequestOf(const std::string& recipe, const std::string& arithmetic) {
@@ -83,5 +83,5 @@ TEST(RunHardwareTest, BoundsAreOfTheSlicesThatRan) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

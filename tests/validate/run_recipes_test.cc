@@ -12,7 +12,7 @@
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr int64_t kM = 64, kN = 96, kK = 160;
 
@@ -122,5 +122,5 @@ TEST(RunRecipes, StateComesWithTheReport) {
   EXPECT_TRUE(report.variants[1].state.empty());
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -11,7 +11,7 @@
 #include "tests/validate/run_watched.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 TEST(RunPlan, SharesExactResultsBetweenVariants) {
   class ExactCounter : public ForwardingEngine {
@@ -230,5 +230,5 @@ TEST(RunPlan, TellsWhatIsMeasuredBeforeItAsksForBounds) {
   EXPECT_EQ(stages, stages_measured + 1);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -14,7 +14,7 @@
 #include "client/tensor_name.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 // Maps a tensor of a mebibyte, cuts its file and reads it.
 void ReadTensorOfCutFile(const std::filesystem::path& path) {
@@ -64,5 +64,5 @@ TEST(BenchTest, AnErrorOfTheProgressEndsIt) {
   EXPECT_TRUE(absl::IsCancelled(lines.status()));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -10,7 +10,7 @@
 #include "tests/client/cli/commands/command_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -607,5 +607,5 @@ TEST_F(VerifyTest, ASubjectIsOfOneVariant) {
   EXPECT_THAT(result.err, HasSubstr("--recipe: 2 variants; verify takes one"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -6,7 +6,7 @@
 #include "tests/comm/ranks.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr auto kLocal = CollectiveBackend::kLocal;
 
@@ -77,5 +77,5 @@ TEST(CommStatistics, CountsCommunicatorsByEvent) {
   EXPECT_EQ(CommunicatorEventName(CommunicatorEvent::kAborted), "aborted");
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::ElementsAre;
 using testing::IsEmpty;
@@ -41,5 +41,5 @@ TEST(WaitAnalysis, EndedRanksAreInNoCycle) {
   EXPECT_THAT(Cycle({false, true, true}, {{1, {2}}, {2, {1}}}), ElementsAre(0, 1));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

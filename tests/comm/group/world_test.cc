@@ -15,7 +15,7 @@
 #include "tests/comm/ranks.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::Each;
 using testing::HasSubstr;
@@ -189,5 +189,5 @@ TEST(World, RunsAgainAndKeepsItsGroups) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

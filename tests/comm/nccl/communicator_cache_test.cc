@@ -14,7 +14,7 @@
 #include "kernels/base/status_macros.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 const CommunicatorKey kPair = {{0, 1}, "NCCL_NVLS_ENABLE=0"};
 const CommunicatorKey kOtherPair = {{2, 3}, "NCCL_NVLS_ENABLE=0"};
@@ -211,5 +211,5 @@ TEST(CommunicatorCache, IsForManyThreads) {
   for (std::thread& thread : threads) thread.join();
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

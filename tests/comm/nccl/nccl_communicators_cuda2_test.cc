@@ -13,7 +13,7 @@
 #include "tests/comm/nccl/nccl_ranks.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using Counts = std::array<int64_t, kCommunicatorEvents>;  // Made, leased, closed, aborted.
 
@@ -127,5 +127,5 @@ TEST_F(NcclCommunicatorsTest, OutliveOthersThatAreAborted) {
   EXPECT_EQ(Counted(), (Counts{4, 6, 0, 2}));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 /// A variable with this value for the life of it; null: without one.
 class ScopedVariable {
@@ -76,5 +76,5 @@ TEST(NcclLibrary, IsLoadedOnce) {
   EXPECT_EQ((*library)->StatusOf(ncclInvalidUsage, "ncclSend").code(), absl::StatusCode::kInternal);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

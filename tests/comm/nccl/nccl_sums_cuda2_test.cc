@@ -19,7 +19,7 @@
 #include "tests/comm/sum_reference.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 const ReductionProfile kNccl = {.kind = ReductionKind::kNccl};
 
@@ -195,5 +195,5 @@ TEST(NcclSums, OfMoreRanksLieWithinTheirBound) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

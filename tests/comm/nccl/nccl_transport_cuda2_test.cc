@@ -8,7 +8,7 @@
 #include "tests/comm/nccl/nccl_ranks.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 TEST(NcclTransport, SettlesWhenAllIsDone) {
   NcclRanks ranks(absl::Seconds(60));
@@ -55,5 +55,5 @@ TEST(NcclTransport, EndsCallsThatAreStuckOnADevice) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -8,7 +8,7 @@
 #include "tests/comm/sum_reference.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr int kRanks[] = {2, 3, 4, 8};
 
@@ -290,5 +290,5 @@ TEST(BulkReduceScatter, LeavesTheGemmAlone) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

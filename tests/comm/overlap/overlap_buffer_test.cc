@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -118,5 +118,5 @@ TEST_F(OverlapBufferTest, AStaleViewSaysWhoseMemoryItIs) {
   EXPECT_TRUE(second.Read().ok());
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -12,7 +12,7 @@
 #include "tests/comm/overlap/overlap_troubles.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 WorldOptions With(CommunicatorCache& communicators, WorldOptions options = {}) {
   options.communicators = &communicators;
@@ -61,5 +61,5 @@ TEST_P(CudaOverlapFailures, GiveTypedErrorsAndTheNextWorldTheRightBits) {
 INSTANTIATE_TEST_SUITE_P(Methods, CudaOverlapFailures, testing::ValuesIn(OverlapCallCases()),
                          [](const auto& info) { return std::string(info.param.name); });
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

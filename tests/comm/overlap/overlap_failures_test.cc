@@ -13,7 +13,7 @@
 #include "tests/comm/troubled_engine.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::AllOf;
 using testing::Each;
@@ -103,5 +103,5 @@ TEST_P(OverlapFailures, EndWhenTheRunIsCancelled) {
 INSTANTIATE_TEST_SUITE_P(Methods, OverlapFailures, testing::ValuesIn(OverlapCallCases()),
                          [](const auto& info) { return std::string(info.param.name); });
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

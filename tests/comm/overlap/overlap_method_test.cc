@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::HasSubstr;
 
@@ -169,5 +169,5 @@ TEST(OverlapPlanTest, CutsThatCannotAreNamed) {
   EXPECT_THAT(Check(OverlapSide::kColumn, plan, "bf16").message(), HasSubstr("splits is 65"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

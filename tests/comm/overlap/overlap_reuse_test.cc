@@ -9,7 +9,7 @@
 #include "tests/comm/sum_reference.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -429,5 +429,5 @@ TEST(OverlapDisagreement, AFailingTaskIsEveryMembersError) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -19,7 +19,7 @@
 #include "absl/strings/str_cat.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr int kRanks = 4;
 
@@ -379,5 +379,5 @@ TEST(Run, ReturnsWhenNobodyUsesTheRanksMemory) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -7,7 +7,7 @@
 #include <set>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::HasSubstr;
 
@@ -115,5 +115,5 @@ TEST(ReduceScatterTest, EveryRankMultipliesEveryOwnersRowsOnceAndItsOwnLast) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

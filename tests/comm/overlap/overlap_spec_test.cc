@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using enum OverlapMethod;
 using enum GemmRole;
@@ -63,5 +63,5 @@ TEST(OverlapSpec, WhatIsAskedForReplacesThem) {
   ExpectPlan(OverlapPlanOf(spec, OverlapSide::kRow, mxfp8), kPipeline, kNone, kExternal);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::HasSubstr;
 
@@ -66,5 +66,5 @@ TEST(TaskGraphTest, KnowsWhoUsesARanksMemory) {
   EXPECT_TRUE(graph.TasksOf(1, /*communication=*/false).empty());
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

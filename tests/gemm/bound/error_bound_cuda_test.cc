@@ -14,7 +14,7 @@
 #include "tests/gemm/scaled_operand.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 void ExpectTheCpus(const GemmDesc& desc, const Tensor& subject, const Tensor& exact,
                    const std::string& what) {
@@ -234,5 +234,5 @@ TEST(CheckBoundCudaTest, EmptyAndRefusedAsOnTheCpu) {
             CheckBound(desc, wrong, wrong, {}).status());
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -12,7 +12,7 @@
 #include "tests/gemm/scaled_operand.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::HasSubstr;
 
@@ -168,5 +168,5 @@ TEST(BoundForTest, Fp16AccumulatorsHaveNone) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("sm80:acc=f16: no bound"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -14,7 +14,7 @@
 #include "tests/gemm/operand_codes.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::HasSubstr;
 
@@ -368,5 +368,5 @@ TEST(CheckBoundTest, RefusesTensorsOfOtherShapes) {
   EXPECT_FALSE(CheckBound(desc, right, Tensor(), ExecutionContext()).ok());
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -9,7 +9,7 @@
 #include "kernels/gemm/arithmetic.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 TEST(AlgorithmInventoryTest, EveryRunIsCountedOnceAndModelledClassesAreEqual) {
   const AlgorithmInventory& inventory = CublasLtInventory();
@@ -31,5 +31,5 @@ TEST(AlgorithmInventoryTest, EveryRunIsCountedOnceAndModelledClassesAreEqual) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -10,7 +10,7 @@
 #include <utility>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 
@@ -188,5 +188,5 @@ TEST(CheckCublasLtGemmTest, OutputsCAndBiasesOfOtherTypesAreNamed) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

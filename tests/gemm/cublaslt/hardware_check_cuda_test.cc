@@ -15,7 +15,7 @@
 #include "kernels/gemm/gemm_cuda.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 
@@ -103,5 +103,5 @@ TEST_F(HardwareCheckCudaTest, OneFlippedBitOfTheModelIsFound) {
   EXPECT_THAT(HardwareCheckLines(*check)[0], HasSubstr("DRIFT"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -13,7 +13,7 @@
 #include "kernels/base/execution.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::Contains;
 using ::testing::HasSubstr;
@@ -297,5 +297,5 @@ TEST(HardwareCheckKeyTest, NamesAllThatAResultDependsOn) {
   EXPECT_NE(key.ToString(HardwareCheckSize::kQuick), key.ToString(HardwareCheckSize::kFull));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -5,7 +5,7 @@
 #include <string>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 TEST(LruCacheTest, DropsTheLeastRecentlyUsed) {
   LruCache<int> cache(3);
@@ -32,5 +32,5 @@ TEST(LruCacheTest, StaysBounded) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

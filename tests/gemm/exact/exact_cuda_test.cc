@@ -16,7 +16,7 @@
 #include "tests/gemm/scaled_vectors.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr ExactCudaPath kPaths[] = {ExactCudaPath::kTensorCores, ExactCudaPath::kPlain};
 
@@ -323,5 +323,5 @@ TEST(ExactCudaTest, AFullDeviceIsAnErrorAndNoMore) {
   ExpectSame(expected, ExactGemmCuda(TestDevice(), on_device, nullptr), "afterwards");
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

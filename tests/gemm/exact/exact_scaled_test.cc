@@ -19,7 +19,7 @@
 #include "tests/gemm/scaled_vectors.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 TEST(ExactScaledTest, EqualsRationalArithmetic) {
   const std::vector<ExactVector> vectors = ReadExactScaledVectors();
@@ -206,5 +206,5 @@ TEST(ExactScaledTest, NoteSaysWhatWasNeeded) {
   EXPECT_THAT(GemmCpu(desc, {})->note, testing::StartsWith("certified fp64: needs up to "));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

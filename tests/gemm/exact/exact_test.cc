@@ -14,7 +14,7 @@
 #include "tests/gemm/operand_codes.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::HasSubstr;
 using testing::StartsWith;
@@ -374,5 +374,5 @@ TEST(AbsoluteGemmTest, SumsMagnitudesWithFloorsRoundedUp) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -13,7 +13,7 @@
 #include <vector>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 std::vector<uint32_t> ParseCodes(const std::string& text) {
   std::vector<uint32_t> codes;
@@ -186,5 +186,5 @@ TEST(RoundToTf32Test, RoundsToNearestEvenAtTenBits) {
   EXPECT_EQ(RoundToTf32(0xFF800000u), 0xFF800000u);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

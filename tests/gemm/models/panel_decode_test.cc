@@ -13,7 +13,7 @@
 #include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 std::vector<uint32_t> CodesOf(DType dtype) {
   std::vector<uint32_t> codes;
@@ -121,5 +121,5 @@ TEST(PanelDecode, EveryFormatOnEveryInstructionSet) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -7,7 +7,7 @@
 #include <vector>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 TEST(RowsPerBlock, CoversTheRowsInEvenBlocksOfOneSize) {
   for (const int threads : {1, 2, 8}) {
@@ -70,5 +70,5 @@ TEST(TilesOf, ManyThreadsCutRowsOfFewPanels) {
   EXPECT_EQ(TilesOf(16, 1, 8).size(), 1u);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

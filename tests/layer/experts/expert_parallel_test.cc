@@ -16,7 +16,7 @@
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr int64_t kIn = 64, kOut = 96, kExperts = 6, kChoices = 3, kTokens = 37;
 constexpr int64_t kIdle = 3;  ///< An expert to which nobody is routed.
@@ -375,5 +375,5 @@ TEST(ExpertParallel, RefusesRowsThatTheRecipeDoesNotTake) {
   EXPECT_NE(status.message().find("layer.m_splits[0] is bf16["), std::string::npos) << status;
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -17,7 +17,7 @@
 #include "tests/layer/parallel_cases.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 /// Experts that no number of ranks divides evenly, one of them without rows: 192 rows.
 const std::vector<int64_t> kSplits = {32, 96, 0, 64};
@@ -337,5 +337,5 @@ TEST(GroupedRun, RecordsWhatItDid) {
   EXPECT_EQ(stages_of(ParallelMode::kRow, false).back(), "all-reduce y");
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

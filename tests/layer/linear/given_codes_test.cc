@@ -15,7 +15,7 @@
 #include "tests/layer/linear/hand_codes.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::AllOf;
 using ::testing::Contains;
@@ -422,5 +422,5 @@ TEST(GivenCodes, LeaveTheStateOfDelayedScalingAsItIs) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

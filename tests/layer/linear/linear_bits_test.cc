@@ -13,7 +13,7 @@
 #include "tests/layer/layer_reference.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 const std::vector<std::string> kModes = {"none", "high_precision", "dequantized"};
 
@@ -232,5 +232,5 @@ TEST(LinearBits, EveryCodePathAndThreadCountGivesTheSame) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

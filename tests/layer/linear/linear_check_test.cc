@@ -8,7 +8,7 @@
 #include "tests/layer/layer_cases.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 Tensor Blank(DType dtype, Shape shape) { return *Tensor::Allocate(dtype, std::move(shape)); }
 
@@ -287,5 +287,5 @@ TEST(CheckLinear, RefusesAnOutputWhoseSizeOverflows) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -12,7 +12,7 @@
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 LayerRequest SmallRequest() {
   LayerRequest request;
@@ -386,5 +386,5 @@ TEST(LinearDataflow, StopsBetweenStages) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -12,7 +12,7 @@
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 const std::string kInput = "input", kWeight = "weight", kGrad = "grad_output";
 
@@ -157,5 +157,5 @@ TEST(LinearDelayed, OtherRecipesHaveNoState) {
   EXPECT_TRUE(RunStep(request, "fp8_current").state.empty());
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

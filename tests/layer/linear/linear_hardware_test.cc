@@ -9,7 +9,7 @@
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 /// Every k is three whole slices.
 LayerRequest Request() {
@@ -82,5 +82,5 @@ TEST(LinearHardwareTest, WhatWasNamedStaysAsItIs) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

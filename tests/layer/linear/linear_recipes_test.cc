@@ -14,7 +14,7 @@
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 const ExecutionContext kContext;
 
@@ -438,5 +438,5 @@ TEST(LinearRecipes, RecordsSayWhatTheFormatHas) {
   EXPECT_TRUE(records("fp8_current")[0].scale_codes.empty());
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -15,7 +15,7 @@
 #include "tests/layer/layer_cases.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::Contains;
 using ::testing::HasSubstr;
@@ -252,5 +252,5 @@ TEST(LinearResults, AreRefusedWhereTheyHaveNoMeaning) {
               HasSubstr("a rule for output goes with one rank"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

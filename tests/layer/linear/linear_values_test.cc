@@ -10,7 +10,7 @@
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr int64_t kM = 16, kN = 16, kK = 32;
 
@@ -176,5 +176,5 @@ TEST(LinearValues, AVectorIsOneRow) {
   EXPECT_EQ(ToValues(y), std::vector<float>(sums.y.begin(), sums.y.begin() + kN));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

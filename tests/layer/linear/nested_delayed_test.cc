@@ -15,7 +15,7 @@
 #include "tests/layer/layer_cases.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 using Floats = std::vector<float>;
@@ -217,5 +217,5 @@ TEST(NestedDelayed, AQuantizeOperationKeepsTheStateOfWhatItMakes) {
   EXPECT_EQ(HistoryOf(states, "up.input"), (Floats{0, 0, 0}));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

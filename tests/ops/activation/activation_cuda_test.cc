@@ -12,7 +12,7 @@
 #include "tests/tensor/cuda_test_device.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr DType kFloats[] = {DType::kF32, DType::kBF16, DType::kF16};
 constexpr KernelPath kPaths[] = {KernelPath::kTuned, KernelPath::kPlain};
@@ -143,5 +143,5 @@ TEST(ActivationCudaTest, Refusals) {
   EXPECT_FALSE(CheckActivationForward(h, swiglu, DType::kF32).ok());
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -12,7 +12,7 @@
 #include "kernels/tensor/generate/generate.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 
@@ -198,5 +198,5 @@ TEST(ActivationTest, Cancelled) {
       absl::StatusCode::kCancelled);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

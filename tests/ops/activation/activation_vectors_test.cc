@@ -9,7 +9,7 @@
 #include "tests/quantize/vector_tensors.h"
 
 namespace quantgate::testing {
-namespace {
+namespace QG_TEST_FILE {
 
 struct Case {
   std::string text;
@@ -52,5 +52,5 @@ TEST(ActivationVectorsTest, EveryCaseOnEveryPath) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate::testing

@@ -11,7 +11,7 @@
 #include "tests/tensor/cuda_test_device.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 const std::vector<DType> kFloats = {DType::kF32, DType::kBF16, DType::kF16};
 
@@ -159,5 +159,5 @@ TEST(SwapDimsCuda, EveryWidth) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -17,7 +17,7 @@
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 
@@ -370,5 +370,5 @@ TEST(SwapDimsTest, TwiceIsTheSame) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

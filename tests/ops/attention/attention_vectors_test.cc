@@ -10,7 +10,7 @@
 #include "tests/quantize/vector_tensors.h"
 
 namespace quantgate::testing {
-namespace {
+namespace QG_TEST_FILE {
 
 using Words = std::vector<std::string>;
 
@@ -98,5 +98,5 @@ TEST(AttentionVectorsTest, EveryCaseOnEveryPath) {
   EXPECT_EQ(counts["swap"], 18 * paths);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate::testing

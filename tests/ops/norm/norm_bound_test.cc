@@ -16,7 +16,7 @@
 #include "tests/base/repository_file.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr double kU = 0x1p-24;
 
@@ -210,5 +210,5 @@ void CheckRealNorm(NormKind kind) {
 TEST(NormBound, LayerNormOfARealLayer) { CheckRealNorm(NormKind::kLayerNorm); }
 TEST(NormBound, RmsNormOfARealLayer) { CheckRealNorm(NormKind::kRmsNorm); }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -8,7 +8,7 @@
 #include "tests/quantize/vector_tensors.h"
 
 namespace quantgate::testing {
-namespace {
+namespace QG_TEST_FILE {
 
 /// Reads a case word by word.
 class Words {
@@ -84,5 +84,5 @@ TEST(NormVectorsTest, EveryPathGivesTheReferencesBits) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate::testing

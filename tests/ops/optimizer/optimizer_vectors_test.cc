@@ -11,7 +11,7 @@
 #include "tests/quantize/vector_tensors.h"
 
 namespace quantgate::testing {
-namespace {
+namespace QG_TEST_FILE {
 
 class OptimizerVectors : public ::testing::TestWithParam<ExecutionContext> {
  protected:
@@ -104,5 +104,5 @@ TEST_P(OptimizerVectors, Scale) {
 INSTANTIATE_TEST_SUITE_P(EveryPath, OptimizerVectors, ::testing::ValuesIn(EveryPath()),
                          [](const auto& path) { return PathName(path.param); });
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate::testing

@@ -12,7 +12,7 @@
 #include "tests/tensor/cuda_test_device.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 const std::vector<DType> kFloats = {DType::kF32, DType::kBF16, DType::kF16};
 const std::vector<int64_t> kCounts = {0, 1, 7, 8, 9, 4099, 70001};
@@ -140,5 +140,5 @@ TEST(ReductionsCuda, RefuseWhatTheCpuRefuses) {
   EXPECT_EQ(MaximumCuda(TestDevice(), on_device).status(), MaximumCpu(parts, {}).status());
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -16,7 +16,7 @@
 #include "kernels/tensor/generate/generate.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -258,5 +258,5 @@ TEST(Reductions, Refuse) {
   EXPECT_TRUE(absl::IsCancelled(MaximumCpu({{f32, f32}}, context).status()));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -8,7 +8,7 @@
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 TEST(GatherRows, MovesBytesOfAnyType) {
   const Tensor codes =
@@ -73,5 +73,5 @@ TEST(SumRows, RefusesWhatDoesNotFit) {
             "weights is f32[2]: must have one for each of 3 positions");
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

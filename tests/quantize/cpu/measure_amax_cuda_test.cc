@@ -13,7 +13,7 @@
 #include "tests/quantize/every_quantizer.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::EveryQuantizer;
 using testing::NamedQuantizer;
@@ -101,5 +101,5 @@ TEST(MeasureAmaxCuda, AGroupsAmaxStaysOnTheDevice) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

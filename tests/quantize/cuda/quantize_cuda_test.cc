@@ -16,7 +16,7 @@
 #include "tests/quantize/every_quantizer.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::NamedQuantizer;
 
@@ -395,5 +395,5 @@ TEST(QuantizeCuda, EveryAllocationMayFail) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

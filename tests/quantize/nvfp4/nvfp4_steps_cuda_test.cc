@@ -11,7 +11,7 @@
 #include "kernels/tensor/device/cuda_device.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::LaunchCompareStep;
 using testing::LaunchCompareTransform;
@@ -96,5 +96,5 @@ TEST(Nvfp4Steps, TransformOfEveryKindOfGroup) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

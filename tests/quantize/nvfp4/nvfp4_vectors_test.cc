@@ -6,7 +6,7 @@
 #include "tests/quantize/vector_tensors.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::Digest64;
 using testing::HexBytes;
@@ -64,5 +64,5 @@ TEST_P(Nvfp4Vectors, CodesScalesAmaxesAndValues) {
 INSTANTIATE_TEST_SUITE_P(EveryPath, Nvfp4Vectors, ::testing::ValuesIn(testing::EveryPath()),
                          [](const auto& path) { return testing::PathName(path.param); });
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

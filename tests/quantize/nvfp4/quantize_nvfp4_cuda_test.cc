@@ -14,7 +14,7 @@
 #include "tests/quantize/every_quantizer.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::NamedQuantizer;
 
@@ -242,5 +242,5 @@ TEST(QuantizeNvfp4Cuda, RealWeights) {
   EXPECT_GT(quantized, 0);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -12,7 +12,7 @@
 #include <vector>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -183,5 +183,5 @@ TEST(DelayedScaling, StatesFromOutsideAreChecked) {
             "input.amax_history is f32[0]: must be f32[L], L from 1 to 1048576");
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -6,7 +6,7 @@
 #include "kernels/quantize/recipe/recipe.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 
@@ -552,5 +552,5 @@ TEST(Refused, JsonIsBounded) {
   EXPECT_THAT(MessageOf("custom:rules=" + many), HasSubstr("a list of 1 to 64 rules"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -10,7 +10,7 @@
 #include "kernels/quantize/recipe/recipe.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using enum TensorRole;
 using ::testing::ElementsAre;
@@ -181,5 +181,5 @@ TEST(RulesOfAbsentModules, DelayedScalingUnderAnOverride) {
       HasSubstr("delayed scaling has no backward override"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -11,7 +11,7 @@
 #include "absl/strings/str_split.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 
@@ -286,5 +286,5 @@ TEST(Roles, NamesRoundTrip) {
   EXPECT_FALSE(ParseBackwardOverride("").ok());
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -10,7 +10,7 @@
 #include "server/limits.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 /// Readings have numbers, and the time stands still until it is moved.
 class DescriptionReaderTest : public testing::Test {
@@ -79,5 +79,5 @@ TEST_F(DescriptionReaderTest, ManyAskAtOnce) {
   EXPECT_EQ(answers, 8);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

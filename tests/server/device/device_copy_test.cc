@@ -9,7 +9,7 @@
 #include "kernels/engine/forwarding_engine.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 /// The CPU engine with a memory of its own, as far as anybody asks.
 class EngineWithMemory : public ForwardingEngine {
@@ -114,5 +114,5 @@ TEST(DeviceCopyTest, ThereIsNoneForTheCpuOrForSeveralDevices) {
   EXPECT_EQ(DeviceCopy::Start(two.devices, DigestOf("x")), nullptr);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -14,7 +14,7 @@
 #include "server/executor.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 std::shared_ptr<Cancellation> Forever() { return std::make_shared<Cancellation>(); }
 
@@ -224,5 +224,5 @@ TEST(ExecutorTest, OwnersTakeTurns) {
   EXPECT_EQ(order, (std::vector<std::string>{"a1", "b1", "c", "d", "a2", "b2", "a3", "a4"}));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

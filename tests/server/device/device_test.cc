@@ -10,7 +10,7 @@
 #include "server/errors.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 class FailingHealth : public ForwardingEngine {
  public:
@@ -75,5 +75,5 @@ TEST(DeviceWatchTest, VouchesForNothingAfterALoss) {
   EXPECT_NE(watched.lost[0].find("cpu: device cpu was lost"), std::string::npos);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -7,7 +7,7 @@
 #include "tests/server/test_server.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 TEST(RankSeries, CountsEveryPartOfAnOverlappedCall) {
   prometheus::Registry registry;
@@ -32,5 +32,5 @@ TEST(RankSeries, CountsEveryPartOfAnOverlappedCall) {
   EXPECT_EQ(MetricValue(page, "quantgate_overlap_efficiency_sum"), 3.25);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -11,7 +11,7 @@
 #include <vector>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using Labels = std::map<std::string, std::string>;
 
@@ -74,5 +74,5 @@ TEST(SeriesGridTest, FirstEventsOfManyThreadsCountInOneSeries) {
   for (const auto& [labels, series] : family.series) EXPECT_EQ(series->value, 8);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -22,7 +22,7 @@
 #include "tests/server/temporary_directory.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
@@ -226,5 +226,5 @@ TEST(FileSizeLimit, IsRefusedInWords) {
   EXPECT_TRUE(std::filesystem::is_empty(folder));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

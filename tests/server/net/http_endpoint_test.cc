@@ -21,7 +21,7 @@
 #include <vector>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::AllOf;
 using testing::Each;
@@ -371,5 +371,5 @@ TEST(HttpEndpointAddressTest, NamesWhatItCannotListenOn) {
   EXPECT_THAT(std::string(second.status().message()), HasSubstr(taken));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

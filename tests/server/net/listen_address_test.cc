@@ -6,7 +6,7 @@
 #include <string>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::HasSubstr;
 
@@ -36,5 +36,5 @@ TEST(ListenAddressTest, AHostWithoutAddressIsNamed) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("host.invalid"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

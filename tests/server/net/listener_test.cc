@@ -19,7 +19,7 @@
 #include "tests/server/temporary_directory.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 
@@ -215,5 +215,5 @@ TEST(ConnectionsMaxTest, LeavesWhatIsOpenAndAQuarterAtLeast16) {
               HasSubstr("RLIMIT_NOFILE is 37"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

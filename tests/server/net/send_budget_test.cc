@@ -13,7 +13,7 @@
 #include <vector>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
@@ -223,5 +223,5 @@ TEST_F(SendBudgetTest, HoldsItsBoundsAmongThreads) {
   EXPECT_EQ(budget_->bytes(), 0);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

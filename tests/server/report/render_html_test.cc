@@ -19,7 +19,7 @@
 #include "tests/server/report/sample_report.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using Json = nlohmann::ordered_json;
 using testing::HasSubstr;
@@ -298,5 +298,5 @@ TEST(LineChartTest, ColoursComeAgainDashed) {
   EXPECT_THAT(html, HasSubstr("class=\"line k2 again\""));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

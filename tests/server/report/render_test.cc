@@ -13,7 +13,7 @@
 #include "tests/server/report/sample_report.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
@@ -372,5 +372,5 @@ TEST(RenderHtmlTest, OverlapsAreBarsOverTimeByRankAndResource) {
   EXPECT_THAT(drawn, Not(HasSubstr("class=\"send\" style")));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

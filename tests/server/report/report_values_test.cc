@@ -13,7 +13,7 @@
 #include "tests/server/report/sample_report.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using Json = nlohmann::ordered_json;
 using testing::IsEmpty;
@@ -123,5 +123,5 @@ TEST(ReportJsonTest, ElementsHaveBitsOfTheirOwnWidth) {
   EXPECT_EQ(pair.subject_dtype(), "f8_e4m3");
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -4,7 +4,7 @@
 #include "tests/server/rpc/bad_input_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 v1::TensorSource Bytes(const std::string& dtype, const std::vector<int64_t>& shape) {
   int64_t count = 1;
@@ -192,5 +192,5 @@ TEST_F(BadInputTest, PartsOfQuantizedTensors) {
       {grpc::StatusCode::UNIMPLEMENTED, "usage", "", "Transformer Engine"});
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -7,7 +7,7 @@
 #include "tests/server/rpc/bad_input_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr int64_t kInt64Max = std::numeric_limits<int64_t>::max();
 
@@ -470,5 +470,5 @@ TEST_F(BadInputTest, NoRowsAreAValidTensor) {
       }).ok());
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

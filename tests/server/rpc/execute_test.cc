@@ -15,7 +15,7 @@
 #include "tests/server/runs/run_outcome.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::HasSubstr;
 
@@ -326,5 +326,5 @@ TEST(RunTest, ListsNewestFirstInPages) {
   EXPECT_EQ(pages, 3);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -12,7 +12,7 @@
 #include "tests/server/test_server.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using EventReader = std::unique_ptr<grpc::ClientReader<v1::RunEvent>>;
 
@@ -87,5 +87,5 @@ TEST(LiveStreamTest, EarlierEventsComeFromTheStoreWhileTheRunGoesOn) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

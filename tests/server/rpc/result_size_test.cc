@@ -6,7 +6,7 @@
 #include "tests/server/test_server.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::HasSubstr;
 
@@ -109,5 +109,5 @@ TEST_F(ResultSizeTest, OfDequantizedCodes) {
   EXPECT_TRUE(server_.engine().Dequantize(&fits, request, &response).ok());
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

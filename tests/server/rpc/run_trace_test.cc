@@ -13,7 +13,7 @@
 #include "tests/server/runs/run_outcome.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::HasSubstr;
 
@@ -343,5 +343,5 @@ TEST_F(RunTraceTest, TheLimitIsToldAndKept) {
   EXPECT_EQ(DetailOf(outcome.status).field(), "trace.rounds");
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -13,7 +13,7 @@
 #include "tests/server/test_server.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 
@@ -197,5 +197,5 @@ TEST(ScenariosServiceTest, StopsWhenTheClientGoes) {
   EXPECT_TRUE(RunOn(server, Named({kRoundUp}, false)).status.ok());
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -14,7 +14,7 @@
 #include "tests/server/test_server.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::Contains;
 using testing::HasSubstr;
@@ -505,5 +505,5 @@ TEST(StartTest, RunsOfAKilledProcessHaveFailed) {
   EXPECT_TRUE(reader->Finish().ok());
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -15,7 +15,7 @@
 #include "tests/server/test_server.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using Clock = std::chrono::steady_clock;
 
@@ -236,5 +236,5 @@ TEST_F(SlowReadersTest, WhoTakesNothingIsEnded) {
   EXPECT_EQ(CallsUnread(), 1);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -15,7 +15,7 @@
 #include "tests/server/test_server.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr int64_t kBytesMax = 16 << 20;
 constexpr int64_t kConnectionBytesMax = 8 << 20;
@@ -180,5 +180,5 @@ TEST_F(UnreadStreamsTest, OfRunsKeepTheBoundsAndEnd) {
   ends.Await(static_cast<int>(streams.size()));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

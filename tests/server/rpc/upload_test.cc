@@ -12,7 +12,7 @@
 #include "tests/server/test_server.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::HasSubstr;
 namespace fs = std::filesystem;
@@ -534,5 +534,5 @@ TEST(UploadTest, SilentUploadsTakeNoDescriptors) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -6,7 +6,7 @@
 #include <random>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 /// `bytes` as a message that arrived in slices of `slice_bytes`.
 std::unique_ptr<grpc::ByteBuffer> Buffered(const std::string& bytes, size_t slice_bytes) {
@@ -90,5 +90,5 @@ TEST(WriteRequestViewTest, RefusesWhatProtobufRefuses) {
   EXPECT_GT(refused, 1000);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -12,7 +12,7 @@
 #include "tests/server/test_server.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 
@@ -139,5 +139,5 @@ TEST(FailingDeviceTest, TooLittleMemoryEndsTheJobAlone) {
   EXPECT_EQ(failing.CudaErrors("oom"), 2);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -12,7 +12,7 @@
 #include "tests/server/test_server.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 
@@ -167,5 +167,5 @@ TEST_P(FailingRanksTest, AStepFailsWithATypedErrorAndIsDoneWhenAskedForAgain) {
 INSTANTIATE_TEST_SUITE_P(Troubles, FailingRanksTest, testing::ValuesIn(kTroubles),
                          [](const auto& info) { return std::string(info.param.name); });
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -10,7 +10,7 @@
 #include "tests/server/test_server.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 
@@ -166,5 +166,5 @@ TEST(GemmAlgorithmsTest, NothingIsComparedUnlessAsked) {
   EXPECT_THAT(response.note(), HasSubstr("id=66 tile=20"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

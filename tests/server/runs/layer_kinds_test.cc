@@ -8,7 +8,7 @@
 #include "tests/server/rpc/bad_input_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -432,5 +432,5 @@ TEST_F(LayerKindsTest, RefusesWhatMakesNoLayer) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

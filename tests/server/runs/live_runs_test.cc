@@ -13,7 +13,7 @@
 #include "server/limits.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 std::shared_ptr<const std::string> Event(std::string bytes) {
   return std::make_shared<const std::string>(std::move(bytes));
@@ -146,5 +146,5 @@ TEST(LiveRunsTest, EveryWaitEndsExactlyOnceUnderContention) {
   EXPECT_EQ(ended, waits);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -9,7 +9,7 @@
 #include "tests/server/rpc/bad_input_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::Contains;
 using ::testing::HasSubstr;
@@ -242,5 +242,5 @@ TEST_F(ParallelRunTest, CapabilitiesNameProfilesAndBackends) {
   EXPECT_THAT(capabilities.collective_backends(), testing::ElementsAre("local", "nccl"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

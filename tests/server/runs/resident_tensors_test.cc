@@ -16,7 +16,7 @@
 #include "kernels/engine/forwarding_engine.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using Source = ResidentTensors::Source;
 
@@ -263,5 +263,5 @@ TEST_F(ResidentTensorsTest, AFailedLoadLeavesEverythingAsItWas) {
   EXPECT_EQ(loads_, std::vector<std::string>{"b"});
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

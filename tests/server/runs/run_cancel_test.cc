@@ -11,7 +11,7 @@
 #include "tests/server/runs/run_outcome.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::HasSubstr;
 
@@ -141,5 +141,5 @@ TEST(RunTest, ARunWhoseOutputsCannotBeStoredFails) {
   EXPECT_EQ(GetRun(server, run.events[0].run_id()).state(), v1::RUN_STATE_FAILED);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

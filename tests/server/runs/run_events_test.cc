@@ -15,7 +15,7 @@
 #include "tests/server/temporary_directory.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr char kRun[] = "run-1";
 constexpr char kLost[] = "the event with this number could not be stored";
@@ -230,5 +230,5 @@ TEST_F(RunEventsTest, OfARunThatIsNotStoredEndWithoutALastOne) {
   EXPECT_EQ(live_.EventOf(*live, 3), nullptr);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -19,7 +19,7 @@
 #include "tests/server/test_server.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 /// Only a start in the wrong place lasts so long.
 constexpr auto kTooLong = std::chrono::minutes(1);
@@ -203,5 +203,5 @@ TEST_F(RunStartTest, WhileOneStartsOthersDoSoOnTheExecutor) {
   for (RunningExecute* run : {&starting, &other, &later}) EXPECT_TRUE(run->Finish().ok());
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

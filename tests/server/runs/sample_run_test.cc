@@ -7,7 +7,7 @@
 #include "tests/server/test_server.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 class SampleRunTest : public testing::Test {
  protected:
@@ -111,5 +111,5 @@ TEST_F(SampleRunTest, InProcessGivesTheSameBits) {
   EXPECT_EQ(fingerprints[0], fingerprints[1]);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

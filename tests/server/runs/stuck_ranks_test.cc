@@ -12,7 +12,7 @@
 #include "tests/server/test_server.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -74,5 +74,5 @@ TEST(StuckRanksTest, TheRunIsAnsweredAndTheServerServesNoMore) {
   stuck.release.Notify();
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

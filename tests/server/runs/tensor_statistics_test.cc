@@ -6,7 +6,7 @@
 #include <limits>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 template <typename Code>
 TensorStatistics Measure(DType dtype, const std::vector<Code>& codes) {
@@ -57,5 +57,5 @@ TEST(TensorStatisticsTest, IntegersHaveNone) {
   EXPECT_TRUE(absl::IsInvalidArgument(MeasureStatistics(*tensor, nullptr).status()));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -12,7 +12,7 @@
 #include "tests/server/sessions/parallel_sessions_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::Contains;
 
@@ -296,5 +296,5 @@ TEST_F(ParallelSessionsTest, CopiesDivideWhatTheyHaveOfExperts) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

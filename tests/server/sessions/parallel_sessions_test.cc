@@ -13,7 +13,7 @@
 #include "tests/server/sessions/parallel_sessions_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::Contains;
 using ::testing::HasSubstr;
@@ -204,5 +204,5 @@ TEST(SessionPages, EndWhereAMessageDoes) {
   EXPECT_EQ(SessionPageToProto(few, 10, absl::UnixEpoch()).next_page_token(), "991");
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -13,7 +13,7 @@
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 
@@ -285,5 +285,5 @@ TEST_F(SessionStoreTest, ManyThreadsUseOneSession) {
   EXPECT_EQ(store_->usage().bytes, 16 * 16 * 2);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -16,7 +16,7 @@
 #include "tests/server/test_server.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::HasSubstr;
 using testing::Not;
@@ -646,5 +646,5 @@ TEST_F(SessionsTest, AThousandAreOpenAtOnce) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

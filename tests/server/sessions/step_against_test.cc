@@ -11,7 +11,7 @@
 #include "tests/server/test_server.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::HasSubstr;
 using Prints = std::map<std::string, std::string>;
@@ -256,5 +256,5 @@ TEST_F(StepAgainstTest, WhatIsKeptCounts) {
   EXPECT_EQ(BytesOf(asked), BytesOf(alone));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

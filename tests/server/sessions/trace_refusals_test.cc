@@ -9,7 +9,7 @@
 #include "tests/server/sessions/trace_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::HasSubstr;
 
@@ -176,5 +176,5 @@ TEST_P(RefusalTest, OfAMistakeBeforeAnyStep) {
 }
 INSTANTIATE_TEST_SUITE_P(All, RefusalTest, testing::Range(0, static_cast<int>(Mistakes().size())));
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

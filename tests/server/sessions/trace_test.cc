@@ -14,7 +14,7 @@
 #include "tests/server/sessions/trace_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -556,5 +556,5 @@ TEST_F(TraceTest, ComparesNothingButParametersAfterAnUpdate) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

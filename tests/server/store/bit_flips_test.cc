@@ -4,7 +4,7 @@
 #include "tests/server/store/bit_flips.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 TEST(BitFlipsTest, NoAnswerIsAltered) {
   BitFlips flips;
@@ -18,5 +18,5 @@ TEST(BitFlipsTest, NoAnswerIsAltered) {
   EXPECT_GE(lost, 10) << counts.Text();
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

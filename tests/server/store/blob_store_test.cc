@@ -19,7 +19,7 @@
 #include "tests/server/temporary_directory.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 namespace fs = std::filesystem;
 
@@ -538,5 +538,5 @@ TEST(DataDirTest, NamesAPathThatIsNoDirectory) {
   EXPECT_TRUE(absl::IsFailedPrecondition(status));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -15,7 +15,7 @@
 #include "tests/server/store/full_disk.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -173,5 +173,5 @@ TEST_F(FullDiskTest, ACancelledRunIsCancelledOnceThereIsRoom) {
   (void)Drain(*first);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -19,7 +19,7 @@
 #include "tests/server/test_server.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using google::protobuf::Descriptor;
 using google::protobuf::DescriptorPool;
@@ -293,5 +293,5 @@ TEST(KeptDataTest, TodaysApiHasAllThatItsHad) {
   EXPECT_GT(superset.compared(), 400);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -14,7 +14,7 @@
 #include "tests/server/temporary_directory.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 Sha256 ContentNumber(uint8_t number) {
   Sha256 sha256;
@@ -439,5 +439,5 @@ TEST(DatabaseTest, RefusesOtherSchemasAndOtherFiles) {
   EXPECT_FALSE(Database::Open(path + "2").ok());
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

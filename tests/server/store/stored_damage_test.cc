@@ -19,7 +19,7 @@
 #include "tests/server/temporary_directory.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 namespace fs = std::filesystem;
 
@@ -575,5 +575,5 @@ TEST_F(StoredDamageTest, FsckFindsDamagedBlobs) {
       CheckStore(directory_.path() + "/none", false, [](const std::string&) {}).status()));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

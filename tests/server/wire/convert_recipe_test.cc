@@ -5,7 +5,7 @@
 #include <string>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 v1::Recipe Named(const std::string& name, const std::string& knob, const std::string& value) {
   v1::Recipe proto;
@@ -71,5 +71,5 @@ TEST(RecipeCacheTest, OneOfManyBytesIsNotKept) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -10,7 +10,7 @@
 #include "kernels/compare/error_report.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::ElementsAre;
 
@@ -59,5 +59,5 @@ TEST(ConvertReportTest, SqnrIsOfWhatWasMeasured) {
   EXPECT_TRUE(std::isnan(sqnr(infinity, -infinity)));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -11,7 +11,7 @@
 #include "server/wire/convert_layer.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 TensorReference GeneratedReference(const std::string& field, uint64_t seed, Shape shape) {
   TensorReference reference;
@@ -184,5 +184,5 @@ TEST(CodesOfARunTest, WhatIsWrongIsRefusedByItsField) {
             "spec.variants[0].recipe");
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -10,7 +10,7 @@
 #include <vector>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr size_t kMiB = size_t{1} << 20;
 
@@ -58,5 +58,5 @@ TEST(MemoryPool, ManyThreads) {
   for (std::thread& thread : threads) thread.join();
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -9,7 +9,7 @@
 #include "tests/tensor/scratch_file.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 
@@ -151,5 +151,5 @@ TEST(ReadNpy, MalformedFilesAreRefusedByNameAndRule) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -14,7 +14,7 @@
 #include "tests/tensor/scratch_file.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 
@@ -308,5 +308,5 @@ TEST(ReadSafetensors, Truncations) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

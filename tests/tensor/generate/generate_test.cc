@@ -14,7 +14,7 @@
 #include "kernels/tensor/fingerprint.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 
@@ -144,5 +144,5 @@ TEST(Distributions, NamesRoundTrip) {
               HasSubstr("distribution is \"gauss\": unknown name; known: normal, uniform"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

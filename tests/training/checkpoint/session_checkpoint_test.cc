@@ -11,7 +11,7 @@
 #include "tests/training/session_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 
@@ -243,5 +243,5 @@ TEST_F(SessionRestore, RefusesStatesThatCannotBe) {
   ExpectMalformed("[fc1.input].scale is -1: must be positive and finite");
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -14,7 +14,7 @@
 #include "tests/training/parallel/parallel_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 
@@ -390,5 +390,5 @@ TEST_F(ParallelRestore, StopsForWhatIsInFlight) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("microbatch is 0: it is in flight"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

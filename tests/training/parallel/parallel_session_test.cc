@@ -9,7 +9,7 @@
 #include "tests/training/parallel/parallel_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::Contains;
 using ::testing::ElementsAre;
@@ -402,5 +402,5 @@ TEST(ParallelSession, RefusesWhatDoesNotGoTogether) {
   EXPECT_THAT(std::string(uneven.message()), HasSubstr("x is bf16[255x256]: it must have"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

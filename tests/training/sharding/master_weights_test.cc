@@ -14,7 +14,7 @@
 #include "tests/training/sharding/shard_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr int64_t kOut = 192, kIn = 96;
 
@@ -225,5 +225,5 @@ TEST(ShardBounds, AreEvenAndInOrder) {
   EXPECT_EQ(flat[2], (ShardBounds{0, 0, 0, 2, 4}));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

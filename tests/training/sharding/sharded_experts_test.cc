@@ -13,7 +13,7 @@
 #include "tests/training/expert_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::AllOf;
 using ::testing::Contains;
@@ -337,5 +337,5 @@ TEST_F(ShardedExpertStates, RefusalsNameFieldValueAndRule) {
                     HasSubstr(".block_dim is 1: sharded weights of nvfp4 have tiles")));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

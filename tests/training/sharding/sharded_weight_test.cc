@@ -11,7 +11,7 @@
 #include "tests/training/sharding/shard_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr int64_t kOut = 512, kIn = 96;
 constexpr int kRanks[] = {1, 2, 3, 4, 8};
@@ -342,5 +342,5 @@ TEST(ShardedWeight, ScalesThatDifferAreFoundBeforeCodesMove) {
   EXPECT_NE(status.message().find("w rowwise scale_inv"), std::string::npos) << status;
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -18,7 +18,7 @@
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
@@ -242,5 +242,5 @@ TEST(ExplainCodes, RefusesWhatDoesNotFit) {
   EXPECT_THAT(message(), HasSubstr("source is i32[4x64]"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

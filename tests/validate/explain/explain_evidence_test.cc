@@ -19,7 +19,7 @@
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -423,5 +423,5 @@ TEST(ExplainEvidence, RulesSayWhereABoundDecides) {
   EXPECT_GT(bound_count, 1000);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -18,7 +18,7 @@
 #include "tests/gemm/golden_cases.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::Contains;
 using ::testing::HasSubstr;
@@ -195,5 +195,5 @@ TEST(ExplainGemm, RefusesWhatIsNoResult) {
   EXPECT_THAT(message(*Tensor::Allocate(DType::kI32, {48, 40})), HasSubstr("d is i32[48x40]"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -20,7 +20,7 @@
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -361,5 +361,5 @@ TEST(ExplainLibraries, AFewBlocksEstablishNothing) {
   EXPECT_THAT(absl::StrJoin(explanation->conclusion, "\n"), HasSubstr("of at least 32"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -13,7 +13,7 @@
 #include "kernels/validate/explain/explain_codes.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using Json = nlohmann::json;
 
@@ -220,5 +220,5 @@ TEST(ExplainNvfp4, HadamardIsTriedOnlyWhereTheQuantizerHasIt) {
   EXPECT_EQ(tried(request), 0);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

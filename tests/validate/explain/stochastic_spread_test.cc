@@ -12,7 +12,7 @@
 #include <vector>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using Random = std::mt19937_64;
 
@@ -254,5 +254,5 @@ TEST(StochasticSpread, FewValuesAreNotEnough) {
   EXPECT_FALSE(ties.is_enough);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -14,7 +14,7 @@
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -117,5 +117,5 @@ TEST(CutGemms, OfModelsNeedNoWord) {
   EXPECT_THAT(RingStep(kRows / 2, "sm90").Notes(), ElementsAre());
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

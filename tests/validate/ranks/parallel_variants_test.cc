@@ -14,7 +14,7 @@
 #include "tests/validate/rank_variants.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::AllOf;
 using ::testing::EndsWith;
@@ -260,5 +260,5 @@ TEST(ParallelVariants, NcclNeedsGpus) {
               AllOf(HasSubstr("variants[1].parallel.backend is nccl"), HasSubstr("on the CPU")));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -10,7 +10,7 @@
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -78,5 +78,5 @@ TEST(RankSum, ExactValueIsRoundedOnce) {
   EXPECT_EQ(ToValues(value->own), (std::vector<float>{1, 0.5f}));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

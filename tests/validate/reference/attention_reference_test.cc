@@ -16,7 +16,7 @@
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using Kind = OperationCall::Kind;
 
@@ -421,5 +421,5 @@ TEST(AttentionReference, NeedsShapesThatFit) {
   EXPECT_EQ(code(), absl::StatusCode::kInternal);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

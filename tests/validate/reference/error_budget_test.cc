@@ -15,7 +15,7 @@
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::ElementsAre;
 
@@ -188,5 +188,5 @@ TEST(ErrorBudget, NonFiniteElementsAreLeftOut) {
   EXPECT_TRUE(std::isfinite(budget.total.rms));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

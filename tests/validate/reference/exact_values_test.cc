@@ -11,7 +11,7 @@
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 class GemmCounter : public ForwardingEngine {
  public:
@@ -217,5 +217,5 @@ TEST(ExactValues, SumsOverNoRowsAreZero) {
       SameBits(exact.OfEmptySum("main_grad", DType::kF32)->own, request.main_grads["weight"]));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

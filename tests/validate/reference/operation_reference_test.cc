@@ -14,7 +14,7 @@
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using Kind = OperationCall::Kind;
 
@@ -311,5 +311,5 @@ TEST(OperationReference, NoRows) {
   for (int i = 0; i < 8; ++i) EXPECT_EQ(reference.value.as<double>()[i], 0);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

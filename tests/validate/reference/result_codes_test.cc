@@ -14,7 +14,7 @@
 #include "tests/validate/run_watched.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::AllOf;
 using ::testing::Contains;
@@ -192,5 +192,5 @@ TEST(ResultCodes, RunsAreHeldToThem) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

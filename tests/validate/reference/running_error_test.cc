@@ -13,7 +13,7 @@
 #include "kernels/numerics/transcendental.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr float kFloatInfinity = std::numeric_limits<float>::infinity();
 
@@ -289,5 +289,5 @@ TEST(RunningError, ADivisorThatMayBeZeroHasNoBound) {
   EXPECT_EQ((Given(1) / small).error, running_error::kInfinity);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

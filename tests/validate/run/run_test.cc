@@ -12,7 +12,7 @@
 #include "tests/validate/run_watched.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 TEST(RunPlan, DescribesEachVariant) {
   LayerRunRequest request = RequestOf({"fp8_current:power_2_scales=true"}, "sm90:split");
@@ -372,5 +372,5 @@ TEST(RunPlan, EveryCodePathAndThreadCountReportsTheSame) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

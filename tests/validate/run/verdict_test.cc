@@ -10,7 +10,7 @@
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 OutputReport Output(const std::string& tensor) {
   OutputReport output;
@@ -289,5 +289,5 @@ TEST(Verdict, RanksThatDisagreeMeetNoRequirement) {
   EXPECT_FALSE(judge(Requirement::kBound, 0).pass);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

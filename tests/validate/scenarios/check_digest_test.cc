@@ -13,7 +13,7 @@
 #include "kernels/validate/scenarios/run_scenarios.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 Tensor Floats(std::vector<float> values, Shape shape) {
   return *Tensor::FromBytes(DType::kF32, std::move(shape), std::as_bytes(std::span(values)));
@@ -193,5 +193,5 @@ TEST(CheckDigest, OfNothingIsEmpty) {
   EXPECT_EQ(RunScenario(PlainEngine(), idle, nullptr, nullptr).digest.Hex(), "");
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

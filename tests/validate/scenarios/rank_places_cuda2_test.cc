@@ -15,7 +15,7 @@
 #include "kernels/validate/scenarios/run_scenarios.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 /// Calls, sums, groups, ranks that fail or do not come, layers, overlap, experts, faults around the
 /// engine.
@@ -107,5 +107,5 @@ TEST(RankPlacesCuda, WorldsLeaveTheirCommunicatorsToLaterOnes) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -8,7 +8,7 @@
 #include "kernels/engine/cuda_module.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 TEST(RankPlacesCuda, NeedAGpuForEachOfTwoRanks) {
   const auto engine = MakeCudaEngine(0);
@@ -25,5 +25,5 @@ TEST(RankPlacesCuda, NeedAGpuForEachOfTwoRanks) {
                          "and this host has 1"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

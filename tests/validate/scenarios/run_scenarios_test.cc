@@ -7,7 +7,7 @@
 #include <vector>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 Engine& TheEngine() {
   static Engine& engine = *MakeCpuEngine({}).release();
@@ -232,5 +232,5 @@ TEST(RunScenariosTest, StopsWhenCancelled) {
   EXPECT_EQ(runs, 1);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

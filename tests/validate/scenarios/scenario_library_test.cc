@@ -13,7 +13,7 @@
 #include "tests/structure/source_tree.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 bool IsKebabCase(const std::string& name) {
   return std::regex_match(name, std::regex("[a-z0-9]+(-[a-z0-9]+)*"));
@@ -225,5 +225,5 @@ TEST(ScenarioLibraryTest, EveryMutationOfRanksIsAFaultOfSomeScenario) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -9,7 +9,7 @@
 #include "kernels/validate/scenarios/run_scenarios.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 Engine& TheEngine() {
   static Engine& engine = *MakeCpuEngine({}).release();
@@ -69,5 +69,5 @@ INSTANTIATE_TEST_SUITE_P(All, ScenariosTest, testing::ValuesIn(Pointers()),
                            return TestName(info.param->name);
                          });
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -12,7 +12,7 @@
 #include "kernels/validate/scenarios/ranks/rank_places.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 Engine& Looked() {
   static Engine& engine = *MakeCpuEngine({}).release();
@@ -116,5 +116,5 @@ TEST(VirtualRanks, WhatOneRefusesIsADifference) {
   EXPECT_EQ(context.differences()[0].tensor, "refusal status");
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -9,7 +9,7 @@
 #include "tests/client/cli/commands/command_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -372,5 +372,5 @@ TEST_F(FirstUseTest, ScalesOfThreeDimsAreRead) {
   EXPECT_THAT(refused.err, HasSubstr("FILE:rowwise_scale_inv is f8_e8m0[4x8x2]"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

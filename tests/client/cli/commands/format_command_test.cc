@@ -11,7 +11,7 @@
 #include "tests/client/cli/commands/command_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAre;
@@ -325,5 +325,5 @@ TEST_F(FormatCommandTest, InfoListsEveryRecipeWithItsKnobs) {
                                           "mxfp8", "nvfp4", "hybrid", "custom"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -14,7 +14,7 @@
 #include "tests/client/cli/commands/command_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using Json = nlohmann::json;
 using ::testing::HasSubstr;
@@ -117,5 +117,5 @@ TEST_F(InfoCommandTest, TableListsWhatIsNotModelled) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -14,7 +14,7 @@
 #include "tests/client/cli/commands/command_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -222,5 +222,5 @@ TEST_F(LocalStoreTest, AServerRefusesRemovalByName) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

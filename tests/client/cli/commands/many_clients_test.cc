@@ -17,7 +17,7 @@
 #include "tests/server/temporary_directory.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 constexpr int kThreadsMax = 32;
 
@@ -129,5 +129,5 @@ TEST_F(ManyClientsTest, ManyStreamsOfReflection) {
   ended.Wait();
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -8,7 +8,7 @@
 #include "tests/client/cli/commands/command_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -427,5 +427,5 @@ TEST_F(ParallelCommandTest, BadInput) {
   EXPECT_THAT(verify.err, HasSubstr("--subject: absent"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -12,7 +12,7 @@
 #include "tests/server/temporary_directory.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -90,5 +90,5 @@ TEST_F(QuantgatedTest, SaysNothingOfReachOnLoopback) {
   EXPECT_THAT(server.Wait().err, Not(HasSubstr("insecure")));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

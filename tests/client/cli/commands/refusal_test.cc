@@ -11,7 +11,7 @@
 #include "tests/client/cli/commands/command_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 /// No machine has GPU 4096, and the test's server computes on the CPU.
 #if defined(QUANTGATE_HAS_CUDA)
@@ -340,5 +340,5 @@ TEST_F(RefusalTest, TwoCommandsShareOneStore) {
   EXPECT_EQ(other.Wait().exit_code, 0);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -9,7 +9,7 @@
 #include <vector>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 
@@ -104,5 +104,5 @@ TEST(ScenarioAgreement, ReadsRunsAndRefusesOtherFiles) {
   EXPECT_EQ(ReadRecordedRun(path + ".none").status().code(), absl::StatusCode::kNotFound);
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

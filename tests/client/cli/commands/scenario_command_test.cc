@@ -16,7 +16,7 @@
 #include "tests/server/test_server.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using Json = nlohmann::json;
 using ::testing::ContainsRegex;
@@ -229,5 +229,5 @@ TEST_F(ScenarioCommandTest, ExitsWithOneWhereSomethingDoesNotHold) {
   EXPECT_THAT(xml, HasSubstr("<failure type=\"difference\" message=\"mxfp8, step 0: "));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -10,7 +10,7 @@
 #include "absl/strings/str_join.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 v1::ScenarioEvent ScenarioOf(const std::string& name, const std::string& outcome,
                              const std::string& message) {
@@ -95,5 +95,5 @@ TEST(ScenarioJunitTest, HasACaseForEveryResult) {
   EXPECT_EQ(ScenarioJunit(events, run), absl::StrJoin(lines, "\n") + "\n");
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -12,7 +12,7 @@
 #include "tests/client/cli/commands/command_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using testing::HasSubstr;
 
@@ -194,5 +194,5 @@ TEST_F(SessionCommandTest, NeedsAServer) {
   EXPECT_THAT(result.err, HasSubstr("ends with it"));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -12,7 +12,7 @@
 #include "tests/client/cli/commands/command_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using nlohmann::json;
 using testing::HasSubstr;
@@ -621,5 +621,5 @@ TEST_F(SessionRunTest, GoesOnFromCheckpointsOnOtherRanks) {
                                        "of 3")));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -6,7 +6,7 @@
 #include "tests/client/cli/commands/command_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -253,5 +253,5 @@ TEST_F(TensorCommandTest, CompletionScripts) {
                               "scenario' -f -a 'bash zsh fish'")));
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

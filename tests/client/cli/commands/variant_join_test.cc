@@ -5,7 +5,7 @@
 #include <string>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 v1::RunEvent Told(int index, const std::string& name, double rms) {
   v1::RunEvent event;
@@ -69,5 +69,5 @@ TEST(VariantJoin, KeepsWhatWasNotTold) {
   EXPECT_TRUE(report.outputs(1).has_bound());
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -13,7 +13,7 @@
 #include "tests/server/temporary_directory.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -169,5 +169,5 @@ TEST(RunSpecTest, WhatIsWrongWithTheOptionsIsSaidAtOnce) {
   EXPECT_TRUE(CheckLayerOptions(options, ReadRunSpec(options.spec).value()).ok());
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

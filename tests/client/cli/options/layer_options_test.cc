@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 
@@ -49,5 +49,5 @@ TEST(LayerOptionsTest, ReferenceByNumberOrByWhatWasTyped) {
   }
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

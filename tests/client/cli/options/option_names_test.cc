@@ -9,7 +9,7 @@
 #include "client/status.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 class OptionNamesTest : public ::testing::Test {
  protected:
@@ -111,5 +111,5 @@ TEST_F(OptionNamesTest, TheDetailSaysTheSame) {
   EXPECT_EQ(ErrorDetailOf(named)->rule(), "a tensor is 2-D");
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

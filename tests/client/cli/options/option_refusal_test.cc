@@ -10,7 +10,7 @@
 #include "tests/client/cli/commands/command_fixture.h"
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 using ::testing::HasSubstr;
 using Arguments = std::vector<std::string>;
@@ -422,5 +422,5 @@ TEST_F(OptionRefusalTest, OfSessions) {
   ExpectCovered({"session", "run"});
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate

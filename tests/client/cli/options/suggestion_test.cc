@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 namespace quantgate {
-namespace {
+namespace QG_TEST_FILE {
 
 TEST(SuggestionTest, ValuesOfMessages) {
   EXPECT_EQ(SuggestValue("--layer: \"liner\" is none of linear, chain"), "did you mean linear?");
@@ -38,5 +38,5 @@ TEST(SuggestionTest, ValuesOfMessages) {
   EXPECT_EQ(SuggestValue(""), "");
 }
 
-}  // namespace
+}  // namespace QG_TEST_FILE
 }  // namespace quantgate
