@@ -67,17 +67,17 @@ uint32_t BitsAt(const Tensor& tensor, int64_t i) {
 }
 uint32_t CanonicalNan(DType dtype) { return dtype == DType::kF32 ? 0x7FFFFFFF : 0x7FFF; }
 
-testing::AssertionResult IsValue(const Tensor& tensor, int64_t i, double expected) {
+::testing::AssertionResult IsValue(const Tensor& tensor, int64_t i, double expected) {
   const double actual = ValueAt(tensor, i);
   if (std::isnan(expected)) {
     return BitsAt(tensor, i) == CanonicalNan(tensor.dtype())
-               ? testing::AssertionSuccess()
-               : testing::AssertionFailure() << std::hex << BitsAt(tensor, i) << " for NaN";
+               ? ::testing::AssertionSuccess()
+               : ::testing::AssertionFailure() << std::hex << BitsAt(tensor, i) << " for NaN";
   }
   if (actual == expected && std::signbit(actual) == std::signbit(expected)) {
-    return testing::AssertionSuccess();
+    return ::testing::AssertionSuccess();
   }
-  return testing::AssertionFailure() << actual << " instead of " << expected;
+  return ::testing::AssertionFailure() << actual << " instead of " << expected;
 }
 
 std::vector<Tensor> Parts(Distribution distribution, DType dtype, Shape shape, int count) {
