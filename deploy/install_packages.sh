@@ -11,7 +11,7 @@ packages=(
 )
 for argument in "$@"; do
   case "$argument" in
-    --tests) packages+=(libgtest-dev libgmock-dev libmpfr-dev python3-numpy) ;;
+    --tests) packages+=(libgtest-dev libgmock-dev libmpfr-dev python3-grpcio python3-numpy python3-protobuf) ;;
     --benchmarks) packages+=(libbenchmark-dev libopenblas-dev) ;;
     *) echo "usage: $0 [--tests] [--benchmarks]" >&2; exit 2 ;;
   esac

@@ -8,7 +8,7 @@ definition (arithmetic `exact`, docs/tensor-cores.md section 5). Recipes, backwa
 tensor-parallel ranks with sequence parallelism and the default overlap, and evaluations of sessions. Exits 1 at the
 first difference, printing it in hex.
 
-Needs numpy, ml_dtypes, safetensors, grpcio and grpcio-tools. By hand, from the repository root:
+Needs numpy, ml_dtypes and safetensors beside what tests/client/stub needs. By hand, from the repository root:
 python3 tests/vectors/exact_outputs.py --bin build/release/bin --outputs 10000000
 """
 
@@ -25,12 +25,15 @@ import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/vectors"))
+sys.path.insert(0, str(ROOT / "tests/client/stub"))
 
 import fp8_block_reference  # noqa: E402
 import mxfp8_reference  # noqa: E402
 import nvfp4_reference  # noqa: E402
 from number_formats import ELEMENTS, F32, cast, compute_scale, decode, e8m0_value  # noqa: E402
 from safetensors.numpy import load_file, save_file  # noqa: E402
+from service import Service  # noqa: E402
+from tensors import exact_product, lowest_bit  # noqa: E402
 
 BF16 = ml_dtypes.bfloat16
 NVFP4 = "nvfp4:disable_rht=true,disable_stochastic_rounding=true"
@@ -99,22 +102,6 @@ def with_amax(lines, amax):
     """The lines, which must hold the whole tensor's amax for nvfp4_reference to find it."""
     assert np.abs(lines.astype(F32)).max() == amax, "nvfp4 shards need the whole tensor's amax"
     return lines
-
-
-def lowest_bit(values):
-    """The exponent of the lowest bit set in any of the values."""
-    mantissas, exponents = np.frexp(values[values != 0])
-    integers = (mantissas * 2.0**53).astype(np.int64)
-    trailing = np.log2((integers & -integers).astype(np.float64)).astype(np.int64)
-    return int((exponents - 53 + trailing).min()) if integers.size else 0
-
-
-def exact_product(a, b):
-    """a [m][k] times b [n][k] transposed, each sum exact in binary64 in every order."""
-    bits = lowest_bit(a) + lowest_bit(b)
-    largest = np.abs(a).max() * np.abs(b).max() * a.shape[1]
-    assert largest < 2.0 ** (bits + 53), "a sum might round"
-    return a @ b.T
 
 
 def rounded(sums, factors, divisors, bias=None):
@@ -272,50 +259,18 @@ class Counts:
         self.cases += 1
 
 
-class Server:
-    """quantgated on a socket of its own, and the stub."""
-
-    def __init__(self, binaries, folder):
-        import grpc
-        from grpc_tools import protoc
-        stub = folder / "stub"
-        stub.mkdir()
-        protos = sorted(str(path) for path in (ROOT / "proto/quantgate/v1").glob("*.proto"))
-        include = str(pathlib.Path(protoc.__file__).parent / "_proto")
-        code = protoc.main(["protoc", f"-I{ROOT / 'proto'}", f"-I{include}", f"--python_out={stub}",
-                            f"--grpc_python_out={stub}", *protos])
-        assert code == 0, "the stub could not be generated"
-        sys.path.insert(0, str(stub))
-        from quantgate.v1 import blobs_service_pb2_grpc, engine_service_pb2_grpc, sessions_service_pb2_grpc
-        from quantgate.v1 import blobs_service_pb2, engine_service_pb2, layer_pb2, sessions_service_pb2, tensor_pb2
-        self.blob_messages, self.engine_messages, self.layer = blobs_service_pb2, engine_service_pb2, layer_pb2
-        self.session_messages, self.tensor = sessions_service_pb2, tensor_pb2
-        socket = folder / "socket"
-        self.process = subprocess.Popen(
-            [binaries / "quantgated", "--listen", f"unix:{socket}", "--metrics-listen", "", "--data-dir",
-             folder / "data"], stdout=subprocess.DEVNULL)
-        channel = grpc.insecure_channel(f"unix:{socket}")
-        grpc.channel_ready_future(channel).result(timeout=60)
-        self.engine = engine_service_pb2_grpc.EngineStub(channel)
-        self.blobs = blobs_service_pb2_grpc.BlobsStub(channel)
-        self.sessions = sessions_service_pb2_grpc.SessionsStub(channel)
-
-    def stop(self):
-        self.process.terminate()
-        self.process.wait(timeout=60)
+class Server(Service):
+    """What this program asks of a server."""
 
     def source(self, tensor):
-        source = self.tensor.TensorSource()
+        source = self.pb.TensorSource()
         source.inline.type.dtype = "bf16"
         source.inline.type.shape.extend(tensor.shape)
         source.inline.data = tensor.tobytes()
         return source
 
-    def bytes_of(self, named):
-        if named.HasField("data"):
-            return np.frombuffer(named.data, BF16)
-        request = self.blob_messages.ReadRequest(digest=named.digest)
-        return np.frombuffer(b"".join(part.data for part in self.blobs.Read(request)), BF16)
+    def output(self, named):
+        return np.frombuffer(self.bytes_of(named), BF16)
 
     def set_recipe(self, recipe, message):
         name, _, knobs = recipe.partition(":")
@@ -331,7 +286,7 @@ class Server:
 
     def run(self, tensors, variants, parallel_mode):
         """Outputs by variant and name."""
-        spec = self.layer.RunSpec(keep_outputs=True)
+        spec = self.pb.RunSpec(keep_outputs=True)
         x, weight, bias, dy = tensors
         spec.step.layer.kind = "linear"
         spec.step.layer.parallel_mode = parallel_mode
@@ -345,9 +300,9 @@ class Server:
             if parallel_mode:
                 self.set_parallel(variant.parallel)
         outputs = {}
-        for event in self.engine.Execute(self.engine_messages.ExecuteRequest(spec=spec)):
+        for event in self.engine.Execute(self.pb.ExecuteRequest(spec=spec)):
             if event.HasField("variant"):
-                outputs[event.variant.index] = {output.tensor.name: self.bytes_of(output.tensor)
+                outputs[event.variant.index] = {output.tensor.name: self.output(output.tensor)
                                                 for output in event.variant.report.outputs}
             if event.HasField("finished") and event.finished.status_code:
                 sys.exit(f"the run failed: {event.finished.status_message}")
@@ -356,7 +311,7 @@ class Server:
     def evaluate(self, tensors, recipe, parallel_mode):
         """y of a session's forward that only evaluates."""
         x, weight, bias, _ = tensors
-        request = self.session_messages.OpenSessionRequest()
+        request = self.pb.OpenSessionRequest()
         layer = request.spec.layers.add(name="fc")
         layer.layer.kind = "linear"
         layer.layer.parallel_mode = parallel_mode
@@ -367,12 +322,12 @@ class Server:
         request.parameters["fc.weight"].CopyFrom(self.source(weight))
         request.parameters["fc.bias"].CopyFrom(self.source(bias))
         session = self.sessions.Open(request)
-        step = self.session_messages.SessionStepRequest(session_id=session.session_id, keep_outputs=True)
+        step = self.pb.SessionStepRequest(session_id=session.session_id, keep_outputs=True)
         step.forward.x.CopyFrom(self.source(x))
         step.forward.evaluate = True
         response = self.sessions.Step(step)
-        self.sessions.Close(self.session_messages.CloseSessionRequest(session_id=session.session_id))
-        return {output.name: self.bytes_of(output) for output in response.outputs}["y"]
+        self.sessions.Close(self.pb.CloseSessionRequest(session_id=session.session_id))
+        return {output.name: self.output(output) for output in response.outputs}["y"]
 
 
 def run_command(binaries, folder, tensors, recipe, mode):
@@ -409,7 +364,7 @@ def main():
     rng, counts, begin = np.random.default_rng(options.seed), Counts(), time.monotonic()
     with tempfile.TemporaryDirectory() as text:
         folder = pathlib.Path(text)
-        server = Server(options.bin, folder)
+        server = Server(options.bin / "quantgated", folder)
         try:
             round_number = 0
             while counts.outputs < options.outputs or round_number < 1:
