@@ -120,7 +120,12 @@ absl::Status OpenOnDevice(CallContext& context, Device& device, const Cancellati
   }
   absl::StatusOr<std::unique_ptr<Session>> training =
       OpenSession(*device.engine, work.spec, parameters, &context.ranks, &cancellation, codes);
-  if (!training.ok()) return WithinField("spec", training.status());
+  if (!training.ok()) {
+    // Parameters are not of the spec.
+    const std::optional<Refusal> refusal = RefusalOf(training.status());
+    const bool is_parameter = refusal && absl::StartsWith(refusal->field, "parameters[");
+    return is_parameter ? training.status() : WithinField("spec", training.status());
+  }
   return Finish(context, device, work, *std::move(training), response);
 }
 

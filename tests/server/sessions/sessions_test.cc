@@ -529,6 +529,12 @@ TEST_F(SessionsTest, RequestsThatMakeNoSenseNameTheField) {
   request = OpenRequest();
   (*request.mutable_parameters())["fc1.weight"] = Generated("normal", 1, "bf16", {8, kSize});
   refused(request, "spec.layers[fc2].x", "layers[fc2].x is bf16[0x8]: its last dim must be K = 32");
+  request = OpenRequest();
+  (*request.mutable_parameters())["fc3.weight"] = Generated("normal", 1, "bf16", {kSize, kSize});
+  refused(request, "parameters[fc3.weight]", "fc3.weight");
+  request = OpenRequest();
+  request.mutable_parameters()->erase("fc1.weight");
+  refused(request, "parameters[fc1.weight]", "absent");
   v1::SessionStepRequest step;
   step.set_session_id(Open().session_id());
   EXPECT_EQ(Step(step).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
