@@ -59,7 +59,10 @@ const std::vector<BugClass>& AllBugClasses() {
       {49, "of a grouped weight only the first expert's quantizer follows an update", {}, 2929},
       {50, "a gathered gradient held after the backward that gathered it", {}},
       {51, "memory of a backward mode miscounted", {}},
+      {52, "E5M2 codes read as E4M3 in the GEMMs of experts", {}, 3342},
+      {53, "stochastic rounding to zeros where the GPU has no instruction for it", {}, 3281},
       {58, "swizzled scales of unequal parts in the shape of an even split", {}, 3344},
+      {59, "backward reads the source where the override says forward's codes", {}, 3141},
       {60, "padding of swizzled scales left as the memory was (vllm#48898)", {}},
       {61, "scales that are no powers of two read as E8M0 by their exponents (sglang#39193)", {}},
   };
