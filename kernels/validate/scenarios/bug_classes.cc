@@ -62,6 +62,8 @@ const std::vector<BugClass>& AllBugClasses() {
       {52, "E5M2 codes read as E4M3 in the GEMMs of experts", {}, 3342},
       {53, "stochastic rounding to zeros where the GPU has no instruction for it", {}, 3281},
       {54, "master weights cast where a rank owns none of their elements", {}, 3348},
+      {55, "a recomputation under the recipe around its forward's own, or its states", {}, 3284},
+      {56, "requires_grad lost between two layers", {}, 3172},
       {58, "swizzled scales of unequal parts in the shape of an even split", {}, 3344},
       {59, "backward reads the source where the override says forward's codes", {}, 3141},
       {60, "padding of swizzled scales left as the memory was (vllm#48898)", {}},
