@@ -64,10 +64,14 @@ const std::vector<BugClass>& AllBugClasses() {
       {54, "master weights cast where a rank owns none of their elements", {}, 3348},
       {55, "a recomputation under the recipe around its forward's own, or its states", {}, 3284},
       {56, "requires_grad lost between two layers", {}, 3172},
+      {57, "a cast that is to be skipped writes codes, scales or amaxes (also #3246)", {}, 3271},
       {58, "swizzled scales of unequal parts in the shape of an even split", {}, 3344},
       {59, "backward reads the source where the override says forward's codes", {}, 3141},
       {60, "padding of swizzled scales left as the memory was (vllm#48898)", {}},
       {61, "scales that are no powers of two read as E8M0 by their exponents (sglang#39193)", {}},
+      {62,
+       "a weight quantized from its fp32 master in training and from bf16 elsewhere (xtuner#2044)",
+       {}},
   };
   return classes;
 }
