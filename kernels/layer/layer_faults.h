@@ -42,6 +42,11 @@ inline constexpr char kFaultResultRulesSwapped[] = "result-rules-swapped";
 /// kept although other rowwise codes are given.
 inline constexpr char kFaultDerivedCodesKept[] = "derived-codes-kept";
 
+/// Row 57: a weight is cast again where its cached codes are to be kept.
+inline constexpr char kFaultSkippedCastDone[] = "skipped-cast-done";
+/// Row 57: there the codes are kept, and scales and amaxes are written anew.
+inline constexpr char kFaultSkippedCastInPart[] = "skipped-cast-writes-scales";
+
 /// The amax of a cast is noted in the history of the tensor's other direction, if that has one.
 inline constexpr char kFaultAmaxOfOtherDirection[] = "amax-noted-for-other-direction";
 

@@ -186,10 +186,12 @@ absl::StatusOr<std::vector<std::shared_ptr<LayerSaved>>> Backwarding::Recompute(
   const bool reads_live = Has(kFaultBackwardReadsLiveRecipe);
   const bool draws_anew = Has(kFaultRecomputationDrawsAnew);
   const bool scales_are_current = Has(kFaultRecomputationUsesCurrentScales);
-  const ForwardPlan plan{reads_live ? next_.recipe : recomputation.recipe, recomputation.step,
-                         draws_anew ? next_.next_call_id : recomputation.first_call_id,
-                         RequiresGradOfLayers(next_, recomputation.step.requires_grad),
-                         recomputation.parallel};
+  const Recipe& recipe = Has(kFaultRecomputesUnderOuterRecipe) ? session_.spec.recipe
+                         : reads_live                          ? next_.recipe
+                                                               : recomputation.recipe;
+  const ForwardPlan plan{
+      recipe, recomputation.step, draws_anew ? next_.next_call_id : recomputation.first_call_id,
+      RequiresGradOfLayers(next_, recomputation.step.requires_grad), recomputation.parallel};
   // The forward runs on the states that the first phase found, and does not change the present ones
   // (docs/sessions.md section 1).
   std::vector<LayerState> layers =

@@ -70,6 +70,17 @@ inline constexpr char kFaultInputCleared[] = "input-cleared";
 inline constexpr char kFaultRecomputationUsesCurrentScales[] = "recomputation-uses-current-scales";
 /// Row 21: a recomputation draws new random numbers.
 inline constexpr char kFaultRecomputationDrawsAnew[] = "recomputation-draws-anew";
+/// Row 55: a recomputation follows the recipe that the session began with, around its forward's.
+inline constexpr char kFaultRecomputesUnderOuterRecipe[] = "recomputation-under-outer-recipe";
+/// Row 55: whether a recomputation keeps delayed scaling's states for it is asked of the recipe
+/// that the session began with.
+inline constexpr char kFaultStatesLeftToOuterRecipe[] = "recomputation-states-left-to-outer-recipe";
+/// Row 56: y that has the values of its codes does not require a gradient in the layer after it.
+inline constexpr char kFaultGradLostWithCodes[] = "requires-grad-lost-with-codes";
+/// Row 56: no layer's x requires a gradient where the first one's does not.
+inline constexpr char kFaultGradLostBehindInput[] = "requires-grad-lost-behind-input";
+/// Row 56: the x of a layer whose weight is frozen requires no gradient.
+inline constexpr char kFaultGradLostBehindFrozen[] = "requires-grad-lost-behind-frozen-weight";
 /// Row 22: every microbatch draws the same random numbers.
 inline constexpr char kFaultRandomNumbersReused[] = "random-numbers-reused";
 /// Row 33: a microbatch after the first overwrites the main gradients.

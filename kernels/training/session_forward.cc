@@ -110,6 +110,7 @@ class Forwarding {
   /// Checks the tensors and returns the shape of y.
   absl::StatusOr<Shape> CheckTensors();
   absl::StatusOr<uint32_t> TakeCallIds();
+  std::vector<RequiresGrad> WantedOfLayers() const;
   absl::Status UpdateScales(std::vector<LayerState>& layers);
   absl::StatusOr<std::shared_ptr<Recomputation>> MakeRecomputation(uint32_t first_call_id);
   /// Whether the layers' own operands are dropped, to be made again in backward.
@@ -161,11 +162,30 @@ absl::StatusOr<uint32_t> Forwarding::TakeCallIds() {
   return first;
 }
 
+/// What requires a gradient in each layer, with the faults seeded there (row 56).
+std::vector<RequiresGrad> Forwarding::WantedOfLayers() const {
+  std::vector<RequiresGrad> layers = RequiresGradOfLayers(next_, step_.requires_grad);
+  if (session_.faults.empty()) return layers;
+  for (size_t i = 1; i < layers.size(); ++i) {
+    const Recipe before = RecipeOfLayer(session_.spec.layers[i - 1].spec, next_.recipe);
+    const bool follows_codes = before.QuantizerFor(TensorRole::kOutput).rowwise.is_quantized();
+    const bool is_lost =
+        (session_.faults.Has(kFaultGradLostWithCodes) && follows_codes) ||
+        (session_.faults.Has(kFaultGradLostBehindInput) && !step_.requires_grad.x) ||
+        (session_.faults.Has(kFaultGradLostBehindFrozen) && !step_.requires_grad.weight);
+    if (is_lost) layers[i].x = false;
+  }
+  return layers;
+}
+
 absl::StatusOr<std::shared_ptr<Recomputation>> Forwarding::MakeRecomputation(
     uint32_t first_call_id) {
   auto recomputation = std::make_shared<Recomputation>(
       Recomputation{next_.recipe, step_, first_call_id, LayersUnder(next_, next_.recipe_number),
                     session_.parallel()});
+  if (session_.faults.Has(kFaultStatesLeftToOuterRecipe) && !session_.spec.recipe.is_delayed()) {
+    for (LayerState& layer : recomputation->layers) layer.delayed.clear();
+  }
   for (const SessionLayerState& layer : next_.layers) {
     recomputation->divided.emplace_back().divided = layer.divided;
   }
@@ -212,8 +232,7 @@ absl::StatusOr<SessionStepResult> Forwarding::Run() {
   }
 
   std::vector<LayerState> layers = LayersUnder(next_, next_.recipe_number);
-  const ForwardPlan plan{next_.recipe, step_, first_call_id,
-                         RequiresGradOfLayers(next_, step_.requires_grad), session_.parallel()};
+  const ForwardPlan plan{next_.recipe, step_, first_call_id, WantedOfLayers(), session_.parallel()};
   const Division division(session_, run_.recorder().cancellation());
   QG_ASSIGN_OR_RETURN(GatheredLease gathered,
                       division.Gather(run_, next_.layers, step_.train, layers));

@@ -114,10 +114,11 @@ void AddRankSubjects(const v1::ListScenariosResponse& library, std::string& text
 }
 
 void AddPullRequests(const v1::ListScenariosResponse& library, std::string& text) {
-  absl::StrAppend(&text, "\n## 5. Pull requests of Transformer Engine\n\n",
-                  "Classes of bugs that its pull requests made or mended, each with the command ",
-                  "that shows it.\n\n| pull request | bug | shown by |\n|---|---|---|\n");
-  std::map<int, std::string> rows;  // By pull request, each in the order of the classes.
+  absl::StrAppend(
+      &text, "\n## 5. Issues and pull requests of Transformer Engine\n\n",
+      "Classes of bugs that its issues told, or its pull requests made or mended, each ",
+      "with the command that shows it.\n\n| number | bug | shown by |\n|---|---|---|\n");
+  std::map<int, std::string> rows;  // By number, each in the order of the classes.
   for (const v1::BugClassDescription& bug_class : library.bug_classes()) {
     const Names names = ScenariosOf(library, bug_class);
     const int number = bug_class.pull_request();

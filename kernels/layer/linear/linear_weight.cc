@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
+#include "kernels/layer/layer_faults.h"
 #include "kernels/layer/linear/given_codes.h"
 #include "kernels/layer/linear/linear_operands.h"
 
@@ -67,6 +68,18 @@ absl::StatusOr<QuantizedTensor> LinearWeight::CodesOfParameter() {
   return OnlyUsages(parameter_.quantized, needed);
 }
 
+/// Row 57: leaves the codes and writes what else the cast would.
+absl::Status LinearWeight::SeedSkippedCastInPart(QuantizedTensor& kept) {
+  if (!recorder_.faults().Has(kFaultSkippedCastInPart)) return absl::OkStatus();
+  QG_ASSIGN_OR_RETURN(const QuantizedTensor anew, Quantize(kept.usages()));
+  for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+    if (!kept.copy(usage).has_value()) continue;
+    kept.copy(usage)->scale_inv = anew.copy(usage)->scale_inv;
+    kept.copy(usage)->amax = anew.copy(usage)->amax;
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<QuantizedTensor> LinearWeight::Codes() {
   if (parameter_.is_quantized()) return CodesOfParameter();
   Usages usages = unit_.flow.weight_usages;
@@ -77,7 +90,9 @@ absl::StatusOr<QuantizedTensor> LinearWeight::Codes() {
           ? AmaxGroup()
           : AmaxGroupOf(options_.parallel->amax_groups, TensorRole::kWeight);
   const bool is_made_so = workspace.quantizer == quantizer() && workspace.amax_group == amax_group;
-  if (options_.microbatch == Microbatch::kLater && is_made_so) {
+  const bool is_cast_anyway = recorder_.faults().Has(kFaultSkippedCastDone);
+  if (options_.microbatch == Microbatch::kLater && is_made_so && !is_cast_anyway) {
+    QG_RETURN_IF_ERROR(SeedSkippedCastInPart(workspace.quantized));
     const Usages held = workspace.quantized.usages();
     if (Covers(held, usages)) return OnlyUsages(workspace.quantized, usages);
     // Both directions are quantized anew, since delayed scaling's scale may have changed.

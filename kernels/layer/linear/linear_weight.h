@@ -22,6 +22,7 @@ class LinearWeight {
   absl::StatusOr<QuantizedTensor> Codes();
   absl::StatusOr<QuantizedTensor> CodesOfParameter();
   absl::StatusOr<QuantizedTensor> Quantize(Usages usages);
+  absl::Status SeedSkippedCastInPart(QuantizedTensor& kept);
   const Quantizer& quantizer() const { return unit_.recipe->QuantizerFor(TensorRole::kWeight); }
 
   StepRecorder& recorder_;

@@ -192,6 +192,12 @@ absl::Status MasterCasts::Measure(Bucket bucket) {
     if (context_.faults.Has(kFaultAmaxBeforeRounding)) measured.values = cast.weight->master;
     QG_ASSIGN_OR_RETURN(Tensor own, context_.engine.MeasureFragment(
                                         measured, cast.rule(), cast.layout, context_.cancellation));
+    if (context_.faults.Has(kFaultEmptyFragmentUnmeasured) && bucket == kMicro &&
+        measured.count() == 0) {
+      // Simulates memory that was never written.
+      const std::vector<float> unwritten(static_cast<size_t>(own.element_count()), 0x1p40f);
+      QG_RETURN_IF_ERROR(context_.engine.Write(std::as_bytes(std::span(unwritten)), own, 0));
+    }
     cast.amaxes.first = count;
     count += own.element_count();
     parts.push_back(std::move(own));

@@ -16,6 +16,8 @@ inline constexpr char kFaultShardAmaxAlone[] = "shard-amax-not-reduced";
 inline constexpr char kFaultShardCountsAlone[] = "shard-offset-forgotten";
 /// Fragments of FP4 weights may begin at odd elements: half a byte each belongs to two ranks.
 inline constexpr char kFaultOddFragments[] = "fragment-odd-offset-in-fp4";
+/// Row 54: a rank without elements of an mxfp8 weight brings to the maximum what the memory had.
+inline constexpr char kFaultEmptyFragmentUnmeasured[] = "empty-fragment-left-unmeasured";
 /// The amaxes of fragments are taken from masters before their rounding to bf16.
 inline constexpr char kFaultAmaxBeforeRounding[] = "amax-of-unrounded-master";
 

@@ -59,6 +59,19 @@ const std::vector<BugClass>& AllBugClasses() {
       {49, "of a grouped weight only the first expert's quantizer follows an update", {}, 2929},
       {50, "a gathered gradient held after the backward that gathered it", {}},
       {51, "memory of a backward mode miscounted", {}},
+      {52, "E5M2 codes read as E4M3 in the GEMMs of experts", {}, 3342},
+      {53, "stochastic rounding to zeros where the GPU has no instruction for it", {}, 3281},
+      {54, "master weights cast where a rank owns none of their elements", {}, 3348},
+      {55, "a recomputation under the recipe around its forward's own, or its states", {}, 3284},
+      {56, "requires_grad lost between two layers", {}, 3172},
+      {57, "a cast that is to be skipped writes codes, scales or amaxes (also #3246)", {}, 3271},
+      {58, "swizzled scales of unequal parts in the shape of an even split", {}, 3344},
+      {59, "backward reads the source where the override says forward's codes", {}, 3141},
+      {60, "padding of swizzled scales left as the memory was (vllm#48898)", {}},
+      {61, "scales that are no powers of two read as E8M0 by their exponents (sglang#39193)", {}},
+      {62,
+       "a weight quantized from its fp32 master in training and from bf16 elsewhere (xtuner#2044)",
+       {}},
   };
   return classes;
 }

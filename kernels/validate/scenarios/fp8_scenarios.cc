@@ -1,6 +1,8 @@
 // FP8 with one scale per tensor or per 128 elements.
 #include <algorithm>
 #include <string>
+#include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -114,6 +116,50 @@ absl::Status CheckBlockLayout(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
+/// d of x [16][256], all `x_value`, and a weight [16][256], all `weight_value`, quantized on the
+/// engine under test.
+absl::StatusOr<GemmResult> ConstantProduct(ScenarioContext& context, float x_value,
+                                           float weight_value, const char* arithmetic) {
+  GemmDesc desc;
+  const std::tuple<TensorRole, float, GemmOperand*> sides[] = {
+      {TensorRole::kInput, x_value, &desc.a}, {TensorRole::kWeight, weight_value, &desc.b}};
+  for (const auto& [role, value, operand] : sides) {
+    QG_ASSIGN_OR_RETURN(Tensor source, Tensor::Allocate(DType::kBF16, {16, 256}));
+    for (int64_t i = 0; i < source.element_count(); ++i) SetValue(source, i, value);
+    QG_ASSIGN_OR_RETURN(const QuantizedTensor quantized,
+                        QuantizeOn(context, source, context.recipe().QuantizerFor(role), {}));
+    *operand = OperandOf(*quantized.rowwise);
+  }
+  QG_ASSIGN_OR_RETURN(desc.arithmetic, Arithmetic::Parse(arithmetic));
+  desc.use_split_accumulator = true;
+  return context.engine().Gemm(desc, context.cancellation());
+}
+
+// Every element is the largest of its block, so that its code is 448 and its scale_inv is
+// value / 448: 1.5 and 1.25, or 2 and 0.5. The sums of 256 equal products are exact.
+absl::Status CheckScalesAsExponents(ScenarioContext& context) {
+  const struct {
+    float x, weight;
+    bool are_powers_of_two;
+  } cases[] = {{896, 224, true}, {672, 560, false}};
+  for (const auto& [x, weight, are_powers_of_two] : cases) {
+    for (const char* arithmetic : {"sm90", "sm100"}) {
+      const bool is_refused = !are_powers_of_two && arithmetic == std::string_view("sm100");
+      const auto result = ConstantProduct(context, x, weight, arithmetic);
+      const std::string name =
+          absl::StrCat("GEMM of scales ", x / 448, " and ", weight / 448, " under ", arithmetic);
+      context.ExpectCode(name, result.status(),
+                         is_refused ? absl::StatusCode::kInvalidArgument : absl::StatusCode::kOk);
+      if (!result.ok()) continue;
+      QG_ASSIGN_OR_RETURN(const Tensor d, context.ToHost(result->d));
+      for (int64_t i = 0; i < d.element_count(); ++i) {
+        context.ExpectSameFloat(name, ValueAt(d, i), 256 * x * weight);
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
 EngineAlterations WithoutEpsilon() {
   return {.quantize = [](Engine& engine, QuantizeCall call) {
     call.quantizer.rowwise.amax_epsilon = 0;
@@ -127,6 +173,26 @@ EngineAlterations ShapeOfStorage() {
     QG_ASSIGN_OR_RETURN(QuantizedTensor quantized, call.On(engine));
     if (!call.usages.rowwise) quantized.shape = quantized.columnwise->data.shape();
     return quantized;
+  }};
+}
+
+/// A kernel that reads fp32 scales by their exponent bits, without the check that they are powers
+/// of two.
+EngineAlterations ExponentsOfScales() {
+  return {.gemm = [](Engine& engine, GemmDesc desc,
+                     const Cancellation* cancellation) -> absl::StatusOr<GemmResult> {
+    for (GemmOperand* operand : {&desc.a, &desc.b}) {
+      const bool is_block =
+          operand->scaling == ScaleMode::k1x128 || operand->scaling == ScaleMode::k128x128;
+      if (!is_block || desc.arithmetic.family != ArithmeticFamily::kSm100) continue;
+      QG_ASSIGN_OR_RETURN(operand->scale_inv,
+                          WithAlteredBytes(engine, operand->scale_inv, [](Tensor& scales) {
+                            for (int64_t i = 0; i < scales.element_count(); ++i) {
+                              scales.as<uint32_t>()[i] &= 0x7F800000u;
+                            }
+                          }));
+    }
+    return engine.Gemm(desc, cancellation);
   }};
 }
 
@@ -191,6 +257,16 @@ ScenarioGroup Fp8Scenarios() {
        .faults = {"padded-scales-unrounded-stride", "padded-scales-not-transposed"},
        .recipes = {"fp8_block"},
        .run = &CheckBlockLayout});
+  group.scenarios.push_back(
+      {.name = "scales-as-exponents-are-powers-of-two",
+       .invariant = "A GEMM that reads fp32 block scales as exponents refuses those that are no "
+                    "powers of two, and no other GEMM loses their mantissas.",
+       .criterion = "INVALID_ARGUMENT under sm100 for scales 1.5 and 1.25; else sums of 256 equal "
+                    "products, exact.",
+       .bug_classes = {61},
+       .faults = {"scales-read-by-exponent"},
+       .recipes = {"fp8_block:power_2_scales=false"},
+       .run = &CheckScalesAsExponents});
   group.faults = {
       {"amax-epsilon-dropped", "Ignores the recipe's amax_epsilon.", 14, &WithoutEpsilon},
       {"columnwise-shape-of-storage",
@@ -198,6 +274,9 @@ ScenarioGroup Fp8Scenarios() {
        &ShapeOfStorage},
       {"padded-scales-unrounded-stride", "Strides padded block scales by M, not by M rounded to 4.",
        30, &UnpaddedStride},
+      {"scales-read-by-exponent",
+       "Reads fp32 block scales by their exponents alone where E8M0 is needed.", 61,
+       &ExponentsOfScales},
       {"padded-scales-not-transposed", "Writes 1-D block scales row by row.", 30,
        &UntransposedScales},
   };

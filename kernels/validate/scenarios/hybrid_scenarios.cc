@@ -297,6 +297,7 @@ ScenarioGroup HybridScenarios() {
        .invariant = "The override dequantized is the hybrid recipe with this format forward and "
                     "high precision, made from its codes, backward.",
        .criterion = "y, dx, dw and db bit-equal.",
+       .bug_classes = {59},
        .faults = {"dequantized-reads-original"},
        .recipes = {"mxfp8:backward_override=dequantized", "fp8_block:backward_override=dequantized",
                    "fp8_current:backward_override=dequantized",
@@ -370,7 +371,7 @@ ScenarioGroup HybridScenarios() {
       {"hybrid-columnwise-by-rowwise-rule",
        "Quantizes the columnwise direction by the rowwise direction's rule.", 35,
        &ColumnwiseByRowwiseRule},
-      {"dequantized-reads-original", "Gives the source in place of the codes' values.", 0,
+      {"dequantized-reads-original", "Gives the source in place of the codes' values.", 59,
        &DequantizeGivesSource},
       {"columnwise-source-ignored", "Makes columnwise codes from the source always.", 36,
        &ColumnwiseFromSource},

@@ -406,6 +406,19 @@ EngineAlterations ExpertsShareRandomNumbers() {
   }};
 }
 
+/// A kernel that has E4M3 alone: it reads the bytes of E5M2 codes in mxfp8 blocks, which only
+/// gradients have, as E4M3.
+EngineAlterations E5M2AsE4M3() {
+  return {.gemm = [](Engine& engine, GemmDesc desc,
+                     const Cancellation* cancellation) -> absl::StatusOr<GemmResult> {
+    Tensor& codes = desc.a.data;
+    if (desc.a.scaling == ScaleMode::kMx32 && codes.dtype() == DType::kF8E5M2) {
+      QG_ASSIGN_OR_RETURN(codes, codes.Reinterpret(DType::kF8E4M3, codes.shape()));
+    }
+    return engine.Gemm(desc, cancellation);
+  }};
+}
+
 /// Quantizes the tensor after an empty one with an amax of 448, that is with scale 1.
 EngineAlterations EmptyLeavesAmax() {
   auto is_left = std::make_shared<bool>(false);
@@ -522,8 +535,10 @@ ScenarioGroup LayerScenarios() {
        .invariant = "A grouped layer is a linear layer per expert, each with its own scales and "
                     "random numbers.",
        .criterion = "y, dx, dw and db of unequal experts bit-equal to linear steps by hand.",
-       .faults = {"experts-share-amax", "experts-share-random-numbers"},
-       .recipes = {"fp8_current", "nvfp4", "bf16", "fp8_block", "mxfp8",
+       .bug_classes = {52, 59},
+       .faults = {"experts-share-amax", "experts-share-random-numbers", "e5m2-read-as-e4m3",
+                  "dequantized-reads-original"},
+       .recipes = {"fp8_current", "nvfp4", "bf16", "fp8_block", "mxfp8", "mxfp8:fp8_format=hybrid",
                    "mxfp8:backward_override=dequantized"},
        .run = &CheckSeparateLinears});
   group.scenarios.push_back(
@@ -595,6 +610,7 @@ ScenarioGroup LayerScenarios() {
        &ScaleOfExpertBefore},
       {"experts-share-random-numbers", "Draws the same random numbers for every expert.", 0,
        &ExpertsShareRandomNumbers},
+      {"e5m2-read-as-e4m3", "Reads the E5M2 codes of mxfp8 gradients as E4M3.", 52, &E5M2AsE4M3},
       {"empty-tensor-leaves-amax", "Lets an empty tensor leave its amax to the next.", 39,
        &EmptyLeavesAmax},
       {"norm-rounded-before-quantization", "Rounds the norm's result to bf16 on every path.", 34,

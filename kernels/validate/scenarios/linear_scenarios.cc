@@ -212,7 +212,9 @@ ScenarioGroup LinearScenarios() {
        .invariant = "A linear step is the quantizations and GEMMs that its recipe and mode say.",
        .criterion = "y, dx, dw, main_grad and db bit-equal to scalar quantizations and GEMMs of "
                     "the reference engine, called one by one.",
-       .faults = {"scale-inv-of-one-operand-twice", "bias-gradient-summed-in-output-type"},
+       .bug_classes = {53},
+       .faults = {"scale-inv-of-one-operand-twice", "bias-gradient-summed-in-output-type",
+                  "stochastic-rounding-to-zeros"},
        .recipes = {"bf16", "fp8_current", "fp8_delayed", "fp8_block", "mxfp8", "nvfp4",
                    "fp8_current:backward_override=high_precision",
                    "fp8_block:backward_override=dequantized",

@@ -1,4 +1,5 @@
-// MXFP8: E8M0 scales at their boundaries, and where codes and scales stand.
+// MXFP8: E8M0 scales at their boundaries, and where codes and scales stand; swizzled scales of
+// NVFP4 too.
 #include <algorithm>
 #include <bit>
 #include <string>
@@ -169,6 +170,44 @@ absl::Status CheckSwizzle(ScenarioContext& context) {
   return context.ExpectSameBits("dequantized after the round trip", values, expected_values);
 }
 
+/// Rows of the parts of one tensor, such as those of experts: an even split has 128 in each.
+constexpr int64_t kUnevenRows[] = {192, 160, 32};
+constexpr int64_t kEvenRows = 128;
+
+// Neither the rows nor the blocks of a line (7 of mxfp8, 14 of nvfp4) fill tiles of 128 x 4.
+absl::Status CheckSwizzledPadding(ScenarioContext& context) {
+  constexpr int64_t kColumns = 224;
+  const Quantizer& quantizer = context.recipe().QuantizerFor(TensorRole::kInput);
+  for (const int64_t rows : kUnevenRows) {
+    QG_ASSIGN_OR_RETURN(
+        const Tensor source,
+        context.Generate(Distribution::kLogNormalOutliers, rows, DType::kBF16, {rows, kColumns}));
+    QG_ASSIGN_OR_RETURN(const QuantizedTensor quantized,
+                        QuantizeOn(context, source, quantizer, {true, false}));
+    const ScaleArray array{quantizer.rowwise.format, 1, Usage::kRowwise, rows, kColumns};
+    QG_ASSIGN_OR_RETURN(const Tensor swizzled, context.engine().ConvertScales(
+                                                   quantized.rowwise->scale_inv, array,
+                                                   ScaleLayout::kLogical, ScaleLayout::kSwizzled));
+    QG_ASSIGN_OR_RETURN(const QuantizedTensor copies,
+                        ExpectedQuantization(source, quantizer, {true, false}));
+    const Tensor& compact = copies.rowwise->scale_inv;
+    const int64_t blocks = compact.columns();
+    const int64_t row_tiles = (rows + 127) / 128, block_tiles = (blocks + 3) / 4;
+    QG_ASSIGN_OR_RETURN(Tensor expected,
+                        Tensor::Allocate(compact.dtype(), {128 * row_tiles, 4 * block_tiles}));
+    std::fill_n(expected.as<uint8_t>(), expected.element_count(), uint8_t{0});
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t j = 0; j < blocks; ++j) {
+        expected.as<uint8_t>()[SwizzledIndex(i, j, block_tiles)] =
+            compact.as<uint8_t>()[i * blocks + j];
+      }
+    }
+    QG_RETURN_IF_ERROR(context.ExpectSameBits(absl::StrCat("swizzled scales of ", rows, " rows"),
+                                              swizzled, expected));
+  }
+  return absl::OkStatus();
+}
+
 EngineAlterations FloorScales() {
   return {.quantize = [](Engine& engine, QuantizeCall call) {
     for (QuantizerSpec* spec : {&call.quantizer.rowwise, &call.quantizer.columnwise}) {
@@ -217,6 +256,36 @@ EngineAlterations SwizzledReadAsCompact() {
   }};
 }
 
+/// Gives the swizzled scales of every part the shape that they have in an even split.
+EngineAlterations SwizzledAsEvenSplit() {
+  return {.convert_scales = [](Engine& engine, ConvertScalesCall call) -> absl::StatusOr<Tensor> {
+    QG_ASSIGN_OR_RETURN(const Tensor converted, call.On(engine));
+    if (call.to != ScaleLayout::kSwizzled || converted.rows() <= kEvenRows) return converted;
+    return converted.RowRange(0, kEvenRows);
+  }};
+}
+
+/// Writes the scales alone: their padding has what stood in the memory before, the compact scales.
+EngineAlterations StalePadding() {
+  return {.convert_scales = [](Engine& engine, ConvertScalesCall call) -> absl::StatusOr<Tensor> {
+    QG_ASSIGN_OR_RETURN(const Tensor converted, call.On(engine));
+    if (call.to != ScaleLayout::kSwizzled) return converted;
+    QG_ASSIGN_OR_RETURN(const Tensor before, engine.ToHost(call.scales, nullptr));
+    // Converted, scales whose bytes are all 1 tell padding from scales.
+    QG_ASSIGN_OR_RETURN(call.scales, WithAlteredBytes(engine, before, [](Tensor& bytes) {
+                          std::fill_n(bytes.as<uint8_t>(), bytes.element_count(), uint8_t{1});
+                        }));
+    QG_ASSIGN_OR_RETURN(const Tensor ones, call.On(engine));
+    QG_ASSIGN_OR_RETURN(const Tensor is_scale, engine.ToHost(ones, nullptr));
+    return WithAlteredBytes(engine, converted, [&](Tensor& bytes) {
+      for (int64_t i = 0; i < bytes.element_count(); ++i) {
+        if (is_scale.as<uint8_t>()[i] != 0) continue;
+        bytes.as<uint8_t>()[i] = before.as<uint8_t>()[i % before.element_count()];
+      }
+    });
+  }};
+}
+
 }  // namespace
 
 ScenarioGroup Mxfp8Scenarios() {
@@ -256,6 +325,17 @@ ScenarioGroup Mxfp8Scenarios() {
        .faults = {"swizzled-scales-read-as-compact"},
        .recipes = {"mxfp8"},
        .run = &CheckSwizzle});
+  group.scenarios.push_back(
+      {.name = "swizzled-scales-fill-tiles",
+       .invariant = "Scales in the tensor cores' order have the shape of their own tensor's tiles "
+                    "of 128 x 4, and zeros where a tile has no scale.",
+       .criterion =
+           "Shape and every byte by the formula, of three parts with unequal rows and with "
+           "blocks that fill no tile.",
+       .bug_classes = {58, 60},
+       .faults = {"swizzled-shape-of-even-split", "stale-padded-scales"},
+       .recipes = {"mxfp8", "nvfp4"},
+       .run = &CheckSwizzledPadding});
   group.faults = {
       {"e8m0-rounded-down", "Takes the power of two below amax / 448.", 28, &FloorScales},
       {"e8m0-zero-is-zero", "Reads scale code 0 as zero.", 28, &ScaleZeroIsZero},
@@ -264,6 +344,11 @@ ScenarioGroup Mxfp8Scenarios() {
        &TransposedColumnwise},
       {"swizzled-scales-read-as-compact", "Reads swizzled scales as the padded array.", 31,
        &SwizzledReadAsCompact},
+      {"swizzled-shape-of-even-split",
+       "Gives the swizzled scales of unequal parts the shape of an even split.", 58,
+       &SwizzledAsEvenSplit},
+      {"stale-padded-scales", "Leaves in the padding of swizzled scales what the memory had.", 60,
+       &StalePadding},
   };
   return group;
 }

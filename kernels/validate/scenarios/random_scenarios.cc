@@ -1,5 +1,7 @@
 // Stochastic rounding to E2M1: no bias, and no random byte used twice.
+#include <algorithm>
 #include <array>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -97,6 +99,23 @@ EngineAlterations ToNearest() {
   }};
 }
 
+/// A kernel whose conversion is compiled for no instruction of this GPU gives what its result was
+/// initialised with.
+EngineAlterations ZerosForRandom() {
+  return {.quantize = [](Engine& engine, QuantizeCall call) -> absl::StatusOr<QuantizedTensor> {
+    QG_ASSIGN_OR_RETURN(QuantizedTensor quantized, call.On(engine));
+    for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+      std::optional<QuantizedCopy>& copy = quantized.copy(usage);
+      const ElementRounding rounding = call.quantizer.spec(usage).element_rounding;
+      if (!copy.has_value() || rounding != ElementRounding::kStochastic) continue;
+      QG_ASSIGN_OR_RETURN(copy->data, WithAlteredBytes(engine, copy->data, [](Tensor& codes) {
+                            std::fill_n(codes.as<uint8_t>(), codes.byte_size(), uint8_t{0});
+                          }));
+    }
+    return quantized;
+  }};
+}
+
 /// Random numbers in (0, 1] in place of [0, 1): one byte in 256 too many rounds up.
 EngineAlterations NumbersMoved() {
   return {.quantize = [](Engine& engine, QuantizeCall call) -> absl::StatusOr<QuantizedTensor> {
@@ -132,8 +151,9 @@ ScenarioGroup RandomScenarios() {
                     "own number never moves.",
        .criterion = "Counts in every interval between codes within six standard deviations of the "
                     "binomial; exact for numbers that are codes.",
-       .bug_classes = {23},
-       .faults = {"stochastic-rounding-to-nearest", "stochastic-rounding-off-by-one-byte"},
+       .bug_classes = {23, 53},
+       .faults = {"stochastic-rounding-to-nearest", "stochastic-rounding-off-by-one-byte",
+                  "stochastic-rounding-to-zeros"},
        .recipes = {"nvfp4:disable_rht=true"},
        .run = &CheckUnbiased});
   group.faults = {
@@ -145,6 +165,9 @@ ScenarioGroup RandomScenarios() {
       {"random-bytes-shared-by-calls", "Does not advance the random state between calls.", 22,
        &SharedByCalls},
       {"stochastic-rounding-to-nearest", "Rounds gradients to nearest.", 23, &ToNearest},
+      {"stochastic-rounding-to-zeros",
+       "Gives zeros for what is rounded stochastically, as where the GPU has no such instruction.",
+       53, &ZerosForRandom},
       {"stochastic-rounding-off-by-one-byte", "Draws from (0, 1] in place of [0, 1).", 23,
        &NumbersMoved},
   };

@@ -46,8 +46,8 @@ struct BugClass {
   std::string_view title;
   /// Why no scenario covers it; empty if one does.
   std::string_view left_out;
-  /// The number of a Transformer Engine pull request that caused or fixed such a bug; 0 if none is
-  /// known.
+  /// The number of a Transformer Engine pull request that caused or fixed such a bug, or of an
+  /// issue that reported it; 0 if none is known.
   int pull_request = 0;
 };
 const std::vector<BugClass>& AllBugClasses();

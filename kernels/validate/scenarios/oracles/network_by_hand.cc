@@ -89,10 +89,11 @@ uint32_t NetworkByHand::CallIds() const {
   return static_cast<uint32_t>(linears) * kCallIdsOfLinear;
 }
 
-HistoryModel& NetworkByHand::HistoryOf(const SessionLayer& layer, TensorRole role) {
+HistoryModel& NetworkByHand::HistoryOf(const Recipe& recipe, const SessionLayer& layer,
+                                       TensorRole role) {
   const std::string name = absl::StrCat(layer.name, ".", std::string(TensorRoleName(role)));
-  const DType element = recipe_.QuantizerFor(role).rowwise.element;
-  return histories_.try_emplace(name, recipe_.delayed_scaling(), MaxFiniteOfFp8(element))
+  const DType element = recipe.QuantizerFor(role).rowwise.element;
+  return histories_.try_emplace(name, recipe.delayed_scaling(), MaxFiniteOfFp8(element))
       .first->second;
 }
 
@@ -133,7 +134,7 @@ absl::StatusOr<Tensor> NetworkByHand::Forward(const std::string& microbatch, con
     next_call_id_ += kCallIdsOfLinear;
     if (recipe_.is_delayed()) {
       for (const TensorRole role : {TensorRole::kInput, TensorRole::kWeight}) {
-        HistoryModel& history = HistoryOf(layer, role);
+        HistoryModel& history = HistoryOf(recipe_, layer, role);
         QG_ASSIGN_OR_RETURN(operands.scales[role], Tensor::FromScalar(history.scale()));
         if (!train) continue;
         history.NoteCast(ExpectedAmax(role == TensorRole::kInput ? operands.x : operands.weight));
@@ -174,7 +175,7 @@ absl::StatusOr<NamedOutputs> NetworkByHand::Backward(const std::string& microbat
       operands.wholes[TensorRole::kGradOutput] = whole->second;
     }
     if (flight.recipe.is_delayed()) {
-      HistoryModel& history = HistoryOf(layer, TensorRole::kGradOutput);
+      HistoryModel& history = HistoryOf(flight.recipe, layer, TensorRole::kGradOutput);
       QG_ASSIGN_OR_RETURN(operands.scales[TensorRole::kGradOutput],
                           Tensor::FromScalar(history.scale()));
       history.NoteCast(ExpectedAmax(gradient));

@@ -74,7 +74,8 @@ class NetworkByHand {
   uint32_t CallIds() const;
   absl::StatusOr<LinearOperands> OperandsOf(const SessionLayer& layer, const Tensor& x,
                                             uint32_t first_call_id) const;
-  HistoryModel& HistoryOf(const SessionLayer& layer, TensorRole role);
+  /// Fresh under `recipe` if there is none.
+  HistoryModel& HistoryOf(const Recipe& recipe, const SessionLayer& layer, TensorRole role);
   absl::Status AddGradient(const std::string& parameter, const Tensor& gradient);
   void Update(Trained& trained);
 

@@ -316,8 +316,8 @@ ScenarioGroup ShardScenarios() {
         "the whole weight quantized at once, from fp32 and through bf16.",
         "Bit-equal to a recomputation of the whole on all of 4 ranks; a note counts the bytes in "
         "which the two ways differ.",
-        {},
-        {kFaultAmaxBeforeRounding, kFaultEmptyRankSkips},
+        {54},
+        {kFaultAmaxBeforeRounding, kFaultEmptyRankSkips, kFaultEmptyFragmentUnmeasured},
         every_format,
         CheckFragments},
        {"fp4-fragments-begin-at-bytes",
@@ -338,6 +338,10 @@ ScenarioGroup ShardScenarios() {
               "Draws random numbers as if each rank's rows were the first ones."),
        InCode(kFaultAmaxBeforeRounding,
               "Takes scales from masters that were not rounded to the weight's dtype."),
+       InCode(kFaultEmptyFragmentUnmeasured,
+              "Lets a rank without elements of an mxfp8 weight bring unwritten memory for its "
+              "amaxes.",
+              54),
        InCode(kFaultOddFragments, "Gives two ranks half of a byte each, and loses one half.")}};
 }
 

@@ -1,5 +1,8 @@
 // What training keeps between steps: every trace beside a network trained by hand.
+#include <array>
 #include <bit>
+#include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -7,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/training/session_faults.h"
+#include "kernels/validate/scenarios/linear_subject.h"
 #include "kernels/validate/scenarios/oracles/expected_copy.h"
 #include "kernels/validate/scenarios/scenario_groups.h"
 #include "kernels/validate/scenarios/sessions/session_subject.h"
@@ -151,6 +155,109 @@ absl::Status CheckRecomputation(ScenarioContext& context) {
       QG_ASSIGN_OR_RETURN(const Tensor grad_output, training->MakeGradOutput(30 + round));
       QG_RETURN_IF_ERROR(training->Backward(name, grad_output));
     }
+  }
+  return absl::OkStatus();
+}
+
+// The recipe is changed before two forwards and changed back after them, as where a module opens a
+// scope of its own within one that is checkpointed. Both are recomputed outside of their scope.
+absl::Status CheckInnerRecipe(ScenarioContext& context) {
+  QG_ASSIGN_OR_RETURN(const Recipe outer, Recipe::Parse("bf16"));
+  QG_ASSIGN_OR_RETURN(const Training training,
+                      ComparedTraining::Open(context, TwoLayerSpec(outer), 52));
+  QG_RETURN_IF_ERROR(training->ChangeRecipe(context.recipe()));
+  for (const auto& [name, scale] : {std::pair{"a", 1.0f}, {"b", 16.0f}}) {
+    ForwardStep step;
+    step.microbatch = name;
+    step.recompute = true;
+    QG_ASSIGN_OR_RETURN(step.x, training->MakeX(24, scale));
+    QG_RETURN_IF_ERROR(training->Forward(step));
+  }
+  QG_RETURN_IF_ERROR(training->ChangeRecipe(outer));
+  for (const char* name : {"a", "b"}) {
+    QG_ASSIGN_OR_RETURN(const Tensor grad_output, training->MakeGradOutput(34));
+    QG_RETURN_IF_ERROR(training->Backward(name, grad_output));
+  }
+  return absl::OkStatus();
+}
+
+/// The outputs of two linear layers by hand, "first" and "second", whose y and dx have the values
+/// of their codes where the recipe has rules for them.
+absl::StatusOr<NamedOutputs> TwoLinearsByHand(ScenarioContext& context,
+                                              std::array<LinearOperands, 2> layers) {
+  const Recipe& recipe = context.recipe();
+  const auto step = [&](LinearOperands operands) -> absl::StatusOr<NamedOutputs> {
+    QG_ASSIGN_OR_RETURN(NamedOutputs outputs,
+                        ExpectedLinear(context.reference(), operands, recipe));
+    for (const auto& [name, role] :
+         {std::pair{"y", TensorRole::kOutput}, {"dx", TensorRole::kGradInput}}) {
+      const auto found = outputs.find(name);
+      const QuantizerSpec& rule = recipe.QuantizerFor(role).rowwise;
+      if (found == outputs.end() || !rule.is_quantized()) continue;
+      Tensor& result = found->second;
+      QG_ASSIGN_OR_RETURN(const QuantizedCopy codes, ExpectedCopy(result, rule, Usage::kRowwise));
+      QG_ASSIGN_OR_RETURN(result, ExpectedValues(codes, Usage::kRowwise, result.rows(),
+                                                 result.columns(), result.dtype()));
+    }
+    return outputs;
+  };
+  LinearOperands forward_alone = layers[0];
+  forward_alone.grad_output = Tensor();
+  QG_ASSIGN_OR_RETURN(NamedOutputs first, step(forward_alone));
+  layers[1].x = first.at("y");
+  QG_ASSIGN_OR_RETURN(const NamedOutputs second, step(layers[1]));
+  layers[0].grad_output = second.at("dx");
+  QG_ASSIGN_OR_RETURN(first, step(layers[0]));
+  NamedOutputs all = {{"y", second.at("y")}, {"dx", first.at("dx")}};
+  for (const char* gradient : {"dw", "db"}) {
+    all[absl::StrCat("first.", gradient)] = first.at(gradient);
+    all[absl::StrCat("second.", gradient)] = second.at(gradient);
+  }
+  return all;
+}
+
+// What is asked for of a session of two layers comes back, whatever lies between it and the loss: a
+// first x that needs no gradient, frozen weights, a y that has the values of its codes.
+absl::Status CheckGradientsFlow(ScenarioContext& context) {
+  SessionSpec spec{.layers = {{"first", {}}, {"second", {}}}, .recipe = context.recipe()};
+  std::array<LinearOperands, 2> layers;
+  std::map<std::string, Tensor> parameters;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    QG_ASSIGN_OR_RETURN(layers[i], MakeLinearOperands(context, DType::kBF16, 32, 64, 64, 36 + i));
+    layers[i].seed = spec.seed;
+    QG_ASSIGN_OR_RETURN(parameters[spec.layers[i].name + ".weight"],
+                        context.ToEngine(layers[i].weight));
+    QG_ASSIGN_OR_RETURN(parameters[spec.layers[i].name + ".bias"],
+                        context.ToEngine(layers[i].bias));
+  }
+  QG_ASSIGN_OR_RETURN(const auto session,
+                      OneRankSession::Open(context.engine(), spec, parameters,
+                                           context.cancellation(), context.faults()));
+  QG_ASSIGN_OR_RETURN(const NamedOutputs all, TwoLinearsByHand(context, layers));
+  const struct {
+    RequiresGrad wanted;
+    std::vector<std::string> outputs;
+  } cases[] = {
+      {{}, {"y", "dx", "first.dw", "first.db", "second.dw", "second.db"}},
+      {{.x = false}, {"y", "first.dw", "first.db", "second.dw", "second.db"}},
+      {{.weight = false, .bias = false}, {"y", "dx"}},
+      {{.x = false, .weight = false}, {"y", "first.db", "second.db"}},
+  };
+  for (const auto& [wanted, names] : cases) {
+    ForwardStep step;
+    step.requires_grad = wanted;
+    QG_ASSIGN_OR_RETURN(step.x, context.ToEngine(layers[0].x));
+    QG_ASSIGN_OR_RETURN(const Tensor grad_output, context.ToEngine(layers[1].grad_output));
+    QG_ASSIGN_OR_RETURN(const SessionStepResult forward,
+                        session->Forward(step, context.cancellation()));
+    QG_ASSIGN_OR_RETURN(const SessionStepResult backward,
+                        session->Backward({step.microbatch, grad_output}, context.cancellation()));
+    NamedOutputs subject = OutputsOf(forward), expected;
+    subject.merge(OutputsOf(backward));
+    for (const std::string& name : names) expected[name] = all.at(name);
+    const std::string where = absl::StrCat("x ", wanted.x ? 1 : 0, " w ", wanted.weight ? 1 : 0,
+                                           " b ", wanted.bias ? 1 : 0, ": ");
+    QG_RETURN_IF_ERROR(ExpectSameOutputs(context, where, subject, expected));
   }
   return absl::OkStatus();
 }
@@ -345,6 +452,31 @@ ScenarioGroup SessionScenarios() {
        .recipes = {delayed, "nvfp4", "mxfp8"},
        .run = &CheckRecomputation});
   group.scenarios.push_back(
+      {.name = "recompute-follows-inner-recipe",
+       .invariant = "A forward is done again under the recipe and the scales that it had, whatever "
+                    "recipe is around it before and after.",
+       .criterion = "Gradients of two microbatches between changes from bf16 and back to it "
+                    "bit-equal to a network by hand that kept everything; equal fingerprints of "
+                    "what both phases saved.",
+       .bug_classes = {55},
+       .faults = {kFaultRecomputesUnderOuterRecipe, kFaultStatesLeftToOuterRecipe},
+       .recipes = {delayed, "fp8_current", "mxfp8", "nvfp4"},
+       .run = &CheckInnerRecipe});
+  group.scenarios.push_back(
+      {.name = "gradients-flow-between-layers",
+       .invariant =
+           "A gradient that is asked for comes back through every layer after it: behind a "
+           "first x that requires none, behind frozen weights, and behind a y that has the "
+           "values of its codes.",
+       .criterion = "Names of outputs by what is asked for; y, dx, dw and db of two layers "
+                    "bit-equal to linear steps by hand.",
+       .bug_classes = {56},
+       .faults = {kFaultGradLostWithCodes, kFaultGradLostBehindInput, kFaultGradLostBehindFrozen},
+       .recipes = {R"(custom:rules=[{"tensor_type":"output","quantizer":"fp8_current"},)"
+                   R"({"quantizer":"fp8_current"}])",
+                   "mxfp8", "fp8_current:backward_override=high_precision"},
+       .run = &CheckGradientsFlow});
+  group.scenarios.push_back(
       {.name = "users-tensors-survive-backward",
        .invariant = "Backward neither clears nor writes what the user gave, nor what was saved.",
        .criterion = "The user's tensors bit-equal after the step; equal fingerprints of saved "
@@ -388,6 +520,18 @@ ScenarioGroup SessionScenarios() {
       InCode(kFaultRecomputationUsesCurrentScales,
              "Recomputes a forward with the scales of that moment.", 21),
       InCode(kFaultRecomputationDrawsAnew, "Recomputes a forward with new random numbers.", 21),
+      InCode(kFaultRecomputesUnderOuterRecipe,
+             "Recomputes a forward under the recipe around its own.", 55),
+      InCode(kFaultStatesLeftToOuterRecipe,
+             "Keeps scales for a recomputation only if the recipe around its own has any.", 55),
+      InCode(kFaultGradLostWithCodes,
+             "Takes an x that comes with codes from the layer before for one that requires no "
+             "gradient.",
+             56),
+      InCode(kFaultGradLostBehindInput,
+             "Lets no layer's x require a gradient where the first x does not.", 56),
+      InCode(kFaultGradLostBehindFrozen,
+             "Lets the x of a layer with a frozen weight require no gradient.", 56),
       InCode(kFaultInputCleared, "Clears the input that was given.", 41),
       InCode(kFaultSavedOperandOverwritten,
              "Lays a later layer's buffer over what an earlier one saved.", 3),

@@ -1,14 +1,18 @@
 // Weights that sessions hold quantized, cached weights, and main gradients.
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/layer/layer_faults.h"
+#include "kernels/layer/layer_step.h"
 #include "kernels/training/session_faults.h"
 #include "kernels/validate/scenarios/linear_subject.h"
 #include "kernels/validate/scenarios/oracles/expected_copy.h"
+#include "kernels/validate/scenarios/oracles/quantize_checks.h"
 #include "kernels/validate/scenarios/scenario_groups.h"
 #include "kernels/validate/scenarios/sessions/session_subject.h"
 
@@ -52,6 +56,75 @@ absl::Status CheckRequantization(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
+/// A session that trained two steps of quantized weights with this requantization, and the bf16
+/// weights that it exports.
+struct Trained {
+  std::unique_ptr<OneRankSession> session;
+  std::map<std::string, Tensor> exported = {};
+};
+absl::StatusOr<Trained> TrainTwoSteps(ScenarioContext& context, Requantization requantization) {
+  SessionSpec spec = QuantizedWeights(context.recipe());
+  spec.requantization = requantization;
+  QG_ASSIGN_OR_RETURN(const auto parameters, MakeParameters(context, 68));
+  std::map<std::string, Tensor> on_engine;
+  for (const auto& [name, tensor] : parameters) {
+    QG_ASSIGN_OR_RETURN(on_engine[name], context.ToEngine(tensor));
+  }
+  Trained trained;
+  QG_ASSIGN_OR_RETURN(trained.session,
+                      OneRankSession::Open(context.engine(), spec, on_engine,
+                                           context.cancellation(), context.faults()));
+  for (uint64_t step = 0; step < 2; ++step) {
+    ForwardStep forward;
+    QG_ASSIGN_OR_RETURN(const Tensor x, context.Generate(Distribution::kNormal, 330 + step,
+                                                         DType::kBF16, {32, 32}));
+    QG_ASSIGN_OR_RETURN(const Tensor dy, context.Generate(Distribution::kNormal, 340 + step,
+                                                          DType::kBF16, {32, 32}, 0x1p-6f));
+    QG_ASSIGN_OR_RETURN(forward.x, context.ToEngine(x));
+    QG_ASSIGN_OR_RETURN(const Tensor dy_on_engine, context.ToEngine(dy));
+    QG_RETURN_IF_ERROR(trained.session->Forward(forward, context.cancellation()).status());
+    QG_RETURN_IF_ERROR(
+        trained.session->Backward({"0", dy_on_engine}, context.cancellation()).status());
+    QG_RETURN_IF_ERROR(trained.session->Optimize({}, context.cancellation()).status());
+  }
+  for (const auto& [name, tensor] : parameters) {
+    QG_ASSIGN_OR_RETURN(const Tensor found,
+                        trained.session->Find(name + ".master", context.cancellation()));
+    QG_ASSIGN_OR_RETURN(const Tensor master, context.ToHost(found));
+    QG_ASSIGN_OR_RETURN(trained.exported[name], ExpectedCast(master, DType::kBF16));
+  }
+  return trained;
+}
+
+// The rollout has the bf16 export and quantizes it itself. It gives the trainer's y only if the
+// trainer quantizes what it exports.
+absl::Status CheckRollout(ScenarioContext& context) {
+  for (const bool through_bf16 : {true, false}) {
+    QG_ASSIGN_OR_RETURN(const Trained trained,
+                        TrainTwoSteps(context, through_bf16 ? Requantization::kThroughBf16
+                                                            : Requantization::kFromF32));
+    ForwardStep step;
+    step.train = false;
+    QG_ASSIGN_OR_RETURN(const Tensor x,
+                        context.Generate(Distribution::kNormal, 350, DType::kBF16, {32, 32}));
+    QG_ASSIGN_OR_RETURN(step.x, context.ToEngine(x));
+    QG_ASSIGN_OR_RETURN(const SessionStepResult evaluated,
+                        trained.session->Forward(step, context.cancellation()));
+    QG_ASSIGN_OR_RETURN(const Tensor y, context.ToHost(OutputsOf(evaluated).at("y")));
+    NetworkByHand rollout(context.reference(), TwoLayerSpec(context.recipe()), trained.exported);
+    QG_ASSIGN_OR_RETURN(const Tensor expected, rollout.Forward("0", x, /*train=*/false));
+    if (through_bf16) {
+      QG_RETURN_IF_ERROR(context.ExpectSameBits("y of trainer and rollout", y, expected));
+      continue;
+    }
+    QG_ASSIGN_OR_RETURN(const ParityReport parity,
+                        context.reference().CompareBits(y, expected, context.cancellation()));
+    context.Expect(!parity.equal, "y of a trainer that quantizes fp32, and of its rollout", "equal",
+                   "different");
+  }
+  return absl::OkStatus();
+}
+
 // Held weights move to another recipe after an update, and their codes to the new recipe's rule.
 absl::Status CheckHeldAcrossRecipes(ScenarioContext& context) {
   const bool is_current = context.recipe().name() == "fp8_current";
@@ -86,6 +159,73 @@ absl::Status CheckCache(ScenarioContext& context) {
     QG_RETURN_IF_ERROR(training->Backward(step.microbatch, grad_output));
     QG_RETURN_IF_ERROR(training->Optimize());
   }
+  return absl::OkStatus();
+}
+
+/// One step of a linear layer, whose state goes on from step to step.
+absl::StatusOr<NamedOutputs> StepOnState(ScenarioContext& context, const LinearOperands& operands,
+                                         Microbatch microbatch, LayerState& state) {
+  const LayerSpec linear;
+  StepRecorder recorder(context.engine(), Arithmetic(), context.cancellation());
+  recorder.SeedFaults(context.faults());
+  QG_ASSIGN_OR_RETURN(const Tensor x, context.ToEngine(operands.x));
+  QG_ASSIGN_OR_RETURN(const Tensor grad_output, context.ToEngine(operands.grad_output));
+  const StepOptions options{
+      .recipe = context.recipe(), .microbatch = microbatch, .seed = operands.seed};
+  QG_ASSIGN_OR_RETURN(ForwardResult forward, ForwardLayer(recorder, linear, state, x, options));
+  QG_ASSIGN_OR_RETURN(
+      const BackwardResult backward,
+      BackwardLayer(recorder, linear, state, std::move(forward.saved), grad_output));
+  NamedOutputs outputs = {{"y", forward.y}, {"dx", backward.dx}};
+  for (const NamedTensor& gradient : backward.gradients) outputs[gradient.name] = gradient.tensor;
+  return outputs;
+}
+
+// Between two microbatches the parameter changes, as before a captured graph is played again with
+// its flag set: the cast of the weight is skipped, and the step reads the codes of the first one.
+absl::Status CheckSkippedCast(ScenarioContext& context) {
+  const Quantizer& quantizer = context.recipe().QuantizerFor(TensorRole::kWeight);
+  LayerState state;
+  Tensor cast;  // What the cached codes were made from.
+  int64_t casts = 0, step = 0;
+  for (const Microbatch microbatch : {Microbatch::kFirst, Microbatch::kLater, Microbatch::kLater,
+                                      Microbatch::kFirst, Microbatch::kLater}) {
+    context.SetStep(step);
+    QG_ASSIGN_OR_RETURN(LinearOperands operands,
+                        MakeLinearOperands(context, DType::kBF16, 32, 64, 64, 360 + step));
+    // Every weight is larger than the one before, so that its scales and amaxes differ.
+    QG_ASSIGN_OR_RETURN(operands.weight,
+                        context.Generate(Distribution::kNormal, 370 + step, DType::kBF16, {64, 64},
+                                         static_cast<float>(1 << 2 * step)));
+    QG_ASSIGN_OR_RETURN(state.parameters["weight"].value, context.ToEngine(operands.weight));
+    QG_ASSIGN_OR_RETURN(state.parameters["bias"].value, context.ToEngine(operands.bias));
+    if (microbatch == Microbatch::kFirst) {
+      cast = operands.weight;
+      ++casts;
+    }
+    operands.weight = cast;
+    QG_ASSIGN_OR_RETURN(const NamedOutputs outputs,
+                        StepOnState(context, operands, microbatch, state));
+    QG_ASSIGN_OR_RETURN(const NamedOutputs expected,
+                        ExpectedLinear(context.reference(), operands, context.recipe()));
+    QG_RETURN_IF_ERROR(ExpectSameOutputs(context, "", outputs, expected));
+    QuantizeArguments arguments;
+    if (context.recipe().is_delayed()) {
+      QG_ASSIGN_OR_RETURN(arguments.scale, Tensor::FromScalar(1.0f));
+    }
+    QG_ASSIGN_OR_RETURN(const QuantizedTensor codes,
+                        ExpectedQuantization(cast, quantizer, {true, true}, arguments));
+    QG_RETURN_IF_ERROR(ExpectSameQuantization(context, "cached weight",
+                                              state.workspaces.at("weight").quantized, codes));
+    if (context.recipe().is_delayed()) {
+      // No scale is updated here, so that row 0 has the largest amax of all casts.
+      QG_ASSIGN_OR_RETURN(const Tensor history,
+                          context.ToHost(state.delayed.at("weight").amax_history));
+      context.ExpectSameFloat("amax of the weight", *history.as<float>(), ExpectedAmax(cast));
+    }
+    ++step;
+  }
+  context.ExpectEqual("casts", casts, 2);
   return absl::OkStatus();
 }
 
@@ -251,6 +391,18 @@ ScenarioGroup WeightScenarios() {
        .recipes = {"mxfp8", "fp8_block", "fp8_current"},
        .run = &CheckRequantization});
   group.scenarios.push_back(
+      {.name = "rollout-reads-the-trainers-weights",
+       .invariant =
+           "Who quantizes the bf16 weights that a trainer exports has the trainer's codes, "
+           "if the trainer quantizes through bf16.",
+       .criterion =
+           "y of an evaluation after two steps bit-equal to a network by hand that has the "
+           "export alone; different where the trainer quantizes its fp32 masters.",
+       .bug_classes = {62},
+       .faults = {kFaultRequantizationTheOtherWay},
+       .recipes = {"fp8_block", "mxfp8", "fp8_current"},
+       .run = &CheckRollout});
+  group.scenarios.push_back(
       {.name = "requantized-weights-reproducible",
        .invariant = "A weight quantized again from the same master has the same codes.",
        .criterion = "Outputs of three steps, whose weights are rounded to nearest, bit-equal to a "
@@ -280,6 +432,17 @@ ScenarioGroup WeightScenarios() {
        .recipes = {"mxfp8", "fp8_block", "fp8_block:w_block_dim=1", "nvfp4", "fp8_current"},
        .run = &CheckCache});
   group.scenarios.push_back(
+      {.name = "skipped-casts-write-nothing",
+       .invariant = "Where cached codes of a weight are to be kept, its cast leaves codes, scales "
+                    "and amaxes as they are, whatever the parameter has become.",
+       .criterion =
+           "y, dx, dw and db of five steps bit-equal to a step by hand with the weight that "
+           "was cast last; its codes, scales, amaxes and history to a recomputation.",
+       .bug_classes = {57},
+       .faults = {kFaultSkippedCastDone, kFaultSkippedCastInPart},
+       .recipes = {"fp8_delayed:amax_history_len=3", "fp8_current", "fp8_block", "mxfp8", "nvfp4"},
+       .run = &CheckSkippedCast});
+  group.scenarios.push_back(
       {.name = "main-gradients-overwritten-once",
        .invariant = "The first microbatch overwrites a main gradient, the others add to it.",
        .criterion = "Main gradients of integer tensors equal to exact sums after each of five "
@@ -302,11 +465,15 @@ ScenarioGroup WeightScenarios() {
       InCode(kFaultUsagesLostInEvaluation,
              "Drops the columnwise codes of quantized weights in an evaluation.", 2),
       InCode(kFaultRequantizationTheOtherWay,
-             "Quantizes weights through bf16 where fp32 is asked for, and the other way round."),
+             "Quantizes weights through bf16 where fp32 is asked for, and the other way round.",
+             62),
       InCode(kFaultWeightsRoundedStochastically, "Rounds updated weights stochastically.", 40),
       InCode(kFaultCodesKeptAtChange,
              "Keeps the codes of held weights when another recipe reads them by another rule."),
       InCode(kFaultWorkspaceKeptAfterUpdate, "Keeps cached weights after their update.", 32),
+      InCode(kFaultSkippedCastDone, "Casts a weight whose cached codes are to be kept.", 57),
+      InCode(kFaultSkippedCastInPart,
+             "Keeps the cached codes of a weight and writes its scales and amaxes anew.", 57),
       InCode(kFaultMainGradientOverwritten,
              "Overwrites main gradients in microbatches after the first.", 33),
       InCode(kFaultMainGradientKept, "Adds to main gradients in the first microbatch.", 33),
