@@ -9,6 +9,7 @@
 #include "kernels/validate/run/output_report.h"
 #include "kernels/validate/run/run.h"
 #include "tests/engine/tensor_values.h"
+#include "tests/validate/run_watched.h"
 
 namespace quantgate {
 
@@ -36,19 +37,6 @@ inline absl::StatusOr<RunReport> TryRun(const LayerRunRequest& request) {
   auto report = RunPlan(*plan, *engine, nullptr, {on_progress, [](int, const VariantReport&) {}});
   EXPECT_TRUE(!report.ok() || last_step == step_count) << last_step << " of " << step_count;
   return report;
-}
-
-inline RunReport RunOk(const LayerRunRequest& request) {
-  auto report = TryRun(request);
-  EXPECT_TRUE(report.ok()) << report.status();
-  return report.ok() ? *std::move(report) : RunReport{};
-}
-
-inline const OutputReport& OutputOf(const VariantReport& variant, const std::string& name) {
-  if (const OutputReport* const found = FindOutput(variant, name)) return *found;
-  ADD_FAILURE() << "no " << name << " of " << variant.label;
-  static const OutputReport none;
-  return none;
 }
 
 inline ::testing::AssertionResult HasBitsOfOneRank(const RunReport& report,

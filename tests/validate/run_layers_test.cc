@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/validate/run/run.h"
 #include "tests/engine/tensor_values.h"
+#include "tests/validate/rank_variants.h"
 
 namespace quantgate {
 namespace QG_TEST_FILE {
@@ -91,22 +92,6 @@ LayerRequest Chain() {
   return request;
 }
 
-RunReport RunOk(const LayerRunRequest& request) {
-  const auto engine = MakeCpuEngine({});
-  const absl::StatusOr<Plan> plan = Plan::Create(request);
-  EXPECT_TRUE(plan.ok()) << plan.status();
-  if (!plan.ok()) return {};
-  int last_step = 0, step_count = 0;
-  const auto on_progress = [&](const RunProgress& progress) {
-    last_step = progress.step;
-    step_count = progress.step_count;
-  };
-  auto report = RunPlan(*plan, *engine, nullptr, {on_progress, [](int, const VariantReport&) {}});
-  EXPECT_TRUE(report.ok()) << report.status();
-  EXPECT_EQ(last_step, step_count);
-  return report.ok() ? *std::move(report) : RunReport{};
-}
-
 LayerRunRequest RequestOf(LayerRequest step, const std::vector<std::string>& recipes,
                           const std::string& arithmetic = "auto") {
   LayerRunRequest request;
@@ -123,14 +108,6 @@ std::vector<std::string> Names(const VariantReport& variant, bool intermediates)
     if (output.is_intermediate == intermediates) names.push_back(output.tensor);
   }
   return names;
-}
-
-const OutputReport& OutputOf(const VariantReport& variant, const std::string& name) {
-  for (const OutputReport& output : variant.outputs) {
-    if (output.tensor == name) return output;
-  }
-  ADD_FAILURE() << "no " << name;
-  return variant.outputs.front();
 }
 
 const std::vector<std::string>& Recipes() {

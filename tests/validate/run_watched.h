@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/validate/run/output_report.h"
 #include "kernels/validate/run/run.h"
 #include "tests/engine/tensor_values.h"
 
@@ -51,20 +52,25 @@ inline absl::StatusOr<RunReport> RunWatched(const LayerRunRequest& request, Engi
   return RunPlan(*plan, engine, cancellation, {on_progress, on_variant});
 }
 
+/// Expects as many steps to be reported as were announced.
 inline RunReport RunOk(const LayerRunRequest& request, const CpuEngineOptions& options = {}) {
   const auto engine = MakeCpuEngine(options);
   Watched watched;
   auto report = RunWatched(request, *engine, nullptr, watched);
   EXPECT_TRUE(report.ok()) << report.status();
-  return report.ok() ? *std::move(report) : RunReport{};
+  if (!report.ok()) return {};
+  EXPECT_FALSE(watched.progress.empty());
+  if (!watched.progress.empty()) {
+    EXPECT_EQ(watched.progress.back().step, watched.progress.back().step_count);
+  }
+  return *std::move(report);
 }
 
 inline const OutputReport& OutputOf(const VariantReport& variant, const std::string& name) {
-  for (const OutputReport& output : variant.outputs) {
-    if (output.tensor == name) return output;
-  }
-  ADD_FAILURE() << "no " << name;
-  return variant.outputs.front();
+  if (const OutputReport* const found = FindOutput(variant, name)) return *found;
+  ADD_FAILURE() << "no " << name << " of " << variant.label;
+  static const OutputReport none;
+  return none;
 }
 
 }  // namespace quantgate
