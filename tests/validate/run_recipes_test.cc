@@ -10,6 +10,7 @@
 
 #include "kernels/validate/run/run.h"
 #include "tests/engine/tensor_values.h"
+#include "tests/validate/run_watched.h"
 
 namespace quantgate {
 namespace QG_TEST_FILE {
@@ -46,28 +47,10 @@ LayerRunRequest EveryVariant() {
   return request;
 }
 
-RunReport RunOk(const LayerRunRequest& request, int* last_step = nullptr,
-                int* step_count = nullptr) {
-  const auto plan = Plan::Create(request);
-  EXPECT_TRUE(plan.ok()) << plan.status();
-  if (!plan.ok()) return {};
-  const auto on_progress = [&](const RunProgress& progress) {
-    if (last_step != nullptr) *last_step = progress.step;
-    if (step_count != nullptr) *step_count = progress.step_count;
-  };
-  const auto on_variant = [](int, const VariantReport&) {};
-  const auto engine = MakeCpuEngine({});
-  auto report = RunPlan(*plan, *engine, nullptr, {on_progress, on_variant});
-  EXPECT_TRUE(report.ok()) << report.status();
-  return report.ok() ? *std::move(report) : RunReport{};
-}
-
 TEST(RunRecipes, OneRunOfEverythingIsWithinItsBounds) {
   LayerRunRequest request = EveryVariant();
   request.requirement = Requirement::kBound;
-  int last_step = 0, step_count = -1;
-  const RunReport report = RunOk(request, &last_step, &step_count);
-  EXPECT_EQ(last_step, step_count);
+  const RunReport report = RunOk(request);
   EXPECT_TRUE(report.verdict.pass) << report.verdict.finding;
   ASSERT_EQ(report.variants.size(), request.variants.size());
   for (const VariantReport& variant : report.variants) {
