@@ -412,8 +412,12 @@ absl::Status TraceReader::ResolveTensors() {
   QG_RETURN_IF_ERROR(context_.loader.Resolve(all));
   // They stay in memory for as long as the trace plays.
   int64_t bytes = 0;
-  for (const TensorReference* reference : all) {
-    bytes += static_cast<int64_t>(OutlineOf(*reference).byte_size());
+  for (const auto& [name, reference] : plan_.tensors) {
+    bytes += static_cast<int64_t>(OutlineOf(reference).byte_size());
+  }
+  for (const auto& [name, codes] : plan_.codes) {
+    QG_ASSIGN_OR_RETURN(const int64_t loaded, LoadedBytesOf(codes));
+    bytes += loaded;
   }
   const int64_t bytes_max = context_.sessions.limits().bytes_max;
   if (bytes > bytes_max) return error::LimitExceeded("tensors", bytes, bytes_max);

@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/quantize/quantized_outline.h"
 #include "server/wire/convert_tensor.h"
 #include "server/wire/request_fields.h"
 
@@ -188,6 +189,20 @@ absl::StatusOr<QuantizedPlan> OutlineOf(const QuantizedReference& reference) {
   absl::StatusOr<QuantizedPlan> plan = QuantizedPlan::Create(std::move(parts));
   if (!plan.ok()) return WithinField(reference.field, plan.status());
   return plan;
+}
+
+absl::StatusOr<int64_t> LoadedBytesOf(const QuantizedReference& reference) {
+  QG_ASSIGN_OR_RETURN(const QuantizedPlan plan, OutlineOf(reference));
+  const QuantizedTensor& codes = plan.outline();
+  QG_ASSIGN_OR_RETURN(const Tensor values, OutlineTensor(codes.source_dtype, codes.shape));
+  size_t bytes = values.byte_size();
+  for (const auto& [slot, part] : reference.parts) bytes += OutlineOf(part).byte_size();
+  if (plan.scale_layout() == ScaleLayout::kLogical) return static_cast<int64_t>(bytes);
+  for (const std::optional<QuantizedCopy>* copy : {&codes.rowwise, &codes.columnwise}) {
+    const bool is_converted = copy->has_value() && BlockLength((*copy)->format) > 1;
+    if (is_converted) bytes += (*copy)->scale_inv.byte_size();
+  }
+  return static_cast<int64_t>(bytes);
 }
 
 }  // namespace quantgate

@@ -432,6 +432,33 @@ TEST_F(FewPlacesTest, BytesAreBounded) {
   EXPECT_EQ(sessions_.usage().open, 0);
 }
 
+// Codes of 384 KiB with 12 KiB of scales fit; the 768 KiB of their values, which stay with them, do
+// not.
+TEST_F(FewPlacesTest, TheValuesOfCodesCount) {
+  constexpr int64_t kRows = 6144;
+  v1::RunTraceRequest request = TwoLayerTrace({"mxfp8"});
+  v1::TensorSource codes;
+  v1::QuantizedSource& source = *codes.mutable_quantized();
+  source.set_source_dtype("bf16");
+  source.mutable_description()->mutable_rowwise()->set_format("mxfp8");
+  const auto add = [&](const char* name, const char* dtype, int64_t columns) {
+    v1::InlineTensor& part = *(*source.mutable_tensors())[name].mutable_inline_();
+    part.mutable_type()->set_dtype(dtype);
+    part.mutable_type()->add_shape(kRows);
+    part.mutable_type()->add_shape(columns);
+    part.set_data(std::string(static_cast<size_t>(kRows * columns), '\0'));
+  };
+  add("rowwise_data", "f8_e4m3", kTraceIn);
+  add("rowwise_scale_inv", "u8", kTraceIn / 32);
+  (*request.mutable_tensors())["x"] = codes;
+  std::string text;
+  EXPECT_EQ(FieldRefused(request, &text), "tensors");
+  constexpr int64_t kOthers =
+      2 * (kTraceHidden * kTraceIn + kTraceOut * kTraceHidden + kTraceRows * kTraceOut);
+  EXPECT_THAT(
+      text, HasSubstr(std::to_string(kRows * (kTraceIn + kTraceIn / 32 + 2 * kTraceIn) + kOthers)));
+}
+
 // Each copy of the parameters is whole, and so are those that a checkpoint gives other ranks.
 TEST_F(TraceTest, GoesOnFromACheckpointOnOtherRanks) {
   v1::RunTraceRequest request = TwoLayerTrace({"mxfp8", "mxfp8"});
