@@ -18,6 +18,7 @@
 #include "server/wire/convert_recipe.h"
 #include "server/wire/convert_report.h"
 #include "server/wire/convert_tensor.h"
+#include "server/wire/request_fields.h"
 
 namespace quantgate {
 namespace {
@@ -261,7 +262,7 @@ absl::Status TraceExecution::CompareSubjects(const PlannedTraceStep& step, int v
       for (const NamedTensor& tensor : played.tensors) names.push_back(tensor.name);
       const std::string at = step.field.substr(0, step.field.rfind('.'));
       return Refuse(
-          absl::StrCat(at, ".subjects[", output, "]"), "given",
+          absl::StrCat(at, ".subjects[", Printable(output), "]"), "given",
           absl::StrCat("the step gives no such tensor; it gives ", absl::StrJoin(names, ", ")));
     }
     QG_ASSIGN_OR_RETURN(const LoadedCodes loaded, Load(key));

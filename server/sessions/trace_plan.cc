@@ -23,6 +23,11 @@ namespace {
 
 using ProtoStep = v1::SessionTrace::Step;
 
+/// The entry of a map of the request: `tensors["x"]`.
+std::string At(const std::string& map, const std::string& key) {
+  return absl::StrCat(map, "[", Printable(key), "]");
+}
+
 /// The trace's variants; without any, the spec's own recipe.
 std::vector<v1::Variant> VariantsOf(const v1::SessionTrace& trace) {
   std::vector<v1::Variant> variants(trace.variants().begin(), trace.variants().end());
@@ -197,8 +202,8 @@ absl::Status TraceReader::CheckRequirement() {
 }
 
 absl::Status TraceReader::ReadTensors() {
-  for (const auto& [name, source] : request_.tensors()) {
-    QG_RETURN_IF_ERROR(ReadTensor(name, absl::StrCat("tensors[", name, "]"), source));
+  for (const auto& [name, source] : InOrder(request_.tensors())) {
+    QG_RETURN_IF_ERROR(ReadTensor(name, At("tensors", name), *source));
   }
   return absl::OkStatus();
 }
@@ -242,17 +247,17 @@ absl::Status TraceReader::UseName(const std::string& field, const std::string& n
 }
 
 absl::Status TraceReader::CheckNames() const {
-  for (const auto& [name, source] : request_.tensors()) {
+  for (const auto& [name, source] : InOrder(request_.tensors())) {
     if (used_.contains(name)) continue;
-    return Refuse(absl::StrCat("tensors[", name, "]"), "given", "the trace names no such tensor");
+    return Refuse(At("tensors", name), "given", "the trace names no such tensor");
   }
   return absl::OkStatus();
 }
 
 absl::Status TraceReader::ReadParameters() {
-  for (const auto& [parameter, name] : trace_.parameters()) {
-    QG_RETURN_IF_ERROR(UseName(absl::StrCat("trace.parameters[", parameter, "]"), name));
-    plan_.parameters[parameter] = name;
+  for (const auto& [parameter, name] : InOrder(trace_.parameters())) {
+    QG_RETURN_IF_ERROR(UseName(At("trace.parameters", parameter), *name));
+    plan_.parameters[parameter] = *name;
   }
   return absl::OkStatus();
 }
@@ -283,7 +288,7 @@ absl::StatusOr<std::string> TraceReader::TensorKey(const std::string& field,
   }
   const std::string key = absl::StrCat(field, ".", within);
   if (HasTensor(key)) {
-    return Refuse(absl::StrCat("tensors[", key, "]"), "given", "a field's path is no name");
+    return Refuse(At("tensors", key), "given", "a field's path is no name");
   }
   QG_RETURN_IF_ERROR(ReadTensor(key, key, *source));
   return key;
@@ -291,8 +296,9 @@ absl::StatusOr<std::string> TraceReader::TensorKey(const std::string& field,
 
 absl::Status TraceReader::ReadSubjects(const std::string& field, const ProtoStep& proto,
                                        PlannedTraceStep& step) {
-  for (const auto& [output, name] : proto.subjects()) {
-    const std::string at = absl::StrCat(field, ".subjects[", output, "]");
+  for (const auto& [output, source] : InOrder(proto.subjects())) {
+    const std::string& name = *source;
+    const std::string at = At(field + ".subjects", output);
     QG_RETURN_IF_ERROR(UseName(at, name));
     if (!MayGive(trace_, plan_.parameter_names, proto, output)) {
       return Refuse(at, Printable(name),

@@ -123,9 +123,7 @@ absl::StatusOr<SlotReferences> PartReferencesFromProto(
     bool with_scale, int64_t tensor_bytes_max) {
   const std::string path = field.empty() ? "" : absl::StrCat(field, ".");
   SlotReferences references;
-  // Checked in the order of names, so that of several mistakes always the same one is reported.
-  for (const auto& [name, source] :
-       std::map<std::string, v1::TensorSource>(proto.begin(), proto.end())) {
+  for (const auto& [name, source] : InOrder(proto)) {
     if (name == kAmaxHistoryPart || (name == kScalePart && !with_scale)) continue;
     const std::string part_name = name;
     const bool is_part =
@@ -142,7 +140,7 @@ absl::StatusOr<SlotReferences> PartReferencesFromProto(
     }
     const std::string slot = SlotOfPart(name);
     QG_ASSIGN_OR_RETURN(TensorReference reference,
-                        TensorReferenceFromProto(source, path + slot, tensor_bytes_max));
+                        TensorReferenceFromProto(*source, path + slot, tensor_bytes_max));
     if (reference.has_value()) references.emplace(slot, std::move(reference));
   }
   return references;

@@ -548,7 +548,7 @@ TEST_F(TraceTest, ComparesEachExpertsWeightOfAStack) {
   // What a step gives is known before any: the experts' weights, and no stack.
   v1::RunTraceRequest request = ExpertsTrace(true);
   (*request.mutable_trace()->mutable_steps(2)->mutable_subjects())["g.weight"] = "w";
-  EXPECT_EQ(FieldRefused(request), "trace.steps[2].subjects[g.weight]");
+  EXPECT_EQ(FieldRefused(request), R"(trace.steps[2].subjects["g.weight"])");
 }
 
 // Main gradients and optimizer state that are given are no parameters.
