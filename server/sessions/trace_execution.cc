@@ -47,11 +47,6 @@ std::vector<int> OrderOf(const TracePlan& plan) {
   return order;
 }
 
-bool IsChosen(const PlannedTraceStep::Restart& restart, int variant) {
-  return restart.variants.empty() || std::find(restart.variants.begin(), restart.variants.end(),
-                                               variant) != restart.variants.end();
-}
-
 }  // namespace
 
 TraceExecution::TraceExecution(CallContext& context, TracePlan plan, RunPlace place)
@@ -217,7 +212,7 @@ absl::StatusOr<TraceExecution::Played> TraceExecution::PlayVariant(const Planned
   Player& player = players_[variant];
   if (step.restart.has_value()) {
     Played played;
-    if (IsChosen(*step.restart, variant)) {
+    if (step.restart->IsOf(variant)) {
       QG_RETURN_IF_ERROR(Restart(step, variant, ranks, played));
     }
     QG_ASSIGN_OR_RETURN(played.tensors, Parameters(player));

@@ -442,10 +442,7 @@ absl::Status TraceReader::ChooseDevice() {
 absl::Status TraceReader::CheckStep(const PlannedTraceStep& planned, int variant, VariantNow& now) {
   SessionOutline& outline = now.outline;
   if (planned.restart.has_value()) {
-    const std::vector<int>& chosen = planned.restart->variants;
-    const bool is_chosen =
-        chosen.empty() || std::find(chosen.begin(), chosen.end(), variant) != chosen.end();
-    if (!is_chosen) return absl::OkStatus();
+    if (!planned.restart->IsOf(variant)) return absl::OkStatus();
     if (planned.restart->parallel.has_value()) now.parallel = planned.restart->parallel;
     absl::StatusOr<TraceSession> session =
         TraceSessionOf(plan_, variant, now.parallel.has_value() ? &*now.parallel : nullptr);
@@ -468,30 +465,7 @@ absl::Status TraceReader::CheckStep(const PlannedTraceStep& planned, int variant
   if (!planned.tensor.empty()) {
     QG_RETURN_IF_ERROR(OutlineOperand(planned.tensor, step.forward.x, step.forward.x_codes));
   }
-  const auto check = [&]() -> absl::Status {
-    switch (step.kind) {
-      case SessionStep::Kind::kTrain:
-      case SessionStep::Kind::kEvaluate:
-      case SessionStep::Kind::kRecompute:
-        return outline.Forward(step.forward);
-      case SessionStep::Kind::kBackward:
-        return outline.Backward({step.microbatch, step.forward.x, step.forward.x_codes});
-      case SessionStep::Kind::kWgrad:
-        return outline.Wgrad();
-      case SessionStep::Kind::kOptimize:
-        return outline.Optimize(step.optimizer);
-      case SessionStep::Kind::kChangeRecipe: {
-        QG_ASSIGN_OR_RETURN(const Recipe recipe, RecipeOfChange(step, outline.recipe()));
-        return outline.ChangeRecipe(recipe);
-      }
-      case SessionStep::Kind::kOffload:
-        return outline.Offload(step.microbatch);
-      case SessionStep::Kind::kReload:
-        return outline.Reload(step.microbatch);
-    }
-    return absl::OkStatus();
-  };
-  return WithinField(planned.field, check());
+  return WithinField(planned.field, TakeStepOf(outline, step));
 }
 
 absl::Status TraceReader::CheckStepsOf(int variant, const std::map<std::string, Tensor>& parameters,
