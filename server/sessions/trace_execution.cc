@@ -87,6 +87,13 @@ void TraceExecution::CloseSessions() {
   for (Player& player : players_) CloseSession(player);
 }
 
+/// Closes the sessions and gives back the places of those that were not opened.
+void TraceExecution::Release() {
+  CloseSessions();
+  plan_.places.clear();
+  loaded_.clear();
+}
+
 absl::StatusOr<LoadedCodes> TraceExecution::Load(const std::string& key) {
   const auto known = loaded_.find(key);
   if (known != loaded_.end()) return known->second;
@@ -408,11 +415,8 @@ v1::RunReport TraceExecution::Report() {
 absl::StatusOr<v1::RunReport> TraceExecution::Execute(const RankSetting& ranks) {
   device_.description.Refresh();  // Reads in the background while the trace plays.
   const absl::Status played = Play(ranks);
-  // What the sessions hold, and places of sessions that were not opened, go before the trace's end
-  // is told; `ranks` may go after it.
-  CloseSessions();
-  plan_.places.clear();
-  loaded_.clear();
+  // The sessions refer to `ranks`, which may go before this object.
+  Release();
   QG_RETURN_IF_ERROR(played);
   return Report();
 }

@@ -418,6 +418,18 @@ TEST_F(FewPlacesTest, ATraceTakesAPlaceForEachVariant) {
   EXPECT_EQ(sessions_.usage().open, 0);
 }
 
+// A trace that leaves its queue before its turn is not executed.
+TEST_F(FewPlacesTest, ATraceThatIsNotBegunGivesItsPlacesBack) {
+  absl::StatusOr<CheckedRun> checked = CheckTraceRun(context_, TwoLayerTrace({"bf16", "mxfp8"}));
+  ASSERT_TRUE(checked.ok()) << checked.status();
+  const std::unique_ptr<RunWork> work = std::move(checked->make)(
+      RunPlace{*checked->device, "run-of-test", std::make_shared<Cancellation>(),
+               [](v1::RunEvent&) { return absl::OkStatus(); }});
+  EXPECT_TRUE(absl::IsResourceExhausted(sessions_.ReserveAll(1).status()));
+  work->Release();
+  EXPECT_TRUE(sessions_.ReserveAll(2).ok());
+}
+
 TEST_F(FewPlacesTest, BytesAreBounded) {
   v1::RunTraceRequest request = TwoLayerTrace({"bf16"});
   (*request.mutable_tensors())["x"] = TraceTensor(1, {1 << 15, kTraceIn});  // 4 MiB.
