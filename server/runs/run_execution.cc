@@ -124,8 +124,9 @@ absl::StatusOr<LoadedCodes> LoadQuantized(const QuantizedReference& reference, T
 
 v1::RunState StateOf(const absl::Status& status, const Cancellation& cancellation) {
   if (status.ok()) return v1::RUN_STATE_SUCCEEDED;
-  const bool was_cancelled =
-      absl::IsCancelled(status) || (absl::IsDeadlineExceeded(status) && !cancellation.Check().ok());
+  // UNAVAILABLE where the server ended it.
+  const bool may_be = absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status);
+  const bool was_cancelled = absl::IsCancelled(status) || (may_be && !cancellation.Check().ok());
   return was_cancelled ? v1::RUN_STATE_CANCELLED : v1::RUN_STATE_FAILED;
 }
 

@@ -37,6 +37,7 @@ void RunJob::Run(absl::Status admission) {
   work_->Release();
   if (!work_->stop_status().ok()) status = work_->stop_status();
   status = context_.watch.Checked(device_, std::move(status));
+  status = Served(device_).run_queue.Reported(*cancellation_, std::move(status));
   report.set_seconds(absl::ToDoubleSeconds(SteadyNow() - start));
   Conclude(status, std::move(report), start);
 }
