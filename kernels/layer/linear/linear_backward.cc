@@ -176,9 +176,7 @@ absl::Status BackwardPass::PrepareGradOutput() {
 // (docs/quantizers.md section 10.4). If the gradient came as codes, it sums their values.
 absl::StatusOr<Tensor> BackwardPass::BiasGradient() {
   Tensor source = grad_output_.original;
-  const bool is_quantized =
-      gradient_.codes.rowwise.has_value() || gradient_.codes.columnwise.has_value();
-  if (is_quantized && !gradient_.is_of_codes) {
+  if (gradient_.codes.has_codes() && !gradient_.is_of_codes) {
     QG_ASSIGN_OR_RETURN(source, DequantizeAny(recorder_, names_.Stage("dequantize grad_output"),
                                               gradient_.codes, flow_.activation_dtype));
   } else if (gradient_.bias_source.has_value()) {
@@ -213,7 +211,7 @@ absl::Status BackwardPass::QuantizeGradOutput() {
                                         *unit_.recipe, state_.delayed));
   }
   if (gradient_.is_of_codes) return UseGivenGradOutput();
-  if (gradient_.codes.rowwise.has_value() || gradient_.codes.columnwise.has_value()) {
+  if (gradient_.codes.has_codes()) {
     grad_output_.codes = gradient_.codes;
     return absl::OkStatus();
   }

@@ -374,7 +374,7 @@ absl::Status CheckForwardOverlap(const std::optional<OverlapSpec>& overlap,
 }
 
 absl::Status CheckNoCodes(const std::string& field, const QuantizedTensor& codes) {
-  if (!codes.rowwise.has_value() && !codes.columnwise.has_value()) return absl::OkStatus();
+  if (!codes.has_codes()) return absl::OkStatus();
   return Refuse(field, absl::StrCat("given as ", CodesText(codes)),
                 "ranks quantize their own parts of it; give it in high precision");
 }

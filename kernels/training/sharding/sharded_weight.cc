@@ -157,8 +157,7 @@ absl::Status ShardedWeight::Replace(QuantizedTensor shard) {
   if (spec_.storage == WeightStorage::kHighPrecision) {
     return RefuseWeight(spec_, "shard", "quantized", "the weight is held in high precision");
   }
-  const bool has_codes = shard.rowwise.has_value() || shard.columnwise.has_value();
-  if (!has_codes || shard.shape.size() != 2 || shard.shape[1] != spec_.shape[1]) {
+  if (!shard.has_codes() || shard.shape.size() != 2 || shard.shape[1] != spec_.shape[1]) {
     return RefuseWeight(spec_, "shard", ShapeText(shard.shape),
                         absl::StrCat("must have codes of ", spec_.shape[1], " columns"));
   }
