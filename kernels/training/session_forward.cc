@@ -13,7 +13,8 @@ namespace quantgate {
 
 absl::Status CheckForwardOrder(const SessionState& state, const ForwardStep& step) {
   QG_RETURN_IF_ERROR(CheckSessionName("microbatch", step.microbatch));
-  if (state.in_flight.count(step.microbatch) != 0) {
+  // An evaluation leaves nothing in flight, whatever its name.
+  if (step.train && state.in_flight.count(step.microbatch) != 0) {
     return RefusePrecondition(
         "microbatch", step.microbatch,
         "its forward is in flight; run its backward first or use another name");
