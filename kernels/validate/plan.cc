@@ -16,6 +16,7 @@
 #include "kernels/layer/layer_sharding.h"
 #include "kernels/layer/linear/given_codes.h"
 #include "kernels/layer/linear/linear_check.h"
+#include "kernels/quantize/recipe/recipe_quantizers.h"
 
 namespace quantgate {
 namespace {
@@ -136,9 +137,9 @@ absl::Status CheckUsed(const LayerRunRequest& request) {
   };
   const LayerRequest& step = request.step;
   const bool has_random = any([](const Recipe& recipe) {
-    return recipe.RoundsStochastically(TensorRole::kInput) ||
-           recipe.RoundsStochastically(TensorRole::kWeight) ||
-           recipe.RoundsStochastically(TensorRole::kGradOutput);
+    const auto draws = [&](TensorRole role) { return recipe.RoundsStochastically(role); };
+    return std::any_of(kTensorRoles.begin(), kTensorRoles.end(), draws) ||
+           std::any_of(kResultRoles.begin(), kResultRoles.end(), draws);
   });
   if (step.seed != 0 && !has_random) {
     return Refuse("seed", absl::StrCat(step.seed), "no variant rounds stochastically");
