@@ -24,7 +24,7 @@ namespace {
 using ProtoStep = v1::SessionTrace::Step;
 
 /// The entry of a map of the request: `tensors["x"]`.
-std::string At(const std::string& map, const std::string& key) {
+std::string EntryOf(const std::string& map, const std::string& key) {
   return absl::StrCat(map, "[", Printable(key), "]");
 }
 
@@ -203,7 +203,7 @@ absl::Status TraceReader::CheckRequirement() {
 
 absl::Status TraceReader::ReadTensors() {
   for (const auto& [name, source] : InOrder(request_.tensors())) {
-    QG_RETURN_IF_ERROR(ReadTensor(name, At("tensors", name), *source));
+    QG_RETURN_IF_ERROR(ReadTensor(name, EntryOf("tensors", name), *source));
   }
   return absl::OkStatus();
 }
@@ -249,14 +249,14 @@ absl::Status TraceReader::UseName(const std::string& field, const std::string& n
 absl::Status TraceReader::CheckNames() const {
   for (const auto& [name, source] : InOrder(request_.tensors())) {
     if (used_.contains(name)) continue;
-    return Refuse(At("tensors", name), "given", "the trace names no such tensor");
+    return Refuse(EntryOf("tensors", name), "given", "the trace names no such tensor");
   }
   return absl::OkStatus();
 }
 
 absl::Status TraceReader::ReadParameters() {
   for (const auto& [parameter, name] : InOrder(trace_.parameters())) {
-    QG_RETURN_IF_ERROR(UseName(At("trace.parameters", parameter), *name));
+    QG_RETURN_IF_ERROR(UseName(EntryOf("trace.parameters", parameter), *name));
     plan_.parameters[parameter] = *name;
   }
   return absl::OkStatus();
@@ -288,7 +288,7 @@ absl::StatusOr<std::string> TraceReader::TensorKey(const std::string& field,
   }
   const std::string key = absl::StrCat(field, ".", within);
   if (HasTensor(key)) {
-    return Refuse(At("tensors", key), "given", "a field's path is no name");
+    return Refuse(EntryOf("tensors", key), "given", "a field's path is no name");
   }
   QG_RETURN_IF_ERROR(ReadTensor(key, key, *source));
   return key;
@@ -298,7 +298,7 @@ absl::Status TraceReader::ReadSubjects(const std::string& field, const ProtoStep
                                        PlannedTraceStep& step) {
   for (const auto& [output, source] : InOrder(proto.subjects())) {
     const std::string& name = *source;
-    const std::string at = At(field + ".subjects", output);
+    const std::string at = EntryOf(field + ".subjects", output);
     QG_RETURN_IF_ERROR(UseName(at, name));
     if (!MayGive(trace_, plan_.parameter_names, proto, output)) {
       return Refuse(at, Printable(name),
