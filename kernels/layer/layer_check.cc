@@ -126,13 +126,11 @@ absl::Status CheckGathered(const PlannedOperation& operation) {
 absl::Status CheckResults(const LayerRequest& request, const PlannedOperation& operation) {
   const LinearUnit& unit = operation.linear;
   if (!unit.flow.quantizes_output && !unit.flow.quantizes_grad_input) return absl::OkStatus();
-  const char* const role = unit.flow.quantizes_output ? "output" : "grad_input";
   const std::string recipe = unit.recipe->ShortText();
   if (request.parallel != nullptr) {
-    return Refuse(
-        "recipe", recipe,
-        absl::StrCat("a rule for ", role, " goes with one rank: a part of a result would ",
-                     "have scales that the whole does not have"));
+    return RefuseResultRule(
+        "recipe", *unit.recipe,
+        unit.flow.quantizes_output ? TensorRole::kOutput : TensorRole::kGradInput);
   }
   const bool has_bias = request.parameters.contains(unit.names.bias);
   if (unit.flow.quantizes_output && has_bias && operation.bias.empty() &&
@@ -193,7 +191,7 @@ absl::Status CheckGivenGradient(const LayerPlan& plan, const QuantizedTensor& co
                                ", the last operation, reads it in high precision"));
   }
   if (last->linear.parallel.is_parallel()) {
-    return Refuse("grad_output", given, "ranks that divide a layer quantize it themselves");
+    return Refuse("grad_output", given, kRanksQuantize);
   }
   return CheckGivenCodes("grad_output", TensorRole::kGradOutput, codes, last->linear);
 }

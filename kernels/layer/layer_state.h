@@ -83,7 +83,7 @@ struct StepOperand {
   /// High precision; the values of the codes in the dtype that they were made from.
   Tensor value;
   QuantizedTensor codes;
-  bool is_codes() const { return codes.rowwise.has_value() || codes.columnwise.has_value(); }
+  bool is_codes() const { return codes.has_codes(); }
 };
 
 /// Transformer Engine's is_first_microbatch (docs/sessions.md section 3).

@@ -384,7 +384,7 @@ absl::Status TensorsCheck::CheckCodes() const {
     const std::string field = is_parameter ? ParameterField(name) : name;
     const std::string text = absl::StrCat("given as ", CodesText(codes));
     if (request_.parallel != nullptr) {
-      return Refuse(field, text, "ranks that divide a layer quantize their own parts");
+      return Refuse(field, text, kRanksQuantize);
     }
     const bool is_weight = std::any_of(known.begin(), known.end(), [&](const LayerParameter& one) {
       return one.kind == ParameterKind::kWeight && one.name == name;

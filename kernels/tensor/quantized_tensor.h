@@ -92,6 +92,7 @@ struct QuantizedTensor {
   Tensor device_summary;
 
   Usages usages() const { return {rowwise.has_value(), columnwise.has_value()}; }
+  bool has_codes() const { return rowwise.has_value() || columnwise.has_value(); }
   const std::optional<QuantizedCopy>& copy(Usage usage) const {
     return usage == Usage::kRowwise ? rowwise : columnwise;
   }

@@ -31,28 +31,16 @@ std::optional<HeldPlace> PlaceOfHeld(const SessionSpec& spec, const std::string&
 
 Usages UsagesOfHeld(const SessionSpec& spec) { return {true, !spec.built_without_grad}; }
 
-/// Refuses a direction that lacks what a quantization by `rule` would have given, which an update
-/// and a checkpoint count on.
-absl::Status CheckParts(const std::string& field, const QuantizerSpec& rule, Usage usage,
-                        const QuantizedTensor& codes) {
+/// Refuses a direction that lacks the amax that a quantization by `rule` would have given, which a
+/// checkpoint counts on.
+absl::Status CheckAmax(const std::string& field, const QuantizerSpec& rule, Usage usage,
+                       const QuantizedTensor& codes) {
   const std::optional<QuantizedCopy>& copy = codes.copy(usage);
-  if (!copy.has_value()) return absl::OkStatus();
+  if (!copy.has_value() || copy->amax.has_value()) return absl::OkStatus();
   QG_ASSIGN_OR_RETURN(const QuantizedCopy made,
                       OutlineCopy(rule, usage, codes.source_dtype, codes.shape));
-  const std::string direction(UsageName(usage));
-  if (made.e4m3_max != copy->e4m3_max) {
-    return Refuse(field, absl::StrCat("with e4m3_max ", copy->e4m3_max),
-                  absl::StrCat("the recipe's weights have ", made.e4m3_max));
-  }
-  if (made.amax.has_value() == copy->amax.has_value()) return absl::OkStatus();
-  if (!made.amax.has_value()) {
-    // Formats whose amaxes are per block keep none.
-    return TraitsOf(copy->format).scales == ScaleKind::kTwoLevel
-               ? Refuse(field, absl::StrCat("with amax_", direction),
-                        "the recipe's weights have no tensor scale")
-               : absl::OkStatus();
-  }
-  return Refuse(field, absl::StrCat("without amax_", direction),
+  if (!made.amax.has_value()) return absl::OkStatus();
+  return Refuse(field, absl::StrCat("without amax_", std::string(UsageName(usage))),
                 "a session keeps it with the codes, as a quantization gives it");
 }
 
@@ -66,7 +54,7 @@ absl::Status CheckOneHeld(const SessionSpec& spec, const std::string& name,
   }
   if (!IsWeight(place->parameter)) return Refuse(field, given, "only weights are held as codes");
   if (spec.parallel.has_value()) {
-    return Refuse(field, given, "ranks quantize their own parts of weights");
+    return Refuse(field, given, kRanksQuantize);
   }
   if (spec.masters == Masters::kBf16Remainder && codes.source_dtype != DType::kBF16) {
     return Refuse(field, absl::StrCat(given, " of ", std::string(DTypeName(codes.source_dtype))),
@@ -78,7 +66,7 @@ absl::Status CheckOneHeld(const SessionSpec& spec, const std::string& name,
       CheckCodesOfRole(field, TensorRole::kWeight, codes, recipe, UsagesOfHeld(spec)));
   const Quantizer& quantizer = recipe.QuantizerFor(TensorRole::kWeight);
   for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
-    QG_RETURN_IF_ERROR(CheckParts(field, quantizer.spec(usage), usage, codes));
+    QG_RETURN_IF_ERROR(CheckAmax(field, quantizer.spec(usage), usage, codes));
   }
   const bool has_scale = quantizer.rowwise.traits().scales == ScaleKind::kTensor;
   if (!has_scale || codes.scale.has_value()) return absl::OkStatus();

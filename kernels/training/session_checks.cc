@@ -360,8 +360,7 @@ absl::StatusOr<Shape> CheckSessionForward(const SessionSpec& spec, const Session
     const SessionLayer& layer = spec.layers[i];
     QG_ASSIGN_OR_RETURN(LayerRequest request, RequestOf(layer, state.layers[i], parallel));
     request.x = x;
-    const bool is_codes = step.x_codes.rowwise.has_value() || step.x_codes.columnwise.has_value();
-    if (i == 0 && is_codes) request.codes["x"] = step.x_codes;
+    if (i == 0 && step.x_codes.has_codes()) request.codes["x"] = step.x_codes;
     const bool is_last = i + 1 == spec.layers.size();
     if (is_last && grad_output != nullptr) request.codes["grad_output"] = *grad_output;
     request.value_bytes_max = step.value_bytes_max;

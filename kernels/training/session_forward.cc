@@ -11,17 +11,10 @@
 
 namespace quantgate {
 
-namespace {
-
-bool IsCodes(const ForwardStep& step) {
-  return step.x_codes.rowwise.has_value() || step.x_codes.columnwise.has_value();
-}
-
-}  // namespace
-
 absl::Status CheckForwardOrder(const SessionState& state, const ForwardStep& step) {
   QG_RETURN_IF_ERROR(CheckSessionName("microbatch", step.microbatch));
-  if (state.in_flight.count(step.microbatch) != 0) {
+  // An evaluation leaves nothing in flight, whatever its name.
+  if (step.train && state.in_flight.count(step.microbatch) != 0) {
     return RefusePrecondition(
         "microbatch", step.microbatch,
         "its forward is in flight; run its backward first or use another name");
@@ -35,7 +28,7 @@ absl::Status CheckForwardOrder(const SessionState& state, const ForwardStep& ste
   if (!step.train && step.recompute) {
     return Refuse("recompute", "true", "it needs train=true");
   }
-  if (step.recompute && IsCodes(step)) {
+  if (step.recompute && step.x_codes.has_codes()) {
     return Refuse("recompute", "true",
                   "x is given as codes, and a recomputation begins with x in "
                   "high precision");
@@ -129,11 +122,12 @@ absl::StatusOr<Shape> Forwarding::CheckTensors() {
   // Checking takes the host longer than launching the forward.
   const std::optional<CheckedForward>& last = session_.checked_forward;
   const std::shared_ptr<const ParallelStep> parallel = session_.parallel();
-  if (last.has_value() && !IsCodes(step_) && last->IsLike(step_, next_.recipe, parallel.get()))
+  if (last.has_value() && !step_.x_codes.has_codes() &&
+      last->IsLike(step_, next_.recipe, parallel.get()))
     return last->y_shape;
   QG_ASSIGN_OR_RETURN(const Shape y,
                       CheckSessionForward(session_.spec, next_, next_.recipe, step_, parallel));
-  if (IsCodes(step_)) return y;
+  if (step_.x_codes.has_codes()) return y;
   checked_ = CheckedForward{next_.recipe,
                             step_.x.dtype(),
                             step_.x.shape(),

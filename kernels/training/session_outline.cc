@@ -59,10 +59,6 @@ struct OutlinedForward : InFlight {
   Recipe recipe;
 };
 
-bool AreCodes(const QuantizedTensor& codes) {
-  return codes.rowwise.has_value() || codes.columnwise.has_value();
-}
-
 bool HasWeights(const SessionState& state) {
   for (const SessionLayerState& layer : state.layers) {
     for (const auto& [name, parameter] : layer.state.parameters) {
@@ -109,7 +105,7 @@ absl::Status SessionOutline::Forward(const ForwardStep& step) {
   } else {
     QG_RETURN_IF_ERROR(CheckNamesNoRanks(step));
     const std::optional<CheckedForward>& last = state.checked_forward;
-    const bool is_codes = AreCodes(step.x_codes);
+    const bool is_codes = step.x_codes.has_codes();
     if (!is_codes && last.has_value() && last->IsLike(step, state.now.recipe, nullptr)) {
       flight->y_shape = last->y_shape;
     } else {
@@ -145,7 +141,7 @@ absl::Status SessionOutline::Backward(const BackwardStep& step) {
     QG_RETURN_IF_ERROR(CheckGradOutput(step.grad_output, flight->y_shape));
     // Where no gradient is wanted no layer reads it.
     const bool is_read = requires_grad.x || LeavesGradients(requires_grad);
-    if (is_read && AreCodes(step.codes)) {
+    if (is_read && step.codes.has_codes()) {
       QG_RETURN_IF_ERROR(CheckSessionForward(state.spec, state.now, flight->recipe, flight->step,
                                              nullptr, &step.codes)
                              .status());

@@ -199,6 +199,8 @@ void VisitTensorsInFlight(const SessionSpec& spec, const SessionState& state, Te
 void VisitHeldTensors(const SessionSpec& spec, SessionState& state, TensorVisitor visit);
 /// The bytes of all held tensors; a buffer that several tensors share counts once.
 int64_t BytesOf(const SessionSpec& spec, SessionState& state);
+/// The bytes of what `more` holds and `state` does not, counted likewise.
+int64_t BytesBeside(const SessionSpec& spec, SessionState& state, SessionState& more);
 
 /// Visits the tensors of one layer's state, without what training keeps beside parameters.
 void VisitLayerState(const LayerState& state, TensorVisitor visit);

@@ -1,3 +1,4 @@
+#include <cstddef>
 #include <set>
 #include <utility>
 
@@ -85,6 +86,32 @@ void VisitLayer(const std::string& prefix, SessionLayerState& layer, TensorVisit
     visit(name, tensor);
   });
 }
+
+/// Counts bytes of states. Tensors share buffers: a saved operand is often the parameter itself.
+class HeldBytes {
+ public:
+  explicit HeldBytes(const SessionSpec& spec) : spec_(spec) {}
+
+  /// The bytes of the state that no state before it has.
+  int64_t Add(SessionState& state) {
+    int64_t bytes = 0;
+    const auto count = [&](const Tensor& held) {
+      if (!held.has_value() || !counted_.insert({held.data(), held.byte_size()}).second) return;
+      bytes += static_cast<int64_t>(held.byte_size());
+    };
+    VisitHeldTensors(spec_, state, [&](const std::string&, const Tensor& held) { count(held); });
+    // Nobody asks for these by name.
+    for (const SessionLayerState& layer : state.layers) {
+      count(layer.state.rotary.table.cosines);
+      count(layer.state.rotary.table.sines);
+    }
+    return bytes;
+  }
+
+ private:
+  const SessionSpec& spec_;
+  std::set<std::pair<const std::byte*, size_t>> counted_;
+};
 
 }  // namespace
 
@@ -178,20 +205,14 @@ void VisitHeldTensors(const SessionSpec& spec, SessionState& state, TensorVisito
 }
 
 int64_t BytesOf(const SessionSpec& spec, SessionState& state) {
-  // Tensors share buffers: a saved operand is often the parameter itself.
-  std::set<std::pair<const std::byte*, size_t>> counted;
-  int64_t bytes = 0;
-  const auto count = [&](const Tensor& held) {
-    if (!held.has_value() || !counted.insert({held.data(), held.byte_size()}).second) return;
-    bytes += static_cast<int64_t>(held.byte_size());
-  };
-  VisitHeldTensors(spec, state, [&](const std::string&, const Tensor& held) { count(held); });
-  // Nobody asks for these by name.
-  for (const SessionLayerState& layer : state.layers) {
-    count(layer.state.rotary.table.cosines);
-    count(layer.state.rotary.table.sines);
-  }
-  return bytes;
+  HeldBytes held(spec);
+  return held.Add(state);
+}
+
+int64_t BytesBeside(const SessionSpec& spec, SessionState& state, SessionState& more) {
+  HeldBytes held(spec);
+  held.Add(state);
+  return held.Add(more);
 }
 
 }  // namespace quantgate

@@ -1,5 +1,6 @@
 #include "kernels/training/training_session.h"
 
+#include <algorithm>
 #include <initializer_list>
 #include <set>
 #include <string>
@@ -227,25 +228,36 @@ std::function<void()> OneRankSession::RestorePoint() {
   return [this, moment = Snapshot()] { RestoreSnapshot(moment); };
 }
 
-absl::StatusOr<std::function<absl::Status()>> OneRankSession::KeepForward(
-    const std::string& microbatch) {
+absl::StatusOr<KeptForward> OneRankSession::KeepForward(const std::string& microbatch) {
   QG_ASSIGN_OR_RETURN(const auto flight, FindInFlight(state_->now, microbatch, false));
   std::vector<DelayedStates> delayed;
   for (LayerState& layer : LayersUnder(state_->now, flight->recipe_number)) {
     delayed.push_back(std::move(layer.delayed));
   }
-  return [this, microbatch, flight, delayed]() -> absl::Status {
-    // The numbers of the session's own recipes are not negative.
-    constexpr int64_t kKeptRecipe = -1;
+  const auto put_into = [flight, delayed, microbatch](SessionState& state) {
+    // A number that no recipe has yet: those of the session's own are not negative.
+    const bool is_first = state.retired_delayed.empty();
+    const int64_t number =
+        std::min<int64_t>(is_first ? 0 : state.retired_delayed.begin()->first, 0) - 1;
+    auto kept = std::make_shared<InFlight>(*flight);
+    kept->recipe_number = number;
+    state.retired_delayed[number] = delayed;
+    state.in_flight[microbatch] = std::move(kept);
+  };
+  KeptForward kept;
+  kept.put = [this, microbatch, put_into]() -> absl::Status {
     SessionState next = state_->now;
     QG_RETURN_IF_ERROR(FindInFlight(next, microbatch, false).status());
-    auto kept = std::make_shared<InFlight>(*flight);
-    kept->recipe_number = kKeptRecipe;
-    next.retired_delayed[kKeptRecipe] = delayed;
-    next.in_flight[microbatch] = std::move(kept);
+    put_into(next);
     state_->now = std::move(next);
     return absl::OkStatus();
   };
+  kept.bytes_beside = [this, put_into] {
+    SessionState alone{.recipe = state_->now.recipe};
+    put_into(alone);
+    return BytesBeside(state_->spec, state_->now, alone);
+  };
+  return kept;
 }
 
 int64_t OneRankSession::bytes() const { return BytesOf(state_->spec, state_->now); }

@@ -145,6 +145,16 @@ inline constexpr int kMicrobatchesInFlightMax = 64;
 struct SessionState;
 struct SessionRank;
 
+/// What a forward saved, kept beside the session (Session::KeepForward).
+struct KeptForward {
+  /// Puts it into the place of what a forward of that name, perhaps under another recipe, has in
+  /// flight. FAILED_PRECONDITION without such a forward.
+  std::function<absl::Status()> put;
+  /// The bytes that keeping it takes beside what the session holds now; a buffer of both is the
+  /// session's.
+  std::function<int64_t()> bytes_beside;
+};
+
 /// A training session on one rank or several.
 class Session {
  public:
@@ -182,12 +192,10 @@ class Session {
   /// Returns a function that puts the session back into its present state. The restore point shares
   /// the tensors.
   virtual std::function<void()> RestorePoint() = 0;
-  /// Returns a function that puts what the forward of this microbatch has saved so far into the
-  /// place of what a forward of that name, perhaps under another recipe, has in flight later. So
-  /// the backward of a forward that a restore point has undone can be done. FAILED_PRECONDITION,
-  /// also of the function, without such a forward in flight; UNIMPLEMENTED on several ranks.
-  virtual absl::StatusOr<std::function<absl::Status()>> KeepForward(
-      const std::string& microbatch) = 0;
+  /// Keeps what the forward of this microbatch has saved so far, so that the backward of a forward
+  /// that a restore point has undone can be done. FAILED_PRECONDITION without such a forward in
+  /// flight; UNIMPLEMENTED on several ranks. The session must outlive the result.
+  virtual absl::StatusOr<KeptForward> KeepForward(const std::string& microbatch) = 0;
   virtual int64_t step_count() const = 0;  ///< The number of steps that succeeded.
   virtual int64_t bytes() const = 0;       ///< The size of all tensors held; a buffer counts once.
   /// What it holds for the backwards of microbatches in flight.
@@ -261,7 +269,7 @@ class OneRankSession final : public Session {
 
   const Recipe& recipe() const override;
   std::function<void()> RestorePoint() override;
-  absl::StatusOr<std::function<absl::Status()>> KeepForward(const std::string& microbatch) override;
+  absl::StatusOr<KeptForward> KeepForward(const std::string& microbatch) override;
   /// A copy of the state that shares the tensors; RestoreSnapshot puts the session back into it.
   std::shared_ptr<const SessionState> Snapshot() const;
   void RestoreSnapshot(const std::shared_ptr<const SessionState>& moment);

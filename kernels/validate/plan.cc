@@ -14,6 +14,9 @@
 #include "kernels/layer/layer_plan.h"
 #include "kernels/layer/layer_program.h"
 #include "kernels/layer/layer_sharding.h"
+#include "kernels/layer/linear/given_codes.h"
+#include "kernels/layer/linear/linear_check.h"
+#include "kernels/quantize/recipe/recipe_quantizers.h"
 
 namespace quantgate {
 namespace {
@@ -134,9 +137,9 @@ absl::Status CheckUsed(const LayerRunRequest& request) {
   };
   const LayerRequest& step = request.step;
   const bool has_random = any([](const Recipe& recipe) {
-    return recipe.RoundsStochastically(TensorRole::kInput) ||
-           recipe.RoundsStochastically(TensorRole::kWeight) ||
-           recipe.RoundsStochastically(TensorRole::kGradOutput);
+    const auto draws = [&](TensorRole role) { return recipe.RoundsStochastically(role); };
+    return std::any_of(kTensorRoles.begin(), kTensorRoles.end(), draws) ||
+           std::any_of(kResultRoles.begin(), kResultRoles.end(), draws);
   });
   if (step.seed != 0 && !has_random) {
     return Refuse("seed", absl::StrCat(step.seed), "no variant rounds stochastically");
@@ -174,20 +177,15 @@ absl::Status CheckResultRules(const std::string& field, const LayerPlan& plan,
       if (operation.kind != OperationKind::kBasicLinear) continue;
       const LinearDataflow& flow = operation.linear.flow;
       if (!flow.quantizes_output && !flow.quantizes_grad_input) continue;
-      const std::string role(
-          TensorRoleName(flow.quantizes_output ? TensorRole::kOutput : TensorRole::kGradInput));
+      const TensorRole role = flow.quantizes_output ? TensorRole::kOutput : TensorRole::kGradInput;
       if (variant.parallel.has_value()) {
-        return Refuse(
-            field + ".recipe", variant.recipe.ShortText(),
-            absl::StrCat("a rule for ", role, " goes with one rank, and this variant has ",
-                         variant.parallel->size(), ": a part of a result would have ",
-                         "scales that the whole does not have"));
+        return RefuseResultRule(field + ".recipe", variant.recipe, role);
       }
       if (error_budget) {
-        return Refuse(
-            "error_budget", "true",
-            absl::StrCat("it measures GEMMs, and ", variant.recipe.ShortText(), " of ", field,
-                         " has a rule for ", role, ", which quantizes the result of one"));
+        return Refuse("error_budget", "true",
+                      absl::StrCat("it measures GEMMs, and ", variant.recipe.ShortText(), " of ",
+                                   field, " has a rule for ", std::string(TensorRoleName(role)),
+                                   ", which quantizes the result of one"));
       }
     }
   }
@@ -226,10 +224,9 @@ absl::StatusOr<std::vector<LayerPlanPointer>> DecideVariants(const LayerRunReque
     QG_RETURN_IF_ERROR(CheckGemms(field, **layer, variant));
     if (variant.parallel.has_value()) {
       if (!request.step.codes.empty()) {
-        return Refuse(
-            field + ".parallel", variant.parallel->Label(),
-            absl::StrCat("its ranks quantize their own parts, and ",
-                         NameOfCodes(request.step.codes.begin()->first), " is given as codes"));
+        return Refuse(field + ".parallel", variant.parallel->Label(),
+                      absl::StrCat(NameOfCodes(request.step.codes.begin()->first),
+                                   " is given as codes: ", kRanksQuantize));
       }
       QG_RETURN_IF_ERROR(CheckParallel(field, request.step, *variant.parallel, variant.recipe,
                                        variant.arithmetic));

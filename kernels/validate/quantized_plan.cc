@@ -86,9 +86,16 @@ absl::StatusOr<QuantizedPlan> QuantizedPlan::Create(QuantizedParts parts) {
       if (!of_usage.scale_inv.has_value() && !of_usage.amax.has_value()) continue;
       return RefuseAbsent(PartField(usage, "data"), "scales come with their codes");
     }
-    QG_ASSIGN_OR_RETURN(plan.layout_,
+    const bool is_first = given.shape.empty();
+    QG_ASSIGN_OR_RETURN(const ScaleLayout layout,
                         AddDirection(is_rowwise ? parts.of_rowwise : parts.of_columnwise, usage,
                                      std::move(of_usage), given));
+    if (!is_first && layout != plan.layout_) {
+      return Refuse("description.scale_layout", ScaleLayoutName(layout),
+                    absl::StrCat("both directions have one, and rowwise scales are ",
+                                 std::string(ScaleLayoutName(plan.layout_))));
+    }
+    plan.layout_ = layout;
   }
   const bool has_codes = (given.rowwise.has_value() && HasScales(*given.rowwise)) ||
                          (given.columnwise.has_value() && HasScales(*given.columnwise));

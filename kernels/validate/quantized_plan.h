@@ -21,8 +21,8 @@ struct QuantizedParts {
 class QuantizedPlan {
  public:
   /// Slots are named as PartField, and `tensors["scale"]`. INVALID_ARGUMENT naming the part or
-  /// description: no direction, what DescribeCopy refuses, directions of different shapes, and
-  /// identity in every direction, which has no codes.
+  /// description: no direction, what DescribeCopy refuses, directions of different shapes or scale
+  /// layouts, and identity in every direction, which has no codes.
   static absl::StatusOr<QuantizedPlan> Create(QuantizedParts parts);
 
   /// The tensor, by outlines until it is loaded, with its scales in the logical layout.

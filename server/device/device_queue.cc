@@ -112,10 +112,25 @@ bool DeviceQueue::WaitIdle(absl::Time deadline) {
 
 void DeviceQueue::CancelAll() {
   const std::lock_guard lock(mutex_);
-  for (const Entry& entry : waiting_) entry.cancellation->Cancel();
-  for (const auto& cancellation : running_) cancellation->Cancel();
+  for (const Entry& entry : waiting_) CancelOnce(entry.cancellation);
+  for (const auto& cancellation : running_) CancelOnce(cancellation);
   reap_ = true;
   must_reap_.notify_one();
+}
+
+void DeviceQueue::CancelOnce(const std::shared_ptr<Cancellation>& cancellation) {
+  if (!cancellation->Check().ok()) return;
+  ended_.push_back(cancellation);
+  cancellation->Cancel();
+}
+
+absl::Status DeviceQueue::Reported(const Cancellation& cancellation, absl::Status status) const {
+  if (!absl::IsCancelled(status)) return status;
+  const std::lock_guard lock(mutex_);
+  const bool is_ended = std::any_of(ended_.begin(), ended_.end(), [&](const auto& ended) {
+    return ended.get() == &cancellation;
+  });
+  return is_ended ? error::Draining() : status;
 }
 
 int DeviceQueue::depth() const {
@@ -151,7 +166,7 @@ void DeviceQueue::Work() {
       ++active_;
       running_.push_back(entry.cancellation);
     }
-    std::move(entry.job)(entry.cancellation->Check());
+    std::move(entry.job)(Reported(*entry.cancellation, entry.cancellation->Check()));
     entry.job = nullptr;  // What the job holds is released before the queue counts as idle.
     const std::lock_guard lock(mutex_);
     running_.erase(std::find(running_.begin(), running_.end(), entry.cancellation));
@@ -199,7 +214,7 @@ void DeviceQueue::Reap() {
       dropped = TakeDropped();
     }
     for (Entry& entry : dropped) {
-      std::move(entry.job)(entry.cancellation->Check());
+      std::move(entry.job)(Reported(*entry.cancellation, entry.cancellation->Check()));
       entry.job = nullptr;
       const std::lock_guard lock(mutex_);
       --active_;

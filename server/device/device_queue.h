@@ -31,7 +31,8 @@ class DeviceQueue {
   };
 
   /// Called exactly once: on a worker with OK when it is the job's turn, or, when the job leaves
-  /// the queue early, on the queue's own thread with CANCELLED or DEADLINE_EXCEEDED.
+  /// the queue early, on the queue's own thread with CANCELLED, DEADLINE_EXCEEDED or, after
+  /// CancelAll, UNAVAILABLE.
   using Job = absl::AnyInvocable<void(absl::Status admission) &&>;
 
   explicit DeviceQueue(Options options);
@@ -55,8 +56,11 @@ class DeviceQueue {
   void Drain();
   /// Waits until nothing waits or runs any more; false when `deadline` comes first.
   bool WaitIdle(absl::Time deadline);
-  /// Cancels what runs and drops what waits.
+  /// Cancels what runs and drops what waits, because the server ends.
   void CancelAll();
+  /// What a job that ended with `status` is to be told: UNAVAILABLE in place of CANCELLED where
+  /// CancelAll cancelled it, and nobody had before.
+  absl::Status Reported(const Cancellation& cancellation, absl::Status status) const;
 
   int depth() const;
   int running() const;
@@ -78,6 +82,8 @@ class DeviceQueue {
   bool IsIdle() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
     return waiting_.empty() && active_ == 0;
   }
+  void CancelOnce(const std::shared_ptr<Cancellation>& cancellation)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Time EarliestDeadline() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<Entry> TakeDropped() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -86,6 +92,8 @@ class DeviceQueue {
   std::condition_variable has_work_, must_reap_, is_idle_;
   std::deque<Entry> waiting_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<Cancellation>> running_ ABSL_GUARDED_BY(mutex_);
+  /// Those that CancelAll cancelled.
+  std::vector<std::shared_ptr<Cancellation>> ended_ ABSL_GUARDED_BY(mutex_);
   std::atomic<bool> has_waiting_{false};    // Read by LookOut without the lock.
   int active_ ABSL_GUARDED_BY(mutex_) = 0;  // Jobs being called, dropped ones included.
   bool expects_ ABSL_GUARDED_BY(mutex_) = false;

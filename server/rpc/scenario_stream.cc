@@ -33,6 +33,7 @@ void ScenarioStream::Run(absl::Status admission) {
   auto last = run_->Run(call_.cancellation().get(),
                         [this](v1::ScenarioEvent event) { Queue(std::move(event)); });
   absl::Status status = call_.context().watch.Checked(run_->device(), last.status());
+  status = Served(run_->device()).run_queue.Reported(*call_.cancellation(), std::move(status));
   if (status.ok()) Queue(*std::move(last));
   run_.reset();  // Destroyed on this thread, since NCCL takes a while to release.
   SetOutcome(std::move(status));

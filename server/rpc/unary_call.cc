@@ -57,6 +57,7 @@ void RunOnDevice(UnaryCall* unary, DeviceWork work) {
         // What the work holds, such as a session's place, is given back before the answer.
         shared->run = nullptr;
         status = context.watch.Checked(device, std::move(status));
+        status = Served(device).call_queue.Reported(*unary->call().cancellation(), status);
         context.metrics.CallEnded(unary->method(), status);
         context.metrics.CallTook(unary->method(), shared->recipe, SteadyNow() - start);
         unary->Answer(status);

@@ -44,23 +44,21 @@ void LeaveOutHeatMaps(v1::VariantReport& report) {
     bytes -= error.heat_map().ByteSizeLong();
     error.clear_heat_map();
   };
-  std::vector<std::string> names;
-  for (const v1::OutputReport& output : report.outputs()) names.push_back(output.tensor().name());
-  size_t left_out = 0;
-  for (; left_out < names.size() && bytes > kReportBytesMax; ++left_out) {
-    const std::string& name = names[names.size() - 1 - left_out];
-    for (v1::OutputReport& output : *report.mutable_outputs()) {
-      // An output that was streamed has its error reports in an event of its own.
-      if (output.tensor().name() != name || !output.has_against_exact()) continue;
+  const int count = report.outputs_size();
+  int left_out = 0;
+  for (; left_out < count && bytes > kReportBytesMax; ++left_out) {
+    v1::OutputReport& output = *report.mutable_outputs(count - 1 - left_out);
+    // An output that was streamed has its error reports in an event of its own.
+    if (output.has_against_exact()) {
       clear(*output.mutable_against_unquantized());
       clear(*output.mutable_against_exact()->mutable_error());
     }
     for (v1::TensorComparison& comparison : *report.mutable_against_reference()) {
-      if (comparison.tensor() == name) clear(*comparison.mutable_error());
+      if (comparison.tensor() == output.tensor().name()) clear(*comparison.mutable_error());
     }
   }
   if (left_out == 0) return;
-  report.add_notes(absl::StrCat("the heat maps of the last ", left_out, " of ", names.size(),
+  report.add_notes(absl::StrCat("the heat maps of the last ", left_out, " of ", count,
                                 " outputs are left out: with them the report exceeds a message"));
 }
 
@@ -124,8 +122,9 @@ absl::StatusOr<LoadedCodes> LoadQuantized(const QuantizedReference& reference, T
 
 v1::RunState StateOf(const absl::Status& status, const Cancellation& cancellation) {
   if (status.ok()) return v1::RUN_STATE_SUCCEEDED;
-  const bool was_cancelled =
-      absl::IsCancelled(status) || (absl::IsDeadlineExceeded(status) && !cancellation.Check().ok());
+  // UNAVAILABLE where the server ended it.
+  const bool may_be = absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status);
+  const bool was_cancelled = absl::IsCancelled(status) || (may_be && !cancellation.Check().ok());
   return was_cancelled ? v1::RUN_STATE_CANCELLED : v1::RUN_STATE_FAILED;
 }
 

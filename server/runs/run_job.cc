@@ -34,8 +34,10 @@ void RunJob::Run(absl::Status admission) {
     if (executed.ok()) report = *std::move(executed);
   }
   if (is_given_up_) return;
+  work_->Release();
   if (!work_->stop_status().ok()) status = work_->stop_status();
   status = context_.watch.Checked(device_, std::move(status));
+  status = Served(device_).run_queue.Reported(*cancellation_, std::move(status));
   report.set_seconds(absl::ToDoubleSeconds(SteadyNow() - start));
   Conclude(status, std::move(report), start);
 }

@@ -32,6 +32,9 @@ class RunWork {
   /// Does the work; called once. The report lacks what events have, and `reproduce` and `seconds`,
   /// which the caller sets.
   virtual absl::StatusOr<v1::RunReport> Execute(const RankSetting& ranks) = 0;
+  /// Gives back what others wait for: places, memory. Comes before the run's end is told, whether
+  /// the work was done, failed, or left its queue early and was not begun.
+  virtual void Release() {}
   /// The failure to make, store or pass on an event that ended the run; OK where there was none.
   /// Otherwise it is the run's outcome, whatever Execute returns.
   virtual const absl::Status& stop_status() const = 0;

@@ -1,5 +1,4 @@
 // Sessions.Step.
-#include <algorithm>
 #include <functional>
 #include <map>
 #include <optional>
@@ -64,12 +63,12 @@ class StepCall {
     std::string recipe;  ///< Its canonical text.
     SessionStepResult result;
     v1::TraceStep report;
-    std::function<absl::Status()> put;  ///< Of a training forward, KeptForward::put.
-    int64_t bytes = 0;                  ///< What it would keep beside the session's own state.
+    std::optional<KeptForward> kept;  ///< Of a training forward on one rank.
+    int64_t bytes = 0;                ///< What it would keep beside the session's own state.
   };
   absl::StatusOr<SessionStepResult> StepBoth(const Cancellation& cancellation);
   absl::StatusOr<Against> StepAgainst(const Cancellation& cancellation);
-  using KeptForwards = std::map<std::string, HeldSession::KeptForward>;
+  using KeptForwards = std::map<std::string, HeldSession::ForwardAgainst>;
   KeptForwards KeptAfter() const;
   absl::Status WriteAgainst(const SessionStepResult& result, const Cancellation& cancellation);
   absl::Status Write(const SessionStepResult& result, const Cancellation& cancellation);
@@ -103,6 +102,7 @@ absl::StatusOr<SessionStepResult> StepCall::StepBoth(const Cancellation& cancell
   const std::function<void()> restore = training().RestorePoint();
   absl::StatusOr<Against> other = StepAgainst(cancellation);
   restore();
+  if (other.ok() && other->kept.has_value()) other->bytes = other->kept->bytes_beside();
   absl::StatusOr<SessionStepResult> own =
       TakeSessionStep(training(), use_->spec, step_, cancellation);
   // What is wrong under both recipes is wrong with the step itself.
@@ -117,7 +117,6 @@ absl::StatusOr<SessionStepResult> StepCall::StepBoth(const Cancellation& cancell
 
 absl::StatusOr<StepCall::Against> StepCall::StepAgainst(const Cancellation& cancellation) {
   Against against{against_recipe_->CanonicalText(), {}, {}, {}, 0};
-  const int64_t bytes = training().bytes();
   if (step_.kind == SessionStep::Kind::kBackward) {
     if (absl::IsUnimplemented(training().KeepForward(step_.microbatch).status())) {
       return RefusePrecondition("recipe", against_recipe_->ShortText(),
@@ -139,13 +138,11 @@ absl::StatusOr<StepCall::Against> StepCall::StepAgainst(const Cancellation& canc
   StepResultToProto(training(), against.result, against.report);
   // Its backward may be compared, too. What several ranks saved is not kept.
   if (step_.kind == SessionStep::Kind::kTrain || step_.kind == SessionStep::Kind::kRecompute) {
-    absl::StatusOr<std::function<absl::Status()>> put =
-        training().KeepForward(step_.forward.microbatch);
-    if (put.ok()) {
-      against.put = *std::move(put);
-      against.bytes = std::max<int64_t>(training().bytes() - bytes, 0);
-    } else if (!absl::IsUnimplemented(put.status())) {
-      return put.status();
+    absl::StatusOr<KeptForward> kept = training().KeepForward(step_.forward.microbatch);
+    if (kept.ok()) {
+      against.kept = *std::move(kept);
+    } else if (!absl::IsUnimplemented(kept.status())) {
+      return kept.status();
     }
   }
   return against;
@@ -158,8 +155,8 @@ StepCall::KeptForwards StepCall::KeptAfter() const {
     case SessionStep::Kind::kTrain:
     case SessionStep::Kind::kRecompute:
       kept.erase(step_.microbatch);
-      if (against_.has_value() && against_->put != nullptr) {
-        kept[step_.microbatch] = {against_->recipe, against_->put, against_->bytes};
+      if (against_.has_value() && against_->kept.has_value()) {
+        kept[step_.microbatch] = {against_->recipe, against_->kept->put, against_->bytes};
       }
       break;
     case SessionStep::Kind::kBackward:

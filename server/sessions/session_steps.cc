@@ -21,12 +21,40 @@ absl::StatusOr<SessionStepResult> NothingAfter(const absl::Status& status) {
   return SessionStepResult();
 }
 
-absl::StatusOr<SessionStepResult> TakeChange(Session& training, const std::string& spec_text,
-                                             const SessionStep& step,
-                                             const Cancellation& cancellation) {
-  const BackwardOverride before = training.recipe().backward_override();
-  QG_ASSIGN_OR_RETURN(const Recipe recipe, RecipeOfChange(step, training.recipe()));
-  QG_RETURN_IF_ERROR(training.ChangeRecipe(recipe, &cancellation));
+/// A session as TakeStepOf wants it.
+class StepTaker {
+ public:
+  StepTaker(Session& training, const std::string& spec, const Cancellation& cancellation)
+      : training_(training), spec_(spec), cancellation_(&cancellation) {}
+
+  const Recipe& recipe() const { return training_.recipe(); }
+  absl::StatusOr<SessionStepResult> Forward(const ForwardStep& step) {
+    return training_.Forward(step, cancellation_);
+  }
+  absl::StatusOr<SessionStepResult> Backward(const BackwardStep& step) {
+    return training_.Backward(step, cancellation_);
+  }
+  absl::StatusOr<SessionStepResult> Wgrad() { return training_.Wgrad(cancellation_); }
+  absl::StatusOr<SessionStepResult> Optimize(const OptimizerStep& step) {
+    return training_.Optimize(step, cancellation_);
+  }
+  absl::StatusOr<SessionStepResult> ChangeRecipe(const Recipe& recipe);
+  absl::StatusOr<SessionStepResult> Offload(const std::string& microbatch) {
+    return NothingAfter(training_.Offload(microbatch, cancellation_));
+  }
+  absl::StatusOr<SessionStepResult> Reload(const std::string& microbatch) {
+    return NothingAfter(training_.Reload(microbatch, cancellation_));
+  }
+
+ private:
+  Session& training_;
+  const std::string& spec_;
+  const Cancellation* const cancellation_;
+};
+
+absl::StatusOr<SessionStepResult> StepTaker::ChangeRecipe(const Recipe& recipe) {
+  const BackwardOverride before = training_.recipe().backward_override();
+  QG_RETURN_IF_ERROR(training_.ChangeRecipe(recipe, cancellation_));
   SessionStepResult result;
   if (recipe.backward_override() != before) {
     result.notes.push_back(absl::StrCat(
@@ -34,7 +62,7 @@ absl::StatusOr<SessionStepResult> TakeChange(Session& training, const std::strin
         " from now on; it was ", std::string(BackwardOverrideName(before))));
   }
   v1::SessionSpec spec;
-  if (!spec.ParseFromString(spec_text)) return error::Internal("a session's spec is damaged");
+  if (!spec.ParseFromString(spec_)) return error::Internal("a session's spec is damaged");
   QG_ASSIGN_OR_RETURN(const std::vector<std::string> notes, NotesOfRecipe(spec, recipe));
   result.notes.insert(result.notes.end(), notes.begin(), notes.end());
   return result;
@@ -125,26 +153,8 @@ absl::StatusOr<Recipe> RecipeOfChange(const SessionStep& step, const Recipe& now
 absl::StatusOr<SessionStepResult> TakeSessionStep(Session& training, const std::string& spec,
                                                   const SessionStep& step,
                                                   const Cancellation& cancellation) {
-  switch (step.kind) {
-    case SessionStep::Kind::kTrain:
-    case SessionStep::Kind::kEvaluate:
-    case SessionStep::Kind::kRecompute:
-      return training.Forward(step.forward, &cancellation);
-    case SessionStep::Kind::kBackward:
-      return training.Backward({step.microbatch, step.forward.x, step.forward.x_codes},
-                               &cancellation);
-    case SessionStep::Kind::kWgrad:
-      return training.Wgrad(&cancellation);
-    case SessionStep::Kind::kOptimize:
-      return training.Optimize(step.optimizer, &cancellation);
-    case SessionStep::Kind::kChangeRecipe:
-      return TakeChange(training, spec, step, cancellation);
-    case SessionStep::Kind::kOffload:
-      return NothingAfter(training.Offload(step.microbatch, &cancellation));
-    case SessionStep::Kind::kReload:
-      return NothingAfter(training.Reload(step.microbatch, &cancellation));
-  }
-  return error::Internal("unknown kind of step");
+  StepTaker taker(training, spec, cancellation);
+  return TakeStepOf(taker, step);
 }
 
 absl::StatusOr<SessionStepResult> TakeStepWithinRoom(

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/training/training_session.h"
 #include "quantgate/v1/session_trace.pb.h"
 #include "server/runs/call_context.h"
@@ -13,6 +14,37 @@
 #include "server/sessions/session_store.h"
 
 namespace quantgate {
+
+/// The recipe that a change of recipe asks for in a session whose recipe is `now`.
+absl::StatusOr<Recipe> RecipeOfChange(const SessionStep& step, const Recipe& now);
+
+/// Calls the function of `taker` that takes a step of this kind, with what it needs of the step.
+/// `taker` has the functions of SessionOutline; the tensor of a forward or backward is in
+/// `step.forward.x` and x_codes.
+template <typename Taker>
+auto TakeStepOf(Taker& taker, const SessionStep& step) -> decltype(taker.Forward(step.forward)) {
+  switch (step.kind) {
+    case SessionStep::Kind::kTrain:
+    case SessionStep::Kind::kEvaluate:
+    case SessionStep::Kind::kRecompute:
+      return taker.Forward(step.forward);
+    case SessionStep::Kind::kBackward:
+      return taker.Backward({step.microbatch, step.forward.x, step.forward.x_codes});
+    case SessionStep::Kind::kWgrad:
+      return taker.Wgrad();
+    case SessionStep::Kind::kOptimize:
+      return taker.Optimize(step.optimizer);
+    case SessionStep::Kind::kChangeRecipe: {
+      QG_ASSIGN_OR_RETURN(const Recipe recipe, RecipeOfChange(step, taker.recipe()));
+      return taker.ChangeRecipe(recipe);
+    }
+    case SessionStep::Kind::kOffload:
+      return taker.Offload(step.microbatch);
+    case SessionStep::Kind::kReload:
+      return taker.Reload(step.microbatch);
+  }
+  return absl::InternalError("unknown kind of step");
+}
 
 /// Does a step; the tensor of a forward or backward is in `step.forward.x` and x_codes. A change of
 /// recipe that changes the backward override says so in a note, beside those of NotesOfRecipe.
@@ -25,8 +57,6 @@ absl::StatusOr<SessionStepResult> TakeSessionStep(Session& training, const std::
 absl::StatusOr<SessionStepResult> TakeStepWithinRoom(
     SessionStore& store, const SessionUse& use,
     absl::FunctionRef<absl::StatusOr<SessionStepResult>()> take);
-/// The recipe that a change of recipe asks for in a session whose recipe is `now`.
-absl::StatusOr<Recipe> RecipeOfChange(const SessionStep& step, const Recipe& now);
 
 /// What the session holds for backwards after a step of this result.
 v1::SessionMemory MemoryAfter(const Session& training, const SessionStepResult& result);

@@ -59,12 +59,12 @@ struct HeldSession {
   Sha256 last_content ABSL_GUARDED_BY(mutex);
   std::string last_response ABSL_GUARDED_BY(mutex);
   /// A forward in flight under SessionStepRequest.against.
-  struct KeptForward {
+  struct ForwardAgainst {
     std::string recipe;                 ///< Its canonical text.
-    std::function<absl::Status()> put;  ///< Session::KeepForward.
+    std::function<absl::Status()> put;  ///< KeptForward::put.
     int64_t bytes = 0;                  ///< What it keeps beside the session's own state.
   };
-  std::map<std::string, KeptForward> against ABSL_GUARDED_BY(mutex);  ///< By microbatch.
+  std::map<std::string, ForwardAgainst> against ABSL_GUARDED_BY(mutex);  ///< By microbatch.
 };
 
 class SessionStore;

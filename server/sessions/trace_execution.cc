@@ -18,6 +18,7 @@
 #include "server/wire/convert_recipe.h"
 #include "server/wire/convert_report.h"
 #include "server/wire/convert_tensor.h"
+#include "server/wire/request_fields.h"
 
 namespace quantgate {
 namespace {
@@ -44,11 +45,6 @@ std::vector<int> OrderOf(const TracePlan& plan) {
     if (i != plan.reference) order.push_back(i);
   }
   return order;
-}
-
-bool IsChosen(const PlannedTraceStep::Restart& restart, int variant) {
-  return restart.variants.empty() || std::find(restart.variants.begin(), restart.variants.end(),
-                                               variant) != restart.variants.end();
 }
 
 }  // namespace
@@ -89,6 +85,13 @@ void TraceExecution::CloseSession(Player& player) {
 
 void TraceExecution::CloseSessions() {
   for (Player& player : players_) CloseSession(player);
+}
+
+/// Closes the sessions and gives back the places of those that were not opened.
+void TraceExecution::Release() {
+  CloseSessions();
+  plan_.places.clear();
+  loaded_.clear();
 }
 
 absl::StatusOr<LoadedCodes> TraceExecution::Load(const std::string& key) {
@@ -216,7 +219,7 @@ absl::StatusOr<TraceExecution::Played> TraceExecution::PlayVariant(const Planned
   Player& player = players_[variant];
   if (step.restart.has_value()) {
     Played played;
-    if (IsChosen(*step.restart, variant)) {
+    if (step.restart->IsOf(variant)) {
       QG_RETURN_IF_ERROR(Restart(step, variant, ranks, played));
     }
     QG_ASSIGN_OR_RETURN(played.tensors, Parameters(player));
@@ -261,7 +264,7 @@ absl::Status TraceExecution::CompareSubjects(const PlannedTraceStep& step, int v
       for (const NamedTensor& tensor : played.tensors) names.push_back(tensor.name);
       const std::string at = step.field.substr(0, step.field.rfind('.'));
       return Refuse(
-          absl::StrCat(at, ".subjects[", output, "]"), "given",
+          absl::StrCat(at, ".subjects[", Printable(output), "]"), "given",
           absl::StrCat("the step gives no such tensor; it gives ", absl::StrJoin(names, ", ")));
     }
     QG_ASSIGN_OR_RETURN(const LoadedCodes loaded, Load(key));
@@ -412,11 +415,8 @@ v1::RunReport TraceExecution::Report() {
 absl::StatusOr<v1::RunReport> TraceExecution::Execute(const RankSetting& ranks) {
   device_.description.Refresh();  // Reads in the background while the trace plays.
   const absl::Status played = Play(ranks);
-  // What the sessions hold, and places of sessions that were not opened, go before the trace's end
-  // is told; `ranks` may go after it.
-  CloseSessions();
-  plan_.places.clear();
-  loaded_.clear();
+  // The sessions refer to `ranks`, which may go before this object.
+  Release();
   QG_RETURN_IF_ERROR(played);
   return Report();
 }

@@ -27,6 +27,7 @@ class TraceExecution final : public RunWork {
   ~TraceExecution() override;
 
   absl::StatusOr<v1::RunReport> Execute(const RankSetting& ranks) override;
+  void Release() override;
   const absl::Status& stop_status() const override { return stopped_; }
   absl::Duration store_time() const override { return store_time_; }
   Labels labels() const override;

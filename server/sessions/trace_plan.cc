@@ -23,6 +23,11 @@ namespace {
 
 using ProtoStep = v1::SessionTrace::Step;
 
+/// The entry of a map of the request: `tensors["x"]`.
+std::string EntryOf(const std::string& map, const std::string& key) {
+  return absl::StrCat(map, "[", Printable(key), "]");
+}
+
 /// The trace's variants; without any, the spec's own recipe.
 std::vector<v1::Variant> VariantsOf(const v1::SessionTrace& trace) {
   std::vector<v1::Variant> variants(trace.variants().begin(), trace.variants().end());
@@ -197,8 +202,8 @@ absl::Status TraceReader::CheckRequirement() {
 }
 
 absl::Status TraceReader::ReadTensors() {
-  for (const auto& [name, source] : request_.tensors()) {
-    QG_RETURN_IF_ERROR(ReadTensor(name, absl::StrCat("tensors[", name, "]"), source));
+  for (const auto& [name, source] : InOrder(request_.tensors())) {
+    QG_RETURN_IF_ERROR(ReadTensor(name, EntryOf("tensors", name), *source));
   }
   return absl::OkStatus();
 }
@@ -242,17 +247,17 @@ absl::Status TraceReader::UseName(const std::string& field, const std::string& n
 }
 
 absl::Status TraceReader::CheckNames() const {
-  for (const auto& [name, source] : request_.tensors()) {
+  for (const auto& [name, source] : InOrder(request_.tensors())) {
     if (used_.contains(name)) continue;
-    return Refuse(absl::StrCat("tensors[", name, "]"), "given", "the trace names no such tensor");
+    return Refuse(EntryOf("tensors", name), "given", "the trace names no such tensor");
   }
   return absl::OkStatus();
 }
 
 absl::Status TraceReader::ReadParameters() {
-  for (const auto& [parameter, name] : trace_.parameters()) {
-    QG_RETURN_IF_ERROR(UseName(absl::StrCat("trace.parameters[", parameter, "]"), name));
-    plan_.parameters[parameter] = name;
+  for (const auto& [parameter, name] : InOrder(trace_.parameters())) {
+    QG_RETURN_IF_ERROR(UseName(EntryOf("trace.parameters", parameter), *name));
+    plan_.parameters[parameter] = *name;
   }
   return absl::OkStatus();
 }
@@ -283,7 +288,7 @@ absl::StatusOr<std::string> TraceReader::TensorKey(const std::string& field,
   }
   const std::string key = absl::StrCat(field, ".", within);
   if (HasTensor(key)) {
-    return Refuse(absl::StrCat("tensors[", key, "]"), "given", "a field's path is no name");
+    return Refuse(EntryOf("tensors", key), "given", "a field's path is no name");
   }
   QG_RETURN_IF_ERROR(ReadTensor(key, key, *source));
   return key;
@@ -291,8 +296,9 @@ absl::StatusOr<std::string> TraceReader::TensorKey(const std::string& field,
 
 absl::Status TraceReader::ReadSubjects(const std::string& field, const ProtoStep& proto,
                                        PlannedTraceStep& step) {
-  for (const auto& [output, name] : proto.subjects()) {
-    const std::string at = absl::StrCat(field, ".subjects[", output, "]");
+  for (const auto& [output, source] : InOrder(proto.subjects())) {
+    const std::string& name = *source;
+    const std::string at = EntryOf(field + ".subjects", output);
     QG_RETURN_IF_ERROR(UseName(at, name));
     if (!MayGive(trace_, plan_.parameter_names, proto, output)) {
       return Refuse(at, Printable(name),
@@ -412,8 +418,12 @@ absl::Status TraceReader::ResolveTensors() {
   QG_RETURN_IF_ERROR(context_.loader.Resolve(all));
   // They stay in memory for as long as the trace plays.
   int64_t bytes = 0;
-  for (const TensorReference* reference : all) {
-    bytes += static_cast<int64_t>(OutlineOf(*reference).byte_size());
+  for (const auto& [name, reference] : plan_.tensors) {
+    bytes += static_cast<int64_t>(OutlineOf(reference).byte_size());
+  }
+  for (const auto& [name, codes] : plan_.codes) {
+    QG_ASSIGN_OR_RETURN(const int64_t loaded, LoadedBytesOf(codes));
+    bytes += loaded;
   }
   const int64_t bytes_max = context_.sessions.limits().bytes_max;
   if (bytes > bytes_max) return error::LimitExceeded("tensors", bytes, bytes_max);
@@ -432,10 +442,7 @@ absl::Status TraceReader::ChooseDevice() {
 absl::Status TraceReader::CheckStep(const PlannedTraceStep& planned, int variant, VariantNow& now) {
   SessionOutline& outline = now.outline;
   if (planned.restart.has_value()) {
-    const std::vector<int>& chosen = planned.restart->variants;
-    const bool is_chosen =
-        chosen.empty() || std::find(chosen.begin(), chosen.end(), variant) != chosen.end();
-    if (!is_chosen) return absl::OkStatus();
+    if (!planned.restart->IsOf(variant)) return absl::OkStatus();
     if (planned.restart->parallel.has_value()) now.parallel = planned.restart->parallel;
     absl::StatusOr<TraceSession> session =
         TraceSessionOf(plan_, variant, now.parallel.has_value() ? &*now.parallel : nullptr);
@@ -458,30 +465,7 @@ absl::Status TraceReader::CheckStep(const PlannedTraceStep& planned, int variant
   if (!planned.tensor.empty()) {
     QG_RETURN_IF_ERROR(OutlineOperand(planned.tensor, step.forward.x, step.forward.x_codes));
   }
-  const auto check = [&]() -> absl::Status {
-    switch (step.kind) {
-      case SessionStep::Kind::kTrain:
-      case SessionStep::Kind::kEvaluate:
-      case SessionStep::Kind::kRecompute:
-        return outline.Forward(step.forward);
-      case SessionStep::Kind::kBackward:
-        return outline.Backward({step.microbatch, step.forward.x, step.forward.x_codes});
-      case SessionStep::Kind::kWgrad:
-        return outline.Wgrad();
-      case SessionStep::Kind::kOptimize:
-        return outline.Optimize(step.optimizer);
-      case SessionStep::Kind::kChangeRecipe: {
-        QG_ASSIGN_OR_RETURN(const Recipe recipe, RecipeOfChange(step, outline.recipe()));
-        return outline.ChangeRecipe(recipe);
-      }
-      case SessionStep::Kind::kOffload:
-        return outline.Offload(step.microbatch);
-      case SessionStep::Kind::kReload:
-        return outline.Reload(step.microbatch);
-    }
-    return absl::OkStatus();
-  };
-  return WithinField(planned.field, check());
+  return WithinField(planned.field, TakeStepOf(outline, step));
 }
 
 absl::Status TraceReader::CheckStepsOf(int variant, const std::map<std::string, Tensor>& parameters,

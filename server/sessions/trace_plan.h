@@ -1,6 +1,7 @@
 // TracePlan: a trace (Sessions.RunTrace) in domain terms, checked before any of it is computed.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <optional>
@@ -34,8 +35,13 @@ struct PlannedTraceStep {
   SessionStep step;        ///< Without its tensor; unused in a restart.
   std::string tensor;      ///< Key of TracePlan::tensors; empty for a step without tensor.
   struct Restart {
-    std::vector<int> variants;
+    std::vector<int> variants;  ///< Empty: all.
     std::optional<v1::Parallel> parallel;
+
+    bool IsOf(int variant) const {
+      return variants.empty() ||
+             std::find(variants.begin(), variants.end(), variant) != variants.end();
+    }
   };
   std::optional<Restart> restart;
   std::map<std::string, std::string> subjects;  ///< Keys of TracePlan::tensors, by output.

@@ -32,6 +32,7 @@ class StoreCheck {
     QG_RETURN_IF_ERROR(CheckDatabase());
     if (database_ != nullptr) {
       QG_RETURN_IF_ERROR(CheckRuns());
+      QG_RETURN_IF_ERROR(CheckStrayFiles());
       QG_RETURN_IF_ERROR(CheckTensors());
     }
     return CheckBlobs();
@@ -108,14 +109,15 @@ class StoreCheck {
     return mark.Check(path + "-wal");
   }
 
-  /// Sets aside a log of another generation, whose pages must not mix with those of the file.
+  /// Sets aside a log of another generation, whose pages must not mix with those of the file, under
+  /// a name by which SQLite does not take it for the log of a database that was set aside too.
   absl::Status SetAnotherLogAside(const std::string& path) const {
     const auto mark = LogMark::Open(path + "-mark");
     if (!mark.ok()) return absl::OkStatus();
     const auto is_another = mark->IsOfAnother(path + "-wal");
     if (!is_another.ok() || !*is_another) return absl::OkStatus();
     RemoveFile(path + "-shm");
-    return RenameFile(path + "-wal", data_dir_.quarantine_path() + "/quantgate.db-wal");
+    return RenameFile(path + "-wal", data_dir_.quarantine_path() + "/quantgate.db-another-wal");
   }
 
   /// Whether most pages have their checksums. By these a database with checksums is recognized when
@@ -166,6 +168,20 @@ class StoreCheck {
     (void)RenameFile(data_dir_.side_files_path() + "/" + run.run_id,
                      data_dir_.quarantine_path() + "/" + run.run_id);
     return runs.Remove(run.run_id);
+  }
+
+  /// Events of runs that the database does not have, also of those that were on its lost pages.
+  absl::Status CheckStrayFiles() {
+    RunStore runs(*database_);
+    QG_ASSIGN_OR_RETURN(const std::vector<std::string> strays, runs.StrayFiles());
+    for (const std::string& name : strays) {
+      if (!Problem(absl::StrCat("events of ", name, ": the database has no such run"),
+                   "they are set aside")) {
+        continue;
+      }
+      QG_RETURN_IF_ERROR(database_->side_files().SetAside(name, data_dir_.quarantine_path()));
+    }
+    return absl::OkStatus();
   }
 
   absl::Status CheckTensors() {

@@ -232,7 +232,10 @@ absl::Status WriteSalvaged(const std::string& path, const std::string& new_path)
   for (const Table& table : {kTensors, kRequests, kRuns, kEvents}) {
     QG_RETURN_IF_ERROR(CopyRows(from, table, to, Take::kWhatIsLeft, NothingMore));
   }
+  // What belongs to a lost row is lost with it: the row's number is given out again.
   QG_RETURN_IF_ERROR(to.Execute("DELETE FROM events WHERE run NOT IN (SELECT id FROM runs)"));
+  QG_RETURN_IF_ERROR(
+      to.Execute("DELETE FROM requests WHERE tensor_id NOT IN (SELECT id FROM tensors)"));
   return to.Execute("COMMIT");
 }
 
@@ -262,12 +265,16 @@ absl::Status SalvageDatabase(const std::string& path, const std::string& aside,
   QG_RETURN_IF_ERROR(GrowToHead(path));
   QG_RETURN_IF_ERROR(WriteSalvaged(path, new_path));
   QG_RETURN_IF_ERROR(SyncFile(new_path));
-  RemoveFile(aside);
+  // What was set aside before has the same names, and its log must not mix with this database.
+  for (const char* rest : {"", "-wal", "-shm"}) RemoveFile(aside + rest);
   std::error_code failed;
   std::filesystem::create_hard_link(path, aside, failed);
   if (failed) return error::FromErrno(failed.value(), "setting a database aside");
-  // No log of the damaged database may mix with the new one.
-  for (const char* rest : {"-wal", "-shm", "-mark"}) RemoveFile(path + rest);
+  // No log of the damaged database may mix with the new one. One that could not be moved into the
+  // database goes with it.
+  const std::string log = path + "-wal";
+  if (std::filesystem::exists(log, failed)) QG_RETURN_IF_ERROR(RenameFile(log, aside + "-wal"));
+  for (const char* rest : {"-shm", "-mark"}) RemoveFile(path + rest);
   QG_RETURN_IF_ERROR(LogMark::Begin(path + "-mark").status());
   QG_RETURN_IF_ERROR(RenameFile(new_path, path));
   return SyncDirectory(FolderOf(path));

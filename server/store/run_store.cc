@@ -320,14 +320,14 @@ absl::Status RunStore::Remove(const std::string& run_id) {
   return remove.Bind(run_id).Run();
 }
 
-absl::StatusOr<int> RunStore::SetStrayFilesAside(const std::string& directory) {
+absl::StatusOr<std::vector<std::string>> RunStore::StrayFiles() {
   std::vector<std::string> strays;
   for (const std::string& name : database_.side_files().Names()) {
     const absl::Status known = Get(name).status();
     if (!absl::IsNotFound(known)) QG_RETURN_IF_ERROR(known);
     if (!known.ok()) strays.push_back(name);
   }
-  if (strays.empty()) return 0;
+  if (strays.empty()) return strays;
   // A lost write may have left an older page of the index, whose checksum matches.
   QG_ASSIGN_OR_RETURN(const auto stored, RunIdsOfTable());
   for (const std::string& name : strays) {
@@ -335,6 +335,11 @@ absl::StatusOr<int> RunStore::SetStrayFilesAside(const std::string& directory) {
     return database_.Corrupted(
         "database", absl::StrCat("the database is damaged: the index of runs lacks ", name));
   }
+  return strays;
+}
+
+absl::StatusOr<int> RunStore::SetStrayFilesAside(const std::string& directory) {
+  QG_ASSIGN_OR_RETURN(const std::vector<std::string> strays, StrayFiles());
   for (const std::string& name : strays) {
     QG_RETURN_IF_ERROR(database_.side_files().SetAside(name, directory));
   }

@@ -103,9 +103,12 @@ class RunStore {
   absl::StatusOr<std::vector<RunRecord>> ListUnfinished();
   /// Removes a run and its events, but not their side file.
   absl::Status Remove(const std::string& run_id);
-  /// Moves the side files of runs that the database does not have to `directory`, and returns their
-  /// number. Such files are left by a crash, or by an older database that somebody has put back.
-  /// DATA_LOSS, and none is moved, where the table of runs has a run that its index lacks.
+  /// The side files, by their names, of runs that the database does not have: left by a crash, by
+  /// an older database that somebody has put back, or by one that was salvaged. DATA_LOSS where the
+  /// table of runs has a run that its index lacks.
+  absl::StatusOr<std::vector<std::string>> StrayFiles();
+  /// Moves these to `directory`, and returns their number. Errors as StrayFiles; none is moved
+  /// then.
   absl::StatusOr<int> SetStrayFilesAside(const std::string& directory);
 
  private:

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -48,8 +47,7 @@ absl::StatusOr<OverlapSpec> OverlapFromProto(const v1::Overlap& proto, const std
 absl::StatusOr<AmaxGroups> AmaxGroupsFromProto(
     const google::protobuf::Map<std::string, std::string>& proto, const std::string& field) {
   AmaxGroups groups;
-  // Checked in the order of names, so that of several mistakes always the same one is reported.
-  for (const auto& [name, text] : std::map<std::string, std::string>(proto.begin(), proto.end())) {
+  for (const auto& [name, text] : InOrder(proto)) {
     const absl::StatusOr<TensorRole> role = ParseTensorRole(name);
     if (!role.ok()) {
       return Refuse(field, Printable(name),
@@ -57,7 +55,7 @@ absl::StatusOr<AmaxGroups> AmaxGroupsFromProto(
     }
     QG_ASSIGN_OR_RETURN(
         groups[*role],
-        ParsedName(ParseAmaxGroup, text, absl::StrCat(field, "[", name, "]"), AmaxGroup()));
+        ParsedName(ParseAmaxGroup, *text, absl::StrCat(field, "[", name, "]"), AmaxGroup()));
   }
   return groups;
 }
@@ -290,19 +288,17 @@ absl::StatusOr<std::map<std::string, TensorReference>> NamedTensorsFromProto(
                   absl::StrCat("a step takes at most ", kNamedTensorsMax));
   }
   std::map<std::string, TensorReference> references;
-  // Checked in the order of names, so that of several mistakes always the same one is reported.
-  for (const auto& [name, source] :
-       std::map<std::string, v1::TensorSource>(proto.begin(), proto.end())) {
+  for (const auto& [name, source] : InOrder(proto)) {
     const std::string tensor_field = absl::StrCat(field, "[", Printable(name), "]");
     QG_RETURN_IF_ERROR(CheckParameterName(name, tensor_field));
-    if (source.has_quantized() && quantized != nullptr) {
+    if (source->has_quantized() && quantized != nullptr) {
       QG_ASSIGN_OR_RETURN((*quantized)[name], QuantizedReferenceFromProto(
-                                                  source.quantized(), tensor_field + ".quantized",
+                                                  source->quantized(), tensor_field + ".quantized",
                                                   true, tensor_bytes_max));
       continue;
     }
     QG_ASSIGN_OR_RETURN(TensorReference reference,
-                        TensorReferenceFromProto(source, tensor_field, tensor_bytes_max));
+                        TensorReferenceFromProto(*source, tensor_field, tensor_bytes_max));
     QG_RETURN_IF_ERROR(RequireTensor(reference));
     references.emplace(name, std::move(reference));
   }
@@ -377,9 +373,7 @@ absl::Status StepFromProto(const v1::LayerStep& proto, int64_t tensor_bytes_max,
   }
   QG_RETURN_IF_ERROR(add(proto.main_grads(), "main_grads",
                          [&](const std::string& name) { step.main_grads[name]; }));
-  std::set<std::string> states;
-  for (const auto& [name, source] : proto.delayed_state()) states.insert(name);
-  for (const std::string& name : states) {
+  for (const auto& [name, source] : InOrder(proto.delayed_state())) {
     if (DelayedStateOf(name).has_value()) continue;
     return Refuse(absl::StrCat("spec.step.delayed_state[", Printable(name), "]"), "given",
                   "names are input, weight or grad_output, with the prefix or index "

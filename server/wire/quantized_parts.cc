@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/quantize/quantized_outline.h"
 #include "server/wire/convert_tensor.h"
 #include "server/wire/request_fields.h"
 
@@ -122,9 +123,7 @@ absl::StatusOr<SlotReferences> PartReferencesFromProto(
     bool with_scale, int64_t tensor_bytes_max) {
   const std::string path = field.empty() ? "" : absl::StrCat(field, ".");
   SlotReferences references;
-  // Checked in the order of names, so that of several mistakes always the same one is reported.
-  for (const auto& [name, source] :
-       std::map<std::string, v1::TensorSource>(proto.begin(), proto.end())) {
+  for (const auto& [name, source] : InOrder(proto)) {
     if (name == kAmaxHistoryPart || (name == kScalePart && !with_scale)) continue;
     const std::string part_name = name;
     const bool is_part =
@@ -141,7 +140,7 @@ absl::StatusOr<SlotReferences> PartReferencesFromProto(
     }
     const std::string slot = SlotOfPart(name);
     QG_ASSIGN_OR_RETURN(TensorReference reference,
-                        TensorReferenceFromProto(source, path + slot, tensor_bytes_max));
+                        TensorReferenceFromProto(*source, path + slot, tensor_bytes_max));
     if (reference.has_value()) references.emplace(slot, std::move(reference));
   }
   return references;
@@ -188,6 +187,20 @@ absl::StatusOr<QuantizedPlan> OutlineOf(const QuantizedReference& reference) {
   absl::StatusOr<QuantizedPlan> plan = QuantizedPlan::Create(std::move(parts));
   if (!plan.ok()) return WithinField(reference.field, plan.status());
   return plan;
+}
+
+absl::StatusOr<int64_t> LoadedBytesOf(const QuantizedReference& reference) {
+  QG_ASSIGN_OR_RETURN(const QuantizedPlan plan, OutlineOf(reference));
+  const QuantizedTensor& codes = plan.outline();
+  QG_ASSIGN_OR_RETURN(const Tensor values, OutlineTensor(codes.source_dtype, codes.shape));
+  size_t bytes = values.byte_size();
+  for (const auto& [slot, part] : reference.parts) bytes += OutlineOf(part).byte_size();
+  if (plan.scale_layout() == ScaleLayout::kLogical) return static_cast<int64_t>(bytes);
+  for (const std::optional<QuantizedCopy>* copy : {&codes.rowwise, &codes.columnwise}) {
+    const bool is_converted = copy->has_value() && BlockLength((*copy)->format) > 1;
+    if (is_converted) bytes += (*copy)->scale_inv.byte_size();
+  }
+  return static_cast<int64_t>(bytes);
 }
 
 }  // namespace quantgate

@@ -75,5 +75,8 @@ absl::StatusOr<QuantizedReference> QuantizedReferenceFromProto(const v1::Quantiz
 /// The plan of a quantized tensor whose parts are outlines; their types must be known. Errors name
 /// fields below that of the reference.
 absl::StatusOr<QuantizedPlan> OutlineOf(const QuantizedReference& reference);
+/// The bytes that it takes once it is loaded (LoadedCodes): its parts, its scales in the logical
+/// layout where they are given in another one, and its values. Errors as OutlineOf.
+absl::StatusOr<int64_t> LoadedBytesOf(const QuantizedReference& reference);
 
 }  // namespace quantgate

@@ -2,9 +2,11 @@
 // a whole request. Failures are INVALID_ARGUMENT naming the field, its value and the rule.
 #pragma once
 
+#include <google/protobuf/map.h>
 #include <google/protobuf/message.h>
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -35,6 +37,15 @@ absl::StatusOr<Value> ParsedName(absl::StatusOr<Value> (*parse)(std::string_view
   const std::optional<Refusal> refusal = RefusalOf(value.status());
   return Refuse(field, Printable(text),
                 refusal ? refusal->rule : std::string(value.status().message()));
+}
+
+/// The entries of a request's map in the order of their keys, so that of several mistakes always
+/// the same one is reported. The map must outlive them.
+template <typename Value>
+std::map<std::string, const Value*> InOrder(const google::protobuf::Map<std::string, Value>& map) {
+  std::map<std::string, const Value*> entries;
+  for (const auto& [key, value] : map) entries.emplace(key, &value);
+  return entries;
 }
 
 /// A page of a listing, newest entry first.

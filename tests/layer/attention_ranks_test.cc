@@ -38,9 +38,8 @@ LayerRequest AttentionOf(LayerKind kind) {
   request.seed = 7;
   if (kind == LayerKind::kAttention) return WithScales(request);
   request.layer.activation.kind = ActivationKind::kSwiglu;
-  for (const char* gamma : {"norm1.gamma", "norm2.gamma"}) {
-    request.parameters[gamma] = normal(8, {kColumns});
-  }
+  request.parameters["norm1.gamma"] = normal(8, {kColumns});
+  request.parameters["norm2.gamma"] = normal(13, {kColumns});
   request.parameters["fc1.weight"] = normal(9, {512, kColumns});
   request.parameters["fc1.bias"] = normal(10, {512});
   request.parameters["fc2.weight"] = normal(11, {kColumns, 256});

@@ -4,7 +4,6 @@
 
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
@@ -102,9 +101,10 @@ LayerRequest AttentionLayerOf(LayerKind kind, const std::string& recipe, int siz
   request.seed = 7;
   if (kind == LayerKind::kAttention) return WithScales(request);
   request.layer.activation.kind = ActivationKind::kGelu;
-  for (const char* norm : {"norm1", "norm2"}) {
-    request.parameters[absl::StrCat(norm, ".gamma")] = NormalTensor(2, {columns});
-    request.parameters[absl::StrCat(norm, ".beta")] = NormalTensor(3, {columns});
+  for (const std::string norm : {"norm1", "norm2"}) {
+    const uint64_t seed = norm == "norm1" ? 2 : 13;
+    request.parameters[norm + ".gamma"] = NormalTensor(seed, {columns});
+    request.parameters[norm + ".beta"] = NormalTensor(seed + 1, {columns});
   }
   request.parameters["fc1.weight"] = NormalTensor(9, {divided, columns});
   request.parameters["fc1.bias"] = NormalTensor(10, {divided});

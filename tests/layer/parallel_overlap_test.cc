@@ -85,6 +85,29 @@ TEST(OverlappedLayerNormMlp, HasTheBitsOfGatheringFirstAndReducingLast) {
   });
 }
 
+// What is gathered whole for backward, as GEMMs read it: of a column-parallel layer x for wgrad, of
+// a row-parallel one grad_output for dgrad and wgrad, both directions under one scale. A code is a
+// byte, the scale an f32.
+TEST(OverlappedLinear, CountsWhatIsGatheredAsWithoutOverlap) {
+  for (const char* text : {"fp8_current", "fp8_delayed"}) {
+    for (const ParallelMode mode : {ParallelMode::kColumn, ParallelMode::kRow}) {
+      const LayerRequest request = LinearOf(mode, text, 2);
+      const bool is_column = mode == ParallelMode::kColumn;
+      const int64_t elements =
+          is_column ? request.x.element_count() : 2 * request.grad_output.element_count();
+      const ParallelSetup defaults = SetupOf(OverlapWays(false).back(), 2);
+      for (const ParallelSetup& setup : {defaults, WithoutOverlap(defaults)}) {
+        SCOPED_TRACE(absl::StrCat(text, is_column ? ", column, " : ", row, ",
+                                  setup.column_overlap.has_any() ? "overlapped" : "plain"));
+        for (const LayerResult& result : RunRanks(request, *Recipe::Parse(text), setup)) {
+          EXPECT_EQ(result.gathered.peak, elements + 4);
+          EXPECT_EQ(result.gathered.held, 0);
+        }
+      }
+    }
+  }
+}
+
 TEST(OverlappedAttention, HasTheBitsOfGatheringFirstAndReducingLast) {
   ExpectEveryWay([](const std::string& recipe, int size) {
     return AttentionLayerOf(LayerKind::kAttention, recipe, size);

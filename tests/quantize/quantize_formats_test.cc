@@ -13,6 +13,7 @@
 #include "kernels/tensor/convert.h"
 #include "kernels/tensor/generate/generate.h"
 #include "tests/quantize/every_quantizer.h"
+#include "tests/quantize/identity_casts.h"
 
 namespace quantgate {
 namespace QG_TEST_FILE {
@@ -334,6 +335,22 @@ TEST(Identity, CastsToItsElement) {
   EXPECT_EQ(q.counts.nan, 1);
   EXPECT_TRUE(SameBytes(*DequantizeCpu(q, Usage::kColumnwise, DType::kF32, {}),
                         *CastTensor(q.rowwise->data, DType::kF32, {})));
+}
+
+TEST(Identity, CountsTheKindsOfItsCasts) {
+  for (const IdentityCast& cast : IdentityCasts()) {
+    SCOPED_TRACE(cast.name);
+    const QuantizationCounts& wanted = cast.counts;
+    const QuantizationCounts counts =
+        QuantizeCpu(cast.Source(), cast.Spec(), {true, true}, {}, {})->counts;
+    EXPECT_EQ(counts.normal, wanted.normal);
+    EXPECT_EQ(counts.zero, wanted.zero);
+    EXPECT_EQ(counts.subnormal, wanted.subnormal);
+    EXPECT_EQ(counts.flushed_to_zero, wanted.flushed_to_zero);
+    EXPECT_EQ(counts.saturated, wanted.saturated);
+    EXPECT_EQ(counts.infinite, wanted.infinite);
+    EXPECT_EQ(counts.nan, wanted.nan);
+  }
 }
 
 TEST(Identity, DirectionsMayCastAndNotCast) {

@@ -179,6 +179,35 @@ TEST(SessionOrder, MicrobatchesInFlightAreBounded) {
   EXPECT_TRUE(Do(*session, "forward last").ok());
 }
 
+// An evaluation needs no name of its own, and leaves the microbatch of its name alone.
+TEST(SessionOrder, AnEvaluationMayHaveTheNameOfAMicrobatchInFlight) {
+  const auto engine = MakeCpuEngine({.threads = 1});
+  const auto asked = OpenOn(*engine, TwoLayerSpec("mxfp8"));
+  const auto alone = OpenOn(*engine, TwoLayerSpec("mxfp8"));
+  ASSERT_NE(asked, nullptr);
+  ASSERT_NE(alone, nullptr);
+  for (OneRankSession* const session : {asked.get(), alone.get()}) {
+    ASSERT_TRUE(Do(*session, "forward a").ok());
+  }
+  ForwardStep evaluation = ForwardOf(3, "a");
+  evaluation.train = false;
+  const auto evaluated = asked->Forward(evaluation, nullptr);
+  ASSERT_TRUE(evaluated.ok()) << evaluated.status();
+  EXPECT_EQ(asked->microbatches(), std::vector<std::string>{"a"});
+  evaluation.microbatch = "b";
+  const auto other = alone->Forward(evaluation, nullptr);
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_TRUE(SameBits(OutputOf(evaluated, "y"), OutputOf(other, "y")));
+  const auto backward = asked->Backward(BackwardOf(2, "a"), nullptr);
+  const auto expected = alone->Backward(BackwardOf(2, "a"), nullptr);
+  ASSERT_TRUE(backward.ok()) << backward.status();
+  ASSERT_TRUE(expected.ok()) << expected.status();
+  for (const char* name : {"dx", "fc1.dw", "fc2.dw"}) {
+    EXPECT_TRUE(SameBits(OutputOf(backward, name), OutputOf(expected, name))) << name;
+  }
+  EXPECT_EQ(DigestsOf(*asked), DigestsOf(*alone));
+}
+
 TEST(SessionOrder, NothingButTheOptimizerNeedsOne) {
   const auto engine = MakeCpuEngine({.threads = 1});
   SessionSpec spec = TwoLayerSpec("bf16");

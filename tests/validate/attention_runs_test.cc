@@ -41,9 +41,11 @@ LayerRequest StepOf(LayerKind kind, const AttentionOptions& attention) {
                      {"proj.weight", Small(5, {kColumns, attention.heads * kHead})},
                      {"proj.bias", Small(6, {kColumns})}};
   if (kind == LayerKind::kAttention) return step;
-  for (const char* norm : {"norm1", "norm2"}) {
-    step.parameters[absl::StrCat(norm, ".gamma")] = Small(7, {kColumns}, 1);
-    step.parameters[absl::StrCat(norm, ".beta")] = Small(8, {kColumns});
+  // Two norms with the same parameters would give what they give in each other's place.
+  for (const std::string norm : {"norm1", "norm2"}) {
+    const uint64_t seed = norm == "norm1" ? 7 : 12;
+    step.parameters[norm + ".gamma"] = Small(seed, {kColumns}, 1);
+    step.parameters[norm + ".beta"] = Small(seed + 1, {kColumns});
   }
   step.parameters["fc1.weight"] = Small(9, {128, kColumns});
   step.parameters["fc1.bias"] = Small(10, {128});

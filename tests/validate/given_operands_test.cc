@@ -171,6 +171,15 @@ TEST(QuantizedPlan, PutsScalesOfEveryLayoutBackAndRefusesWhatDoesNotFit) {
                            .columnwise;
   EXPECT_THAT(std::string(QuantizedPlan::Create(differ).status().message()),
               AllOf(HasSubstr("columnwise_data"), HasSubstr("the rowwise codes are of 64x160")));
+  QuantizedTensor padded = codes;
+  ASSERT_TRUE(ConvertAllScales(*engine, ScaleLayout::kLogical, ScaleLayout::kPadded, padded).ok());
+  QuantizedParts two_layouts;
+  two_layouts.rowwise = *padded.rowwise;
+  two_layouts.of_rowwise.scale_layout = ScaleLayout::kPadded;
+  two_layouts.columnwise = *codes.columnwise;
+  EXPECT_THAT(std::string(QuantizedPlan::Create(two_layouts).status().message()),
+              HasSubstr("description.scale_layout is logical: both directions have one, and "
+                        "rowwise scales are padded"));
   QuantizedParts nvfp4;
   nvfp4.columnwise =
       *CodesOf(source, "nvfp4:scale_rule=single_level", TensorRole::kInput).columnwise;

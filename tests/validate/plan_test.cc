@@ -148,6 +148,24 @@ TEST(Plan, TakesWhatOneVariantLooksAt) {
   EXPECT_TRUE(Plan::Create(request).ok()) << Plan::Create(request).status();
 }
 
+// A rule for results may be the only one that draws random numbers.
+TEST(Plan, TakesASeedThatAResultAloneReads) {
+  LayerRunRequest request = GoodRequest();
+  request.step.seed = 5;
+  const auto rules_with = [](const std::string& role) {
+    return R"(custom:rules=[{"tensor_type":")" + role +
+           R"(","quantizer":"nvfp4"},{"quantizer":"bf16"}])";
+  };
+  // nvfp4 rounds gradients stochastically, and nothing else.
+  request.variants = {VariantOf(rules_with("output"))};
+  EXPECT_EQ(Plan::Create(request).status().message(),
+            "seed is 5: no variant rounds stochastically");
+  request.variants = {VariantOf(rules_with("grad_input"))};
+  const auto plan = Plan::Create(request);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->request().step.seed, 5u);
+}
+
 TEST(Plan, RefusesAnArithmeticThatARecipeCannotUse) {
   LayerRunRequest request = GoodRequest();
   request.variants.push_back(VariantOf("nvfp4", "sm90"));

@@ -220,13 +220,14 @@ absl::Status CheckGivenCodes(const std::string& field, TensorRole role,
 
 absl::Status CheckCodesOfRole(const std::string& field, TensorRole role,
                               const QuantizedTensor& codes, const Recipe& recipe, Usages reads) {
-  return RoleCheck(field, role, codes, recipe).CheckRead(reads);
+  const RoleCheck check(field, role, codes, recipe);
+  QG_RETURN_IF_ERROR(check.CheckRead(reads));
+  return check.CheckTensorScale(reads);
 }
 
 std::string DerivedNote(const std::string& name, Usages held) {
-  return absl::StrCat(name, held.rowwise
-                                ? ": columnwise codes are derived from the rowwise ones"
-                                : ": rowwise codes are derived from the columnwise ones");
+  return absl::StrCat(name, held.rowwise ? ": columnwise codes are derived from the rowwise ones"
+                                         : ": rowwise codes are derived from the columnwise ones");
 }
 
 absl::StatusOr<QuantizedTensor> GivenInUsages(StepRecorder& recorder, const LinearUnit& unit,

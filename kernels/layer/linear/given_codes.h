@@ -9,6 +9,10 @@
 
 namespace quantgate {
 
+/// Why several ranks take no operand that is given as codes.
+inline constexpr char kRanksQuantize[] =
+    "ranks quantize their own parts of it; give it in high precision";
+
 /// "mxfp8 (f8_e4m3, block_dim 1)" of one direction; "rowwise ..., columnwise ..." where they
 /// differ.
 std::string CodesText(const QuantizedTensor& codes);

@@ -140,7 +140,7 @@ class BackwardPass {
   absl::StatusOr<Tensor> ColumnDgrad(GemmRecord record);
   absl::StatusOr<Tensor> RowDgrad(GemmRecord record);
   absl::StatusOr<Tensor> DgradBesideX(GemmRecord record);
-  absl::StatusOr<KeptOperand> ForWgrad(KeptOperand gathered);
+  absl::StatusOr<KeptOperand> ForWgrad(KeptOperand gathered, bool dgrad_reads_it);
   absl::StatusOr<LinearWgrad> Defer(LinearWgrad wgrad);
   LinearCollectives Collectives() { return {recorder_, unit_, options_, state_}; }
   const OverlapPlan& overlap() const { return unit_.parallel.overlap; }
@@ -176,9 +176,7 @@ absl::Status BackwardPass::PrepareGradOutput() {
 // (docs/quantizers.md section 10.4). If the gradient came as codes, it sums their values.
 absl::StatusOr<Tensor> BackwardPass::BiasGradient() {
   Tensor source = grad_output_.original;
-  const bool is_quantized =
-      gradient_.codes.rowwise.has_value() || gradient_.codes.columnwise.has_value();
-  if (is_quantized && !gradient_.is_of_codes) {
+  if (gradient_.codes.has_codes() && !gradient_.is_of_codes) {
     QG_ASSIGN_OR_RETURN(source, DequantizeAny(recorder_, names_.Stage("dequantize grad_output"),
                                               gradient_.codes, flow_.activation_dtype));
   } else if (gradient_.bias_source.has_value()) {
@@ -213,7 +211,7 @@ absl::Status BackwardPass::QuantizeGradOutput() {
                                         *unit_.recipe, state_.delayed));
   }
   if (gradient_.is_of_codes) return UseGivenGradOutput();
-  if (gradient_.codes.rowwise.has_value() || gradient_.codes.columnwise.has_value()) {
+  if (gradient_.codes.has_codes()) {
     grad_output_.codes = gradient_.codes;
     return absl::OkStatus();
   }
@@ -298,7 +296,7 @@ absl::StatusOr<Tensor> BackwardPass::DgradBesideX(GemmRecord record) {
                           .BulkAllGather(std::move(record), TravellingParts(saved_.x, usage)));
   KeptOperand whole = JoinedOperand(saved_.x, usage, gathered.parts, unit_.m);
   Collectives().Hold(whole);
-  QG_ASSIGN_OR_RETURN(x_, ForWgrad(std::move(whole)));
+  QG_ASSIGN_OR_RETURN(x_, ForWgrad(std::move(whole), false));
   return std::move(gathered.d);
 }
 
@@ -328,20 +326,30 @@ absl::StatusOr<Tensor> BackwardPass::RowDgrad(GemmRecord record) {
     held = nullptr;
     KeptOperand whole = JoinedOperand(shard, Usage::kRowwise, parts, unit_.m);
     Collectives().Hold(whole);
-    QG_ASSIGN_OR_RETURN(grad_output_, ForWgrad(std::move(whole)));
+    QG_ASSIGN_OR_RETURN(grad_output_, ForWgrad(std::move(whole), true));
   }
   return std::move(gathered.d);
 }
 
-/// An operand of wgrad, which reads it columnwise; per-tensor codes are gathered rowwise.
-absl::StatusOr<KeptOperand> BackwardPass::ForWgrad(KeptOperand gathered) {
+/// An operand of wgrad, which reads it columnwise; per-tensor codes are gathered rowwise. Where
+/// dgrad has read these too, both count at a time; else those that wgrad reads count alone, as they
+/// do without overlap.
+absl::StatusOr<KeptOperand> BackwardPass::ForWgrad(KeptOperand gathered, bool dgrad_reads_it) {
   if (!gathered.codes.rowwise.has_value()) return gathered;
+  gathered.gathered = nullptr;
+  KeptOperand turned = gathered;
   QG_RETURN_IF_ERROR(
-      recorder_.engine().UpdateUsages(gathered.codes, {false, true}, recorder_.cancellation()));
-  // The codes before and after were there together.
-  const std::shared_ptr<const void> before = std::move(gathered.gathered);
-  Collectives().Hold(gathered);
-  return gathered;
+      recorder_.engine().UpdateUsages(turned.codes, {false, true}, recorder_.cancellation()));
+  std::shared_ptr<const void> both;
+  if (dgrad_reads_it) {
+    // Both directions have the one scale of the tensor.
+    StorageCount count;
+    const int64_t rowwise = count.Add(gathered.SavedTensors()).counted.bytes();
+    both = recorder_.HoldGathered(rowwise + count.Add(turned.SavedTensors()).counted.bytes());
+  }
+  both = nullptr;
+  Collectives().Hold(turned);
+  return turned;
 }
 
 /// The saved operand with the rows of all ranks.

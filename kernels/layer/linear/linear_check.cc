@@ -305,4 +305,11 @@ absl::Status CheckLinearUnitGemms(const LinearUnit& unit, const Arithmetic& arit
   return CheckOne(outlines.Wgrad(), unit, GemmRole::kWgrad, arithmetic);
 }
 
+absl::Status RefuseResultRule(const std::string& field, const Recipe& recipe, TensorRole role) {
+  return Refuse(field, recipe.ShortText(),
+                absl::StrCat("a rule for ", std::string(TensorRoleName(role)),
+                             " goes with one rank: a part of a result would have scales that the "
+                             "whole does not have"));
+}
+
 }  // namespace quantgate

@@ -31,4 +31,7 @@ absl::Status CheckLinearUnitOverlap(const LinearUnit& unit, const ReductionProfi
 /// Checks every GEMM of a unit that CheckLinearUnit accepts, by outlines of the operands.
 absl::Status CheckLinearUnitGemms(const LinearUnit& unit, const Arithmetic& arithmetic);
 
+/// Refuses a rule for results (output or grad_input) of what several ranks do.
+absl::Status RefuseResultRule(const std::string& field, const Recipe& recipe, TensorRole role);
+
 }  // namespace quantgate

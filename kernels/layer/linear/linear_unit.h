@@ -76,7 +76,7 @@ struct KeptOperand {
   /// Counts the bytes of an operand that was gathered for a backward (StepRecorder::HoldGathered).
   std::shared_ptr<const void> gathered = {};
 
-  bool has_codes() const { return codes.rowwise.has_value() || codes.columnwise.has_value(); }
+  bool has_codes() const { return codes.has_codes(); }
   /// The tensors that backward needs: those that are fingerprinted, and whose bytes count.
   std::vector<SavedTensor> SavedTensors() const;
   std::vector<Tensor> Parts() const;

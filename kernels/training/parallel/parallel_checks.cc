@@ -14,6 +14,8 @@
 #include "kernels/layer/experts/expert_run.h"
 #include "kernels/layer/layer_sharding.h"
 #include "kernels/layer/linear/given_codes.h"
+#include "kernels/layer/linear/linear_check.h"
+#include "kernels/quantize/recipe/recipe_quantizers.h"
 #include "kernels/training/sharding/state_sharding.h"
 
 namespace quantgate {
@@ -289,12 +291,9 @@ absl::Status CheckGroupOfHeldWeights(const SessionSpec& spec, const Recipe& reci
 /// Refuses rules for results, whose codes would have scales of each rank's own parts.
 absl::Status CheckNoResultRules(const LayerSpec& layer, const Recipe& recipe) {
   for (const Recipe& of_module : RecipesOfModules(layer, recipe)) {
-    for (const TensorRole role : {TensorRole::kOutput, TensorRole::kGradInput}) {
+    for (const TensorRole role : kResultRoles) {
       if (!of_module.QuantizerFor(role).rowwise.is_quantized()) continue;
-      return Refuse("recipe", recipe.ShortText(),
-                    absl::StrCat("a rule for ", std::string(TensorRoleName(role)),
-                                 " goes with one rank, and parallel has more: a part of a result "
-                                 "would have scales that the whole does not have"));
+      return RefuseResultRule("recipe", recipe, role);
     }
   }
   return absl::OkStatus();
@@ -374,9 +373,8 @@ absl::Status CheckForwardOverlap(const std::optional<OverlapSpec>& overlap,
 }
 
 absl::Status CheckNoCodes(const std::string& field, const QuantizedTensor& codes) {
-  if (!codes.rowwise.has_value() && !codes.columnwise.has_value()) return absl::OkStatus();
-  return Refuse(field, absl::StrCat("given as ", CodesText(codes)),
-                "ranks quantize their own parts of it; give it in high precision");
+  if (!codes.has_codes()) return absl::OkStatus();
+  return Refuse(field, absl::StrCat("given as ", CodesText(codes)), kRanksQuantize);
 }
 
 absl::Status CheckNamesNoRanks(const ForwardStep& step) {

@@ -283,8 +283,7 @@ std::function<void()> ParallelSession::RestorePoint() {
 }
 
 // What several ranks saved refers to groups, which a restore point may make anew.
-absl::StatusOr<std::function<absl::Status()>> ParallelSession::KeepForward(
-    const std::string& microbatch) {
+absl::StatusOr<KeptForward> ParallelSession::KeepForward(const std::string& microbatch) {
   return StatusOf({.code = absl::StatusCode::kUnimplemented,
                    .field = "microbatch",
                    .value = microbatch,

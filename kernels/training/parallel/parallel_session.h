@@ -52,7 +52,7 @@ class ParallelSession final : public Session {
 
   const Recipe& recipe() const override;
   std::function<void()> RestorePoint() override;
-  absl::StatusOr<std::function<absl::Status()>> KeepForward(const std::string& microbatch) override;
+  absl::StatusOr<KeptForward> KeepForward(const std::string& microbatch) override;
   int64_t step_count() const override;
   int64_t bytes() const override;
   SavedMemory saved_memory() const override;

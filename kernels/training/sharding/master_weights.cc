@@ -23,7 +23,7 @@ absl::Status CheckTwoRules(const MasterFragment& fragment) {
     return RefuseMaster(fragment, "columnwise_source", "rowwise_dequantized",
                         "no rank has the rowwise codes that columnwise ones would be made from");
   }
-  if (!HasTwoRules(quantizer)) return absl::OkStatus();
+  if (quantizer.is_uniform()) return absl::OkStatus();
   for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
     const ScalingTraits& traits = quantizer.spec(usage).traits();
     if (!traits.has_blocks()) continue;
@@ -170,7 +170,7 @@ absl::Status MasterCasts::AddCasts(size_t index) {
     const QuantizerSpec& rule = weight.quantizer.spec(usage);
     const bool is_columnwise = usage == Usage::kColumnwise;
     if (!rule.is_quantized() || (is_columnwise && !weight.usages.columnwise)) continue;
-    const bool has_own_codes = !rule.traits().turns_columnwise || HasTwoRules(weight.quantizer);
+    const bool has_own_codes = !rule.traits().turns_columnwise || !weight.quantizer.is_uniform();
     if (is_columnwise && !has_own_codes) continue;
     Cast cast;
     cast.weight = &weight;
@@ -275,7 +275,7 @@ absl::StatusOr<QuantizedTensor> MasterCasts::Whole(size_t index) {
   QuantizedTensor whole;
   whole.source_dtype = weight.dtype;
   whole.shape = weight.shape;
-  whole.is_hybrid = HasTwoRules(weight.quantizer);
+  whole.is_hybrid = !weight.quantizer.has_one_rule();
   for (const std::vector<Cast>& bucket : buckets_) {
     for (const Cast& cast : bucket) {
       if (cast.index != index) continue;

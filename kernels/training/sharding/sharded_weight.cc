@@ -17,7 +17,7 @@ absl::Status RefuseWeight(const ShardedWeightSpec& spec, const char* part, const
 }
 
 absl::Status CheckNvfp4Rule(const ShardedWeightSpec& spec, const QuantizerSpec& rule) {
-  if (HasTwoRules(spec.quantizer)) {
+  if (!spec.quantizer.is_uniform()) {
     return RefuseWeight(spec, "format", "nvfp4",
                         "is not sharded where the directions have two rules");
   }
@@ -90,13 +90,8 @@ void KeepScales(const std::optional<QuantizedCopy>& from, std::optional<Quantize
 
 }  // namespace
 
-bool HasTwoRules(const Quantizer& quantizer) {
-  return !(quantizer.rowwise == quantizer.columnwise) ||
-         quantizer.columnwise_source != ColumnwiseSource::kOriginal;
-}
-
 bool IsTurnedAfter(const Quantizer& quantizer) {
-  return !HasTwoRules(quantizer) && quantizer.rowwise.traits().turns_columnwise;
+  return quantizer.is_uniform() && quantizer.rowwise.traits().turns_columnwise;
 }
 
 absl::StatusOr<ShardedWeight> ShardedWeight::Create(ShardedWeightSpec spec, int ranks) {
@@ -118,7 +113,7 @@ absl::StatusOr<ShardedWeight> ShardedWeight::Create(ShardedWeightSpec spec, int 
   return ShardedWeight(std::move(spec));
 }
 
-bool ShardedWeight::is_hybrid() const { return HasTwoRules(spec_.quantizer); }
+bool ShardedWeight::is_hybrid() const { return !spec_.quantizer.is_uniform(); }
 
 absl::Status ShardedWeight::Update(const GatherContext& context, const Tensor& rows,
                                    QuantizeArguments arguments, ProcessGroup* amax_group) {
@@ -157,8 +152,7 @@ absl::Status ShardedWeight::Replace(QuantizedTensor shard) {
   if (spec_.storage == WeightStorage::kHighPrecision) {
     return RefuseWeight(spec_, "shard", "quantized", "the weight is held in high precision");
   }
-  const bool has_codes = shard.rowwise.has_value() || shard.columnwise.has_value();
-  if (!has_codes || shard.shape.size() != 2 || shard.shape[1] != spec_.shape[1]) {
+  if (!shard.has_codes() || shard.shape.size() != 2 || shard.shape[1] != spec_.shape[1]) {
     return RefuseWeight(spec_, "shard", ShapeText(shard.shape),
                         absl::StrCat("must have codes of ", spec_.shape[1], " columns"));
   }

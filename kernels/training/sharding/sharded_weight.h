@@ -35,8 +35,6 @@ struct ShardedWeightSpec {
   bool reshard_after_forward = true;
 };
 
-/// Whether the rules of the two directions differ, or columnwise codes are made from rowwise ones.
-bool HasTwoRules(const Quantizer& quantizer);
 /// Whether columnwise codes are the gathered rowwise codes transposed, so that a shard need not
 /// have columnwise codes.
 bool IsTurnedAfter(const Quantizer& quantizer);

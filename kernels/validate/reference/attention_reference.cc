@@ -307,7 +307,7 @@ absl::StatusOr<OperationReference> EvaluateRotary(Engine& engine, const Operatio
   QG_ASSIGN_OR_RETURN(reference.value, Tensor::Allocate(DType::kF64, rotary.heads.shape()));
   QG_ASSIGN_OR_RETURN(reference.error, Tensor::Allocate(DType::kF64, rotary.heads.shape()));
   reference.derivation = "half an ulp of each product, one fp32 rounding of 2^-24 of their sum";
-  for (int64_t row = 0; row < rotary.heads.rows(); ++row) {
+  const auto rotate_row = [&](int64_t row) {
     const bool is_rotated = row / positions % rotary.period < rotary.rotated;
     for (int64_t i = 0; i < columns; ++i) {
       const bool is_low = i < columns / 2;
@@ -321,7 +321,11 @@ absl::StatusOr<OperationReference> EvaluateRotary(Engine& engine, const Operatio
       reference.value.as<double>()[row * columns + i] = result.value;
       reference.error.as<double>()[row * columns + i] = result.error;
     }
-  }
+  };
+  ParallelFor(context, rotary.heads.rows(), 8, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) rotate_row(row);
+  });
+  QG_RETURN_IF_ERROR(context.CheckCancelled());
   return reference;
 }
 

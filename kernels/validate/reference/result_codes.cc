@@ -9,6 +9,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/convert.h"
 #include "kernels/validate/reference/rounding_counts.h"
+#include "kernels/validate/reference/running_error.h"
 
 namespace quantgate {
 namespace {
@@ -49,9 +50,10 @@ struct ValueRounding {
   double relative = 0, absolute = 0, overflow = std::numeric_limits<double>::infinity();
 };
 ValueRounding RoundingOf(DType dtype) {
-  if (dtype == DType::kBF16) return {0x1p-8, 0x1p-134, 0x1.FFp127};
-  if (dtype == DType::kF16) return {0x1p-11, 0x1p-25, 65520};
-  return {0, 0x1p-150};
+  const error_bound::OutputFacts facts = FactsOfOutput(dtype);
+  // Products are in fp32, whose roundings are among those of kScaleRounding.
+  if (dtype == DType::kF32) return {.absolute = facts.HalfUlp(0)};
+  return {facts.HalfUlp(1), facts.HalfUlp(0), facts.Overflow()};
 }
 
 /// The distance between `element` and its code, in units of what rounding to a neighbour allows.

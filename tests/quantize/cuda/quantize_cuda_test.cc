@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <span>
 
 // First: it speaks of gtest's namespace where every_quantizer.h has one of that name too.
 #include "tests/tensor/cuda_test_device.h"
@@ -14,6 +15,7 @@
 #include "kernels/tensor/generate/generate.h"
 #include "tests/base/repository_file.h"
 #include "tests/quantize/every_quantizer.h"
+#include "tests/quantize/identity_casts.h"
 
 namespace quantgate {
 namespace QG_TEST_FILE {
@@ -198,6 +200,20 @@ TEST(QuantizeCuda, EveryQuantizerDistributionAndSource) {
             << DistributionName(distribution);
       }
     }
+  }
+}
+
+TEST(QuantizeCuda, CountsTheKindsOfIdentitysCasts) {
+  for (const IdentityCast& cast : IdentityCasts()) {
+    SCOPED_TRACE(cast.name);
+    const QuantizedTensor found = ValueOrAbort(
+        QuantizeCuda(TestDevice(), OnDevice(cast.Source()), cast.Spec(), {true, true}, {}));
+    const Tensor counts = OnHost(found.device_counts);
+    const QuantizationCounts& wanted = cast.counts;
+    EXPECT_THAT(
+        std::span(counts.as<int64_t>(), kQuantizationCountKinds),
+        ::testing::ElementsAre(wanted.normal, wanted.zero, wanted.subnormal, wanted.flushed_to_zero,
+                               wanted.saturated, wanted.infinite, wanted.nan));
   }
 }
 

@@ -49,6 +49,33 @@ TEST(DeviceQueueTest, RunsInOrderOfArrival) {
   for (int i = 0; i < 50; ++i) EXPECT_EQ(order[i], i);
 }
 
+// Whose cancellation it was decides what a job is told.
+TEST(DeviceQueueTest, SaysThatTheServerEndedAJob) {
+  DeviceQueue queue({"runs", 2, 10});
+  Gate running, cancelled, waiting;
+  const auto of_running = Forever(), of_cancelled = Forever();
+  ASSERT_TRUE(queue.Submit(of_running, running.Job()).ok());
+  ASSERT_TRUE(queue.Submit(of_cancelled, cancelled.Job()).ok());
+  running.started.wait();
+  cancelled.started.wait();
+  ASSERT_TRUE(queue.Submit(Forever(), waiting.Job()).ok());
+  queue.Cancel(of_cancelled);
+  EXPECT_TRUE(absl::IsCancelled(queue.Reported(*of_running, absl::CancelledError("text"))));
+  queue.Drain();
+  queue.CancelAll();
+  waiting.done.wait();
+  EXPECT_TRUE(absl::IsUnavailable(waiting.admission)) << waiting.admission;
+  const absl::Status ended = queue.Reported(*of_running, of_running->Check());
+  EXPECT_TRUE(absl::IsUnavailable(ended)) << ended;
+  EXPECT_EQ(ended.message(), "the server is shutting down");
+  EXPECT_TRUE(absl::IsCancelled(queue.Reported(*of_cancelled, of_cancelled->Check())));
+  // What ended otherwise, ended so.
+  EXPECT_TRUE(queue.Reported(*of_running, absl::OkStatus()).ok());
+  EXPECT_TRUE(absl::IsInternal(queue.Reported(*of_running, absl::InternalError("text"))));
+  running.open.count_down();
+  cancelled.open.count_down();
+}
+
 TEST(DeviceQueueTest, RunsWhatItWasToldToExpect) {
   DeviceQueue queue({"runs", 2, 10});
   for (int i = 0; i < 20; ++i) {

@@ -241,6 +241,30 @@ TEST_F(RunTraceTest, IsCancelledMidway) {
   EXPECT_EQ(Wait(*server_, run_id, 0).finished().state(), v1::RUN_STATE_CANCELLED);
 }
 
+// Whoever learns that a trace was cancelled in its queue finds its places free.
+TEST_F(RunTraceTest, CancelledInItsQueueItGivesItsPlacesBack) {
+  Start([](ServerOptions& options) { options.sessions.sessions_max = 2; });
+  grpc::ClientContext running_context;
+  v1::ExecuteRequest endless = EndlessRequest();
+  endless.set_cancel_on_disconnect(true);
+  const auto running = server_->engine().Execute(&running_context, endless);
+  (void)ReadUntilProgress(*running);
+  for (int i = 0; i < 20; ++i) {
+    grpc::ClientContext context;
+    const auto waiting = stub_->RunTrace(&context, TraceRequest({"bf16", "mxfp8"}));
+    v1::RunEvent event;
+    ASSERT_TRUE(waiting->Read(&event)) << waiting->Finish().error_message();
+    v1::CancelRunRequest cancel;
+    cancel.set_run_id(event.run_id());
+    v1::Run run;
+    grpc::ClientContext cancel_context;
+    ASSERT_TRUE(server_->engine().CancelRun(&cancel_context, cancel, &run).ok());
+    EXPECT_EQ(Drain(*waiting).finished().state(), v1::RUN_STATE_CANCELLED);
+  }
+  running_context.TryCancel();
+  (void)Drain(*running);
+}
+
 TEST_F(RunTraceTest, OthersSeeItsSessionsAndLeaveThemAlone) {
   Start();
   grpc::ClientContext context;

@@ -38,6 +38,28 @@ TEST(RunTest, CancelTakesEffectAndIsNoErrorLater) {
             grpc::StatusCode::NOT_FOUND);
 }
 
+TEST(RunTest, AServerThatEndsItSaysSo) {
+  TestServer server;
+  grpc::ClientContext running_context, waiting_context;
+  const auto running = server.engine().Execute(&running_context, EndlessRequest());
+  const std::string running_id = ReadUntilProgress(*running).run_id();
+  const auto waiting = server.engine().Execute(&waiting_context, SmallRequest());
+  v1::RunEvent event;
+  ASSERT_TRUE(waiting->Read(&event));
+  const std::string waiting_id = event.run_id();
+  server.server().Shutdown(absl::ZeroDuration());
+  // Whether the streams still bring the end depends on their connection.
+  (void)Drain(*running);
+  (void)Drain(*waiting);
+  server.Restart();
+  for (const std::string& id : {running_id, waiting_id}) {
+    const v1::Run run = GetRun(server, id);
+    EXPECT_EQ(run.state(), v1::RUN_STATE_CANCELLED) << id;
+    EXPECT_EQ(run.status_code(), grpc::StatusCode::UNAVAILABLE) << id;
+    EXPECT_THAT(run.status_message(), HasSubstr("the server is shutting down")) << id;
+  }
+}
+
 TEST(RunTest, CancelReachesARunThatWaits) {
   TestServer server;
   grpc::ClientContext first_context, second_context;

@@ -30,7 +30,7 @@ class StepAgainstTest : public testing::Test {
  protected:
   StepAgainstTest() : stub_(v1::Sessions::NewStub(server_.channel())) {}
 
-  std::string Open(const std::string& recipe, int ranks = 1) {
+  std::string Open(const std::string& recipe, int ranks = 1, const std::string& weights = "") {
     v1::OpenSessionRequest request;
     v1::SessionSpec& spec = *request.mutable_spec();
     v1::SessionLayer& layer = *spec.add_layers();
@@ -41,6 +41,7 @@ class StepAgainstTest : public testing::Test {
       layer.mutable_layer()->set_parallel_mode("column");
       spec.mutable_parallel()->set_tensor_parallel(ranks);
     }
+    spec.set_weights(weights);
     spec.set_masters("f32");
     spec.mutable_sgd()->set_learning_rate(0.5f);
     (*request.mutable_parameters())["fc.weight"] = Generated("normal", 1, "bf16", {kSize, kSize});
@@ -254,6 +255,30 @@ TEST_F(StepAgainstTest, WhatIsKeptCounts) {
   EXPECT_EQ(BytesOf(asked) - BytesOf(alone), kSize * kSize * 2);
   for (const std::string& id : {asked, alone}) ASSERT_TRUE(Step(id, Optimize()).ok());
   EXPECT_EQ(BytesOf(asked), BytesOf(alone));
+}
+
+// The change of recipe for the other side drops cached weights. The session itself still has them,
+// so that what it keeps beside them is no less.
+TEST_F(StepAgainstTest, WhatIsKeptCountsBesideCachedWeights) {
+  const std::string asked = Open("mxfp8"), alone = Open("mxfp8");
+  v1::SessionStepRequest first = Forward(2, "", "first");
+  first.mutable_forward()->set_is_first("first");
+  for (const std::string& id : {asked, alone}) ASSERT_TRUE(Step(id, first).ok());
+  v1::SessionStepRequest later = Forward(3, "", "later");
+  later.mutable_forward()->set_is_first("later");
+  ASSERT_TRUE(Step(alone, later).ok());
+  later.mutable_against()->mutable_recipe()->set_name("bf16");
+  ASSERT_TRUE(Step(asked, later).ok());
+  EXPECT_EQ(BytesOf(asked) - BytesOf(alone), kSize * kSize * 2);
+}
+
+// The other side's weights are quantized by another rule, for it alone: beside codes of x, a byte
+// an element, it keeps codes of the weight, of which the session has none.
+TEST_F(StepAgainstTest, WhatIsKeptCountsBesideQuantizedWeights) {
+  const std::string asked = Open("mxfp8", 1, "quantized"), alone = Open("mxfp8", 1, "quantized");
+  ASSERT_TRUE(Step(asked, Forward(2, "fp8_current")).ok());
+  ASSERT_TRUE(Step(alone, Forward(2)).ok());
+  EXPECT_GE(BytesOf(asked) - BytesOf(alone), 2 * kSize * kSize);
 }
 
 }  // namespace QG_TEST_FILE

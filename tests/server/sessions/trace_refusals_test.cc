@@ -58,13 +58,13 @@ const std::vector<Mistake>& Mistakes() {
        [](Request&, Trace& trace) { trace.mutable_spec()->set_masters("nope"); }},
       {"trace.parameters[fc9.weight]", "no layer has a parameter of that name",
        [](Request&, Trace& trace) { (*trace.mutable_parameters())["fc9.weight"] = "w1"; }},
-      {"trace.parameters[fc1.weight]", "among `tensors`",
+      {R"(trace.parameters["fc1.weight"])", "among `tensors`",
        [](Request&, Trace& trace) { (*trace.mutable_parameters())["fc1.weight"] = "w9"; }},
-      {"tensors[more]", "names no such tensor",
+      {R"(tensors["more"])", "names no such tensor",
        [](Request& request, Trace&) {
          (*request.mutable_tensors())["more"] = TraceTensor(1, {2});
        }},
-      {"tensors[x].generate.distribution", "gauss",
+      {R"(tensors["x"].generate.distribution)", "gauss",
        [](Request& request, Trace&) {
          (*request.mutable_tensors())["x"].mutable_generate()->set_distribution("gauss");
        }},
@@ -143,9 +143,9 @@ const std::vector<Mistake>& Mistakes() {
        [](Request&, Trace& trace) {
          trace.add_steps()->mutable_change_recipe()->mutable_recipe()->set_name("nope");
        }},
-      {"trace.steps[0].subjects[z]", "gives no such tensor",
+      {R"(trace.steps[0].subjects["z"])", "gives no such tensor",
        [](Request&, Trace& trace) { (*trace.mutable_steps(0)->mutable_subjects())["z"] = "x"; }},
-      {"trace.steps[0].subjects[y]", "among `tensors`",
+      {R"(trace.steps[0].subjects["y"])", "among `tensors`",
        [](Request&, Trace& trace) { (*trace.mutable_steps(0)->mutable_subjects())["y"] = "mine"; }},
       {"trace.steps[0].subjects", "rounds",
        [](Request&, Trace& trace) {
@@ -160,6 +160,31 @@ const std::vector<Mistake>& Mistakes() {
       {"trace.steps[0].subjects", "are about them",
        [](Request&, Trace& trace) {
          trace.mutable_steps(0)->set_subjects_requirement(v1::REQUIREMENT_BOUND);
+       }},
+      // Of several mistakes in a map the first by name, and no byte of a client as it is.
+      {R"(tensors["\x1b[31m"].generate.distribution)", "gauss",
+       [](Request& request, Trace&) {
+         for (const char* name : {"c", "\x1b[31m", "b", "a", "d", "e", "f", "g"}) {
+           (*request.mutable_tensors())[name].mutable_generate()->set_distribution("gauss");
+         }
+       }},
+      {R"(trace.parameters["a"])", "among `tensors`",
+       [](Request&, Trace& trace) {
+         for (const char* name : {"f", "c", "b", "a", "d", "e"}) {
+           (*trace.mutable_parameters())[name] = "none";
+         }
+       }},
+      {R"(trace.steps[0].subjects["a"])", "among `tensors`",
+       [](Request&, Trace& trace) {
+         for (const char* name : {"f", "c", "b", "a", "d", "e"}) {
+           (*trace.mutable_steps(0)->mutable_subjects())[name] = "none";
+         }
+       }},
+      {R"(tensors["m0"])", "names no such tensor",
+       [](Request& request, Trace&) {
+         for (const char* name : {"m5", "m1", "m3", "m0", "m2", "m4"}) {
+           (*request.mutable_tensors())[name] = TraceTensor(1, {2});
+         }
        }},
   };
   return *mistakes;

@@ -418,6 +418,18 @@ TEST_F(FewPlacesTest, ATraceTakesAPlaceForEachVariant) {
   EXPECT_EQ(sessions_.usage().open, 0);
 }
 
+// A trace that leaves its queue before its turn is not executed.
+TEST_F(FewPlacesTest, ATraceThatIsNotBegunGivesItsPlacesBack) {
+  absl::StatusOr<CheckedRun> checked = CheckTraceRun(context_, TwoLayerTrace({"bf16", "mxfp8"}));
+  ASSERT_TRUE(checked.ok()) << checked.status();
+  const std::unique_ptr<RunWork> work = std::move(checked->make)(
+      RunPlace{*checked->device, "run-of-test", std::make_shared<Cancellation>(),
+               [](v1::RunEvent&) { return absl::OkStatus(); }});
+  EXPECT_TRUE(absl::IsResourceExhausted(sessions_.ReserveAll(1).status()));
+  work->Release();
+  EXPECT_TRUE(sessions_.ReserveAll(2).ok());
+}
+
 TEST_F(FewPlacesTest, BytesAreBounded) {
   v1::RunTraceRequest request = TwoLayerTrace({"bf16"});
   (*request.mutable_tensors())["x"] = TraceTensor(1, {1 << 15, kTraceIn});  // 4 MiB.
@@ -430,6 +442,33 @@ TEST_F(FewPlacesTest, BytesAreBounded) {
   EXPECT_TRUE(absl::IsResourceExhausted(outcome.status)) << outcome.status;
   EXPECT_THAT(outcome.status.message(), HasSubstr("step 1 (forward)"));
   EXPECT_EQ(sessions_.usage().open, 0);
+}
+
+// Codes of 384 KiB with 12 KiB of scales fit; the 768 KiB of their values, which stay with them, do
+// not.
+TEST_F(FewPlacesTest, TheValuesOfCodesCount) {
+  constexpr int64_t kRows = 6144;
+  v1::RunTraceRequest request = TwoLayerTrace({"mxfp8"});
+  v1::TensorSource codes;
+  v1::QuantizedSource& source = *codes.mutable_quantized();
+  source.set_source_dtype("bf16");
+  source.mutable_description()->mutable_rowwise()->set_format("mxfp8");
+  const auto add = [&](const char* name, const char* dtype, int64_t columns) {
+    v1::InlineTensor& part = *(*source.mutable_tensors())[name].mutable_inline_();
+    part.mutable_type()->set_dtype(dtype);
+    part.mutable_type()->add_shape(kRows);
+    part.mutable_type()->add_shape(columns);
+    part.set_data(std::string(static_cast<size_t>(kRows * columns), '\0'));
+  };
+  add("rowwise_data", "f8_e4m3", kTraceIn);
+  add("rowwise_scale_inv", "u8", kTraceIn / 32);
+  (*request.mutable_tensors())["x"] = codes;
+  std::string text;
+  EXPECT_EQ(FieldRefused(request, &text), "tensors");
+  constexpr int64_t kOthers =
+      2 * (kTraceHidden * kTraceIn + kTraceOut * kTraceHidden + kTraceRows * kTraceOut);
+  EXPECT_THAT(
+      text, HasSubstr(std::to_string(kRows * (kTraceIn + kTraceIn / 32 + 2 * kTraceIn) + kOthers)));
 }
 
 // Each copy of the parameters is whole, and so are those that a checkpoint gives other ranks.
@@ -521,7 +560,7 @@ TEST_F(TraceTest, ComparesEachExpertsWeightOfAStack) {
   // What a step gives is known before any: the experts' weights, and no stack.
   v1::RunTraceRequest request = ExpertsTrace(true);
   (*request.mutable_trace()->mutable_steps(2)->mutable_subjects())["g.weight"] = "w";
-  EXPECT_EQ(FieldRefused(request), "trace.steps[2].subjects[g.weight]");
+  EXPECT_EQ(FieldRefused(request), R"(trace.steps[2].subjects["g.weight"])");
 }
 
 // Main gradients and optimizer state that are given are no parameters.

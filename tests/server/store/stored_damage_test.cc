@@ -14,6 +14,7 @@
 #include "server/store/checked_files.h"
 #include "server/store/data_dir.h"
 #include "server/store/fsck.h"
+#include "server/store/rewrite.h"
 #include "server/store/run_store.h"
 #include "server/store/tensor_store.h"
 #include "tests/server/temporary_directory.h"
@@ -224,7 +225,7 @@ TEST_F(StoredDamageTest, ALogOfAnotherGenerationIsRefusedAndSetAside) {
   EXPECT_NE(status.message().find("is not the one of which"), std::string::npos) << status;
   std::vector<std::string> found;
   const auto tell = [&](const std::string& line) { found.push_back(line); };
-  const auto aside = second.path() + "/quarantine/quantgate.db-wal";
+  const auto aside = second.path() + "/quarantine/quantgate.db-another-wal";
   EXPECT_EQ(CheckStore(second.path(), /*repairs=*/false, tell)->problems, 1);
   EXPECT_FALSE(fs::exists(aside));
   EXPECT_EQ(CheckStore(second.path(), /*repairs=*/true, tell)->mended, 1);
@@ -291,7 +292,9 @@ TEST_F(StoredDamageTest, ADatabaseWithoutItsMarkIsRefusedUntilRepaired) {
     EXPECT_TRUE(absl::IsDataLoss(status)) << status;
     EXPECT_NE(status.message().find("the mark of the database's log is gone"), std::string::npos);
     const auto tell = [](const std::string&) {};
-    EXPECT_EQ(CheckStore(copies.path(), /*repairs=*/true, tell)->mended, 1);
+    // The log had the runs; the events of one lie in a file.
+    EXPECT_EQ(CheckStore(copies.path(), /*repairs=*/true, tell)->mended, 2);
+    EXPECT_TRUE(fs::exists(copies.path() + "/quarantine/run-0"));
     EXPECT_TRUE(Database::Open(copy).ok());
   }
 }
@@ -388,6 +391,49 @@ TEST_F(StoredDamageTest, FsckRemovesARunThatLostAnEvent) {
   ASSERT_TRUE(Open().ok());
   EXPECT_TRUE(absl::IsNotFound(runs_->Get("run-0").status()));
   EXPECT_TRUE(runs_->Get("run-1").ok());
+}
+
+// As a page of the table of runs leaves them that was lost.
+TEST_F(StoredDamageTest, FsckSetsEventsOfLostRunsAside) {
+  Fill();
+  Execute("DELETE FROM runs WHERE run_id = 'run-0'");
+  Close();
+  for (const bool repairs : {false, true}) {
+    EXPECT_EQ(Fsck(repairs)->problems, 1);
+    EXPECT_NE(found_.at(0).find("events of run-0: the database has no such run"), std::string::npos)
+        << found_[0];
+    EXPECT_EQ(fs::exists(path() + "-files/run-0"), !repairs);
+  }
+  EXPECT_EQ(Fsck()->problems, 0);
+  EXPECT_EQ(fs::file_size(directory_.path() + "/quarantine/run-0"), kLargeBytes);
+}
+
+// Their numbers are those of other tensors later.
+TEST_F(StoredDamageTest, ASalvagedDatabaseForgetsRequestsOfLostTensors) {
+  TensorRecord tensor;
+  tensor.type = {DType::kBF16, {4}};
+  ASSERT_TRUE(TensorStore(*database_).Put(tensor, "request", {}).ok());
+  Execute("DELETE FROM tensors");
+  Close();
+  ASSERT_TRUE(SalvageDatabase(path(), directory_.path() + "/quarantine/quantgate.db", false).ok());
+  ASSERT_TRUE(Open().ok());
+  tensor.type.shape = {5};
+  const auto put = TensorStore(*database_).Put(tensor, "request", {});
+  EXPECT_TRUE(put.ok()) << put.status();
+}
+
+// SQLite would take a log of that name for the log of the database that is set aside.
+TEST_F(StoredDamageTest, NoOlderLogLiesBesideADatabaseThatIsSetAside) {
+  Fill();
+  Close();
+  const std::string aside = directory_.path() + "/quarantine/quantgate.db";
+  for (const char* rest : {"-wal", "-shm"}) std::ofstream(aside + rest) << "of another time";
+  const int64_t pages = static_cast<int64_t>(fs::file_size(path())) / kDatabasePageBytes;
+  FlipBit(path(), (pages - 3) * kDatabasePageBytes + 100);
+  EXPECT_GE(Fsck(true)->mended, 1);
+  EXPECT_TRUE(fs::exists(aside));
+  for (const char* rest : {"-wal", "-shm"}) EXPECT_FALSE(fs::exists(aside + rest)) << rest;
+  EXPECT_EQ(Fsck()->problems, 0);
 }
 
 TEST_F(StoredDamageTest, FsckKeepsWhatADamagedDatabaseStillHas) {

@@ -127,6 +127,23 @@ v1::RunSpec SpecOfCodes(const v1::QuantizedSource& x) {
   return spec;
 }
 
+// Codes, their values, and scales in a layout that is not read as it is twice.
+TEST(LoadedBytesTest, CountsCodesScalesAndValues) {
+  const auto bytes_of = [](const v1::QuantizedSource& source) {
+    const auto reference = QuantizedReferenceFromProto(source, "x.quantized", true, 1 << 20);
+    EXPECT_TRUE(reference.ok()) << reference.status();
+    const absl::StatusOr<int64_t> bytes = LoadedBytesOf(*reference);
+    EXPECT_TRUE(bytes.ok()) << bytes.status();
+    return bytes.value_or(0);
+  };
+  constexpr int64_t kCodes = 32 * 64, kScales = 32 * 2, kPadded = 128 * 4, kValues = 32 * 64 * 2;
+  EXPECT_EQ(bytes_of(Mxfp8Source()), kCodes + kScales + kValues);
+  EXPECT_EQ(bytes_of(Mxfp8Source("padded")), kCodes + kPadded + kScales + kValues);
+  v1::QuantizedSource of_f32 = Mxfp8Source();
+  of_f32.set_source_dtype("f32");
+  EXPECT_EQ(bytes_of(of_f32), kCodes + kScales + 2 * kValues);
+}
+
 constexpr int64_t kTensorBytesMax = 1 << 20;
 
 TEST(CodesOfARunTest, AreOutlinedInEveryLayoutAndKeptByTheirDigests) {

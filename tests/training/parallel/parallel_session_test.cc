@@ -341,7 +341,7 @@ TEST(ParallelSession, RefusesWhatDoesNotGoTogether) {
     const Recipe rules = *Recipe::Parse(
         absl::StrCat(R"(custom:rules=[{"tensor_type":")", role,
                      R"(","quantizer":"fp8_current"},{"quantizer":"fp8_current"}])"));
-    const std::string rule = absl::StrCat("a rule for ", role, " goes with one rank, and parallel");
+    const std::string rule = absl::StrCat("a rule for ", role, " goes with one rank: ");
     EXPECT_THAT(refusal([&](Spec& spec) { spec.recipe = rules; }), HasSubstr(rule));
     const auto copies = [&](Spec& spec) {
       for (SessionLayer& layer : spec.layers) layer.spec.parallel_mode = ParallelMode::kNone;

@@ -400,6 +400,20 @@ TEST(AttentionReference, Rotations) {
   }
 }
 
+TEST(AttentionReference, ACancelledRotationEnds) {
+  OperationCall call;
+  call.kind = Kind::kRotary;
+  call.rotary.heads = Generated(Distribution::kNormal, 1, DType::kBF16, {8, 33, 24});
+  call.rotary.table = *MakeRotaryTable(1e4f, 33, 24, DType::kBF16);
+  const auto engine = MakeCpuEngine({});
+  Cancellation cancellation;
+  ExecutionContext context;
+  context.cancellation = &cancellation;
+  EXPECT_TRUE(EvaluateRotary(*engine, call, context).ok());
+  cancellation.Cancel();
+  EXPECT_TRUE(absl::IsCancelled(EvaluateRotary(*engine, call, context).status()));
+}
+
 TEST(AttentionReference, NoPositions) {
   OperationCall call = CallOf({.positions = 0});
   EXPECT_EQ(ReferenceOf(call, Kind::kAttention).value.shape(), (Shape{6, 0, 16}));

@@ -223,7 +223,7 @@ TEST_F(SessionRunTest, SubjectsAreHeldAgainstTheirVariantsOutput) {
   WriteFile(Path("mine.safetensors"), SafetensorsOf("step1.dx", "[32,32]", y));
   const ProcessResult no_output = Quantgate(command("bitwise"));
   EXPECT_EQ(no_output.exit_code, 2);
-  EXPECT_THAT(no_output.err, HasSubstr("trace.steps[0].subjects[dx]"));
+  EXPECT_THAT(no_output.err, HasSubstr(R"(trace.steps[0].subjects["dx"])"));
 }
 
 TEST_F(SessionRunTest, ARefusedStepNamesVariantAndStep) {
