@@ -36,9 +36,9 @@ const ProgramOperation* LinearGiving(const LayerProgram& program, const std::str
 
 /// Where a tensor that is no parameter's gradient stands in a program.
 struct Place {
-  size_t value = 0;          ///< The value that it is, whose gradient it is, or that is read.
+  size_t value = 0;  ///< The value that it is, whose gradient it is, or that is read.
   bool is_gradient = false;
-  bool is_inside = false;    ///< Of an attention: rotated heads, or their gradient.
+  bool is_inside = false;  ///< Of an attention: rotated heads, or their gradient.
 };
 
 /// The place of `output`; of experts, whose programs name parts of outputs, that of y or dx.
@@ -232,7 +232,8 @@ ParallelReporter::Assembly ParallelReporter::AssemblyOf(const std::string& outpu
   if (place.is_inside && columns.dim != -1) {
     // [B * G * (R + 2)][S][D]: of every batch each rank has its groups.
     const Shape& x = request.x.shape();
-    columns = {.dim = 0, .parts = x.size() == 3 ? static_cast<int>(x[1]) : 1};
+    const int64_t batches = x.size() == 3 ? x[1] : 1;
+    columns = {.dim = 0, .parts = static_cast<int>(std::max<int64_t>(batches, 1))};
   }
   if (has_rows) return {.kind = Kind::kRows};
   if (columns.dim == -1) return {.kind = Kind::kSame};
