@@ -93,7 +93,8 @@ def judge(report, outputs, bits):
         for name, output in mine.items():
             bound = output["bound"]
             require(bound is not None, f"{label}: {name} has no bound")
-            require(bound["pass"] and bound["violation_count"] == 0 and 0 <= bound["worst_ratio"] <= 1,
+            ratio = float(bound["worst_ratio"])  # "NaN" and "Infinity" are texts.
+            require(bound["pass"] and bound["violation_count"] == 0 and 0 <= ratio <= 1,
                     f"{label}: {name} leaves its bound {bound['violation_count']} times, by up to {bound['worst_ratio']}")
             require(output["against_exact"]["parity"]["element_count"] == math.prod(output["tensor"]["type"]["shape"]) > 0,
                     f"{label}: not every element of {name} was compared")
@@ -229,6 +230,12 @@ class Training:
 
     def self_check(self, report, layer, grad_output, bits):
         """Demands that what is wrong is refused."""
+        for variant in report["run"]["variants"]:
+            for each in variant["outputs"] + variant["against_reference"]:
+                for unread in ("against_unquantized", "error", "nearer"):  # Heat maps make copies slow.
+                    each.pop(unread, None)
+                each.get("against_exact", {}).pop("error", None)
+
         def wrong(what, spoil, bits=bits):
             spoilt = copy.deepcopy(report)
             spoil(spoilt["run"]["variants"], spoilt)
@@ -244,20 +251,20 @@ class Training:
         wrong("a verdict that fails", lambda _, spoilt: spoilt["verdict"].update({"pass": False}))
         wrong("no criterion", lambda _, spoilt: spoilt["verdict"].update(criterion="none"))
         wrong("a missing variant", lambda variants, _: variants.pop())
+        other = {"fingerprint": "0" * 32}
         for name in ("y", "qkv.db", "proj.y", "fc1.dx"):
-            for variant in (1, 2):
-                wrong(f"{name} without a bound", lambda v, _, n=name, i=variant: output(v, i, n).update(bound=None))
-                wrong(f"{name} beyond its bound", lambda v, _, n=name, i=variant: output(v, i, n)["bound"].update(worst_ratio=1.01))
-                wrong(f"{name} beyond its bound once", lambda v, _, n=name, i=variant: output(v, i, n)["bound"].update(violation_count=1))
-                wrong(f"no {name}", lambda v, _, n=name, i=variant: v[i]["outputs"].remove(output(v, i, n)))
-                wrong(f"other bits of {name}", lambda v, _, n=name, i=variant: output(v, i, n)["tensor"].update(fingerprint="0" * 32))
-        for name in bits:
-            if any(each["tensor"]["name"] == name for each in report["run"]["variants"][0]["outputs"]):
-                wrong(f"{name} with other bits than one rank's",
-                      lambda v, _, n=name: [output(v, i, n)["tensor"].update(fingerprint="0" * 32) for i in (1, 2)])
+            for i in (1, 2):
+                wrong(f"{name} without a bound", lambda v, _, n=name, i=i: output(v, i, n).update(bound=None))
+                for figure in ({"worst_ratio": 1.01}, {"worst_ratio": "NaN"}, {"violation_count": 1}, {"pass": False}):
+                    wrong(f"{name} with {figure}", lambda v, _, n=name, i=i, f=figure: output(v, i, n)["bound"].update(f))
+                wrong(f"no {name}", lambda v, _, n=name, i=i: v[i]["outputs"].remove(output(v, i, n)))
+                wrong(f"other bits of {name}", lambda v, _, n=name, i=i: output(v, i, n)["tensor"].update(other))
+        for name in set(bits) & {each["tensor"]["name"] for each in report["run"]["variants"][0]["outputs"]}:
+            wrong(f"{name} with other bits than one rank's",
+                  lambda v, _, n=name: [output(v, i, n)["tensor"].update(other) for i in (1, 2)])
         # y is a sum over ranks: its bits are not one rank's, and to require them must fail.
         wrong("y with the bits of one rank", lambda *_: None, bits=["y"])
-        # One element of a weight's gradient, and a sum that lacks half of its terms.
+        # One element of a weight's gradient.
         right = self.folder / "block2.safetensors"
         verify = ["verify", *layer, "--grad-output", grad_output, "--require", "bound", "--subject"]
         self.command(*verify, right, "--only", ",".join(LAYER_OUTPUTS))
@@ -301,9 +308,8 @@ def summary(steps):
     digest = hashlib.sha256(json.dumps([{name: each["fingerprints"] for name, each in step.items()} for step in steps],
                                        sort_keys=True).encode()).hexdigest()
     return {"steps": len(steps), "tensors": sum(each["tensors"] for each in found),
-            "elements_of_two_ranks": sum(each["elements"] for each in found), "beyond_bound": 0,
-            "nearest": worst["nearest"], "worst_ratio": worst["worst_ratio"], "layer_tensors_with_bits_of_one_rank": sorted(always),
-            "digest": digest}
+            "elements_of_two_ranks": sum(each["elements"] for each in found), "nearest": worst["nearest"],
+            "worst_ratio": worst["worst_ratio"], "layer_tensors_with_bits_of_one_rank": sorted(always), "digest": digest}
 
 
 def main():
