@@ -154,6 +154,27 @@ bool DividesOutputRows(const LayerSpec& spec) {
   return last != nullptr && last->parallel_mode == ParallelMode::kRow;
 }
 
+std::vector<ValueDivision> ValueDivisionsOf(const LayerSpec& spec) {
+  const LayerProgram program = ProgramOf(spec);
+  const bool has_experts = spec.traits().has_experts;
+  std::vector<ValueDivision> divisions = {{InputColumns(spec), DividesInputRows(spec)}};
+  for (size_t i = 0; i < program.operations.size(); ++i) {
+    const ProgramOperation& operation = program.operations[i];
+    ValueDivision division = divisions[static_cast<size_t>(operation.input)];
+    // A gated activation reads two halves and gives one.
+    if (division.columns.dim != -1) division.columns.parts = PartsBefore(program, i + 1);
+    if (operation.kind == OperationKind::kBasicLinear) {
+      division.columns = {};
+      if (operation.parallel_mode == ParallelMode::kColumn) {
+        division = {{kLastDim, PartsBefore(program, i + 1)}, false};
+      }
+      if (operation.parallel_mode == ParallelMode::kRow) division.divides_rows = !has_experts;
+    }
+    divisions.push_back(division);
+  }
+  return divisions;
+}
+
 absl::StatusOr<Tensor> ShardOf(Engine& engine, const std::string& field, const Tensor& whole,
                                const ShardRule& given, int rank, int size) {
   if (given.dim == -1 || !whole.has_value()) return whole;

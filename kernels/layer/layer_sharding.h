@@ -31,6 +31,15 @@ ShardRule OutputColumns(const LayerSpec& spec);
 bool DividesInputRows(const LayerSpec& spec);
 bool DividesOutputRows(const LayerSpec& spec);
 
+/// How the ranks have a value of a layer's program and its gradient: x, y or what one operation
+/// gives the next.
+struct ValueDivision {
+  ShardRule columns;          ///< How its columns are divided.
+  bool divides_rows = false;  ///< Whether sequence parallelism divides its dim 0.
+};
+/// Those of all values of ProgramsOf's first program, by their numbers.
+std::vector<ValueDivision> ValueDivisionsOf(const LayerSpec& spec);
+
 /// The part that rank `rank` of `size` has of `whole`. INVALID_ARGUMENT naming `field`, the dim and
 /// the rule if the dim is no multiple of rule.parts * size.
 absl::StatusOr<Tensor> ShardOf(Engine& engine, const std::string& field, const Tensor& whole,

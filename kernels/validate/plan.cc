@@ -262,7 +262,9 @@ absl::Status CheckSubjects(const LayerRunRequest& request) {
       return Refuse(field, value,
                     absl::StrCat("this layer's outputs are ", absl::StrJoin(outputs, ", ")));
     }
-    if (IsBiasGradient(name)) return Refuse(field, value, "no bound is derived for it");
+    if (IsBiasGradient(name))
+      return Refuse(field, value,
+                    "no bound is derived for a sum of rows in an order that is not known");
     if (request.variants[0].parallel.has_value()) {
       return Refuse(field, request.variants[0].Label(),
                     "a subject is held to the bound of a variant on one rank: put that first");
@@ -435,10 +437,9 @@ int Plan::StepCount() const {
   // Unquantized references: one GEMM for each output of a linear layer, else one run.
   int steps = is_linear ? outputs : 1;
   for (const Variant& variant : request_.variants) {
-    // Forward and backward, and a report of each output.
-    steps += 1 + outputs;
-    if (variant.parallel.has_value()) continue;
-    steps += (ReportsIntermediates(step) ? 1 : 0) + (request_.error_budget ? 1 : 0);
+    // Forward and backward, a report of each output, and one of what lies between operations.
+    steps += 1 + outputs + (ReportsIntermediates(step) ? 1 : 0);
+    if (!variant.parallel.has_value() && request_.error_budget) ++steps;
   }
   // The matrix of all pairs.
   return steps + (request_.variants.size() > 1 ? 1 : 0);

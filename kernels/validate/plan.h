@@ -77,7 +77,8 @@ absl::Status VisitTensors(
 
 /// The word of an output's name (ParameterName::word): "dw" of "fc1.dw" and of "dw.0".
 std::string_view OutputWord(std::string_view output);
-/// Whether an output is a bias gradient, for which no bound is derived.
+/// Whether an output is a bias gradient, a sum over rows. Its bound is that of a pairwise sum in
+/// fp32, which is not the order of other libraries: a subject is not held to it.
 inline bool IsBiasGradient(std::string_view output) { return OutputWord(output) == "db"; }
 
 /// Whether tensors between a layer's operations are reported. A layer of one operation has none,

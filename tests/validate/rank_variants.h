@@ -51,7 +51,6 @@ inline void ExpectWholeAndWithinBounds(const RunReport& report) {
   ASSERT_EQ(report.variants.size(), 2u);
   EXPECT_TRUE(report.verdict.pass) << report.verdict.finding;
   for (const OutputReport& alone : report.variants[0].outputs) {
-    if (alone.is_intermediate) continue;
     SCOPED_TRACE(alone.tensor);
     const OutputReport& output = OutputOf(report.variants[1], alone.tensor);
     EXPECT_EQ(output.value.shape(), alone.value.shape());

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/layer/attention_core.h"
 #include "kernels/layer/experts/expert_run.h"
 #include "kernels/layer/layer_program.h"
 #include "kernels/layer/layer_sharding.h"
@@ -31,6 +32,30 @@ const ProgramOperation* LinearGiving(const LayerProgram& program, const std::str
     if (operation.names.y == output || operation.names.dx == output) return &operation;
   }
   return nullptr;
+}
+
+/// Where a tensor that is no parameter's gradient stands in a program.
+struct Place {
+  size_t value = 0;  ///< The value that it is, whose gradient it is, or that is read.
+  bool is_gradient = false;
+  bool is_inside = false;  ///< Of an attention: rotated heads, or their gradient.
+};
+
+/// The place of `output`; of experts, whose programs name parts of outputs, that of y or dx.
+Place PlaceOf(const LayerProgram& program, const std::string& output) {
+  for (size_t i = 0; i < program.values.size(); ++i) {
+    if (program.values[i].name == output) return {.value = i};
+    if (program.values[i].gradient == output) return {.value = i, .is_gradient = true};
+  }
+  for (const ProgramOperation& operation : program.operations) {
+    if (operation.kind != OperationKind::kAttention) continue;
+    const auto value = static_cast<size_t>(operation.input);
+    if (output == RotatedHeadsName(operation)) return {.value = value, .is_inside = true};
+    if (output == RotatedHeadsGradientName(operation)) {
+      return {.value = value, .is_gradient = true, .is_inside = true};
+    }
+  }
+  return output == "dx" ? Place{.is_gradient = true} : Place{.value = program.values.size() - 1};
 }
 
 /// A rank's summand of `output`; absent if it has none.
@@ -182,28 +207,45 @@ ParallelReporter::Assembly ParallelReporter::AssemblyOf(const std::string& outpu
     if (rule.dim != -1) return {.kind = Kind::kShards, .rule = rule};
     return {.kind = divided ? Kind::kSumOfShards : Kind::kSame};
   }
-  if (output == "norm_out") {
+  if (output == "norm_out" && spec.return_norm_output) {
     return {.kind = divided && DividesInputRows(spec) ? Kind::kGathered : Kind::kSame};
   }
-  const bool is_y = output == "y";
-  const ParallelMode summed = is_y ? ParallelMode::kRow : ParallelMode::kColumn;
-  if (spec.traits().has_experts && spec.parallel_mode == summed) {
-    return {.kind = Kind::kSum, .sum_has_rows = divided};
-  }
-  const bool has_rows = divided && (is_y ? DividesOutputRows(spec) : DividesInputRows(spec));
   const LayerProgram program =
       ProgramsOf(spec, [&](const std::string& name) {
         const auto found = request.parameters.find(name);
         return found != request.parameters.end() && found->second.has_value();
       }).front();
+  const Place place = PlaceOf(program, output);
+  const ParallelMode summed = place.is_gradient ? ParallelMode::kColumn : ParallelMode::kRow;
+  if (spec.traits().has_experts && spec.parallel_mode == summed) {
+    return {.kind = Kind::kSum, .sum_has_rows = divided};
+  }
+  const ValueDivision division = ValueDivisionsOf(spec)[place.value];
+  const bool has_rows = divided && division.divides_rows;
   const ProgramOperation* const linear = LinearGiving(program, output);
   if (linear != nullptr && linear->parallel_mode == summed) {
-    return {.kind = Kind::kSum, .sum_has_rows = has_rows, .bias = is_y ? linear->bias : ""};
+    return {.kind = Kind::kSum,
+            .sum_has_rows = has_rows,
+            .bias = place.is_gradient ? "" : linear->bias};
+  }
+  ShardRule columns = division.columns;
+  if (place.is_inside && columns.dim != -1) {
+    // [B * G * (R + 2)][S][D]: of every batch each rank has its groups.
+    const Shape& x = request.x.shape();
+    const int64_t batches = x.size() == 3 ? x[1] : 1;
+    columns = {.dim = 0, .parts = static_cast<int>(std::max<int64_t>(batches, 1))};
   }
   if (has_rows) return {.kind = Kind::kRows};
-  const ShardRule rule = is_y ? OutputColumns(spec) : InputColumns(spec);
-  if (rule.dim == -1) return {.kind = Kind::kSame};
-  return {.kind = Kind::kShards, .rule = rule};
+  if (columns.dim == -1) return {.kind = Kind::kSame};
+  return {.kind = Kind::kShards, .rule = columns};
+}
+
+std::vector<std::string> ParallelReporter::Intermediates() const {
+  std::vector<std::string> names;
+  for (const NamedTensor& tensor : step_.ranks[0].result.intermediates) {
+    names.push_back(tensor.name);
+  }
+  return names;
 }
 
 absl::StatusOr<std::vector<Tensor>> ParallelReporter::PartsOf(const std::string& output) {

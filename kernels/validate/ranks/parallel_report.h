@@ -21,8 +21,11 @@ class ParallelReporter {
                    const Cancellation* cancellation);
   ~ParallelReporter();
 
-  /// The report of one whole output of the layer. Its exact value is joined from the exact values
-  /// of the ranks' parts on the operands that they had or, for a sum over ranks, added from them.
+  /// Names of the tensors between the layer's operations that all ranks have, in order.
+  std::vector<std::string> Intermediates() const;
+  /// The report of one whole output or intermediate of the layer. Its exact value is joined from
+  /// the exact values of the ranks' parts on the operands that they had or, for a sum over ranks,
+  /// added from them.
   absl::StatusOr<ReportedOutput> Report(const std::string& output);
 
   /// What each rank did, by rank.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -265,6 +266,19 @@ absl::StatusOr<OutputReporter::StartedBound> OutputReporter::StartBound(const Ou
     QG_ASSIGN_OR_RETURN(BoundCheck whole,
                         CheckOperationBound(*truth.operation, host, cancellation_));
     started.parts.push_back(Ready(std::move(whole)));
+    return started;
+  }
+  if (source.summed.has_value()) {
+    // A bias's gradient adds rows as a norm's beta does.
+    OperationCall sum;
+    sum.kind = OperationCall::Kind::kNormDbeta;
+    sum.gradient = source.summed;
+    QG_ASSIGN_OR_RETURN(
+        const OperationReference reference,
+        EvaluateOperations(engine_, std::span(&sum, 1), value.dtype(), cancellation_));
+    QG_ASSIGN_OR_RETURN(const Tensor host, engine_.ToHost(value, cancellation_));
+    QG_ASSIGN_OR_RETURN(BoundCheck check, CheckOperationBound(reference, host, cancellation_));
+    started.parts.push_back(Ready(std::move(check)));
     return started;
   }
   int64_t row = 0;

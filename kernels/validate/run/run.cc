@@ -153,6 +153,8 @@ VariantReport::GemmLine GemmLineOf(const GemmRecord& gemm) {
 
 namespace {
 
+constexpr char kBetweenOperations[] = "report what lies between operations";
+
 /// The report of a variant, without what StartedLayer::Finish adds.
 VariantReport DescribeVariant(const LayerSpec& layer, const Variant& variant, LayerResult& result) {
   VariantReport report;
@@ -321,16 +323,27 @@ class PlanRun {
     ParallelReporter reporter(engine_, reporter_, request_.step, variant, step, cancellation_);
     std::vector<TimedStage> stages;
     const std::vector<std::string> outputs = LayerOutputs(request_.step);
+    const auto report_one = [&](const std::string& name, bool is_intermediate) -> absl::Status {
+      QG_ASSIGN_OR_RETURN(const ReportedOutput reported, reporter.Report(name));
+      QG_RETURN_IF_ERROR(CompareIfAsked(index, reported, report));
+      report.outputs.push_back(reported.report);
+      report.outputs.back().is_intermediate = is_intermediate;
+      observer_.on_output(index, report.outputs.back());
+      report.outputs.back().read_value = nullptr;
+      return absl::OkStatus();
+    };
     for (const std::string& output : outputs) {
-      const auto report_one = [&]() -> absl::Status {
-        QG_ASSIGN_OR_RETURN(const ReportedOutput reported, reporter.Report(output));
-        QG_RETURN_IF_ERROR(CompareIfAsked(index, reported, report));
-        report.outputs.push_back(reported.report);
-        observer_.on_output(index, report.outputs.back());
-        report.outputs.back().read_value = nullptr;
+      QG_RETURN_IF_ERROR(Timed(absl::StrCat("report ", output), report, stages,
+                               [&] { return report_one(output, false); }));
+    }
+    if (HasIntermediates()) {
+      const auto report_all = [&]() -> absl::Status {
+        for (const std::string& name : reporter.Intermediates()) {
+          QG_RETURN_IF_ERROR(report_one(name, true));
+        }
         return absl::OkStatus();
       };
-      QG_RETURN_IF_ERROR(Timed(absl::StrCat("report ", output), report, stages, report_one));
+      QG_RETURN_IF_ERROR(Timed(kBetweenOperations, report, stages, report_all));
     }
     QG_ASSIGN_OR_RETURN(report.stages, TimesOf(stages));
     QG_ASSIGN_OR_RETURN(report.ranks, reporter.Ranks());
@@ -387,7 +400,7 @@ class PlanRun {
           timed(absl::StrCat("report ", output.name), [&] { return start(output); }));
     }
     if (HasIntermediates()) {
-      QG_RETURN_IF_ERROR(timed("report what lies between operations", [&]() -> absl::Status {
+      QG_RETURN_IF_ERROR(timed(kBetweenOperations, [&]() -> absl::Status {
         for (const NamedTensor& intermediate : result.intermediates) {
           QG_RETURN_IF_ERROR(start(intermediate));
         }

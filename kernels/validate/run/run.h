@@ -40,7 +40,7 @@ struct OutputReport {
   Fingerprint fingerprint;
   ErrorReport against_unquantized;  ///< Against `exact` of the original operands, rounded to f32.
   TensorComparison against_exact;   ///< Against `exact` of the subject's own quantized operands.
-  /// Absent if no bound is derived (db) or the GEMM's arithmetic is exact.
+  /// Absent of a sum over no rows, of a quantize operation, and if the GEMM's arithmetic is exact.
   std::optional<BoundCheck> bound;
   std::string exact_note;                   ///< The bits that `exact` needed and had.
   std::optional<BoundCheck> subject_bound;  ///< The check of LayerRunRequest::subjects[tensor].
@@ -112,7 +112,7 @@ struct VariantReport {
     std::vector<StageTimeline> timelines;  ///< Timelines of stages that overlap.
     GatheredRecord gathered;
   };
-  /// By rank. Intermediates, saved operands, quantizations and GEMMs are then only here.
+  /// By rank. Saved operands, quantizations and GEMMs are then only here.
   std::vector<RankReport> ranks;
 };
 
