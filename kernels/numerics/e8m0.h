@@ -45,10 +45,15 @@ QG_HOST_DEVICE constexpr bool PropagatesNan(ScaleRule rule) {
          rule == ScaleRule::kNearest;
 }
 
-/// The scale of a block of elements of format F.
+/// The scale of a block of elements of format F. Subnormals matter to kRoundUp alone: by the other
+/// rules the code of a subnormal amax is 0.
 template <class F>
-QG_HOST_DEVICE constexpr uint8_t E8m0Scale(float amax, ScaleRule rule) {
-  if (!PropagatesNan(rule)) return EncodeE8m0Up(amax * (1.0f / MaxFinite<F>()));
+QG_HOST_DEVICE constexpr uint8_t E8m0Scale(float amax, ScaleRule rule,
+                                           Subnormals subnormals = Subnormals::kKept) {
+  if (!PropagatesNan(rule)) {
+    const float scaled = Flushed(amax, subnormals) * (1.0f / MaxFinite<F>());
+    return EncodeE8m0Up(Flushed(scaled, subnormals));
+  }
   uint32_t bits = std::bit_cast<uint32_t>(amax) & 0x7FFFFFFF;
   if (bits >= 0x7F800000) return kE8m0Nan;
   // Adds half a unit of the last mantissa bit of the elements; a carry out of the mantissa raises

@@ -47,6 +47,21 @@ QG_HOST_DEVICE constexpr float MaxFinite() {
          std::bit_cast<float>(uint32_t(u.exponent - F::kMantissaBits + 127) << 23);
 }
 
+/// What fp32 operations that make scales do with operands and results of less than 2^-126.
+enum class Subnormals {
+  kKept,     ///< IEEE 754.
+  kFlushed,  ///< They count as 0, as in code that is compiled with -ftz=true.
+};
+
+/// `value` as an operand, or as a result that has been rounded.
+QG_HOST_DEVICE constexpr float Flushed(float value, Subnormals subnormals) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const bool is_subnormal = (bits & 0x7F800000) == 0;
+  return subnormals == Subnormals::kFlushed && is_subnormal
+             ? std::bit_cast<float>(bits & 0x80000000)
+             : value;
+}
+
 /// The options of ComputeScale.
 struct ScaleOptions {
   ScaleRule rule = ScaleRule::kDivide;
@@ -57,16 +72,19 @@ struct ScaleOptions {
 
 /// The scale that multiplies elements before the cast. The order of the tests is the
 /// specification's: the epsilon floor comes before the zero test, so an all-zero tensor with a
-/// floor gets max_finite / epsilon.
+/// floor gets max_finite / epsilon. No quotient is subnormal, since max_finite is at least 448.
 QG_HOST_DEVICE constexpr float ComputeScale(float amax, float max_finite,
-                                            const ScaleOptions& options) {
+                                            const ScaleOptions& options,
+                                            Subnormals subnormals = Subnormals::kKept) {
   constexpr uint32_t kInfinity = 0x7F800000;
   if (amax < options.amax_epsilon) amax = options.amax_epsilon;  // False for NaN.
+  // Of two subnormal ones either is 0.
+  amax = Flushed(amax, subnormals);
   const uint32_t magnitude = std::bit_cast<uint32_t>(amax) & 0x7FFFFFFF;
   if (magnitude >= kInfinity || magnitude == 0) return 1.0f;
   float scale;
   if (options.rule == ScaleRule::kReciprocal) {
-    const float scaled_amax = amax * (1.0f / max_finite);
+    const float scaled_amax = Flushed(amax * (1.0f / max_finite), subnormals);
     // The product of a subnormal amax can be zero, whose reciprocal is infinite.
     scale = scaled_amax == 0.0f ? std::bit_cast<float>(kInfinity) : 1.0f / scaled_amax;
   } else {
@@ -78,7 +96,11 @@ QG_HOST_DEVICE constexpr float ComputeScale(float amax, float max_finite,
   return std::bit_cast<float>(bits);
 }
 
-/// The factor that dequantizes: f32(1 / scale), not amax / max_finite.
-QG_HOST_DEVICE constexpr float ScaleInverse(float scale) { return 1.0f / scale; }
+/// The factor that dequantizes: f32(1 / scale), not amax / max_finite. The inverse of a scale above
+/// 2^126 is subnormal.
+QG_HOST_DEVICE constexpr float ScaleInverse(float scale,
+                                            Subnormals subnormals = Subnormals::kKept) {
+  return Flushed(1.0f / scale, subnormals);
+}
 
 }  // namespace quantgate

@@ -97,6 +97,7 @@ FragmentRule MakeFragmentRule(const TensorFragment& fragment, const QuantizerSpe
   if (rule.scales == ScaleKind::kF32) {
     rule.options.value_for_infinity = LargestFiniteOf(fragment.values.dtype());
   }
+  rule.subnormals = spec.fragment_subnormals();
   rule.e4m3_max = spec.e4m3_max;
   rule.rounding = spec.element_rounding;
   rule.overflow = spec.overflow;

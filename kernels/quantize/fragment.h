@@ -1,7 +1,8 @@
 // Quantizing a fragment of a tensor, any run of its row-major elements, while other ranks have the
 // other fragments: first the amaxes that the fragment contributes to the scales of the whole
 // tensor, then, when all ranks know the largest amaxes, the codes of the fragment. The codes of all
-// fragments side by side are those of the whole tensor (docs/ranks.md section 7).
+// fragments side by side are those of the whole tensor (docs/ranks.md section 7), but for scales
+// that meet subnormals: QuantizerSpec::flush_subnormals, docs/quantizers.md section 8.2.
 #pragma once
 
 #include <cstdint>
@@ -57,7 +58,7 @@ absl::StatusOr<Tensor> MeasureFragmentCpu(const TensorFragment& fragment, const 
                                           Usage usage, const ExecutionContext& context);
 
 /// `amaxes` are the maxima over all fragments. Under delayed scaling `scale`, f32 [1], is used and
-/// the amax is only kept.
+/// the amax is only kept, a subnormal one flushed as scales are.
 absl::StatusOr<QuantizedFragment> QuantizeFragmentCpu(const TensorFragment& fragment,
                                                       const QuantizerSpec& spec, Usage usage,
                                                       const FragmentAmaxes& amaxes,

@@ -35,7 +35,8 @@ struct FragmentGrid {
 struct FragmentRule {
   ScaleKind scales = ScaleKind::kTensor;
   DType element = DType::kF8E4M3;
-  ScaleOptions options;  ///< The rule is resolved.
+  ScaleOptions options;                          ///< The rule is resolved.
+  Subnormals subnormals = Subnormals::kFlushed;  ///< Of E8M0 and fp32 scales.
   int e4m3_max = 448;
   ElementRounding rounding = ElementRounding::kNearestEven;
   Overflow overflow = Overflow::kSaturate;
@@ -98,8 +99,9 @@ QG_HOST_DEVICE constexpr FragmentScale ScaleOfFragmentUnit(const FragmentRule& r
                                                            const Nvfp4TensorScale& tensor) {
   FragmentScale scale;
   if (rule.scales == ScaleKind::kE8m0) {
-    scale.code =
-        WithElement(rule.element, [&]<class F>() { return E8m0Scale<F>(amax, rule.options.rule); });
+    scale.code = WithElement(rule.element, [&]<class F>() {
+      return E8m0Scale<F>(amax, rule.options.rule, rule.subnormals);
+    });
     scale.factor = E8m0Multiplier(scale.code);
   } else if (rule.scales == ScaleKind::kTwoLevel) {
     const Nvfp4BlockScale block = MakeNvfp4BlockScale(amax, tensor);
@@ -107,8 +109,10 @@ QG_HOST_DEVICE constexpr FragmentScale ScaleOfFragmentUnit(const FragmentRule& r
     scale.factor = block.factor;
   } else {
     const float max_finite = WithElement(rule.element, [&]<class F>() { return MaxFinite<F>(); });
-    if (!rule.is_empty) scale.factor = ComputeScale(amax, max_finite, rule.options);
-    scale.scale_inv = ScaleInverse(scale.factor);
+    if (!rule.is_empty) {
+      scale.factor = ComputeScale(amax, max_finite, rule.options, rule.subnormals);
+    }
+    scale.scale_inv = ScaleInverse(scale.factor, rule.subnormals);
   }
   return scale;
 }

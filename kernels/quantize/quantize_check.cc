@@ -71,8 +71,8 @@ absl::Status CheckForeignFields(const QuantizerSpec& spec) {
   const std::string rule = absl::StrCat(
       "not a field of ", std::string(traits.name),
       has_tensor_scale && spec.scaling == Scaling::kDelayed ? " with delayed scaling" : "");
+  const QuantizerSpec plain;
   if (!spec.is_quantized()) {
-    const QuantizerSpec plain;
     if (!spec.casts() && spec.element != plain.element) {
       return Refuse("element", DTypeName(spec.element), "identity casts to f32, bf16 or f16");
     }
@@ -89,6 +89,12 @@ absl::Status CheckForeignFields(const QuantizerSpec& spec) {
   if (!traits.has_blocks() && spec.block_dim != 1) return Refuse("block_dim", "2", rule);
   if (!has_tensor_scale && spec.scaling != Scaling::kCurrent) {
     return Refuse("scaling", "delayed", rule);
+  }
+  // Delayed scaling makes no scale, but fragments are given the inverse of one and its next amax.
+  const bool has_knob = has_fp32_scales || traits.scales == ScaleKind::kE8m0 ||
+                        (has_tensor_scale && spec.flush_subnormals == FlushSubnormals::kNever);
+  if (!has_knob && spec.flush_subnormals != plain.flush_subnormals) {
+    return Refuse("flush_subnormals", FlushSubnormalsName(spec.flush_subnormals), rule);
   }
   if (!has_fp32_scales && spec.power_2_scale) return Refuse("power_2_scale", "true", rule);
   if (!has_fp32_scales && spec.amax_epsilon != 0.0f) {

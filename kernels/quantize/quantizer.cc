@@ -39,6 +39,11 @@ constexpr Named<Overflow> kOverflows[] = {
     {Overflow::kSaturate, "saturate"},
     {Overflow::kNan, "nan"},
 };
+constexpr Named<FlushSubnormals> kFlushSubnormals[] = {
+    {FlushSubnormals::kShardedUpdate, "sharded_update"},
+    {FlushSubnormals::kNever, "never"},
+    {FlushSubnormals::kAlways, "always"},
+};
 constexpr Named<FourOverSix> kFourOverSixModes[] = {
     {FourOverSix::kNone, "none"},
     {FourOverSix::kMae, "mae"},
@@ -102,6 +107,10 @@ std::string SpecText(const QuantizerSpec& spec) {
   absl::StrAppend(&text,
                   ", element_rounding=", std::string(ElementRoundingName(spec.element_rounding)),
                   ", overflow=", std::string(OverflowName(spec.overflow)));
+  if (spec.flush_subnormals != FlushSubnormals::kShardedUpdate) {
+    absl::StrAppend(&text,
+                    ", flush_subnormals=", std::string(FlushSubnormalsName(spec.flush_subnormals)));
+  }
   return text;
 }
 
@@ -142,6 +151,14 @@ std::string_view OverflowName(Overflow overflow) { return NameOf<Overflow>(kOver
 
 std::string_view FourOverSixName(FourOverSix mode) {
   return NameOf<FourOverSix>(kFourOverSixModes, mode);
+}
+
+std::string_view FlushSubnormalsName(FlushSubnormals where) {
+  return NameOf<FlushSubnormals>(kFlushSubnormals, where);
+}
+
+absl::StatusOr<FlushSubnormals> ParseFlushSubnormals(std::string_view name) {
+  return ParseName<FlushSubnormals>(kFlushSubnormals, "flush_subnormals", name);
 }
 
 absl::StatusOr<ScaleRule> ParseScaleRule(std::string_view name) {

@@ -39,6 +39,16 @@ enum class Scaling {
 enum class FourOverSix { kNone, kMae, kMse };
 std::string_view FourOverSixName(FourOverSix mode);  ///< "none", "mae", "mse".
 
+/// Where scales are made by operations that flush subnormals (docs/quantizers.md section 8.2).
+enum class FlushSubnormals {
+  kShardedUpdate,  ///< Where a weight is quantized from fragments of its master, as Transformer
+                   ///< Engine does; the quantizer of a whole tensor keeps subnormals.
+  kNever,
+  kAlways,  ///< By the quantizer of a whole tensor, too.
+};
+std::string_view FlushSubnormalsName(FlushSubnormals where);  ///< "sharded_update" and so on.
+absl::StatusOr<FlushSubnormals> ParseFlushSubnormals(std::string_view name);
+
 /// The rule of one direction. Fields that do not apply to the format keep the defaults.
 struct QuantizerSpec {
   QuantizerFormat format = QuantizerFormat::kIdentity;
@@ -55,6 +65,8 @@ struct QuantizerSpec {
   bool row_scaled = false;  ///< nvfp4.
   FourOverSix four_over_six = FourOverSix::kNone;
   int e4m3_max = 448;  ///< nvfp4.
+  /// fp8_tensor, fp8_block, mxfp8; not kAlways under delayed scaling.
+  FlushSubnormals flush_subnormals = FlushSubnormals::kShardedUpdate;
 
   bool is_quantized() const { return format != QuantizerFormat::kIdentity; }
   /// Whether it is an identity that casts its source.
@@ -64,6 +76,13 @@ struct QuantizerSpec {
   /// The dtype of what is made of a source.
   DType ElementOf(DType source) const { return makes_copy() ? element : source; }
   const ScalingTraits& traits() const { return TraitsOf(format); }
+  /// What becomes of subnormals where scales of whole tensors are made, and of fragments.
+  Subnormals subnormals() const {
+    return flush_subnormals == FlushSubnormals::kAlways ? Subnormals::kFlushed : Subnormals::kKept;
+  }
+  Subnormals fragment_subnormals() const {
+    return flush_subnormals == FlushSubnormals::kNever ? Subnormals::kKept : Subnormals::kFlushed;
+  }
   friend bool operator==(const QuantizerSpec&, const QuantizerSpec&) = default;
 };
 

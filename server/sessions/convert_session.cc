@@ -227,7 +227,7 @@ v1::SessionSpec SessionSpecToProto(v1::SessionSpec spec, const Recipe& recipe) {
   spec.mutable_recipe()->set_name(recipe.name());
   auto& knobs = *spec.mutable_recipe()->mutable_knobs();
   knobs.clear();
-  for (const auto& [knob, value] : recipe.knobs()) knobs[knob] = value;
+  for (const auto& [knob, value] : recipe.CanonicalKnobs()) knobs[knob] = value;
   return spec;
 }
 

@@ -42,6 +42,9 @@ inline void AddFp8(std::vector<NamedQuantizer>& all) {
       spec.element_rounding = ElementRounding::kNearestAway;
       spec.overflow = Overflow::kNan;
       all.push_back({"", spec});
+      spec = {.format = QuantizerFormat::kFp8Block, .element = element, .block_dim = block_dim};
+      spec.flush_subnormals = FlushSubnormals::kAlways;
+      all.push_back({"", spec});
     }
   }
 }
@@ -57,6 +60,9 @@ inline void AddMxfp8(std::vector<NamedQuantizer>& all) {
         all.push_back({"", spec});
       }
       spec.element_rounding = ElementRounding::kNearestAway;
+      all.push_back({"", spec});
+      spec = {.format = QuantizerFormat::kMxfp8, .element = element, .block_dim = block_dim};
+      spec.flush_subnormals = FlushSubnormals::kAlways;
       all.push_back({"", spec});
     }
   }

@@ -42,7 +42,8 @@ struct TileJob {
 /// Quantizes a tile. Returns false if the tile holds an infinity or a NaN; what was written is then
 /// invalid.
 using Mxfp8TileFunction = bool (*)(const TileJob& job, int columns, TileTally& tally);
-/// The loop for round-up scales, nearest even, saturating. Null if there is none for these types.
+/// The loop for round-up scales that keep subnormals, nearest even, saturating. Null if there is
+/// none for these types.
 Mxfp8TileFunction Avx2Mxfp8Tile(DType source, DType element);
 Mxfp8TileFunction Avx512Mxfp8Tile(DType source, DType element);
 
@@ -52,7 +53,8 @@ struct Fp8BlockOptions {
   float amax_epsilon;
   float value_for_infinity;
 };
-/// The loop for scale_rule=divide, nearest even, saturating. Returns false as Mxfp8TileFunction.
+/// The loop for scale_rule=divide that keeps subnormals, nearest even, saturating. Returns false as
+/// Mxfp8TileFunction.
 using Fp8BlockTileFunction = bool (*)(const TileJob& job, const Fp8BlockOptions& options,
                                       TileTally& tally);
 Fp8BlockTileFunction Avx2Fp8BlockTile(DType source, DType element);

@@ -138,7 +138,9 @@ absl::StatusOr<QuantizedFragment> QuantizeFragmentCpu(const TensorFragment& frag
   if (spec.traits().scales == ScaleKind::kTensor) {
     if (scale.has_value()) {
       factors[0] = *scale.as<float>();
-      *quantized.whole.scale_inv.as<float>() = ScaleInverse(factors[0]);
+      *quantized.whole.scale_inv.as<float>() = ScaleInverse(factors[0], rule.subnormals);
+      float* const amax = quantized.whole.amax.as<float>();
+      *amax = Flushed(*amax, rule.subnormals);
     }
     QG_ASSIGN_OR_RETURN(quantized.scale, Tensor::FromScalar(factors[0]));
   }

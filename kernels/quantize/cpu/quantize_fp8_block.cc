@@ -22,10 +22,11 @@ void QuantizeBlocks(const FormatRequest& request, Usage usage, const LineRange& 
                                 .value_for_infinity = MaxFinite<Source>()};
   const int64_t lines_per_scale = spec.block_dim == 2 ? BlockLength(spec.format) : 1;
   ForEachBlock(range, spec, usage, [&](const Block& block) {
-    const float scale = ComputeScale(elements.Amax(block, false), MaxFinite<Element>(), options);
+    const float scale =
+        ComputeScale(elements.Amax(block, false), MaxFinite<Element>(), options, spec.subnormals());
     const int64_t index = block.line / lines_per_scale * layout.scale_line +
                           block.begin / BlockLength(spec.format) * layout.scale_block;
-    copy.scale_inv.as<float>()[index] = ScaleInverse(scale);
+    copy.scale_inv.as<float>()[index] = ScaleInverse(scale, spec.subnormals());
     elements.Encode(
         block, spec, [scale](float value) { return value * scale; }, counts);
   });
@@ -50,7 +51,7 @@ constexpr int64_t kTileSide = 128;
 Fp8BlockTileFunction FindVectorTile(const FormatRequest& request) {
   const QuantizerSpec& spec = request.spec;
   if (spec.traits().block_length != kTileSide || !spec.traits().turns_columnwise ||
-      spec.scale_rule != ScaleRule::kDivide ||
+      spec.scale_rule != ScaleRule::kDivide || spec.subnormals() != Subnormals::kKept ||
       spec.element_rounding != ElementRounding::kNearestEven ||
       spec.overflow != Overflow::kSaturate) {
     return nullptr;

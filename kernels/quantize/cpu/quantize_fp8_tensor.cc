@@ -36,7 +36,8 @@ float CurrentScale(const FormatRequest& request, float amax) {
   const float max_finite = spec.element == DType::kF8E4M3 ? MaxFinite<E4M3>() : MaxFinite<E5M2>();
   return ComputeScale(
       amax, max_finite,
-      {.rule = spec.scale_rule, .power_2 = spec.power_2_scale, .amax_epsilon = spec.amax_epsilon});
+      {.rule = spec.scale_rule, .power_2 = spec.power_2_scale, .amax_epsilon = spec.amax_epsilon},
+      spec.subnormals());
 }
 
 /// The vector loop of a cast, or null: vector loops have only the default cast.
@@ -191,7 +192,7 @@ absl::Status QuantizeFp8Tensor(const FormatRequest& request, QuantizedTensor& qu
   QuantizedCopy copy;
   copy.format = spec.format;
   copy.element = spec.element;
-  QG_ASSIGN_OR_RETURN(copy.scale_inv, Tensor::FromScalar(ScaleInverse(scale)));
+  QG_ASSIGN_OR_RETURN(copy.scale_inv, Tensor::FromScalar(ScaleInverse(scale, spec.subnormals())));
   QG_ASSIGN_OR_RETURN(copy.amax, Tensor::FromScalar(amax));
   if (request.usages.columnwise) {
     copy.data = std::move(transposed);

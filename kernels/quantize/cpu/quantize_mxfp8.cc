@@ -21,7 +21,7 @@ void QuantizeBlocks(const FormatRequest& request, Usage usage, const LineRange& 
   auto* scales = copy.scale_inv.as<uint8_t>();
   ForEachBlock(range, spec, usage, [&](const Block& block) {
     const float amax = elements.Amax(block, PropagatesNan(spec.scale_rule));
-    const uint8_t code = E8m0Scale<Element>(amax, spec.scale_rule);
+    const uint8_t code = E8m0Scale<Element>(amax, spec.scale_rule, spec.subnormals());
     for (int64_t line = block.line; line < block.line + block.lines; ++line) {
       scales[line * layout.scale_line +
              block.begin / BlockLength(spec.format) * layout.scale_block] = code;
@@ -51,7 +51,7 @@ constexpr int64_t kTileRows = 32, kTileColumns = 64;
 Mxfp8TileFunction FindVectorTile(const FormatRequest& request) {
   const QuantizerSpec& spec = request.spec;
   if (spec.traits().block_length != kTileRows || spec.traits().turns_columnwise ||
-      spec.scale_rule != ScaleRule::kRoundUp ||
+      spec.scale_rule != ScaleRule::kRoundUp || spec.subnormals() != Subnormals::kKept ||
       spec.element_rounding != ElementRounding::kNearestEven ||
       spec.overflow != Overflow::kSaturate) {
     return nullptr;

@@ -49,12 +49,14 @@ __global__ void MakeScales(const FragmentParameters parameters, const FragmentSc
     if (scales.codes != nullptr) {
       scales.codes[i] = scale.code;
     } else {
-      scales.scale_inv[i] =
-          scales.given_scale != nullptr ? ScaleInverse(*scales.given_scale) : scale.scale_inv;
+      scales.scale_inv[i] = scales.given_scale != nullptr
+                                ? ScaleInverse(*scales.given_scale, rule.subnormals)
+                                : scale.scale_inv;
     }
   }
   if (FirstIndex() == 0 && scales.amax != nullptr) {
-    *scales.amax = parameters.has_tensor_amax ? tensor_amax : scales.amaxes[0];
+    const float amax = parameters.has_tensor_amax ? tensor_amax : scales.amaxes[0];
+    *scales.amax = scales.given_scale != nullptr ? Flushed(amax, rule.subnormals) : amax;
   }
 }
 

@@ -68,6 +68,7 @@ TileQuantization JobOf(const CudaRequest& request, QuantizedTensor& quantized) {
   if (job.scales == ScaleKind::kF32) {
     job.scale_options.value_for_infinity = LargestFiniteOf(request.source.dtype());
   }
+  job.subnormals = spec.subnormals();
   job.rounding = spec.element_rounding;
   job.overflow = spec.overflow;
   job.counts = CountsOf(quantized);
@@ -138,6 +139,7 @@ absl::Status MakeScale(const CudaRequest& request, TensorResults& results) {
   job.max_finite = spec.element == DType::kF8E4M3 ? MaxFinite<E4M3>() : MaxFinite<E5M2>();
   job.options = {
       .rule = spec.scale_rule, .power_2 = spec.power_2_scale, .amax_epsilon = spec.amax_epsilon};
+  job.subnormals = spec.subnormals();
   job.is_empty = source.element_count() == 0;
   job.amax = results.amax.as<float>();
   job.scale = results.scale.as<float>();

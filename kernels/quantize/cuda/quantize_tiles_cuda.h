@@ -24,6 +24,7 @@ struct TileQuantization {
   bool has_tiles = false;         ///< One scale per tile (block_dim 2).
   bool turns_columnwise = false;  ///< Columnwise codes and scales are stored transposed.
   ScaleOptions scale_options;
+  Subnormals subnormals = Subnormals::kKept;  ///< Where scales of blocks are made.
   ElementRounding rounding = ElementRounding::kNearestEven;
   Overflow overflow = Overflow::kSaturate;
 
@@ -41,7 +42,8 @@ struct TileQuantization {
 cudaError_t LaunchPlainTiles(const TileQuantization& job, int multiprocessors, cudaStream_t stream);
 
 /// Whether the tuned kernels take the job: a bf16 source, E4M3 or E5M2, nearest even, saturating,
-/// mxfp8's round-up rule, and addresses and strides fit for vectors.
+/// mxfp8's round-up rule, scales of blocks that keep subnormals, and addresses and strides fit for
+/// vectors.
 bool TunedTilesTake(const TileQuantization& job);
 /// For jobs that TunedTilesTake accepts. A per-tensor cast must directly follow LaunchTensorScale.
 cudaError_t LaunchTunedTiles(const TileQuantization& job, cudaStream_t stream);
@@ -69,6 +71,7 @@ struct TensorScaleJob {
   float given_amax = 0.0f;
   float max_finite = 448.0f;
   ScaleOptions options;
+  Subnormals subnormals = Subnormals::kKept;
   bool is_empty = false;  ///< Nothing was measured: scale 1 (docs/numerics.md section 4).
   unsigned long long* zeroed = nullptr;  ///< Words that are set to 0 first; *amax lies in them.
   int zeroed_words = 0;

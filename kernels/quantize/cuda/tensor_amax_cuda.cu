@@ -81,10 +81,10 @@ __global__ void MakeTensorScale(const TensorScaleJob job) {
   if (job.given_scale != nullptr) {
     scale = *job.given_scale;
   } else if (!job.is_empty) {
-    scale = ComputeScale(*job.amax, job.max_finite, job.options);
+    scale = ComputeScale(*job.amax, job.max_finite, job.options, job.subnormals);
   }
   *job.scale = scale;
-  *job.scale_inv = ScaleInverse(scale);
+  *job.scale_inv = ScaleInverse(scale, job.subnormals);
 }
 
 template <class Source, class Kept>

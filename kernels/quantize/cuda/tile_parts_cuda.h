@@ -179,7 +179,7 @@ class PlainTile {
     void* scales = is_columnwise ? job_.column_scales : job_.row_scales;
     const bool is_inside = i < (is_columnwise ? width_ : height_);
     if (job_.scales == ScaleKind::kE8m0) {
-      const uint8_t code = E8m0Scale<Element>(amax, job_.scale_options.rule);
+      const uint8_t code = E8m0Scale<Element>(amax, job_.scale_options.rule, job_.subnormals);
       bits = __float_as_uint(E8m0Multiplier(code));
       if (scales == nullptr || !is_inside) return;
       const int64_t line = (is_columnwise ? column_begin_ : row_begin_) + i;
@@ -190,7 +190,8 @@ class PlainTile {
       static_cast<uint8_t*>(scales)[index] = code;
       return;
     }
-    const float scale = ComputeScale(amax, MaxFinite<Element>(), job_.scale_options);
+    const float scale =
+        ComputeScale(amax, MaxFinite<Element>(), job_.scale_options, job_.subnormals);
     bits = __float_as_uint(scale);
     if (scales == nullptr || !is_inside || (job_.has_tiles && i != 0)) return;
     const int64_t begin = is_columnwise ? column_begin_ : row_begin_;
@@ -198,7 +199,7 @@ class PlainTile {
     const int64_t line = job_.has_tiles ? begin / kSide : begin + i;
     const int64_t block = (is_columnwise ? row_begin_ : column_begin_) / kSide;
     static_cast<float*>(scales)[line * ((across + kSide - 1) / kSide) + block] =
-        ScaleInverse(scale);
+        ScaleInverse(scale, job_.subnormals);
   }
 
   /// Codes in the order in which they stand: lines of the code array, whose inner index runs along

@@ -330,8 +330,17 @@ absl::StatusOr<Recipe> Recipe::ParseStored(std::string_view text) {
   return Make(NameIn(text), knobs, /*is_stored=*/true);
 }
 
+Recipe::Knobs Recipe::CanonicalKnobs() const {
+  Knobs canonical = knobs();
+  for (const Knob& knob : FindRecipeEntry(name_)->knobs) {
+    const auto resolved = canonical.find(knob.name);
+    if (knob.is_later && resolved->second == DefaultValue(knob, knobs())) canonical.erase(resolved);
+  }
+  return canonical;
+}
+
 std::string Recipe::CanonicalText() const {
-  return absl::StrCat(name_, ":", Joined(knobs(), ",", [](const auto& knob) {
+  return absl::StrCat(name_, ":", Joined(CanonicalKnobs(), ",", [](const auto& knob) {
                         return absl::StrCat(knob.first, "=", knob.second);
                       }));
 }

@@ -103,7 +103,9 @@ class Recipe {
   const std::string& name() const { return name_; }
   /// Every knob with the resolved value.
   const Knobs& knobs() const { return *knobs_; }
-  /// Name and every resolved knob in order. Recipes with equal text have equal numerics.
+  /// The same without knobs that came after 0.1.0 and have their defaults.
+  Knobs CanonicalKnobs() const;
+  /// Name and CanonicalKnobs in order. Recipes with equal text have equal numerics.
   std::string CanonicalText() const;
   /// Name and the knobs that differ from the defaults, for people.
   std::string ShortText() const;

@@ -123,6 +123,8 @@ absl::Status SetField(const std::string& key, const Json& value, QuantizerSpec& 
     QG_ASSIGN_OR_RETURN(spec.element_rounding, ParseElementRounding(name));
   } else if (key == "overflow") {
     QG_ASSIGN_OR_RETURN(spec.overflow, ParseOverflow(name));
+  } else if (key == "flush_subnormals") {
+    QG_ASSIGN_OR_RETURN(spec.flush_subnormals, ParseFlushSubnormals(name));
   } else if (key == "4over6") {
     QG_ASSIGN_OR_RETURN(spec.four_over_six, ParseFourOverSix(name));
   } else {
@@ -148,6 +150,8 @@ Json CanonicalSpec(const QuantizerSpec& spec, const QuantizerSpec& plain) {
   add("element_rounding", spec.element_rounding != plain.element_rounding,
       std::string(ElementRoundingName(spec.element_rounding)));
   add("overflow", spec.overflow != plain.overflow, std::string(OverflowName(spec.overflow)));
+  add("flush_subnormals", spec.flush_subnormals != plain.flush_subnormals,
+      std::string(FlushSubnormalsName(spec.flush_subnormals)));
   add("hadamard", spec.hadamard, true);
   add("row_scaled", spec.row_scaled, true);
   add("4over6", spec.four_over_six != plain.four_over_six,
@@ -187,9 +191,10 @@ absl::Status CheckOfCodes(const QuantizerSpec& spec, const std::string& key, con
 
 /// A quantizer given by fields. Delayed scaling is a recipe by name.
 absl::StatusOr<QuantizerRule> SpecRule(const Json& json) {
-  QG_RETURN_IF_ERROR(CheckKeys(
-      json, {"format", "element", "block_dim", "power_2_scale", "amax_epsilon", "scale_rule",
-             "element_rounding", "overflow", "hadamard", "row_scaled", "4over6", "e4m3_max"}));
+  QG_RETURN_IF_ERROR(
+      CheckKeys(json, {"format", "element", "block_dim", "power_2_scale", "amax_epsilon",
+                       "scale_rule", "element_rounding", "overflow", "hadamard", "row_scaled",
+                       "4over6", "e4m3_max", "flush_subnormals"}));
   QuantizerSpec plain;
   QG_RETURN_IF_ERROR(SetField("format", json["format"], plain));
   if (plain.is_quantized()) plain.element = plain.traits().elements.front();

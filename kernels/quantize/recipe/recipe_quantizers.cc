@@ -30,6 +30,9 @@ QuantizerSpec CommonSpec(QuantizerFormat format, const Recipe::Knobs& knobs) {
   spec.scale_rule = rule == ResolveScaleRule(ScaleRule::kUsual, format) ? ScaleRule::kUsual : rule;
   spec.element_rounding = *ParseElementRounding(Value(knobs, "element_rounding"));
   spec.overflow = *ParseOverflow(Value(knobs, "overflow"));
+  if (const auto where = knobs.find("flush_subnormals"); where != knobs.end()) {
+    spec.flush_subnormals = *ParseFlushSubnormals(where->second);
+  }
   return spec;
 }
 

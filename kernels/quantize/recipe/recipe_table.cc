@@ -13,6 +13,7 @@ using Choices = std::vector<std::string_view>;
 
 const Choices kFalseTrue = {"false", "true"};
 const Choices kTrueFalse = {"true", "false"};
+const Choices kFlushSubnormals = {"sharded_update", "never", "always"};
 constexpr std::string_view kPureE5m2 =
     "pure E5M2 training is refused: e5m2 is for gradients, with fp8_format=hybrid";
 
@@ -75,6 +76,13 @@ Knob EpsilonKnob() {
   return {"amax_epsilon", KnobKind::kNonNegativeFloat, {"0"}, "floor of the amax"};
 }
 
+Knob FlushSubnormalsKnob(Choices choices) {
+  Knob knob = Choice("flush_subnormals", std::move(choices),
+                     "where scales are made with subnormals as 0: in weights from sharded masters");
+  knob.is_later = true;
+  return knob;
+}
+
 Knob IntegerKnob(std::string_view name, std::string_view default_value, int64_t minimum,
                  int64_t maximum, std::string_view summary) {
   Knob knob = {name, KnobKind::kInteger, {default_value}, summary};
@@ -112,6 +120,8 @@ RecipeEntry Fp8Delayed() {
                          "the kernel's update, or torch's: they differ at amax 0 and NaN"));
   knobs.push_back(Choice("reduce_amax", kTrueFalse,
                          "maximum over the ranks before the update; one rank: none"));
+  knobs.push_back(FlushSubnormalsKnob({"sharded_update", "never"}));
+  knobs.back().reason = "a whole tensor's scale is given, and its inverse keeps subnormals";
   return {RecipeKind::kBase, "fp8_delayed",
           "FP8 with one scale per tensor, from the amaxes of earlier steps", std::move(knobs)};
 }
@@ -127,6 +137,7 @@ RecipeEntry Fp8Current() {
                          "fprop adds partial sums in fp32 every 128 of K"));
   knobs.push_back(Choice("split_accumulator_dgrad", kTrueFalse, "the same of dgrad"));
   knobs.push_back(Choice("split_accumulator_wgrad", kTrueFalse, "the same of wgrad"));
+  knobs.push_back(FlushSubnormalsKnob(kFlushSubnormals));
   return {RecipeKind::kBase, "fp8_current",
           "FP8 with one scale per tensor, from the tensor's own amax", std::move(knobs)};
 }
@@ -139,6 +150,7 @@ RecipeEntry Fp8Block() {
   knobs.push_back(Choice("x_block_dim", {"1", "2"}, "blocks of x: 1x128 or 128x128"));
   knobs.push_back(Choice("w_block_dim", {"2", "1"}, "blocks of the weight"));
   knobs.push_back(Choice("grad_block_dim", {"1", "2"}, "blocks of grad_output"));
+  knobs.push_back(FlushSubnormalsKnob(kFlushSubnormals));
   return {RecipeKind::kBase, "fp8_block", "FP8 with fp32 scales of 1x128 or 128x128 blocks",
           std::move(knobs)};
 }
@@ -152,6 +164,7 @@ RecipeEntry Mxfp8() {
   knobs.push_back(Fp8FormatKnob({"e4m3", "hybrid"}));
   knobs.push_back(
       Choice("enable_2d_quantization", kFalseTrue, "32x32 blocks for weights in place of 1x32"));
+  knobs.push_back(FlushSubnormalsKnob(kFlushSubnormals));
   return {RecipeKind::kBase, "mxfp8", "FP8 with E8M0 scales of 1x32 blocks", std::move(knobs)};
 }
 

@@ -44,6 +44,9 @@ struct Knob {
   /// The knob on which this one depends: while that knob has its default, this one must have its
   /// own default.
   std::string_view needs = {};
+  /// The knob came after 0.1.0: canonical texts, digests and what a session says of its recipe
+  /// leave it out while it has its default, as those of recipes that were written before it.
+  bool is_later = false;
 };
 
 /// How the meaning of a recipe is found.

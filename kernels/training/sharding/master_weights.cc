@@ -241,8 +241,15 @@ absl::Status MasterCasts::ReduceOverGroup(std::vector<Tensor>& amaxes) const {
 
 absl::Status MasterCasts::Quantize(Bucket bucket) {
   for (Cast& cast : buckets_[bucket]) {
+    QuantizerSpec rule = cast.rule();
+    if (context_.faults.Has(kFaultFragmentSubnormalsKept)) {
+      rule.flush_subnormals = FlushSubnormals::kNever;
+    }
+    if (context_.faults.Has(kFaultFragmentSubnormalsFlushed)) {
+      rule.flush_subnormals = FlushSubnormals::kShardedUpdate;
+    }
     QG_ASSIGN_OR_RETURN(cast.quantized, context_.engine.QuantizeFragment(
-                                            cast.values, cast.rule(), cast.layout, cast.amaxes,
+                                            cast.values, rule, cast.layout, cast.amaxes,
                                             cast.weight->scale, context_.cancellation));
   }
   return absl::OkStatus();

@@ -1,6 +1,7 @@
 // Quantizing weights from fp32 masters of which every rank of a group has a fragment: a run of
 // row-major elements that may begin anywhere and may be empty (docs/ranks.md section 7). The
-// bytes are those of quantizing the whole weight on one rank.
+// bytes are those of quantizing the whole weight on one rank, but for scales that meet subnormals
+// (docs/quantizers.md section 8.2).
 //
 // However many weights there are, this takes one MAX over the group for each kind of format, one
 // more if an amax group is named, and one all-gather of bytes for each direction that is cast.

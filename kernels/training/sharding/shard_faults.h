@@ -20,6 +20,10 @@ inline constexpr char kFaultOddFragments[] = "fragment-odd-offset-in-fp4";
 inline constexpr char kFaultEmptyFragmentUnmeasured[] = "empty-fragment-left-unmeasured";
 /// The amaxes of fragments are taken from masters before their rounding to bf16.
 inline constexpr char kFaultAmaxBeforeRounding[] = "amax-of-unrounded-master";
+/// Scales of weights cast from fragments keep subnormals as the quantizer of a whole tensor does.
+inline constexpr char kFaultFragmentSubnormalsKept[] = "sharded-update-keeps-subnormals";
+/// They flush subnormals although the recipe says never.
+inline constexpr char kFaultFragmentSubnormalsFlushed[] = "sharded-update-always-flushes";
 
 // The faults below are of sessions whose copies divide weights, or masters and moments.
 

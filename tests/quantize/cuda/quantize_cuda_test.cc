@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <span>
 
@@ -370,6 +371,71 @@ TEST(QuantizeCuda, ARealLayer) {
     }
   }
   EXPECT_GT(taken, 2);
+}
+
+/// A fragment in the middle of `source`, measured and quantized.
+void ExpectSameFragment(const Tensor& source, const QuantizerSpec& spec, Usage usage,
+                        const Tensor& scale) {
+  constexpr int64_t kBegin = 777, kCount = 12345;
+  const auto bytes = static_cast<size_t>(DTypeBytes(source.dtype()));
+  const TensorFragment fragment = {
+      ValueOrAbort(Tensor::FromBytes(source.dtype(), {kCount},
+                                     source.bytes().subspan(kBegin * bytes, kCount * bytes))),
+      kBegin, source.shape()};
+  const TensorFragment there = {OnDevice(fragment.values), kBegin, source.shape()};
+  const Tensor amaxes = ValueOrAbort(MeasureFragmentCpu(fragment, spec, usage, {}));
+  const Tensor amaxes_there = ValueOrAbort(MeasureFragmentCuda(TestDevice(), there, spec, usage));
+  EXPECT_TRUE(SameTensor(amaxes, amaxes_there)) << "amaxes";
+  const QuantizedFragment expected =
+      ValueOrAbort(QuantizeFragmentCpu(fragment, spec, usage, {amaxes}, scale, {}));
+  const QuantizedFragment found = ValueOrAbort(
+      QuantizeFragmentCuda(TestDevice(), there, spec, usage, {amaxes_there}, OnDevice(scale)));
+  EXPECT_TRUE(SameTensor(expected.codes, found.codes)) << "codes";
+  EXPECT_TRUE(SameTensor(expected.whole.scale_inv, found.whole.scale_inv)) << "scales";
+  ASSERT_EQ(found.whole.amax.has_value(), expected.whole.amax.has_value());
+  if (expected.whole.amax.has_value()) {
+    EXPECT_TRUE(SameTensor(expected.whole.amax, found.whole.amax)) << "amax";
+  }
+  ASSERT_EQ(found.scale.has_value(), expected.scale.has_value());
+  if (expected.scale.has_value()) {
+    EXPECT_TRUE(SameTensor(expected.scale, found.scale)) << "scale";
+  }
+}
+
+/// Tiny amaxes by every rule whose scales can flush subnormals, of whole tensors and fragments.
+TEST(QuantizeCuda, FlushesTheSubnormalsThatTheCpuDoes) {
+  const Tensor delayed_scale = ValueOrAbort(Tensor::FromScalar(0x1.8p126f));
+  int of_fragments = 0;
+  for (const int exponent : {-133, -127, -120, -119, -118, -112, -111, -100}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      const Tensor source =
+          Source(Distribution::kNormal, dtype, {160, 256}, std::ldexp(1.0f, exponent));
+      const Tensor on_device = OnDevice(source);
+      for (NamedQuantizer named : All()) {
+        if (!named.quantizer.is_uniform()) continue;
+        const bool is_delayed = named.quantizer.rowwise.scaling == Scaling::kDelayed;
+        QuantizeArguments arguments = named.ArgumentsFor();
+        if (is_delayed) arguments.scale = delayed_scale;
+        for (const FlushSubnormals where :
+             {FlushSubnormals::kShardedUpdate, FlushSubnormals::kNever, FlushSubnormals::kAlways}) {
+          QuantizerSpec spec = named.quantizer.rowwise;
+          spec.flush_subnormals = where;
+          if (!CheckQuantizer(spec).ok()) continue;
+          named.quantizer = spec;
+          named.name = QuantizerText(spec);
+          ASSERT_TRUE(ExpectSame(named, source, on_device, {true, true}, arguments)) << exponent;
+          for (const Usage usage : kBothUsages) {
+            if (!CheckFragment({source, 0, source.shape()}, spec, usage).ok()) continue;
+            SCOPED_TRACE(named.name);
+            ExpectSameFragment(source, spec, usage, arguments.scale);
+            ASSERT_FALSE(HasFailure()) << exponent;
+            ++of_fragments;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(of_fragments, 1000);
 }
 
 TEST(QuantizeCuda, RefusesAsTheCpuDoes) {

@@ -59,6 +59,17 @@ TEST(Recipe, EveryKnobReachesTheQuantizer) {
   EXPECT_EQ(spec("fp8_current:element_rounding=nearest_away", input).element_rounding,
             ElementRounding::kNearestAway);
   EXPECT_EQ(spec("fp8_current:overflow=nan", input).overflow, Overflow::kNan);
+  for (const char* name : {"fp8_delayed", "fp8_current", "fp8_block", "mxfp8"}) {
+    EXPECT_EQ(spec(name, weight).flush_subnormals, FlushSubnormals::kShardedUpdate);
+    EXPECT_EQ(spec(std::string(name) + ":flush_subnormals=never", weight).flush_subnormals,
+              FlushSubnormals::kNever);
+  }
+  EXPECT_EQ(spec("mxfp8:flush_subnormals=always", grad).flush_subnormals, FlushSubnormals::kAlways);
+  EXPECT_EQ(spec(R"(hybrid:weight={"rowwise":{"format":"mxfp8","flush_subnormals":"always"},)"
+                 R"("columnwise":"bf16"},fprop=mxfp8)",
+                 weight)
+                .flush_subnormals,
+            FlushSubnormals::kAlways);
   for (const TensorRole role : kRoles) {
     EXPECT_TRUE(spec("fp8_current:power_2_scales=true", role).power_2_scale);
     EXPECT_EQ(spec("fp8_current:amax_epsilon=1e-3", role).amax_epsilon, 1e-3f);
@@ -140,6 +151,12 @@ TEST(Recipe, RefusesWithRecipeKnobValueAndChoices) {
        "knobs[\"overflow\"] is \"nan\": a knob of fp8_delayed, fp8_current, fp8_block, mxfp8, "
        "nvfp4, "
        "not of bf16; knobs of bf16: backward_override, activation_dtype"},
+      {"fp8_delayed:flush_subnormals=always",
+       "knobs[\"flush_subnormals\"] is \"always\": must be one of sharded_update|never; a whole "
+       "tensor's scale is given"},
+      {"nvfp4:flush_subnormals=never",
+       "knobs[\"flush_subnormals\"] is \"never\": a knob of fp8_delayed, fp8_current, fp8_block, "
+       "mxfp8, not of nvfp4"},
       {"bf16:scale_rule=reciprocal", "not of bf16; knobs of bf16: backward_override"},
       {"bf16:element_rounding=nope", "not of bf16; knobs of bf16: backward_override"},
       {"hybrid:fprop={\"name\": \"bf16\", \"knobs\": {\"overflow\": \"nan\"}}",
@@ -263,6 +280,30 @@ TEST(AllRecipes, StoredTextsAreRead) {
   }
   EXPECT_FALSE(Recipe::ParseStored("bf16:colour=red").ok());
   EXPECT_FALSE(Recipe::ParseStored("mxfp8:overflow=nope").ok());
+}
+
+/// Recipes with knobs that came after 0.1.0 keep the texts that it wrote, taken from what it
+/// stored.
+TEST(AllRecipes, LaterKnobsAreLeftOutWhileTheyHaveTheirDefaults) {
+  const std::string text =
+      "fp8_current:activation_dtype=input,amax_epsilon=0,amax_epsilon_grad=0,amax_epsilon_input=0,"
+      "amax_epsilon_weight=0,backward_override=none,element_rounding=nearest_even,fp8_format="
+      "hybrid,"
+      "overflow=saturate,power_2_scales=false,power_2_scales_grad=false,power_2_scales_input=false,"
+      "power_2_scales_weight=false,scale_rule=divide,split_accumulator_dgrad=true,"
+      "split_accumulator_fprop=false,split_accumulator_wgrad=true";
+  const Recipe plain = Parsed("fp8_current");
+  EXPECT_EQ(plain.CanonicalText(), text);
+  EXPECT_EQ(Recipe::ParseStored(text)->CanonicalText(), text);
+  EXPECT_EQ(plain.knobs().at("flush_subnormals"), "sharded_update");
+  EXPECT_EQ(plain.CanonicalKnobs().count("flush_subnormals"), 0u);
+  EXPECT_EQ(Parsed("fp8_current:flush_subnormals=sharded_update").Digest(), plain.Digest());
+  const Recipe never = Parsed("fp8_current:flush_subnormals=never");
+  EXPECT_THAT(never.CanonicalText(),
+              HasSubstr("element_rounding=nearest_even,flush_subnormals=never,"));
+  EXPECT_NE(never.Digest(), plain.Digest());
+  EXPECT_EQ(never.ShortText(), "fp8_current:flush_subnormals=never");
+  EXPECT_EQ(Recipe::ParseStored(never.CanonicalText())->CanonicalText(), never.CanonicalText());
 }
 
 TEST(AllRecipes, DefaultsAreWhatCreateUses) {

@@ -184,11 +184,13 @@ class CopyMaker {
     const ScaleOptions options{.rule = spec_.scale_rule,
                                .power_2 = spec_.power_2_scale,
                                .amax_epsilon = spec_.amax_epsilon};
-    const float scale = is_delayed ? *arguments_.scale.as<float>()
-                        : source_.element_count() == 0 && !group.has_value()
-                            ? 1.0f
-                            : ComputeScale(amax, MaxFiniteOf(spec_.element), options);
-    QG_ASSIGN_OR_RETURN(copy_.scale_inv, Tensor::FromScalar(1.0f / scale));
+    const float scale =
+        is_delayed ? *arguments_.scale.as<float>()
+        : source_.element_count() == 0 && !group.has_value()
+            ? 1.0f
+            : ComputeScale(amax, MaxFiniteOf(spec_.element), options, spec_.subnormals());
+    QG_ASSIGN_OR_RETURN(copy_.scale_inv,
+                        Tensor::FromScalar(Flushed(1.0f / scale, spec_.subnormals())));
     QG_ASSIGN_OR_RETURN(copy_.amax, Tensor::FromScalar(amax));
     ForEach({0, lines_.lines, 0, lines_.length}, [&](int64_t line, int64_t i) {
       WriteCode(copy_.data, layout_.CodeIndex(line, i), EncodeCode(spec_, Value(line, i) * scale));
@@ -241,9 +243,11 @@ class CopyMaker {
                                      {.rule = spec_.scale_rule,
                                       .power_2 = spec_.power_2_scale,
                                       .amax_epsilon = spec_.amax_epsilon,
-                                      .value_for_infinity = largest});
+                                      .value_for_infinity = largest},
+                                     spec_.subnormals());
     ForEach(block, [&](int64_t line, int64_t i) {
-      copy_.scale_inv.as<float>()[layout_.ScaleIndex(line, i)] = 1.0f / scale;
+      copy_.scale_inv.as<float>()[layout_.ScaleIndex(line, i)] =
+          Flushed(1.0f / scale, spec_.subnormals());
       WriteCode(copy_.data, layout_.CodeIndex(line, i), EncodeCode(spec_, Value(line, i) * scale));
     });
   }
@@ -251,7 +255,9 @@ class CopyMaker {
   void MakeMxfp8Block(const Block& block, float amax) {
     uint8_t scale = 0;
     VisitFormat<AllFormats>(spec_.element, [&]<class F>() {
-      if constexpr (FormatConstants<F>::kBits <= 8) scale = E8m0Scale<F>(amax, spec_.scale_rule);
+      if constexpr (FormatConstants<F>::kBits <= 8) {
+        scale = E8m0Scale<F>(amax, spec_.scale_rule, spec_.subnormals());
+      }
     });
     const float multiplier = E8m0Multiplier(scale);
     ForEach(block, [&](int64_t line, int64_t i) {

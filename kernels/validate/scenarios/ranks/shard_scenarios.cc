@@ -1,5 +1,6 @@
 // Weights and masters divided over ranks: every rank ends with the bytes of one rank that has the
 // whole.
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "kernels/training/sharding/shard_faults.h"
 #include "kernels/training/sharding/sharded_weight.h"
 #include "kernels/validate/scenarios/faults/comm_faults.h"
+#include "kernels/validate/scenarios/faults/faulty_engine.h"
 #include "kernels/validate/scenarios/oracles/expected_copy.h"
 #include "kernels/validate/scenarios/oracles/quantize_checks.h"
 #include "kernels/validate/scenarios/oracles/rounding_noise.h"
@@ -224,6 +226,12 @@ absl::StatusOr<QuantizedTensor> CastFragment(const GatherContext& rank, const Qu
   return CopiesOnHost(rank.engine, cast[0].weight);
 }
 
+int64_t DifferingBytes(const Tensor& a, const Tensor& b) {
+  int64_t differing = 0;
+  for (size_t i = 0; i < a.byte_size(); ++i) differing += a.bytes()[i] != b.bytes()[i];
+  return differing;
+}
+
 /// Four ranks, two of them without elements; the cuts are within rows.
 absl::Status CheckFragments(ScenarioContext& context) {
   const Quantizer& quantizer = context.recipe().QuantizerFor(TensorRole::kWeight);
@@ -251,13 +259,84 @@ absl::Status CheckFragments(ScenarioContext& context) {
     }
     codes.push_back(weights[0].rowwise->data);
   }
-  int64_t differing = 0;
-  for (size_t i = 0; i < codes[0].byte_size(); ++i) {
-    differing += codes[0].bytes()[i] != codes[1].bytes()[i];
-  }
-  context.AddNote(absl::StrCat("rowwise codes from fp32 and through bf16: ", differing, " of ",
-                               codes[0].byte_size(), " bytes differ"));
+  context.AddNote(
+      absl::StrCat("rowwise codes from fp32 and through bf16: ", DifferingBytes(codes[0], codes[1]),
+                   " of ", codes[0].byte_size(), " bytes differ"));
   return absl::OkStatus();
+}
+
+/// Values up to 1.5 * 2^exponent, which each 128 rows reach: a subnormal amax, or one whose scale
+/// has a subnormal inverse.
+absl::StatusOr<Tensor> TinyWeight(ScenarioContext& context, int exponent) {
+  QG_ASSIGN_OR_RETURN(Tensor weight, context.Generate(Distribution::kNormal, 440, DType::kF32,
+                                                      {kShardedOut, kShardedIn}));
+  for (int64_t i = 0; i < weight.element_count(); ++i) {
+    const bool is_amax = i % (kShardBlockRows * kShardedIn) == 777;
+    const float value = std::clamp(ValueAt(weight, i) * 0.5f, -1.5f, 1.5f);
+    SetValue(weight, i, std::ldexp(is_amax ? 1.5f : value, exponent));
+  }
+  return weight;
+}
+
+void SetFlushSubnormals(Quantizer& quantizer, FlushSubnormals where) {
+  quantizer.rowwise.flush_subnormals = quantizer.columnwise.flush_subnormals = where;
+}
+
+/// The same weight by the quantizer of the module and from fragments, flushing and not.
+absl::Status CheckSubnormals(ScenarioContext& context) {
+  const ShardBounds bounds = {0, 10122, 10122, kShardedOut * kShardedIn};
+  constexpr int kRanks = 3;
+  int64_t scale_bytes = 0, code_bytes = 0;
+  for (const int exponent : {-127, -119, -118, -117}) {
+    const std::string of = absl::StrCat("weight up to 1.5 * 2^", exponent, " of ");
+    QG_ASSIGN_OR_RETURN(const Tensor master, TinyWeight(context, exponent));
+    Quantizer quantizer = context.recipe().QuantizerFor(TensorRole::kWeight);
+    QG_RETURN_IF_ERROR(ExpectQuantizesAsSpecified(context, absl::StrCat(of, "the module"), master,
+                                                  quantizer, {true, true}));
+    QG_ASSIGN_OR_RETURN(const QuantizedTensor kept,
+                        ExpectedQuantization(master, quantizer, {true, true}));
+    SetFlushSubnormals(quantizer, FlushSubnormals::kAlways);
+    QG_ASSIGN_OR_RETURN(const QuantizedTensor flushed,
+                        ExpectedQuantization(master, quantizer, {true, true}));
+    scale_bytes += DifferingBytes(kept.rowwise->scale_inv, flushed.rowwise->scale_inv);
+    code_bytes += DifferingBytes(kept.rowwise->data, flushed.rowwise->data);
+    for (const FlushSubnormals where : {FlushSubnormals::kShardedUpdate, FlushSubnormals::kNever}) {
+      SetFlushSubnormals(quantizer, where);
+      std::vector<QuantizedTensor> weights(kRanks);
+      const bool is_done = RunOnRanks(
+          context, kRanks, "cast of fragments", [&](const GatherContext& rank) -> absl::Status {
+            QG_ASSIGN_OR_RETURN(
+                weights[rank.group.rank()],
+                CastFragment(rank, quantizer, master, bounds, Requantization::kFromF32));
+            return absl::OkStatus();
+          });
+      if (!is_done) return absl::OkStatus();
+      const bool flushes = where == FlushSubnormals::kShardedUpdate;
+      for (const QuantizedTensor& weight : weights) {
+        QG_RETURN_IF_ERROR(ExpectSameQuantization(
+            context, absl::StrCat(of, "fragments", flushes ? "" : ", never flushed"), weight,
+            flushes ? flushed : kept));
+      }
+    }
+  }
+  context.Expect(scale_bytes > 0 && code_bytes > 0, "where the two ways part",
+                 absl::StrCat(scale_bytes, " bytes of scales, ", code_bytes, " of codes"),
+                 "some of both");
+  context.AddNote(absl::StrCat("rowwise, of the module and of fragments: ", scale_bytes,
+                               " bytes of scales and ", code_bytes, " of codes differ"));
+  return absl::OkStatus();
+}
+
+EngineAlterations ModuleFlushesSubnormals() {
+  return {.quantize = [](Engine& engine, QuantizeCall call) {
+    for (QuantizerSpec* spec : {&call.quantizer.rowwise, &call.quantizer.columnwise}) {
+      const bool makes_scales = spec->is_quantized() && spec->scaling == Scaling::kCurrent;
+      if (makes_scales && spec->traits().scales != ScaleKind::kTwoLevel) {
+        spec->flush_subnormals = FlushSubnormals::kAlways;
+      }
+    }
+    return call.On(engine);
+  }};
 }
 
 /// Two 4-bit codes share a byte: if two fragments meet within one, every rank must refuse the cast.
@@ -320,6 +399,17 @@ ScenarioGroup ShardScenarios() {
         {kFaultAmaxBeforeRounding, kFaultEmptyRankSkips, kFaultEmptyFragmentUnmeasured},
         every_format,
         CheckFragments},
+       {"sharded-update-flushes-subnormals",
+        "Weights with tiny amaxes, quantized by the module, keep subnormal scales; cast from "
+        "fragments of fp32 masters they flush them, unless the recipe says never.",
+        "Bit-equal to a recomputation by scalar functions, with subnormals and without, on all of "
+        "3 ranks; the two differ in scales and in codes, and a note counts the bytes.",
+        {},
+        {kFaultFragmentSubnormalsKept, kFaultFragmentSubnormalsFlushed,
+         "module-flushes-subnormals"},
+        {"fp8_current", "fp8_current:power_2_scales=true", "fp8_block",
+         "fp8_block:power_2_scales=false", "mxfp8", "mxfp8:enable_2d_quantization=true"},
+        CheckSubnormals},
        {"fp4-fragments-begin-at-bytes",
         "Fragments of FP4 weights that begin within a byte are refused.",
         "INVALID_ARGUMENT on every rank.",
@@ -342,6 +432,14 @@ ScenarioGroup ShardScenarios() {
               "Lets a rank without elements of an mxfp8 weight bring unwritten memory for its "
               "amaxes.",
               54),
+       InCode(kFaultFragmentSubnormalsKept,
+              "Keeps subnormal scales of weights that are cast from fragments."),
+       InCode(
+           kFaultFragmentSubnormalsFlushed,
+           "Flushes subnormal scales of weights that are cast from fragments although the recipe "
+           "says never."),
+       {"module-flushes-subnormals", "Flushes subnormal scales of whole tensors.", 0,
+        &ModuleFlushesSubnormals},
        InCode(kFaultOddFragments, "Gives two ranks half of a byte each, and loses one half.")}};
 }
 
