@@ -37,7 +37,7 @@ std::string TextOf(const std::string& path) {
 TEST_F(ScenarioCommandTest, ListsWhatThereIs) {
   const Json listed = QuantgateJson({"scenario", "list"});
   EXPECT_GE(listed["scenarios"].size(), 30u);
-  EXPECT_EQ(listed["bug_classes"].size(), 51u);
+  EXPECT_EQ(listed["bug_classes"].size(), 62u);
   const ProcessResult table = Quantgate({"scenario", "list"});
   for (const Json& scenario : listed["scenarios"]) {
     EXPECT_THAT(table.out, HasSubstr(scenario["name"].get<std::string>()));
