@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <functional>
 #include <map>
 #include <string>
 #include <thread>
@@ -507,33 +506,27 @@ TEST_F(SessionsTest, CheckpointsGoOnOnAnotherServer) {
 
 TEST_F(SessionsTest, RequestsThatMakeNoSenseNameTheField) {
   Start();
-  const auto refused = [&](const std::string& field, const std::string& text,
-                           const std::function<void(v1::OpenSessionRequest&)>& spoil) {
+  const auto refused = [&](const std::string& field, const std::string& text, const auto& spoil) {
     v1::OpenSessionRequest request = OpenRequest();
-    spoil(request);
+    spoil(request, *request.mutable_spec());
     v1::Session session;
     const grpc::Status status = Call(&v1::Sessions::Stub::Open, request, session);
     EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << status.error_message();
     EXPECT_EQ(DetailOf(status).field(), field) << status.error_message();
     EXPECT_THAT(status.error_message(), HasSubstr(text));
   };
-  refused("spec.masters", "none, f32, bf16_remainder",
-          [](auto& open) { open.mutable_spec()->set_masters("f64"); });
-  refused("spec.layers[1].layer.kind", "liner", [](auto& open) {
-    open.mutable_spec()->mutable_layers(1)->mutable_layer()->set_kind("liner");
-  });
+  const auto narrow = Generated("normal", 1, "bf16", {8, kSize});
+  using Request = v1::OpenSessionRequest;
+  refused("spec.masters", "none, f32", [](Request&, auto& spec) { spec.set_masters("f64"); });
+  refused("spec.layers[1].layer.kind", "liner",
+          [](Request&, auto& spec) { spec.mutable_layers(1)->mutable_layer()->set_kind("liner"); });
   refused("spec.recipe.name", "fp9",
-          [](auto& open) { open.mutable_spec()->mutable_recipe()->set_name("fp9"); });
-  refused("lease_seconds", "-1", [](auto& open) { open.set_lease_seconds(-1); });
+          [](Request&, auto& spec) { spec.mutable_recipe()->set_name("fp9"); });
+  refused("lease_seconds", "-1", [](Request& open, auto&) { open.set_lease_seconds(-1); });
   refused("spec.layers[fc2].x", "layers[fc2].x is bf16[0x8]: its last dim must be K = 32",
-          [](auto& open) {
-            (*open.mutable_parameters())["fc1.weight"] = Generated("normal", 1, "bf16", {8, kSize});
-          });
-  refused("parameters[fc3.weight]", "no layer has a parameter of that name", [](auto& open) {
-    (*open.mutable_parameters())["fc3.weight"] = Generated("normal", 1, "bf16", {8, kSize});
-  });
-  refused("parameters[fc1.weight]", "absent",
-          [](auto& open) { open.mutable_parameters()->erase("fc1.weight"); });
+          [&](Request& open, auto&) { (*open.mutable_parameters())["fc1.weight"] = narrow; });
+  refused("parameters[fc3.weight]", "no layer has a parameter of that name",
+          [&](Request& open, auto&) { (*open.mutable_parameters())["fc3.weight"] = narrow; });
   v1::SessionStepRequest step;
   step.set_session_id(Open().session_id());
   EXPECT_EQ(Step(step).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
