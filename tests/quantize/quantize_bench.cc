@@ -82,7 +82,7 @@ void BestPath(benchmark::internal::Benchmark* benchmark) {
   for (const int threads : {1, 2}) benchmark->Args({static_cast<int>(BestIsa()), threads});
 }
 
-// ---- every format, both directions together, from bf16; bytes: read once, written once
+// ---- every format, from bf16 unless said; bytes: read once, written once
 
 Quantizer Fp8Tensor() { return QuantizerSpec{.format = QuantizerFormat::kFp8Tensor}; }
 
@@ -106,28 +106,34 @@ Quantizer Nvfp4(int block_dim, bool is_stochastic) {
   return quantizer;
 }
 
-Quantizer FourOverSixTiles() {
-  Quantizer quantizer = Nvfp4(2, false);
-  quantizer.rowwise.four_over_six = FourOverSix::kMse;
+Quantizer FourOverSixNvfp4(int block_dim, FourOverSix error) {
+  Quantizer quantizer = Nvfp4(block_dim, false);
+  quantizer.rowwise.four_over_six = error;
   quantizer.rowwise.e4m3_max = 256;
   quantizer.columnwise = quantizer.rowwise;
   return quantizer;
 }
 
-void QuantizeBoth(benchmark::State& state, const Quantizer& quantizer) {
+void QuantizeCopies(benchmark::State& state, const Quantizer& quantizer, Usages usages,
+                    DType dtype = DType::kBF16) {
   const ExecutionContext context = Context(state);
-  const Tensor source = Source(DType::kBF16);
+  const Tensor source = Source(dtype);
   int64_t bytes = 0;
   for (auto _ : state) {
-    const QuantizedTensor q = *QuantizeCpu(source, quantizer, {true, true}, {}, context);
+    const QuantizedTensor q = *QuantizeCpu(source, quantizer, usages, {}, context);
     bytes = kBytes;
     for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+      if (!q.copy(usage).has_value()) continue;
       bytes += static_cast<int64_t>(q.copy(usage)->data.byte_size() +
                                     q.copy(usage)->scale_inv.byte_size());
     }
   }
   SetBytes(state, bytes);
   state.SetItemsProcessed(state.iterations() * source.element_count());
+}
+
+void QuantizeBoth(benchmark::State& state, const Quantizer& quantizer) {
+  QuantizeCopies(state, quantizer, {true, true});
 }
 
 void EveryIsa(benchmark::internal::Benchmark* benchmark) {
@@ -142,7 +148,26 @@ BENCHMARK_CAPTURE(QuantizeBoth, mxfp8_tiles, Mxfp8(2))->Apply(EveryIsa);
 BENCHMARK_CAPTURE(QuantizeBoth, nvfp4, Nvfp4(1, false))->Apply(EveryIsa);
 BENCHMARK_CAPTURE(QuantizeBoth, nvfp4_tiles, Nvfp4(2, false))->Apply(EveryIsa);
 BENCHMARK_CAPTURE(QuantizeBoth, nvfp4_hadamard_stochastic, Nvfp4(1, true))->Apply(EveryIsa);
-BENCHMARK_CAPTURE(QuantizeBoth, nvfp4_4over6_tiles, FourOverSixTiles())->Apply(EveryIsa);
+BENCHMARK_CAPTURE(QuantizeBoth, nvfp4_4over6, FourOverSixNvfp4(1, FourOverSix::kMae))
+    ->Apply(EveryIsa);
+BENCHMARK_CAPTURE(QuantizeBoth, nvfp4_4over6_tiles, FourOverSixNvfp4(2, FourOverSix::kMse))
+    ->Apply(EveryIsa);
+
+constexpr Usages kRowwiseAlone = {true, false};
+BENCHMARK_CAPTURE(QuantizeCopies, nvfp4, Nvfp4(1, false), kRowwiseAlone)->Apply(EveryIsa);
+BENCHMARK_CAPTURE(QuantizeCopies, nvfp4_4over6, FourOverSixNvfp4(1, FourOverSix::kMae),
+                  kRowwiseAlone)
+    ->Apply(EveryIsa);
+BENCHMARK_CAPTURE(QuantizeCopies, nvfp4_4over6_mse, FourOverSixNvfp4(1, FourOverSix::kMse),
+                  kRowwiseAlone)
+    ->Apply(EveryIsa);
+BENCHMARK_CAPTURE(QuantizeCopies, nvfp4_4over6_tiles, FourOverSixNvfp4(2, FourOverSix::kMae),
+                  kRowwiseAlone)
+    ->Apply(EveryIsa);
+/// 64 MiB are half as many elements.
+BENCHMARK_CAPTURE(QuantizeCopies, nvfp4_4over6_f32, FourOverSixNvfp4(1, FourOverSix::kMae),
+                  kRowwiseAlone, DType::kF32)
+    ->Apply(EveryIsa);
 
 void Dequantize(benchmark::State& state, const Quantizer& quantizer, Usage usage, DType out) {
   const ExecutionContext context = Context(state);

@@ -110,8 +110,8 @@ def block_amaxes(lines, block_dim):
     return blocks
 
 
-def four_over_six(wide, blocks, amax, s, bound, mode, block_dim):
-    """Codes and scale codes of the better of two scales per block."""
+def four_over_six(wide, blocks, amax, s, bound, mode, block_dim, distances=(8, 4, 2, 1)):
+    """Codes and scale codes of the better of two scales per block; the sums of a tile's lines are added up at `distances`."""
     with np.errstate(**QUIET):
         base = (blocks / F32(6)).astype(F32) * s
         candidates = []
@@ -128,8 +128,8 @@ def four_over_six(wide, blocks, amax, s, bound, mode, block_dim):
                 error = (error + terms[:, :, i]).astype(F32)
             if block_dim == 2:
                 lanes = error.reshape(-1, LENGTH, error.shape[1])
-                for distance in (8, 4, 2, 1):
-                    lanes = (lanes[:, :distance] + lanes[:, distance:2 * distance]).astype(F32)
+                for distance in distances:  # Only line 0 is read in the end.
+                    lanes = (lanes + np.roll(lanes, -distance, axis=1)).astype(F32)
                 error = np.repeat(lanes[:, 0], LENGTH, axis=0)
             candidates.append((codes, scale_codes, error))
         (codes6, scales6, error6), (codes4, scales4, error4) = candidates
@@ -181,11 +181,33 @@ def packed(codes):
     return codes[:, 0::2] | (codes[:, 1::2] << 4)
 
 
+def near_ties():
+    """[32][48]: for each bound a tile, and below it its transpose, that takes another scale by mae where the sums of its lines
+    are added up at distances 1, 2, 4, 8; and the amax. Few values of few bits make the candidates nearly equal."""
+    rng, amax, parts = np.random.default_rng(6), np.ones((1, 1), F32), []
+    for bound in (256, 448):
+        differs = np.zeros(1, bool)
+        while not differs.any():
+            shape = (2048, LENGTH, LENGTH)
+            x = np.ldexp(rng.integers(4, 8, shape), rng.integers(-7, -3, shape)) * rng.choice([-1, 1], shape)
+            x *= rng.random(shape) < (0.05 if bound == 256 else 0.15)
+            x[:, 0, 0] = 0.5
+            lines = x.reshape(-1, LENGTH).astype(F32)
+            blocks, s = block_amaxes(lines, 2), encode_scale(amax, bound)
+            one, other = (four_over_six(lines, blocks, amax, s, bound, "mae", 2, distances)[1]
+                          for distances in ((8, 4, 2, 1), (1, 2, 4, 8)))
+            differs = (one != other)[::LENGTH, 0]
+        tile = x[differs.argmax()]
+        parts.append(np.concatenate([tile, tile.T]))
+    return np.concatenate([*parts, np.eye(2 * LENGTH, LENGTH)], axis=1)
+
+
 def tensors(writer):
     for tensor in ("fc1.x", "fc1.weight", "fc1.dy"):
         writer.real(tensor, "bf16", tensor, 0, 0, 256, 512)
         writer.real(tensor + ".window", "f32", tensor, 3, 5, 96, 224)
         writer.real(tensor + ".window", "f16", tensor, 3, 5, 96, 224)
+    writer.hex("near_ties", "bf16", near_ties())
     for source, bias in (("bf16", 127), ("f16", 15), ("f32", 127)):
         largest = 2 * bias
         writer.mix("one_tile", source, (32, 32), 1, bias - 6, 12)
@@ -213,6 +235,10 @@ def tensors(writer):
         odd[0, 0], odd[0, 1], odd[1, :32], odd[2, 5], odd[3, 40] = np.nan, 3.0, np.nan, np.inf, -np.inf
         odd[2, 6], odd[1, 63], odd[3, 41] = 300.0, -0.0, 65504.0
         writer.hex("nan_and_infinite_blocks", source, odd)
+        # Under an infinite amax an error is NaN where a code is 0, which 0.3 is if 6 is to become 4, else infinite.
+        beside = np.tile(np.array([0.3, 1, -1, 2, -2, 3, -3, 6], F32), (32, 4))
+        beside[0, 0] = np.inf
+        writer.hex("beside_infinity", source, beside)
         grid = np.tile(np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], F32), (32, 2))
         writer.hex("grid", source, grid)
         middles = np.tile(np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, 6], F32), (32, 4))
@@ -237,6 +263,7 @@ def knob_sets(source):
             for block_dim in (1, 2):
                 yield {**base, "four": four, "bound": bound, "block_dim": block_dim}
     yield {**base, "four": "mae", "bound": 256, "row_scaled": True}
+    yield {**base, "four": "mse", "bound": 448, "row_scaled": True}
     yield {**base, "rule": "two_level_clamped"}
     yield {**base, "rule": "single_level"}
     yield {**base, "rule": "single_level", "block_dim": 2}

@@ -87,18 +87,21 @@ struct Nvfp4RowJob {
   uint32_t line, block;  ///< The place of the first block, for the random bytes.
 };
 
-/// A job of 16 columns of `groups` blocks, at most 8.
-struct Nvfp4ColumnJob {
+/// A job of 16 lines of `groups` blocks, at most 8: of columns, or of rows.
+struct Nvfp4LineJob {
   const void* source;
-  int64_t source_stride;
-  const void* ahead;     ///< The source of the next job, to be prefetched; may be invalid.
-  int64_t ahead_stride;  ///< Bytes from row to row there.
+  int64_t source_stride;  ///< Elements from row to row.
+  bool is_rowwise;        ///< Lines are rows.
+  const void* ahead;      ///< The source of the next job, to be prefetched; may be invalid.
+  int64_t ahead_stride;   ///< Bytes from row to row there.
   uint8_t* codes;
   uint8_t* scales;
-  int64_t code_stride, scale_stride;  ///< Bytes from column to column.
+  int64_t code_stride, scale_stride;  ///< Bytes from line to line.
   int groups;
   int block_dim;
-  float encode_sixth, decode;
+  bool picks, squares;  ///< 4over6; it compares the squares of errors.
+  float code_max;       ///< 6 * e4m3_max.
+  alignas(64) float encode[16], encode_sixth[16], decode[16], amax[16];  ///< Of each line.
   Nvfp4Random random;
   uint32_t line, block;
   bool transforms;  ///< bf16 only: quantizes the Hadamard transform, which transformed_amax has
@@ -112,9 +115,9 @@ struct Nvfp4Functions {
   /// Quantizes 16 blocks. Returns false if an element is not finite; what was written is then
   /// invalid.
   bool (*row)(const Nvfp4RowJob& job, TileTally& tally);
-  /// Quantizes 16 columns. Returns a mask with bit i set if group i holds an element that is not
+  /// Quantizes 16 lines. Returns a mask with bit i set if group i holds an element that is not
   /// finite; the codes of that group are not written.
-  uint32_t (*columns)(const Nvfp4ColumnJob& job, TileTally& tally);
+  uint32_t (*lines)(const Nvfp4LineJob& job, TileTally& tally);
   /// Finds the amaxes of 16 tiles of 16 x 16 side by side, as magnitude bits, in which NaN is
   /// larger than every number.
   void (*tile_amaxes)(const void* source, int64_t stride, uint32_t* amaxes);

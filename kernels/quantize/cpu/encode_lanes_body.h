@@ -31,6 +31,16 @@ Ints EncodeMagnitude(Floats value) {
   return Plus(sum, ShiftRight<kShift>(power));
 }
 
+/// The value of that code: the sum less what |value| was added to.
+template <class F>
+Floats RoundMagnitude(Floats value) {
+  constexpr int kMinField = FormatConstants<F>::kExponentMin + 127;
+  const Floats clamped = MinMagnitude(value, All(kLargest<F>));
+  const Ints power = Max(And(BitsOf(clamped), AllInts(0x7F800000)), AllInts(kMinField << 23));
+  const Floats c = FloatsOf(Plus(power, AllInts((23 - F::kMantissaBits) << 23)));
+  return Minus(Plus(clamped, c), c);
+}
+
 /// The code with the sign, in the low byte of each lane.
 template <class F>
 Ints EncodeLanes(Floats value) {

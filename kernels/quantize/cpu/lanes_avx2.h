@@ -52,6 +52,7 @@ inline Ints LoadBytes(const uint8_t* p) {
 inline Floats Times(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
 inline Floats Over(Floats a, Floats b) { return _mm256_div_ps(a, b); }
 inline Floats Plus(Floats a, Floats b) { return _mm256_add_ps(a, b); }
+inline Floats Minus(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
 inline Floats FusedTimesPlus(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
 /// min(|a|, b) for b >= 0; no NaN.
 inline Floats MinMagnitude(Floats a, Floats b) {
@@ -95,6 +96,10 @@ inline Floats ConvertTowardZero(Ints a) {
 /// a < b ? yes : no, signed.
 inline Ints IfLess(Ints a, Ints b, Ints yes, Ints no) {
   return _mm256_blendv_epi8(no, yes, _mm256_cmpgt_epi32(b, a));
+}
+/// a < b ? yes : no; no if a or b is NaN.
+inline Ints IfLess(Floats a, Floats b, Ints yes, Ints no) {
+  return _mm256_blendv_epi8(no, yes, BitsOf(_mm256_cmp_ps(a, b, _CMP_LT_OQ)));
 }
 inline int CountOf(Ints mask) { return __builtin_popcount(_mm256_movemask_ps(FloatsOf(mask))); }
 inline int CountLess(Ints a, Ints b) { return CountOf(_mm256_cmpgt_epi32(b, a)); }
@@ -147,6 +152,13 @@ inline Ints LargestOfEach(const Ints* v) {
   }
   return Max(_mm256_permute2x128_si256(b[0], b[1], 0x20),
              _mm256_permute2x128_si256(b[0], b[1], 0x31));
+}
+
+/// The lanes of a and b in turn: those of the lower halves, and those of the upper halves.
+inline void Interleave(Floats a, Floats b, Floats* low, Floats* high) {
+  const Floats even = _mm256_unpacklo_ps(a, b), odd = _mm256_unpackhi_ps(a, b);
+  *low = _mm256_permute2f128_ps(even, odd, 0x20);
+  *high = _mm256_permute2f128_ps(even, odd, 0x31);
 }
 
 // ---- 16-bit lanes

@@ -53,6 +53,7 @@ inline Ints LoadBytes(const uint8_t* p) {
 inline Floats Times(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 inline Floats Over(Floats a, Floats b) { return _mm512_div_ps(a, b); }
 inline Floats Plus(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+inline Floats Minus(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
 inline Floats FusedTimesPlus(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 /// min(|a|, b) for b >= 0; no NaN.
 inline Floats MinMagnitude(Floats a, Floats b) { return _mm512_range_ps(a, b, 0x0A); }
@@ -90,6 +91,10 @@ inline Floats ConvertTowardZero(Ints a) {
 /// a < b ? yes : no, signed.
 inline Ints IfLess(Ints a, Ints b, Ints yes, Ints no) {
   return _mm512_mask_blend_epi32(_mm512_cmplt_epi32_mask(a, b), no, yes);
+}
+/// a < b ? yes : no; no if a or b is NaN.
+inline Ints IfLess(Floats a, Floats b, Ints yes, Ints no) {
+  return _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes);
 }
 inline int CountLess(Ints a, Ints b) { return __builtin_popcount(_mm512_cmplt_epi32_mask(a, b)); }
 inline int CountEqual(Ints a, Ints b) { return __builtin_popcount(_mm512_cmpeq_epi32_mask(a, b)); }
@@ -135,6 +140,13 @@ inline Ints LargestOfEach(const Ints* v) {
     return Max(_mm512_shuffle_i32x4(x, y, 0x88), _mm512_shuffle_i32x4(x, y, 0xDD));
   };
   return join(join(b[0], b[1]), join(b[2], b[3]));
+}
+
+/// The lanes of a and b in turn: those of the lower halves, and those of the upper halves.
+inline void Interleave(Floats a, Floats b, Floats* low, Floats* high) {
+  const Ints order = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  *low = _mm512_permutex2var_ps(a, order, b);
+  *high = _mm512_permutex2var_ps(a, Plus(order, AllInts(8)), b);
 }
 
 // ---- 16-bit lanes

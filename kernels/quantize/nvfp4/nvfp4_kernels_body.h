@@ -1,4 +1,4 @@
-// The nvfp4 loops of one instruction set: 16 blocks of a row, 16 columns of blocks. Included by
+// The nvfp4 loops of one instruction set: 16 blocks of a row, 16 lines of blocks. Included by
 // block_kernels_*.cc after their lanes.
 #pragma once
 
@@ -13,16 +13,20 @@
 namespace quantgate {
 namespace {
 
-/// MakeNvfp4BlockScale by kTwoLevel of finite amaxes: the codes and the factors of the elements.
-inline Floats NvScales(Floats amax, float encode_sixth, float decode, Ints* codes) {
-  const Floats float_max = All(kLargest<Float32>);
-  const Floats unit = MinMagnitude(Times(amax, All(encode_sixth)), float_max);
+/// The scales of blocks in lanes: codes, what they stand for, and the factors of the elements.
+struct NvScales {
+  Ints codes;
+  Floats values, factors;
+};
+
+/// MakeNvfp4BlockScale by kTwoLevel or MakeFourOverSixScales, from what they cast; no NaN.
+inline NvScales MakeNvScales(Floats unit, Floats decode) {
   const Ints code = And(EncodeMagnitude<E4M3>(unit), AllInts(0x7F));
   const Ints normal = Plus(ShiftLeft<20>(code), AllInts((127 - E4M3::kBias) << 23));
   const Ints subnormal = BitsOf(Times(Convert(code), All(0x1p-9f)));
-  const Floats decoded = FloatsOf(IfLess(code, AllInts(8), subnormal, normal));
-  *codes = code;
-  return MinMagnitude(Over(All(1.0f), Times(decoded, All(decode))), float_max);
+  const Floats value = FloatsOf(IfLess(code, AllInts(8), subnormal, normal));
+  const Floats inverse = Over(All(1.0f), Times(value, decode));
+  return {code, value, MinMagnitude(inverse, All(kLargest<Float32>))};
 }
 
 /// E2M1 codes at bit 22 of each lane with the sign at bit 25, before kCodeFlip is applied; the
@@ -121,11 +125,10 @@ inline bool IsFinite(const NvRow& row) {
 
 inline void ScaleNvRow(const Nvfp4RowJob& job, const uint32_t* amax, NvRow& row) {
   for (int i = 0; i < kNvSide; i += kLanes) {
-    Ints codes;
-    const Floats factors = NvScales(Load(reinterpret_cast<const float*>(amax + i)),
-                                    job.encode_sixth, job.decode, &codes);
-    Store(&row.factors[i], factors);
-    StoreLowBytes(job.scales + i, codes);
+    const Floats block_amax = Load(reinterpret_cast<const float*>(amax + i));
+    const NvScales scales = MakeNvScales(Times(block_amax, All(job.encode_sixth)), All(job.decode));
+    Store(&row.factors[i], scales.factors);
+    StoreLowBytes(job.scales + i, scales.codes);
   }
 }
 
@@ -208,9 +211,91 @@ void FindNvTileAmaxes(const void* source, int64_t stride, uint32_t* amaxes) {
   }
 }
 
-// ---- columnwise: 16 columns of up to 8 blocks
+// ---- 16 lines of up to 8 blocks, a line to a lane
 
-/// The kinds of the codes of kLanes columns, by element, for the copy that is counted.
+/// As ReadNvColumns of kLanes rows of 16 elements: each register of `v` holds an element of every
+/// row. Every round of interleaving moves a bit of the place in a register to the number of the
+/// register.
+template <class Source>
+Ints ReadNvRows(const typename Source::Storage* source, int64_t stride, Floats* v) {
+  Ints max = AllInts(0);
+#pragma GCC unroll 2
+  for (Floats* square = v; square < v + kNvSide; square += kLanes) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) {
+      square[i] = LoadSource<Source>(source + i * stride + (square - v));
+    }
+#pragma GCC unroll 4
+    for (int round = 1; round < kLanes; round *= 2) {
+      Floats turned[kLanes];
+#pragma GCC unroll 8
+      for (int i = 0; i < kLanes / 2; ++i) {
+        Interleave(square[i], square[i + kLanes / 2], &turned[2 * i], &turned[2 * i + 1]);
+      }
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) square[i] = turned[i];
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) max = Max(max, And(BitsOf(square[i]), AllInts(0x7FFFFFFF)));
+  }
+  return max;
+}
+
+/// CandidateError of each line.
+template <bool kSquares>
+Floats NvErrors(const Floats* v, const NvScales& scales, Floats amax, Floats code_max) {
+  const Ints mask = AllInts(0x7FFFFFFF);
+  Floats sum = All(0.0f);
+#pragma GCC unroll 16
+  for (int i = 0; i < kNvSide; ++i) {
+    // Values and what is dequantized have one sign, which errors do not depend on.
+    const Floats rounded = RoundMagnitude<E2M1>(Times(v[i], scales.factors));
+    const Floats dequantized = Over(Times(Times(rounded, scales.values), amax), code_max);
+    const Floats d = Minus(dequantized, FloatsOf(And(BitsOf(v[i]), mask)));
+    sum = Plus(sum, kSquares ? Times(d, d) : FloatsOf(And(BitsOf(d), mask)));
+  }
+  return sum;
+}
+
+/// The error of a tile in place of those of its lines.
+inline void AddUpTile(float* errors) {
+  for (int distance = kNvSide / 2; distance > 0; distance /= 2) {
+    for (int i = 0; i < distance; ++i) errors[i] += errors[i + distance];
+  }
+  for (int i = 1; i < kNvSide; ++i) errors[i] = errors[0];
+}
+
+/// PickScale under 4over6, of finite amaxes.
+template <bool kSquares>
+void PickNvScales(const Nvfp4LineJob& job, const Floats (*v)[kNvSide], const Ints* amax,
+                  NvScales* picked) {
+  NvScales six[kNvVectors], four[kNvVectors];
+  alignas(64) float errors6[kNvSide], errors4[kNvSide];
+  for (int h = 0; h < kNvVectors; ++h) {
+    const int line = h * kLanes;
+    const Floats decode = Load(job.decode + line);
+    const Floats base = Times(Over(FloatsOf(amax[h]), All(6.0f)), Load(job.encode + line));
+    six[h] = MakeNvScales(base, decode);
+    four[h] = MakeNvScales(Times(base, All(1.5f)), decode);
+    const Floats tensor_amax = Load(job.amax + line), code_max = All(job.code_max);
+    Store(errors6 + line, NvErrors<kSquares>(v[h], six[h], tensor_amax, code_max));
+    Store(errors4 + line, NvErrors<kSquares>(v[h], four[h], tensor_amax, code_max));
+  }
+  if (job.block_dim == 2) {
+    AddUpTile(errors6);
+    AddUpTile(errors4);
+  }
+  for (int h = 0; h < kNvVectors; ++h) {
+    const Floats error6 = Load(errors6 + h * kLanes), error4 = Load(errors4 + h * kLanes);
+    const auto pick = [&](Ints of_six, Ints of_four) {
+      return IfLess(error4, error6, of_four, of_six);
+    };
+    picked[h].codes = pick(six[h].codes, four[h].codes);
+    picked[h].factors = FloatsOf(pick(BitsOf(six[h].factors), BitsOf(four[h].factors)));
+  }
+}
+
+/// The kinds of the codes of kLanes lines, by element, for the copy that is counted.
 template <bool kStochastic>
 void TallyNv(Floats value, Ints rounded, Ints code, TileTally& tally) {
   const Ints mask = AllInts(0x7FFFFFFF), magnitude = And(code, AllInts(7));
@@ -235,59 +320,75 @@ Ints RandomByte(Ints word) {
   return And(word, AllInts(0xFF << 8 * kByte));
 }
 
-template <bool kStochastic, bool kCounts, int kRow>
-void EncodeNvColumnRow(const Floats* v, Floats factors, const Ints* words, Ints* packed,
-                       TileTally& tally) {
-  if constexpr (kRow < kNvSide) {
-    const Floats scaled = Times(v[kRow], factors);
-    constexpr int kByte = kRow % 4, kNibble = 4 * (kRow % 8);
+template <bool kStochastic, bool kCounts, int kElement>
+void EncodeNvElement(const Floats* v, Floats factors, const Ints* words, Ints* packed,
+                     TileTally& tally) {
+  if constexpr (kElement < kNvSide) {
+    const Floats scaled = Times(v[kElement], factors);
+    constexpr int kByte = kElement % 4, kNibble = 4 * (kElement % 8);
     constexpr int kRandomShift = kByte == 3 ? 0 : 8 * kByte;
     Ints random = AllInts(0), rounded;
-    if constexpr (kStochastic) random = RandomByte<kByte>(words[kRow / 4]);
+    if constexpr (kStochastic) random = RandomByte<kByte>(words[kElement / 4]);
     const Ints encoded = EncodeNv<kStochastic, kRandomShift>(scaled, random, rounded);
-    if constexpr (kCounts) TallyNv<kStochastic>(v[kRow], rounded, CodeOf(encoded), tally);
-    packed[kRow / 8] = MaskedOr(MoveNibble<kNibble>(encoded),
-                                AllInts(static_cast<int>(0xFu << kNibble)), packed[kRow / 8]);
-    EncodeNvColumnRow<kStochastic, kCounts, kRow + 1>(v, factors, words, packed, tally);
+    if constexpr (kCounts) TallyNv<kStochastic>(v[kElement], rounded, CodeOf(encoded), tally);
+    packed[kElement / 8] =
+        MaskedOr(MoveNibble<kNibble>(encoded), AllInts(static_cast<int>(0xFu << kNibble)),
+                 packed[kElement / 8]);
+    EncodeNvElement<kStochastic, kCounts, kElement + 1>(v, factors, words, packed, tally);
   }
 }
 
-/// Quantizes the blocks of 16 columns in 16 rows; false if an element is not finite.
+/// Quantizes a block of each of 16 lines; false if an element is not finite.
 template <class Source, bool kStochastic>
-bool QuantizeNvBlock(const Nvfp4ColumnJob& job, int group, uint32_t (*codes)[2 * 8],
+bool QuantizeNvBlock(const Nvfp4LineJob& job, int group, uint32_t (*codes)[2 * 8],
                      uint8_t (*scales)[8], TileTally& tally) {
-  const auto* source = static_cast<const typename Source::Storage*>(job.source) +
-                       group * kNvSide * job.source_stride;
-  const auto* ahead = static_cast<const uint8_t*>(job.ahead) + group * kNvSide * job.ahead_stride;
+  using Storage = typename Source::Storage;
+  const int64_t stride = job.source_stride;
+  const auto* source =
+      static_cast<const Storage*>(job.source) + group * kNvSide * (job.is_rowwise ? 1 : stride);
+  const int64_t ahead_step = job.is_rowwise ? int64_t{sizeof(Storage)} : job.ahead_stride;
+  const auto* ahead = static_cast<const uint8_t*>(job.ahead) + group * kNvSide * ahead_step;
   for (int r = 0; r < kNvSide; ++r) PrefetchFar(ahead + r * job.ahead_stride);
   Floats v[kNvVectors][kNvSide];
   Ints max[kNvVectors], largest = AllInts(0);
   for (int h = 0; h < kNvVectors; ++h) {
-    max[h] = ReadNvColumns<Source>(source + h * kLanes, job.source_stride, v[h]);
+    max[h] = job.is_rowwise ? ReadNvRows<Source>(source + h * kLanes * stride, stride, v[h])
+                            : ReadNvColumns<Source>(source + h * kLanes, stride, v[h]);
     if (job.transforms) TransformColumnsInLanes(v[h], max[h]);
     largest = Max(largest, max[h]);
   }
   const int tile_max = LargestLane(largest);
   if (tile_max >= 0x7F800000) return false;
+  if (job.block_dim == 2) {
+    for (Ints& amax : max) amax = AllInts(tile_max);
+  }
+  NvScales scales_of[kNvVectors];
+  if (job.picks) {
+    const auto pick = job.squares ? PickNvScales<true> : PickNvScales<false>;
+    pick(job, v, max, scales_of);
+  }
   for (int h = 0; h < kNvVectors; ++h) {
-    const Ints amax = job.block_dim == 2 ? AllInts(tile_max) : max[h];
-    Ints scale_codes, words[4], packed[2] = {AllInts(0), AllInts(0)};
-    const Floats factors = NvScales(FloatsOf(amax), job.encode_sixth, job.decode, &scale_codes);
+    if (!job.picks) {
+      const Floats unit = Times(FloatsOf(max[h]), Load(job.encode_sixth + h * kLanes));
+      scales_of[h] = MakeNvScales(unit, Load(job.decode + h * kLanes));
+    }
+    const Floats factors = scales_of[h].factors;
+    Ints words[4], packed[2] = {AllInts(0), AllInts(0)};
     if constexpr (kStochastic) {
       DrawLanes(job.random, AllInts(static_cast<int>(job.block + group)),
                 Plus(AllInts(static_cast<int>(job.line + h * kLanes)), Iota()), words);
     }
     if (job.counts) {
-      EncodeNvColumnRow<kStochastic, true, 0>(v[h], factors, words, packed, tally);
+      EncodeNvElement<kStochastic, true, 0>(v[h], factors, words, packed, tally);
     } else {
-      EncodeNvColumnRow<kStochastic, false, 0>(v[h], factors, words, packed, tally);
+      EncodeNvElement<kStochastic, false, 0>(v[h], factors, words, packed, tally);
     }
     alignas(64) uint32_t low[kLanes], high[kLanes];
     uint8_t bytes[kLanes];
     const Ints flip = AllInts(0x11111111 * kCodeFlip);
     StoreInts(low, Xor3(packed[0], flip, AllInts(0)));
     StoreInts(high, Xor3(packed[1], flip, AllInts(0)));
-    StoreLowBytes(bytes, scale_codes);
+    StoreLowBytes(bytes, scales_of[h].codes);
     for (int i = 0; i < kLanes; ++i) {
       codes[h * kLanes + i][2 * group] = low[i];
       codes[h * kLanes + i][2 * group + 1] = high[i];
@@ -298,7 +399,7 @@ bool QuantizeNvBlock(const Nvfp4ColumnJob& job, int group, uint32_t (*codes)[2 *
 }
 
 template <class Source>
-uint32_t QuantizeNvColumns(const Nvfp4ColumnJob& job, TileTally& tally) {
+uint32_t QuantizeNvLines(const Nvfp4LineJob& job, TileTally& tally) {
   alignas(64) uint32_t codes[kNvSide][2 * 8];
   uint8_t scales[kNvSide][8];
   uint32_t left = 0;
@@ -308,14 +409,14 @@ uint32_t QuantizeNvColumns(const Nvfp4ColumnJob& job, TileTally& tally) {
                              : QuantizeNvBlock<Source, false>(job, group, codes, scales, tally);
     if (!is_done) left |= 1u << group;
   }
-  for (int column = 0; column < kNvSide; ++column) {
-    uint8_t* to = job.codes + column * job.code_stride;
+  for (int line = 0; line < kNvSide; ++line) {
+    uint8_t* to = job.codes + line * job.code_stride;
     if (job.groups == 8) {
-      StoreLine(to, LoadLine(reinterpret_cast<const uint8_t*>(codes[column])), job.streams);
-      __builtin_memcpy(job.scales + column * job.scale_stride, scales[column], 8);
+      StoreLine(to, LoadLine(reinterpret_cast<const uint8_t*>(codes[line])), job.streams);
+      __builtin_memcpy(job.scales + line * job.scale_stride, scales[line], 8);
     } else {
-      __builtin_memcpy(to, codes[column], static_cast<size_t>(8 * job.groups));
-      __builtin_memcpy(job.scales + column * job.scale_stride, scales[column],
+      __builtin_memcpy(to, codes[line], static_cast<size_t>(8 * job.groups));
+      __builtin_memcpy(job.scales + line * job.scale_stride, scales[line],
                        static_cast<size_t>(job.groups));
     }
   }
@@ -325,13 +426,13 @@ uint32_t QuantizeNvColumns(const Nvfp4ColumnJob& job, TileTally& tally) {
 Nvfp4Functions FindNvfp4(DType source) {
   switch (source) {
     case DType::kBF16:
-      return {&QuantizeNvRow<BFloat16>, &QuantizeNvColumns<BFloat16>, &FindNvTileAmaxes<BFloat16>,
+      return {&QuantizeNvRow<BFloat16>, &QuantizeNvLines<BFloat16>, &FindNvTileAmaxes<BFloat16>,
               &TransformNvTile, &FindTransformedAmax};
     case DType::kF16:
-      return {&QuantizeNvRow<Float16>, &QuantizeNvColumns<Float16>, &FindNvTileAmaxes<Float16>,
+      return {&QuantizeNvRow<Float16>, &QuantizeNvLines<Float16>, &FindNvTileAmaxes<Float16>,
               nullptr, nullptr};
     case DType::kF32:
-      return {&QuantizeNvRow<Float32>, &QuantizeNvColumns<Float32>, &FindNvTileAmaxes<Float32>,
+      return {&QuantizeNvRow<Float32>, &QuantizeNvLines<Float32>, &FindNvTileAmaxes<Float32>,
               nullptr, nullptr};
     default:
       return {};

@@ -125,75 +125,105 @@ void QuantizeTileRows(const Nvfp4Direction& direction, const Nvfp4TensorScales& 
   AddTile(tally, done, counts);
 }
 
-// ---- columnwise
+// ---- lines in lanes: columns, and rows under 4over6, which adds up errors along a line
 
-constexpr int64_t kColumns = 32;  // Copied together: whole cache lines.
+constexpr int64_t kStripLines = 32;  // Copied together: of columns, whole cache lines.
 
-/// Columns of a piece: where they are, and where they have been copied to, kColumns to a row.
-struct ColumnStrip {
+/// Lines of a piece: where they are, and where they have been copied to.
+struct LineStrip {
   const std::byte* source;
   const std::byte* copy;
+  int64_t stride;  ///< Elements from row to row of the copy.
 };
 
-/// Sixteen columns.
-void QuantizeColumns(const Nvfp4Direction& direction, const Nvfp4TensorScale& scale,
-                     const Piece& piece, int64_t column, const ColumnStrip& strip,
-                     const Nvfp4Functions& loops, Nvfp4Scalar scalar, QuantizationCounts& counts) {
-  const int64_t rows = direction.source.rows();
-  Nvfp4ColumnJob job = {};
+/// Sixteen lines.
+void QuantizeLines(const Nvfp4Direction& direction, const Nvfp4TensorScales& scales,
+                   const LineRange& range, const LineStrip& strip, const Nvfp4Functions& loops,
+                   Nvfp4Scalar scalar, QuantizationCounts& counts) {
+  const QuantizerSpec& spec = *direction.spec;
+  const int64_t length = direction.layout.length;
+  Nvfp4LineJob job = {};
   job.source = strip.copy;
-  job.source_stride = kColumns;
-  job.ahead = strip.source + kColumns * direction.element_bytes;
+  job.source_stride = strip.stride;
+  job.is_rowwise = direction.usage == Usage::kRowwise;
+  job.ahead = strip.source + strip.stride * direction.element_bytes;
   job.ahead_stride = direction.source.columns() * direction.element_bytes;
-  job.code_stride = rows / 2;
-  job.scale_stride = rows / kNvfp4Length;
-  job.codes = direction.codes + column * job.code_stride + piece.row_begin / 2;
-  job.scales = direction.scales + column * job.scale_stride + piece.row_begin / kNvfp4Length;
-  job.groups = static_cast<int>((piece.row_end - piece.row_begin) / kNvfp4Length);
-  job.block_dim = direction.spec->block_dim;
-  job.encode_sixth = scale.encode_sixth;
-  job.decode = scale.decode;
+  job.code_stride = length / 2;
+  job.scale_stride = length / kNvfp4Length;
+  job.codes = direction.codes + range.line_begin * job.code_stride + range.begin / 2;
+  job.scales = direction.scales + range.line_begin * job.scale_stride + range.begin / kNvfp4Length;
+  job.groups = static_cast<int>((range.end - range.begin) / kNvfp4Length);
+  job.block_dim = spec.block_dim;
+  job.picks = spec.four_over_six != FourOverSix::kNone;
+  job.squares = spec.four_over_six == FourOverSix::kMse;
+  job.code_max = 6.0f * static_cast<float>(spec.e4m3_max);
+  for (int i = 0; i < kNvfp4Length; ++i) {
+    const Nvfp4TensorScale& scale = scales.At(range.line_begin + i);
+    job.encode[i] = scale.encode;
+    job.encode_sixth[i] = scale.encode_sixth;
+    job.decode[i] = scale.decode;
+    job.amax[i] = scales.Amax(range.line_begin + i);
+  }
   job.random = RandomOf(direction);
-  job.line = static_cast<uint32_t>(column + direction.line_offset);
-  job.block = static_cast<uint32_t>(piece.row_begin / kNvfp4Length + direction.block_offset);
+  job.line = static_cast<uint32_t>(range.line_begin + direction.line_offset);
+  job.block = static_cast<uint32_t>(range.begin / kNvfp4Length + direction.block_offset);
   job.transforms = direction.transforms;
   job.counts = direction.is_counted;
   job.streams = job.code_stride % 64 == 0 && IsStreamed(direction.source);
   TileTally tally;
-  const uint32_t left = loops.columns(job, tally);
+  const uint32_t left = loops.lines(job, tally);
   int64_t done = 0;
   for (int group = 0; group < job.groups; ++group) {
     if ((left >> group & 1) == 0) {
       done += kNvfp4Length * kNvfp4Length;
       continue;
     }
-    const int64_t row = piece.row_begin + group * kNvfp4Length;
-    scalar({column, column + kNvfp4Length, row, row + kNvfp4Length}, counts);
+    const int64_t begin = range.begin + group * kNvfp4Length;
+    scalar({range.line_begin, range.line_end, begin, begin + kNvfp4Length}, counts);
   }
   AddTile(tally, done, counts);
 }
 
-void QuantizeColumnPiece(const Nvfp4Direction& direction, const Nvfp4TensorScale& scale,
-                         const Piece& piece, const Nvfp4Functions& loops, Nvfp4Scalar scalar,
-                         QuantizationCounts& counts) {
+/// At most kStripLines lines of at most kPieceRows elements.
+void QuantizeStrip(const Nvfp4Direction& direction, const Nvfp4TensorScales& scales,
+                   const LineRange& range, const Nvfp4Functions& loops, Nvfp4Scalar scalar,
+                   QuantizationCounts& counts) {
   // Rows a power of two apart fall into few sets of the caches, so the strip is copied first.
-  alignas(64) std::byte copy[kPieceRows * kColumns * sizeof(float)];
+  alignas(64) std::byte copy[kPieceRows * kStripLines * sizeof(float)];
   const int64_t element = direction.element_bytes, row_bytes = direction.source.columns() * element;
-  for (int64_t column = piece.column_begin; column < piece.column_end; column += kColumns) {
-    const int64_t width = std::min(kColumns, piece.column_end - column);
-    const std::byte* source = ElementAt(direction.source, piece.row_begin, column);
-    for (int64_t row = 0; row < piece.row_end - piece.row_begin; ++row) {
-      const std::byte* from = source + row * row_bytes;
-      std::byte* to = copy + row * kColumns * element;
-      if (width == kColumns && element == 2) {
-        std::memcpy(to, from, 2 * kColumns);  // Of a length that the compiler knows.
-      } else {
-        std::memcpy(to, from, static_cast<size_t>(width * element));
-      }
+  const int64_t lines = range.line_end - range.line_begin, length = range.end - range.begin;
+  const bool is_rowwise = direction.usage == Usage::kRowwise;
+  const int64_t rows = is_rowwise ? lines : length, width = is_rowwise ? length : lines;
+  const int64_t stride = is_rowwise ? kPieceRows : kStripLines;
+  const std::byte* source = is_rowwise ? ElementAt(direction.source, range.line_begin, range.begin)
+                                       : ElementAt(direction.source, range.begin, range.line_begin);
+  for (int64_t row = 0; row < rows; ++row) {
+    const std::byte* from = source + row * row_bytes;
+    std::byte* to = copy + row * stride * element;
+    if (width == kStripLines && element == 2) {
+      std::memcpy(to, from, 2 * kStripLines);  // Of a length that the compiler knows.
+    } else {
+      std::memcpy(to, from, static_cast<size_t>(width * element));
     }
-    for (int64_t i = 0; i < width; i += kNvfp4Length) {
-      QuantizeColumns(direction, scale, piece, column + i,
-                      {source + i * element, copy + i * element}, loops, scalar, counts);
+  }
+  for (int64_t i = 0; i < lines; i += kNvfp4Length) {
+    const int64_t line = range.line_begin + i;
+    QuantizeLines(direction, scales, {line, line + kNvfp4Length, range.begin, range.end},
+                  {source + i * (is_rowwise ? row_bytes : element),
+                   copy + i * (is_rowwise ? stride : 1) * element, stride},
+                  loops, scalar, counts);
+  }
+}
+
+void QuantizeLinePiece(const Nvfp4Direction& direction, const Nvfp4TensorScales& scales,
+                       const LineRange& range, const Nvfp4Functions& loops, Nvfp4Scalar scalar,
+                       QuantizationCounts& counts) {
+  for (int64_t line = range.line_begin; line < range.line_end; line += kStripLines) {
+    for (int64_t begin = range.begin; begin < range.end; begin += kPieceRows) {
+      QuantizeStrip(direction, scales,
+                    {line, std::min(line + kStripLines, range.line_end), begin,
+                     std::min(begin + kPieceRows, range.end)},
+                    loops, scalar, counts);
     }
   }
 }
@@ -256,7 +286,7 @@ std::optional<HadamardAmaxes> FindHadamardAmaxes(const Tensor& source,
                                                  const ExecutionContext& context) {
   const Nvfp4Functions loops = FindLoops(source.dtype(), context.isa);
   const int64_t rows = source.rows(), columns = source.columns();
-  if (loops.transformed_amax == nullptr || columns % kColumns != 0) return std::nullopt;
+  if (loops.transformed_amax == nullptr || columns % kStripLines != 0) return std::nullopt;
   const auto* in = source.as<uint16_t>();
   std::atomic<uint32_t> largest{0}, transformed_largest{0};
   std::atomic<bool> is_possible{true};
@@ -278,19 +308,18 @@ std::optional<HadamardAmaxes> FindHadamardAmaxes(const Tensor& source,
 }
 
 bool HasNvfp4Loops(const Nvfp4Direction& direction, const ExecutionContext& context) {
-  const QuantizerSpec& spec = *direction.spec;
   return FindLoops(direction.source.dtype(), context.isa).row != nullptr &&
-         spec.scale_rule == ScaleRule::kTwoLevel && spec.four_over_six == FourOverSix::kNone &&
-         spec.element_rounding != ElementRounding::kNearestAway &&
-         !(spec.row_scaled && direction.usage == Usage::kColumnwise);
+         direction.spec->scale_rule == ScaleRule::kTwoLevel &&
+         direction.spec->element_rounding != ElementRounding::kNearestAway;
 }
 
 void QuantizeNvfp4Piece(const Nvfp4Direction& direction, const Nvfp4TensorScales& scales,
                         const Piece& piece, const ExecutionContext& context, Nvfp4Scalar scalar,
                         QuantizationCounts& counts) {
   const Nvfp4Functions loops = FindLoops(direction.source.dtype(), context.isa);
-  if (direction.usage == Usage::kColumnwise) {
-    QuantizeColumnPiece(direction, scales.At(0), piece, loops, scalar, counts);
+  if (direction.usage == Usage::kColumnwise ||
+      direction.spec->four_over_six != FourOverSix::kNone) {
+    QuantizeLinePiece(direction, scales, RangeOf(piece, direction.usage), loops, scalar, counts);
   } else if (direction.spec->block_dim == 2) {
     QuantizeTileRows(direction, scales, piece, loops, scalar, counts);
   } else {
