@@ -169,5 +169,17 @@ TEST(GroupAmax, MustBeOneFloat) {
   }
 }
 
+TEST(GroupAmax, IsOfMagnitudes) {
+  QuantizeArguments arguments;
+  for (const float amax : {-1.0f, -0.0f, -INFINITY}) {
+    arguments.group_amax_rowwise = *Tensor::FromScalar(amax);
+    const absl::Status status =
+        QuantizeCpu(Source(DType::kBF16, {16, 64}), Nvfp4(), kBoth, arguments, {}).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << amax;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("group_amax_rowwise is -"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("at least 0"));
+  }
+}
+
 }  // namespace QG_TEST_FILE
 }  // namespace quantgate
