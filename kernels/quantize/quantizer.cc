@@ -29,15 +29,50 @@ constexpr Named<ScaleRule> kScaleRules[] = {
     {ScaleRule::kTwoLevel, "two_level"},
     {ScaleRule::kTwoLevelClamped, "two_level_clamped"},
     {ScaleRule::kSingleLevel, "single_level"},
+    {ScaleRule::kReciprocalProduct, "reciprocal_product"},
+    {ScaleRule::kInverse, "inverse"},
+    {ScaleRule::kFloat64, "float64"},
+    {ScaleRule::kTorchaoRceil, "torchao_rceil"},
+    {ScaleRule::kTorchaoFloor, "torchao_floor"},
+    {ScaleRule::kTorchaoCeil, "torchao_ceil"},
+    {ScaleRule::kTorchaoEven, "torchao_even"},
+    {ScaleRule::kGguf, "gguf"},
+    {ScaleRule::kTorchaoTwoLevel, "torchao_two_level"},
+    {ScaleRule::kTorchaoSingleLevel, "torchao_single_level"},
+    {ScaleRule::kVllm, "vllm"},
+    {ScaleRule::kCompressedTensors, "compressed_tensors"},
+    {ScaleRule::kModelopt, "modelopt"},
+    {ScaleRule::kQwix, "qwix"},
 };
 constexpr Named<ElementRounding> kRoundings[] = {
     {ElementRounding::kNearestEven, "nearest_even"},
     {ElementRounding::kNearestAway, "nearest_away"},
+    {ElementRounding::kNearestZero, "nearest_zero"},
     {ElementRounding::kStochastic, "stochastic"},
 };
 constexpr Named<Overflow> kOverflows[] = {
     {Overflow::kSaturate, "saturate"},
     {Overflow::kNan, "nan"},
+};
+constexpr Named<StepDType> kStepDTypes[] = {
+    {StepDType::kF32, "f32"},
+    {StepDType::kSource, "source"},
+};
+constexpr Named<ElementOperation> kOperations[] = {
+    {ElementOperation::kMultiply, "multiply"},
+    {ElementOperation::kDivide, "divide"},
+    {ElementOperation::kReciprocal, "reciprocal"},
+};
+constexpr Named<ZeroScale> kZeroScales[] = {
+    {ZeroScale::kOne, "one"},
+    {ZeroScale::kDTypeEpsilon, "dtype_epsilon"},
+    {ZeroScale::kNone, "none"},
+};
+constexpr Named<ZeroSign> kZeroSigns[] = {
+    {ZeroSign::kKeep, "keep"},
+    {ZeroSign::kDrop, "drop"},
+    {ZeroSign::kDropRounded, "drop_rounded"},
+    {ZeroSign::kNegative, "negative"},
 };
 constexpr Named<FourOverSix> kFourOverSixModes[] = {
     {FourOverSix::kNone, "none"},
@@ -102,6 +137,17 @@ std::string SpecText(const QuantizerSpec& spec) {
   absl::StrAppend(&text,
                   ", element_rounding=", std::string(ElementRoundingName(spec.element_rounding)),
                   ", overflow=", std::string(OverflowName(spec.overflow)));
+  const QuantizerSpec plain;
+  const auto add = [&](const char* field, bool differs, std::string_view name) {
+    if (differs) absl::StrAppend(&text, ", ", field, "=", std::string(name));
+  };
+  add("scale_dtype", spec.scale_dtype != plain.scale_dtype, StepDTypeName(spec.scale_dtype));
+  add("element_operation", spec.element_operation != plain.element_operation,
+      ElementOperationName(spec.element_operation));
+  add("operation_dtype", spec.operation_dtype != plain.operation_dtype,
+      StepDTypeName(spec.operation_dtype));
+  add("zero_scale", spec.zero_scale != plain.zero_scale, ZeroScaleName(spec.zero_scale));
+  add("zero_sign", spec.zero_sign != plain.zero_sign, ZeroSignName(spec.zero_sign));
   return text;
 }
 
@@ -144,6 +190,20 @@ std::string_view FourOverSixName(FourOverSix mode) {
   return NameOf<FourOverSix>(kFourOverSixModes, mode);
 }
 
+std::string_view StepDTypeName(StepDType dtype) { return NameOf<StepDType>(kStepDTypes, dtype); }
+
+std::string_view ElementOperationName(ElementOperation operation) {
+  return NameOf<ElementOperation>(kOperations, operation);
+}
+
+std::string_view ZeroScaleName(ZeroScale zero_scale) {
+  return NameOf<ZeroScale>(kZeroScales, zero_scale);
+}
+
+std::string_view ZeroSignName(ZeroSign zero_sign) {
+  return NameOf<ZeroSign>(kZeroSigns, zero_sign);
+}
+
 absl::StatusOr<ScaleRule> ParseScaleRule(std::string_view name) {
   return ParseName<ScaleRule>(kScaleRules, "scale_rule", name);
 }
@@ -154,6 +214,22 @@ absl::StatusOr<ElementRounding> ParseElementRounding(std::string_view name) {
 
 absl::StatusOr<Overflow> ParseOverflow(std::string_view name) {
   return ParseName<Overflow>(kOverflows, "overflow", name);
+}
+
+absl::StatusOr<StepDType> ParseStepDType(std::string_view field, std::string_view name) {
+  return ParseName<StepDType>(kStepDTypes, field, name);
+}
+
+absl::StatusOr<ElementOperation> ParseElementOperation(std::string_view name) {
+  return ParseName<ElementOperation>(kOperations, "element_operation", name);
+}
+
+absl::StatusOr<ZeroScale> ParseZeroScale(std::string_view name) {
+  return ParseName<ZeroScale>(kZeroScales, "zero_scale", name);
+}
+
+absl::StatusOr<ZeroSign> ParseZeroSign(std::string_view name) {
+  return ParseName<ZeroSign>(kZeroSigns, "zero_sign", name);
 }
 
 ScaleRule ResolveScaleRule(ScaleRule rule, QuantizerFormat format) {

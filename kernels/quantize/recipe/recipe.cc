@@ -331,9 +331,14 @@ absl::StatusOr<Recipe> Recipe::ParseStored(std::string_view text) {
 }
 
 std::string Recipe::CanonicalText() const {
-  return absl::StrCat(name_, ":", Joined(knobs(), ",", [](const auto& knob) {
-                        return absl::StrCat(knob.first, "=", knob.second);
-                      }));
+  const RecipeEntry& entry = *FindRecipeEntry(name_);
+  std::vector<std::string> named;
+  for (const auto& [name, value] : knobs()) {
+    const Knob& knob = *FindKnob(entry, name);
+    if (knob.is_optional && value == DefaultValue(knob, knobs())) continue;
+    named.push_back(absl::StrCat(name, "=", value));
+  }
+  return absl::StrCat(name_, ":", Joined(named, ",", [](const std::string& knob) { return knob; }));
 }
 
 std::string Recipe::ShortText() const {

@@ -103,7 +103,8 @@ class Recipe {
   const std::string& name() const { return name_; }
   /// Every knob with the resolved value.
   const Knobs& knobs() const { return *knobs_; }
-  /// Name and every resolved knob in order. Recipes with equal text have equal numerics.
+  /// Name and every resolved knob in order; knobs that came after 0.1.0 only where they are not at
+  /// their defaults. Recipes with equal text have equal numerics.
   std::string CanonicalText() const;
   /// Name and the knobs that differ from the defaults, for people.
   std::string ShortText() const;

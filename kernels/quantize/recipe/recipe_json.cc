@@ -123,6 +123,15 @@ absl::Status SetField(const std::string& key, const Json& value, QuantizerSpec& 
     QG_ASSIGN_OR_RETURN(spec.element_rounding, ParseElementRounding(name));
   } else if (key == "overflow") {
     QG_ASSIGN_OR_RETURN(spec.overflow, ParseOverflow(name));
+  } else if (key == "scale_dtype" || key == "operation_dtype") {
+    StepDType& field = key == "scale_dtype" ? spec.scale_dtype : spec.operation_dtype;
+    QG_ASSIGN_OR_RETURN(field, ParseStepDType(key, name));
+  } else if (key == "element_operation") {
+    QG_ASSIGN_OR_RETURN(spec.element_operation, ParseElementOperation(name));
+  } else if (key == "zero_scale") {
+    QG_ASSIGN_OR_RETURN(spec.zero_scale, ParseZeroScale(name));
+  } else if (key == "zero_sign") {
+    QG_ASSIGN_OR_RETURN(spec.zero_sign, ParseZeroSign(name));
   } else if (key == "4over6") {
     QG_ASSIGN_OR_RETURN(spec.four_over_six, ParseFourOverSix(name));
   } else {
@@ -148,6 +157,15 @@ Json CanonicalSpec(const QuantizerSpec& spec, const QuantizerSpec& plain) {
   add("element_rounding", spec.element_rounding != plain.element_rounding,
       std::string(ElementRoundingName(spec.element_rounding)));
   add("overflow", spec.overflow != plain.overflow, std::string(OverflowName(spec.overflow)));
+  add("scale_dtype", spec.scale_dtype != plain.scale_dtype,
+      std::string(StepDTypeName(spec.scale_dtype)));
+  add("element_operation", spec.element_operation != plain.element_operation,
+      std::string(ElementOperationName(spec.element_operation)));
+  add("operation_dtype", spec.operation_dtype != plain.operation_dtype,
+      std::string(StepDTypeName(spec.operation_dtype)));
+  add("zero_scale", spec.zero_scale != plain.zero_scale,
+      std::string(ZeroScaleName(spec.zero_scale)));
+  add("zero_sign", spec.zero_sign != plain.zero_sign, std::string(ZeroSignName(spec.zero_sign)));
   add("hadamard", spec.hadamard, true);
   add("row_scaled", spec.row_scaled, true);
   add("4over6", spec.four_over_six != plain.four_over_six,
@@ -179,7 +197,9 @@ absl::Status CheckOfCodes(const QuantizerSpec& spec, const std::string& key, con
     return spec.casts() ? absl::OkStatus()
                         : Refuse(key, ShownJson(value), "identity casts to f32, bf16 or f16");
   }
-  if (key != "overflow" && key != "scale_rule" && key != "element_rounding") {
+  if (key != "overflow" && key != "scale_rule" && key != "element_rounding" && key != "zero_sign" &&
+      key != "scale_dtype" && key != "element_operation" && key != "operation_dtype" &&
+      key != "zero_scale") {
     return absl::OkStatus();
   }
   return Refuse(key, ShownJson(value), "not a field of identity, which makes no codes");
@@ -189,6 +209,7 @@ absl::Status CheckOfCodes(const QuantizerSpec& spec, const std::string& key, con
 absl::StatusOr<QuantizerRule> SpecRule(const Json& json) {
   QG_RETURN_IF_ERROR(CheckKeys(
       json, {"format", "element", "block_dim", "power_2_scale", "amax_epsilon", "scale_rule",
+             "scale_dtype", "element_operation", "operation_dtype", "zero_scale", "zero_sign",
              "element_rounding", "overflow", "hadamard", "row_scaled", "4over6", "e4m3_max"}));
   QuantizerSpec plain;
   QG_RETURN_IF_ERROR(SetField("format", json["format"], plain));

@@ -44,6 +44,9 @@ struct Knob {
   /// The knob on which this one depends: while that knob has its default, this one must have its
   /// own default.
   std::string_view needs = {};
+  /// Canonical texts name the knob only where it is not at its default, as it came after the first
+  /// texts and digests.
+  bool is_optional = false;
 };
 
 /// How the meaning of a recipe is found.
