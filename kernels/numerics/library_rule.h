@@ -34,7 +34,7 @@ enum class ZeroScale {
 };
 
 /// The sign of zeros.
-enum class ZeroSign {
+enum class SignOfZero {
   kKeep,         ///< Its own.
   kDrop,         ///< A scaled value of -0 is +0; what rounds to zero keeps its sign.
   kDropRounded,  ///< Every zero code is +0.
@@ -53,7 +53,7 @@ struct LibraryRule {
   StepDType operation_dtype = StepDType::kF32;
   ElementOperation operation = ElementOperation::kMultiply;
   ZeroScale zero_scale = ZeroScale::kOne;
-  ZeroSign zero_sign = ZeroSign::kKeep;
+  SignOfZero zero_sign = SignOfZero::kKeep;
   ElementRounding rounding = ElementRounding::kNearestEven;
   Overflow overflow = Overflow::kSaturate;
   bool is_whole = false;  ///< One scale for the whole tensor (fp8_tensor).
@@ -529,8 +529,8 @@ QG_HOST_DEVICE constexpr float ScaledElement(const LibraryRule& rule, const Unit
       (rule.scales == ScaleKind::kE8m0 && rule.options.rule == ScaleRule::kCompressedTensors);
   if (rounds_to_source) scaled = RoundTo(rule.source, scaled);
   if (scaled == 0.0f) {
-    if (rule.zero_sign == ZeroSign::kDrop) return 0.0f;
-    if (rule.zero_sign == ZeroSign::kNegative) return -0.0f;
+    if (rule.zero_sign == SignOfZero::kDrop) return 0.0f;
+    if (rule.zero_sign == SignOfZero::kNegative) return -0.0f;
   }
   return scaled;
 }
@@ -546,7 +546,7 @@ QG_HOST_DEVICE constexpr uint8_t ElementCode(const LibraryRule& rule, float scal
   }
   const uint8_t code = EncodeFloat<F>(scaled, rule.rounding, rule.overflow);
   const bool is_zero = (code & (kSign - 1)) == 0;
-  return is_zero && rule.zero_sign == ZeroSign::kDropRounded ? uint8_t{0} : code;
+  return is_zero && rule.zero_sign == SignOfZero::kDropRounded ? uint8_t{0} : code;
 }
 
 }  // namespace quantgate

@@ -164,8 +164,8 @@ absl::Status CheckForeignFields(const QuantizerSpec& spec) {
       return Refuse("element_rounding", ElementRoundingName(spec.element_rounding), rule);
     }
   }
-  if (!spec.is_quantized() && spec.zero_sign != ZeroSign::kKeep) {
-    return Refuse("zero_sign", ZeroSignName(spec.zero_sign), rule);
+  if (!spec.is_quantized() && spec.zero_sign != SignOfZero::kKeep) {
+    return Refuse("zero_sign", SignOfZeroName(spec.zero_sign), rule);
   }
   const auto [step, value] = FirstStepOfFp32Scales(spec);
   if (!has_fp32_scales && !step.empty()) return Refuse(step, value, rule);
@@ -218,11 +218,11 @@ absl::Status CheckNvfp4(const QuantizerSpec& spec, Usage usage) {
   if (spec.has_library_steps()) {
     // Their rules are of sources as they are, under one scale, to nearest.
     const bool is_rule = IsLibraryRule(spec.scale_rule);
-    const bool is_sign = spec.zero_sign != ZeroSign::kKeep;
+    const bool is_sign = spec.zero_sign != SignOfZero::kKeep;
     const std::string with = absl::StrCat(
         "it does not go with ",
         is_rule   ? absl::StrCat("scale_rule ", std::string(ScaleRuleName(spec.scale_rule)))
-        : is_sign ? absl::StrCat("zero_sign ", std::string(ZeroSignName(spec.zero_sign)))
+        : is_sign ? absl::StrCat("zero_sign ", std::string(SignOfZeroName(spec.zero_sign)))
                   : "element_rounding nearest_zero");
     if (spec.hadamard) return Refuse("hadamard", "true", with);
     if (spec.row_scaled) return Refuse("row_scaled", "true", with);

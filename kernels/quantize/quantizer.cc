@@ -68,11 +68,11 @@ constexpr Named<ZeroScale> kZeroScales[] = {
     {ZeroScale::kDTypeEpsilon, "dtype_epsilon"},
     {ZeroScale::kNone, "none"},
 };
-constexpr Named<ZeroSign> kZeroSigns[] = {
-    {ZeroSign::kKeep, "keep"},
-    {ZeroSign::kDrop, "drop"},
-    {ZeroSign::kDropRounded, "drop_rounded"},
-    {ZeroSign::kNegative, "negative"},
+constexpr Named<SignOfZero> kZeroSigns[] = {
+    {SignOfZero::kKeep, "keep"},
+    {SignOfZero::kDrop, "drop"},
+    {SignOfZero::kDropRounded, "drop_rounded"},
+    {SignOfZero::kNegative, "negative"},
 };
 constexpr Named<FourOverSix> kFourOverSixModes[] = {
     {FourOverSix::kNone, "none"},
@@ -147,7 +147,7 @@ std::string SpecText(const QuantizerSpec& spec) {
   add("operation_dtype", spec.operation_dtype != plain.operation_dtype,
       StepDTypeName(spec.operation_dtype));
   add("zero_scale", spec.zero_scale != plain.zero_scale, ZeroScaleName(spec.zero_scale));
-  add("zero_sign", spec.zero_sign != plain.zero_sign, ZeroSignName(spec.zero_sign));
+  add("zero_sign", spec.zero_sign != plain.zero_sign, SignOfZeroName(spec.zero_sign));
   return text;
 }
 
@@ -200,8 +200,8 @@ std::string_view ZeroScaleName(ZeroScale zero_scale) {
   return NameOf<ZeroScale>(kZeroScales, zero_scale);
 }
 
-std::string_view ZeroSignName(ZeroSign zero_sign) {
-  return NameOf<ZeroSign>(kZeroSigns, zero_sign);
+std::string_view SignOfZeroName(SignOfZero zero_sign) {
+  return NameOf<SignOfZero>(kZeroSigns, zero_sign);
 }
 
 absl::StatusOr<ScaleRule> ParseScaleRule(std::string_view name) {
@@ -228,8 +228,8 @@ absl::StatusOr<ZeroScale> ParseZeroScale(std::string_view name) {
   return ParseName<ZeroScale>(kZeroScales, "zero_scale", name);
 }
 
-absl::StatusOr<ZeroSign> ParseZeroSign(std::string_view name) {
-  return ParseName<ZeroSign>(kZeroSigns, "zero_sign", name);
+absl::StatusOr<SignOfZero> ParseSignOfZero(std::string_view name) {
+  return ParseName<SignOfZero>(kZeroSigns, "zero_sign", name);
 }
 
 ScaleRule ResolveScaleRule(ScaleRule rule, QuantizerFormat format) {

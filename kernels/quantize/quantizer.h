@@ -25,7 +25,7 @@ std::string_view OverflowName(Overflow overflow);
 std::string_view StepDTypeName(StepDType dtype);  ///< "f32", "source".
 std::string_view ElementOperationName(ElementOperation operation);
 std::string_view ZeroScaleName(ZeroScale zero_scale);
-std::string_view ZeroSignName(ZeroSign zero_sign);
+std::string_view SignOfZeroName(SignOfZero zero_sign);
 absl::StatusOr<ScaleRule> ParseScaleRule(std::string_view name);
 absl::StatusOr<ElementRounding> ParseElementRounding(std::string_view name);
 absl::StatusOr<Overflow> ParseOverflow(std::string_view name);
@@ -33,7 +33,7 @@ absl::StatusOr<Overflow> ParseOverflow(std::string_view name);
 absl::StatusOr<StepDType> ParseStepDType(std::string_view field, std::string_view name);
 absl::StatusOr<ElementOperation> ParseElementOperation(std::string_view name);
 absl::StatusOr<ZeroScale> ParseZeroScale(std::string_view name);
-absl::StatusOr<ZeroSign> ParseZeroSign(std::string_view name);
+absl::StatusOr<SignOfZero> ParseSignOfZero(std::string_view name);
 
 /// The first rule of the format for kUsual; other rules unchanged.
 ScaleRule ResolveScaleRule(ScaleRule rule, QuantizerFormat format);
@@ -71,7 +71,7 @@ struct QuantizerSpec {
   ElementOperation element_operation = ElementOperation::kMultiply;
   StepDType operation_dtype = StepDType::kF32;  ///< What is cast is rounded to it before.
   ZeroScale zero_scale = ZeroScale::kOne;
-  ZeroSign zero_sign = ZeroSign::kKeep;
+  SignOfZero zero_sign = SignOfZero::kKeep;
 
   /// Whether a step is not Transformer Engine's, so that the general path of an engine has it
   /// (format_quantizers.h).
@@ -79,7 +79,7 @@ struct QuantizerSpec {
     return IsLibraryRule(scale_rule) || element_rounding == ElementRounding::kNearestZero ||
            scale_dtype != StepDType::kF32 || element_operation != ElementOperation::kMultiply ||
            operation_dtype != StepDType::kF32 || zero_scale != ZeroScale::kOne ||
-           zero_sign != ZeroSign::kKeep;
+           zero_sign != SignOfZero::kKeep;
   }
   bool is_quantized() const { return format != QuantizerFormat::kIdentity; }
   /// Whether it is an identity that casts its source.

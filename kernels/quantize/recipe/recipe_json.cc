@@ -131,7 +131,7 @@ absl::Status SetField(const std::string& key, const Json& value, QuantizerSpec& 
   } else if (key == "zero_scale") {
     QG_ASSIGN_OR_RETURN(spec.zero_scale, ParseZeroScale(name));
   } else if (key == "zero_sign") {
-    QG_ASSIGN_OR_RETURN(spec.zero_sign, ParseZeroSign(name));
+    QG_ASSIGN_OR_RETURN(spec.zero_sign, ParseSignOfZero(name));
   } else if (key == "4over6") {
     QG_ASSIGN_OR_RETURN(spec.four_over_six, ParseFourOverSix(name));
   } else {
@@ -165,7 +165,7 @@ Json CanonicalSpec(const QuantizerSpec& spec, const QuantizerSpec& plain) {
       std::string(StepDTypeName(spec.operation_dtype)));
   add("zero_scale", spec.zero_scale != plain.zero_scale,
       std::string(ZeroScaleName(spec.zero_scale)));
-  add("zero_sign", spec.zero_sign != plain.zero_sign, std::string(ZeroSignName(spec.zero_sign)));
+  add("zero_sign", spec.zero_sign != plain.zero_sign, std::string(SignOfZeroName(spec.zero_sign)));
   add("hadamard", spec.hadamard, true);
   add("row_scaled", spec.row_scaled, true);
   add("4over6", spec.four_over_six != plain.four_over_six,
@@ -197,11 +197,10 @@ absl::Status CheckOfCodes(const QuantizerSpec& spec, const std::string& key, con
     return spec.casts() ? absl::OkStatus()
                         : Refuse(key, ShownJson(value), "identity casts to f32, bf16 or f16");
   }
-  if (key != "overflow" && key != "scale_rule" && key != "element_rounding" && key != "zero_sign" &&
-      key != "scale_dtype" && key != "element_operation" && key != "operation_dtype" &&
-      key != "zero_scale") {
-    return absl::OkStatus();
-  }
+  static const std::set<std::string> kOfCodes = {
+      "overflow",          "scale_rule",      "element_rounding", "scale_dtype",
+      "element_operation", "operation_dtype", "zero_scale",       "zero_sign"};
+  if (!kOfCodes.contains(key)) return absl::OkStatus();
   return Refuse(key, ShownJson(value), "not a field of identity, which makes no codes");
 }
 

@@ -31,7 +31,7 @@ QuantizerSpec CommonSpec(QuantizerFormat format, const Recipe::Knobs& knobs) {
   spec.scale_rule = rule == ResolveScaleRule(ScaleRule::kUsual, format) ? ScaleRule::kUsual : rule;
   spec.element_rounding = *ParseElementRounding(Value(knobs, "element_rounding"));
   spec.overflow = *ParseOverflow(Value(knobs, "overflow"));
-  spec.zero_sign = *ParseZeroSign(Value(knobs, "zero_sign"));
+  spec.zero_sign = *ParseSignOfZero(Value(knobs, "zero_sign"));
   return spec;
 }
 

@@ -213,7 +213,8 @@ ScenarioGroup LinearScenarios() {
        .criterion = "y, dx, dw, main_grad and db bit-equal to scalar quantizations and GEMMs of "
                     "the reference engine, called one by one.",
        .faults = {"scale-inv-of-one-operand-twice", "bias-gradient-summed-in-output-type"},
-       .recipes = {"bf16", "fp8_current", "fp8_delayed", "fp8_block", "mxfp8", "nvfp4",
+       .recipes = {"bf16", "fp8_current", "fp8_delayed", "fp8_block", "mxfp8", "mxfp6_e2m3",
+                   "mxfp6_e3m2", "mxfp4", "mxfp4:backward_override=dequantized", "nvfp4",
                    "fp8_current:backward_override=high_precision",
                    "fp8_block:backward_override=dequantized",
                    "mxfp8:backward_override=high_precision", "mxfp8:backward_override=dequantized",

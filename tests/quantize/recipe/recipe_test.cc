@@ -205,7 +205,9 @@ TEST(AllRecipes, EveryListedKnobHasAnEffect) {
   const std::pair<std::string_view, std::string_view> others[] = {
       {"", ""},
       {"fp8_block", "w_block_dim=1,"},
+      {"fp8_block", "power_2_scales=false,"},
       {"nvfp4", "disable_rht=true,"},
+      {"nvfp4", "disable_rht=true,disable_stochastic_rounding=true,"},
       {"nvfp4", "disable_rht=true,nvfp4_4over6=all,"}};
   int tried = 0;
   for (const RecipeDescription& description : AllRecipes()) {
