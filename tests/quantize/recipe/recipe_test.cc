@@ -131,14 +131,14 @@ TEST(Recipe, RefusesWithRecipeKnobValueAndChoices) {
   const Case cases[] = {
       {"fp9",
        "name is \"fp9\": unknown recipe; known: bf16, fp8_delayed, fp8_current, fp8_block, mxfp8, "
-       "nvfp4, hybrid, custom"},
+       "mxfp6_e2m3, mxfp6_e3m2, mxfp4, nvfp4, hybrid, custom"},
       {"", "name is \"\": unknown recipe"},
       {"bf16:fp8_format=e4m3",
        "knobs[\"fp8_format\"] is \"e4m3\": a knob of fp8_delayed, fp8_current, fp8_block, mxfp8, "
        "not of bf16; knobs of bf16: backward_override"},
       {"bf16:overflow=nan",
        "knobs[\"overflow\"] is \"nan\": a knob of fp8_delayed, fp8_current, fp8_block, mxfp8, "
-       "nvfp4, "
+       "mxfp6_e2m3, mxfp6_e3m2, mxfp4, nvfp4, "
        "not of bf16; knobs of bf16: backward_override, activation_dtype"},
       {"bf16:scale_rule=reciprocal", "not of bf16; knobs of bf16: backward_override"},
       {"bf16:element_rounding=nope", "not of bf16; knobs of bf16: backward_override"},
