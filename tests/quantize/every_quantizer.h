@@ -56,6 +56,7 @@ inline void AddMxfp8(std::vector<NamedQuantizer>& all) {
         spec.scale_rule = rule;
         all.push_back({"", spec});
       }
+      spec.scale_rule = ScaleRule::kNearest;
       spec.element_rounding = ElementRounding::kNearestAway;
       all.push_back({"", spec});
     }
@@ -124,20 +125,18 @@ inline void AddLibrarySteps(std::vector<NamedQuantizer>& all) {
     }
   }
   for (const ScalingTraits& traits : AllQuantizerFormats()) {
-    for (const DType element : traits.elements) {
-      for (const SignOfZero sign :
-           {SignOfZero::kDrop, SignOfZero::kDropRounded, SignOfZero::kNegative}) {
-        QuantizerSpec spec = {.format = traits.format, .element = element};
-        spec.zero_sign = sign;
-        all.push_back({"", spec});
-        spec.element_rounding = ElementRounding::kNearestZero;
-        if (traits.has_blocks()) spec.block_dim = 2;
-        all.push_back({"", spec});
-        if (traits.scales == ScaleKind::kTensor) {
-          spec.scaling = Scaling::kDelayed;
-          all.push_back({"", spec});
-        }
-      }
+    if (traits.elements.empty()) continue;
+    for (const SignOfZero sign :
+         {SignOfZero::kDrop, SignOfZero::kDropRounded, SignOfZero::kNegative}) {
+      QuantizerSpec spec = {.format = traits.format, .element = traits.elements.front()};
+      spec.zero_sign = sign;
+      all.push_back({"", spec});
+      spec.element_rounding = ElementRounding::kNearestZero;
+      if (traits.has_blocks()) spec.block_dim = 2;
+      all.push_back({"", spec});
+      if (traits.scales != ScaleKind::kTensor) continue;
+      spec.scaling = Scaling::kDelayed;
+      all.push_back({"", spec});
     }
   }
 }
