@@ -14,8 +14,9 @@ namespace quantgate {
 enum class ElementRounding {
   kNearestEven,
   kNearestAway,
-  kStochastic,  ///< For nvfp4, by stochastic_rounding.h, which takes a random byte; the casts of
-                ///< this file do not have it.
+  kNearestZero,  ///< Ties toward zero.
+  kStochastic,   ///< For nvfp4, by stochastic_rounding.h, which takes a random byte; the casts of
+                 ///< this file do not have it.
 };
 enum class Overflow {
   kSaturate,  ///< To the largest finite value, infinities too: Transformer Engine, CUDA SATFINITE.
@@ -56,7 +57,8 @@ QG_HOST_DEVICE constexpr uint32_t RoundAndPack(uint64_t significand, int exponen
   const uint64_t half = uint64_t(1) << (shift - 1);
   uint64_t kept = significand >> shift;
   const uint64_t dropped = significand & (half + (half - 1));
-  const bool tie_up = rounding == ElementRounding::kNearestAway || (kept & 1) != 0;
+  const bool tie_up = rounding == ElementRounding::kNearestAway ||
+                      (rounding != ElementRounding::kNearestZero && (kept & 1) != 0);
   kept += uint64_t(dropped > half) | uint64_t(dropped == half && tie_up);
   // 5. Pack by addition: kept carries the implicit bit, which adds the 1 that turns (target -
   // kExponentMin) into the exponent field; a subnormal has no implicit bit and field 0; a round-up

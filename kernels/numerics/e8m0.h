@@ -42,7 +42,9 @@ inline constexpr int kMaxFiniteExponent = Unpack<F>(FormatConstants<F>::kMaxFini
 /// Whether a NaN element makes the amax of the block NaN under `rule`; other rules ignore NaN.
 QG_HOST_DEVICE constexpr bool PropagatesNan(ScaleRule rule) {
   return rule == ScaleRule::kFloor || rule == ScaleRule::kCeil || rule == ScaleRule::kEven ||
-         rule == ScaleRule::kNearest;
+         rule == ScaleRule::kNearest || rule == ScaleRule::kTorchaoRceil ||
+         rule == ScaleRule::kTorchaoFloor || rule == ScaleRule::kTorchaoCeil ||
+         rule == ScaleRule::kTorchaoEven;
 }
 
 /// The scale of a block of elements of format F. Subnormals matter to kRoundUp alone: by the other

@@ -27,17 +27,61 @@ enum class ScaleRule {
   kDivide,      ///< scale = f32(max / amax).
   kReciprocal,  ///< scale = f32(1 / f32(amax * f32(1 / max))): the reciprocal of the maximum is a
                 ///< constant.
+  kReciprocalProduct,  ///< scale = f32(max * f32(1 / amax)): number / tensor of torch.
+  kInverse,            ///< scale_inv = f32(amax / max) comes first.
+  kFloat64,            ///< scale = max * (1 / amax) in binary64: torchao's training.
   // mxfp8: docs/quantizers.md section 5.
   kRoundUp,  ///< The power of two at or above amax / max.
   kFloor,    ///< The difference of the exponents of amax and maximum: OCP, torchao.
   kCeil,     ///< torchao.
   kEven,     ///< torchao.
   kNearest,  ///< FBGEMM.
+  kTorchaoRceil,
+  kTorchaoFloor,
+  kTorchaoCeil,
+  kTorchaoEven,
+  kGguf,
   // nvfp4: docs/quantizers.md section 6.2.
   kTwoLevel,
   kTwoLevelClamped,  ///< torchao with a tensor scale.
   kSingleLevel,      ///< torchao without a tensor scale.
+  kTorchaoTwoLevel,
+  kTorchaoSingleLevel,
+  kVllm,
+  // Of several formats, by the library whose rule of that format it is: library_rule.h.
+  kCompressedTensors,  ///< mxfp8, nvfp4.
+  kModelopt,           ///< mxfp8, nvfp4.
+  kQwix,               ///< All formats.
 };
+
+/// Whether only the general path of an engine has the rule (library_rule.h).
+QG_HOST_DEVICE constexpr bool IsLibraryRule(ScaleRule rule) {
+  switch (rule) {
+    case ScaleRule::kReciprocalProduct:
+    case ScaleRule::kInverse:
+    case ScaleRule::kFloat64:
+    case ScaleRule::kTorchaoRceil:
+    case ScaleRule::kTorchaoFloor:
+    case ScaleRule::kTorchaoCeil:
+    case ScaleRule::kTorchaoEven:
+    case ScaleRule::kGguf:
+    case ScaleRule::kTorchaoTwoLevel:
+    case ScaleRule::kTorchaoSingleLevel:
+    case ScaleRule::kVllm:
+    case ScaleRule::kCompressedTensors:
+    case ScaleRule::kModelopt:
+    case ScaleRule::kQwix:
+      return true;
+    default:
+      return false;
+  }
+}
+
+/// Whether the block scales of nvfp4 are under a scale of the tensor, which is of its amax.
+QG_HOST_DEVICE constexpr bool HasTensorScale(ScaleRule rule) {
+  return rule != ScaleRule::kSingleLevel && rule != ScaleRule::kTorchaoSingleLevel &&
+         rule != ScaleRule::kQwix;
+}
 
 /// Largest finite value of a format: 448 (E4M3), 57344 (E5M2), 7.5, 28 (FP6), 6 (E2M1).
 template <class F>

@@ -13,8 +13,8 @@ namespace quantgate {
 
 /// The bits of the smallest fp32 magnitude that rounds beyond the largest finite code. To nearest
 /// even it lies just above the midpoint to the next code, or at the midpoint when the largest code
-/// is odd; ties away from zero put it at the midpoint; under stochastic rounding (E2M1), where
-/// AddRandomPart is compared, it is the value that the next code would have.
+/// is odd; ties away from zero put it at the midpoint, ties toward zero above it; under stochastic
+/// rounding (E2M1), where AddRandomPart is compared, it is the value that the next code would have.
 template <class F>
 QG_HOST_DEVICE constexpr uint32_t FirstBeyondBits(
     ElementRounding rounding = ElementRounding::kNearestEven) {
@@ -22,6 +22,7 @@ QG_HOST_DEVICE constexpr uint32_t FirstBeyondBits(
   constexpr uint32_t kHalfUlp = 1u << (22 - F::kMantissaBits);
   if (rounding == ElementRounding::kStochastic) return kMax + 2 * kHalfUlp;
   if (rounding == ElementRounding::kNearestAway) return kMax + kHalfUlp;
+  if (rounding == ElementRounding::kNearestZero) return kMax + kHalfUlp + 1;
   return kMax + kHalfUlp + (FormatConstants<F>::kMaxFinite % 2 == 0 ? 1 : 0);
 }
 static_assert(FirstBeyondBits<E5M2>() == std::bit_cast<uint32_t>(61440.0f));

@@ -33,6 +33,8 @@ absl::Status QuantizeFp8Tensor(const FormatRequest& request, QuantizedTensor& qu
 absl::Status QuantizeFp8Block(const FormatRequest& request, QuantizedTensor& quantized);
 absl::Status QuantizeMxfp8(const FormatRequest& request, QuantizedTensor& quantized);
 absl::Status QuantizeNvfp4(const FormatRequest& request, QuantizedTensor& quantized);
+/// Every format, where QuantizerSpec::has_library_steps.
+absl::Status QuantizeGenerally(const FormatRequest& request, QuantizedTensor& quantized);
 
 /// max |x| over the elements, exact (docs/quantizers.md section 1.5).
 float TensorAmax(const Tensor& source, const ExecutionContext& context);

@@ -30,6 +30,10 @@ absl::Status CheckFormat(const QuantizerSpec& spec, Usage usage) {
   if (spec.element_rounding == ElementRounding::kStochastic) {
     return Refuse("quantizer.element_rounding", "stochastic", "fragments are rounded to nearest");
   }
+  if (spec.has_library_steps()) {
+    return Refuse("quantizer", QuantizerText(spec),
+                  "fragments are quantized by Transformer Engine's steps alone");
+  }
   if (spec.four_over_six != FourOverSix::kNone) {
     return Refuse("quantizer.4over6", FourOverSixName(spec.four_over_six),
                   "it compares all elements of a tile, and a fragment may hold only some");

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
@@ -38,6 +39,82 @@ absl::Status CheckElement(const QuantizerSpec& spec) {
                              Alternatives(elements, &DTypeName)));
 }
 
+/// The elements that a library's E8M0 rule is for.
+absl::Status CheckElementOfRule(const QuantizerSpec& spec) {
+  static constexpr DType kCompressedTensors[] = {DType::kF8E4M3, DType::kF6E2M3, DType::kF4E2M1x2};
+  static constexpr DType kFp8AndFp4[] = {DType::kF8E4M3, DType::kF4E2M1x2};
+  static constexpr DType kFp4[] = {DType::kF4E2M1x2};
+  std::span<const DType> elements;
+  if (spec.traits().scales == ScaleKind::kE8m0) {
+    switch (spec.scale_rule) {
+      case ScaleRule::kCompressedTensors:
+        elements = kCompressedTensors;
+        break;
+      case ScaleRule::kModelopt:
+      case ScaleRule::kQwix:
+        elements = kFp8AndFp4;
+        break;
+      case ScaleRule::kGguf:
+        elements = kFp4;
+        break;
+      default:
+        break;
+    }
+  }
+  if (elements.empty() ||
+      std::find(elements.begin(), elements.end(), spec.element) != elements.end()) {
+    return absl::OkStatus();
+  }
+  return Refuse(
+      "element", DTypeName(spec.element),
+      absl::StrCat("the library of scale_rule ", std::string(ScaleRuleName(spec.scale_rule)),
+                   " has ", Alternatives(elements, &DTypeName)));
+}
+
+/// The first of the fields about steps that fp32 scales alone have which is not at its default: its
+/// name and value.
+std::pair<std::string_view, std::string_view> FirstStepOfFp32Scales(const QuantizerSpec& spec) {
+  const QuantizerSpec plain;
+  if (spec.scale_dtype != plain.scale_dtype)
+    return {"scale_dtype", StepDTypeName(spec.scale_dtype)};
+  if (spec.element_operation != plain.element_operation) {
+    return {"element_operation", ElementOperationName(spec.element_operation)};
+  }
+  if (spec.operation_dtype != plain.operation_dtype) {
+    return {"operation_dtype", StepDTypeName(spec.operation_dtype)};
+  }
+  if (spec.zero_scale != plain.zero_scale) return {"zero_scale", ZeroScaleName(spec.zero_scale)};
+  return {};
+}
+
+/// Refuses fields that a library's rule for fp32 scales does not leave open.
+absl::Status CheckStepsOfRule(const QuantizerSpec& spec) {
+  const bool is_qwix = spec.scale_rule == ScaleRule::kQwix;
+  const bool is_float64 = spec.scale_rule == ScaleRule::kFloat64;
+  const std::string rule(ScaleRuleName(spec.scale_rule));
+  if (is_qwix) {
+    const auto [field, value] = FirstStepOfFp32Scales(spec);
+    if (!field.empty())
+      return Refuse(field, value, "scale_rule qwix says how each step is rounded");
+    if (spec.amax_epsilon != 0.0f) {
+      return Refuse("amax_epsilon", absl::StrCat(spec.amax_epsilon),
+                    "scale_rule qwix has a floor of its own");
+    }
+  }
+  if (spec.power_2_scale && (is_qwix || spec.scale_rule == ScaleRule::kInverse)) {
+    return Refuse("power_2_scale", "true", absl::StrCat("scale_rule ", rule, " has none"));
+  }
+  if (is_float64 && spec.scale_dtype != StepDType::kF32) {
+    return Refuse("scale_dtype", StepDTypeName(spec.scale_dtype),
+                  "scale_rule float64 rounds to fp32");
+  }
+  if (is_float64 && spec.zero_scale != ZeroScale::kOne) {
+    return Refuse("zero_scale", ZeroScaleName(spec.zero_scale),
+                  "under scale_rule float64 no amax is below 1e-12");
+  }
+  return absl::OkStatus();
+}
+
 /// Checks that rounding, overflow and scale rule fit the format.
 absl::Status CheckRules(const QuantizerSpec& spec) {
   const std::string format(QuantizerFormatName(spec.format));
@@ -59,7 +136,8 @@ absl::Status CheckRules(const QuantizerSpec& spec) {
     return Refuse("overflow", "nan",
                   absl::StrCat(std::string(DTypeName(spec.element)), " has no NaN"));
   }
-  return absl::OkStatus();
+  QG_RETURN_IF_ERROR(CheckElementOfRule(spec));
+  return CheckStepsOfRule(spec);
 }
 
 /// Checks that fields of other formats have the defaults, since they would be ignored silently.
@@ -86,6 +164,14 @@ absl::Status CheckForeignFields(const QuantizerSpec& spec) {
       return Refuse("element_rounding", ElementRoundingName(spec.element_rounding), rule);
     }
   }
+  if (!spec.is_quantized() && spec.zero_sign != SignOfZero::kKeep) {
+    return Refuse("zero_sign", SignOfZeroName(spec.zero_sign), rule);
+  }
+  const auto [step, value] = FirstStepOfFp32Scales(spec);
+  if (!has_fp32_scales && !step.empty()) return Refuse(step, value, rule);
+  if (has_tensor_scale && spec.scaling == Scaling::kDelayed && IsLibraryRule(spec.scale_rule)) {
+    return Refuse("scale_rule", ScaleRuleName(spec.scale_rule), rule);
+  }
   if (!traits.has_blocks() && spec.block_dim != 1) return Refuse("block_dim", "2", rule);
   if (!has_tensor_scale && spec.scaling != Scaling::kCurrent) {
     return Refuse("scaling", "delayed", rule);
@@ -95,6 +181,10 @@ absl::Status CheckForeignFields(const QuantizerSpec& spec) {
                         (has_tensor_scale && spec.flush_subnormals == FlushSubnormals::kNever);
   if (!has_knob && spec.flush_subnormals != plain.flush_subnormals) {
     return Refuse("flush_subnormals", FlushSubnormalsName(spec.flush_subnormals), rule);
+  }
+  if (spec.has_library_steps() && spec.flush_subnormals != plain.flush_subnormals) {
+    return Refuse("flush_subnormals", FlushSubnormalsName(spec.flush_subnormals),
+                  "it is of Transformer Engine's own steps");
   }
   if (!has_fp32_scales && spec.power_2_scale) return Refuse("power_2_scale", "true", rule);
   if (!has_fp32_scales && spec.amax_epsilon != 0.0f) {
@@ -134,6 +224,20 @@ absl::Status CheckNvfp4(const QuantizerSpec& spec, Usage usage) {
   }
   if (picks && spec.row_scaled && usage == Usage::kColumnwise) {
     return Refuse("4over6", picked, "a row_scaled columnwise copy cannot have it");
+  }
+  if (spec.has_library_steps()) {
+    // Their rules are of sources as they are, under one scale, to nearest.
+    const bool is_rule = IsLibraryRule(spec.scale_rule);
+    const bool is_sign = spec.zero_sign != SignOfZero::kKeep;
+    const std::string with = absl::StrCat(
+        "it does not go with ",
+        is_rule   ? absl::StrCat("scale_rule ", std::string(ScaleRuleName(spec.scale_rule)))
+        : is_sign ? absl::StrCat("zero_sign ", std::string(SignOfZeroName(spec.zero_sign)))
+                  : "element_rounding nearest_zero");
+    if (spec.hadamard) return Refuse("hadamard", "true", with);
+    if (spec.row_scaled) return Refuse("row_scaled", "true", with);
+    if (picks) return Refuse("4over6", picked, with);
+    if (stochastic) return Refuse("element_rounding", "stochastic", with);
   }
   if (spec.e4m3_max != 448 && !(spec.e4m3_max == 256 && picks)) {
     return Refuse("e4m3_max", absl::StrCat(spec.e4m3_max), "must be 448, or 256 under 4over6");

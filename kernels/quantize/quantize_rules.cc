@@ -113,8 +113,7 @@ bool ReadsGroupAmax(const QuantizerSpec& spec) {
     case ScaleKind::kTensor:
       return spec.scaling == Scaling::kCurrent;
     case ScaleKind::kTwoLevel:
-      return !spec.row_scaled &&
-             ResolveScaleRule(spec.scale_rule, spec.format) != ScaleRule::kSingleLevel;
+      return !spec.row_scaled && HasTensorScale(ResolveScaleRule(spec.scale_rule, spec.format));
     default:
       return false;
   }

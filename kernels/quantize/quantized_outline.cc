@@ -41,8 +41,7 @@ absl::StatusOr<QuantizedCopy> OutlineCopy(const QuantizerSpec& spec, Usage usage
       const ScaleArrayType scales,
       ScaleArrayTypeOf({spec.format, spec.block_dim, usage, rows, columns}, ScaleLayout::kLogical));
   QG_ASSIGN_OR_RETURN(copy.scale_inv, OutlineTensor(scales.dtype, scales.shape));
-  const bool has_amax =
-      traits.scales == ScaleKind::kTwoLevel && spec.scale_rule != ScaleRule::kSingleLevel;
+  const bool has_amax = traits.scales == ScaleKind::kTwoLevel && HasTensorScale(spec.scale_rule);
   if (has_amax) {
     const int64_t count = !spec.row_scaled ? 1 : is_rowwise ? rows : columns;
     QG_ASSIGN_OR_RETURN(copy.amax, OutlineTensor(DType::kF32, {count}));

@@ -29,10 +29,25 @@ constexpr Named<ScaleRule> kScaleRules[] = {
     {ScaleRule::kTwoLevel, "two_level"},
     {ScaleRule::kTwoLevelClamped, "two_level_clamped"},
     {ScaleRule::kSingleLevel, "single_level"},
+    {ScaleRule::kReciprocalProduct, "reciprocal_product"},
+    {ScaleRule::kInverse, "inverse"},
+    {ScaleRule::kFloat64, "float64"},
+    {ScaleRule::kTorchaoRceil, "torchao_rceil"},
+    {ScaleRule::kTorchaoFloor, "torchao_floor"},
+    {ScaleRule::kTorchaoCeil, "torchao_ceil"},
+    {ScaleRule::kTorchaoEven, "torchao_even"},
+    {ScaleRule::kGguf, "gguf"},
+    {ScaleRule::kTorchaoTwoLevel, "torchao_two_level"},
+    {ScaleRule::kTorchaoSingleLevel, "torchao_single_level"},
+    {ScaleRule::kVllm, "vllm"},
+    {ScaleRule::kCompressedTensors, "compressed_tensors"},
+    {ScaleRule::kModelopt, "modelopt"},
+    {ScaleRule::kQwix, "qwix"},
 };
 constexpr Named<ElementRounding> kRoundings[] = {
     {ElementRounding::kNearestEven, "nearest_even"},
     {ElementRounding::kNearestAway, "nearest_away"},
+    {ElementRounding::kNearestZero, "nearest_zero"},
     {ElementRounding::kStochastic, "stochastic"},
 };
 constexpr Named<Overflow> kOverflows[] = {
@@ -43,6 +58,26 @@ constexpr Named<FlushSubnormals> kFlushSubnormals[] = {
     {FlushSubnormals::kShardedUpdate, "sharded_update"},
     {FlushSubnormals::kNever, "never"},
     {FlushSubnormals::kAlways, "always"},
+};
+constexpr Named<StepDType> kStepDTypes[] = {
+    {StepDType::kF32, "f32"},
+    {StepDType::kSource, "source"},
+};
+constexpr Named<ElementOperation> kOperations[] = {
+    {ElementOperation::kMultiply, "multiply"},
+    {ElementOperation::kDivide, "divide"},
+    {ElementOperation::kReciprocal, "reciprocal"},
+};
+constexpr Named<ZeroScale> kZeroScales[] = {
+    {ZeroScale::kOne, "one"},
+    {ZeroScale::kDTypeEpsilon, "dtype_epsilon"},
+    {ZeroScale::kNone, "none"},
+};
+constexpr Named<SignOfZero> kZeroSigns[] = {
+    {SignOfZero::kKeep, "keep"},
+    {SignOfZero::kDrop, "drop"},
+    {SignOfZero::kDropRounded, "drop_rounded"},
+    {SignOfZero::kNegative, "negative"},
 };
 constexpr Named<FourOverSix> kFourOverSixModes[] = {
     {FourOverSix::kNone, "none"},
@@ -107,10 +142,19 @@ std::string SpecText(const QuantizerSpec& spec) {
   absl::StrAppend(&text,
                   ", element_rounding=", std::string(ElementRoundingName(spec.element_rounding)),
                   ", overflow=", std::string(OverflowName(spec.overflow)));
-  if (spec.flush_subnormals != FlushSubnormals::kShardedUpdate) {
-    absl::StrAppend(&text,
-                    ", flush_subnormals=", std::string(FlushSubnormalsName(spec.flush_subnormals)));
-  }
+  const QuantizerSpec plain;
+  const auto add = [&](const char* field, bool differs, std::string_view name) {
+    if (differs) absl::StrAppend(&text, ", ", field, "=", std::string(name));
+  };
+  add("scale_dtype", spec.scale_dtype != plain.scale_dtype, StepDTypeName(spec.scale_dtype));
+  add("element_operation", spec.element_operation != plain.element_operation,
+      ElementOperationName(spec.element_operation));
+  add("operation_dtype", spec.operation_dtype != plain.operation_dtype,
+      StepDTypeName(spec.operation_dtype));
+  add("zero_scale", spec.zero_scale != plain.zero_scale, ZeroScaleName(spec.zero_scale));
+  add("zero_sign", spec.zero_sign != plain.zero_sign, SignOfZeroName(spec.zero_sign));
+  add("flush_subnormals", spec.flush_subnormals != plain.flush_subnormals,
+      FlushSubnormalsName(spec.flush_subnormals));
   return text;
 }
 
@@ -161,6 +205,20 @@ absl::StatusOr<FlushSubnormals> ParseFlushSubnormals(std::string_view name) {
   return ParseName<FlushSubnormals>(kFlushSubnormals, "flush_subnormals", name);
 }
 
+std::string_view StepDTypeName(StepDType dtype) { return NameOf<StepDType>(kStepDTypes, dtype); }
+
+std::string_view ElementOperationName(ElementOperation operation) {
+  return NameOf<ElementOperation>(kOperations, operation);
+}
+
+std::string_view ZeroScaleName(ZeroScale zero_scale) {
+  return NameOf<ZeroScale>(kZeroScales, zero_scale);
+}
+
+std::string_view SignOfZeroName(SignOfZero zero_sign) {
+  return NameOf<SignOfZero>(kZeroSigns, zero_sign);
+}
+
 absl::StatusOr<ScaleRule> ParseScaleRule(std::string_view name) {
   return ParseName<ScaleRule>(kScaleRules, "scale_rule", name);
 }
@@ -171,6 +229,22 @@ absl::StatusOr<ElementRounding> ParseElementRounding(std::string_view name) {
 
 absl::StatusOr<Overflow> ParseOverflow(std::string_view name) {
   return ParseName<Overflow>(kOverflows, "overflow", name);
+}
+
+absl::StatusOr<StepDType> ParseStepDType(std::string_view field, std::string_view name) {
+  return ParseName<StepDType>(kStepDTypes, field, name);
+}
+
+absl::StatusOr<ElementOperation> ParseElementOperation(std::string_view name) {
+  return ParseName<ElementOperation>(kOperations, "element_operation", name);
+}
+
+absl::StatusOr<ZeroScale> ParseZeroScale(std::string_view name) {
+  return ParseName<ZeroScale>(kZeroScales, "zero_scale", name);
+}
+
+absl::StatusOr<SignOfZero> ParseSignOfZero(std::string_view name) {
+  return ParseName<SignOfZero>(kZeroSigns, "zero_sign", name);
 }
 
 ScaleRule ResolveScaleRule(ScaleRule rule, QuantizerFormat format) {

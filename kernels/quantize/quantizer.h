@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/base/execution.h"
 #include "kernels/numerics/cast.h"
+#include "kernels/numerics/library_rule.h"
 #include "kernels/numerics/scale_rule.h"
 #include "kernels/tensor/quantized_tensor.h"
 
@@ -21,9 +22,18 @@ namespace quantgate {
 std::string_view ScaleRuleName(ScaleRule rule);  ///< "usual" for kUsual.
 std::string_view ElementRoundingName(ElementRounding rounding);
 std::string_view OverflowName(Overflow overflow);
+std::string_view StepDTypeName(StepDType dtype);  ///< "f32", "source".
+std::string_view ElementOperationName(ElementOperation operation);
+std::string_view ZeroScaleName(ZeroScale zero_scale);
+std::string_view SignOfZeroName(SignOfZero zero_sign);
 absl::StatusOr<ScaleRule> ParseScaleRule(std::string_view name);
 absl::StatusOr<ElementRounding> ParseElementRounding(std::string_view name);
 absl::StatusOr<Overflow> ParseOverflow(std::string_view name);
+/// `field` is that of the quantizer: scale_dtype, operation_dtype.
+absl::StatusOr<StepDType> ParseStepDType(std::string_view field, std::string_view name);
+absl::StatusOr<ElementOperation> ParseElementOperation(std::string_view name);
+absl::StatusOr<ZeroScale> ParseZeroScale(std::string_view name);
+absl::StatusOr<SignOfZero> ParseSignOfZero(std::string_view name);
 
 /// The first rule of the format for kUsual; other rules unchanged.
 ScaleRule ResolveScaleRule(ScaleRule rule, QuantizerFormat format);
@@ -67,7 +77,22 @@ struct QuantizerSpec {
   int e4m3_max = 448;  ///< nvfp4.
   /// fp8_tensor, fp8_block, mxfp8; not kAlways under delayed scaling.
   FlushSubnormals flush_subnormals = FlushSubnormals::kShardedUpdate;
+  // The steps of other libraries (docs/quantizers.md section 7.4). The first four are of fp8_tensor
+  // with current scaling and of fp8_block, the last of every format.
+  StepDType scale_dtype = StepDType::kF32;  ///< What makes the scale is rounded to it.
+  ElementOperation element_operation = ElementOperation::kMultiply;
+  StepDType operation_dtype = StepDType::kF32;  ///< What is cast is rounded to it before.
+  ZeroScale zero_scale = ZeroScale::kOne;
+  SignOfZero zero_sign = SignOfZero::kKeep;
 
+  /// Whether a step is not Transformer Engine's, so that the general path of an engine has it
+  /// (format_quantizers.h).
+  bool has_library_steps() const {
+    return IsLibraryRule(scale_rule) || element_rounding == ElementRounding::kNearestZero ||
+           scale_dtype != StepDType::kF32 || element_operation != ElementOperation::kMultiply ||
+           operation_dtype != StepDType::kF32 || zero_scale != ZeroScale::kOne ||
+           zero_sign != SignOfZero::kKeep;
+  }
   bool is_quantized() const { return format != QuantizerFormat::kIdentity; }
   /// Whether it is an identity that casts its source.
   bool casts() const { return !is_quantized() && IsHighPrecision(element); }

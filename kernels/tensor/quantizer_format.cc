@@ -10,11 +10,25 @@ constexpr DType kMxElements[] = {DType::kF8E4M3, DType::kF8E5M2, DType::kF6E2M3,
                                  DType::kF4E2M1x2};
 constexpr DType kFp4Elements[] = {DType::kF4E2M1x2};
 
-constexpr ScaleRule kFp8Rules[] = {ScaleRule::kDivide, ScaleRule::kReciprocal};
-constexpr ScaleRule kMxRules[] = {ScaleRule::kRoundUp, ScaleRule::kFloor, ScaleRule::kCeil,
-                                  ScaleRule::kEven, ScaleRule::kNearest};
-constexpr ScaleRule kTwoLevelRules[] = {ScaleRule::kTwoLevel, ScaleRule::kTwoLevelClamped,
-                                        ScaleRule::kSingleLevel};
+constexpr ScaleRule kFp8Rules[] = {
+    ScaleRule::kDivide,  ScaleRule::kReciprocal, ScaleRule::kReciprocalProduct,
+    ScaleRule::kInverse, ScaleRule::kFloat64,    ScaleRule::kQwix};
+constexpr ScaleRule kMxRules[] = {ScaleRule::kRoundUp,      ScaleRule::kFloor,
+                                  ScaleRule::kCeil,         ScaleRule::kEven,
+                                  ScaleRule::kNearest,      ScaleRule::kTorchaoRceil,
+                                  ScaleRule::kTorchaoFloor, ScaleRule::kTorchaoCeil,
+                                  ScaleRule::kTorchaoEven,  ScaleRule::kCompressedTensors,
+                                  ScaleRule::kModelopt,     ScaleRule::kGguf,
+                                  ScaleRule::kQwix};
+constexpr ScaleRule kTwoLevelRules[] = {ScaleRule::kTwoLevel,
+                                        ScaleRule::kTwoLevelClamped,
+                                        ScaleRule::kSingleLevel,
+                                        ScaleRule::kTorchaoTwoLevel,
+                                        ScaleRule::kTorchaoSingleLevel,
+                                        ScaleRule::kCompressedTensors,
+                                        ScaleRule::kModelopt,
+                                        ScaleRule::kQwix,
+                                        ScaleRule::kVllm};
 
 constexpr ScalingTraits kFormats[] = {
     {.format = QuantizerFormat::kIdentity,

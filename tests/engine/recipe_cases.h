@@ -32,6 +32,10 @@ inline constexpr const char* kRecipeCases[] = {
     "mxfp8:scale_rule=nearest,element_rounding=nearest_away",
     "mxfp8:backward_override=high_precision",
     "mxfp8:backward_override=dequantized",
+    "mxfp6_e2m3",
+    "mxfp6_e3m2:scale_rule=even",
+    "mxfp4:enable_2d_quantization=true",
+    "mxfp4:backward_override=dequantized",
     "nvfp4",
     "nvfp4:disable_rht=true",
     "nvfp4:disable_stochastic_rounding=true",
@@ -45,6 +49,23 @@ inline constexpr const char* kRecipeCases[] = {
     "nvfp4:disable_rht=true,row_scaled_activation=true,backward_override=dequantized",
     "nvfp4:backward_override=high_precision",
     "nvfp4:backward_override=dequantized",
+    // Other libraries' steps.
+    "fp8_current:scale_rule=inverse,scale_dtype=source,element_operation=divide,"
+    "operation_dtype=source,zero_scale=dtype_epsilon,zero_sign=drop",
+    "fp8_current:scale_rule=float64,power_2_scales=true,fp8_format=e4m3",
+    "fp8_block:scale_rule=reciprocal_product,element_operation=reciprocal",
+    "fp8_block:scale_rule=qwix,power_2_scales=false",
+    "fp8_delayed:zero_sign=negative,element_rounding=nearest_zero",
+    "mxfp8:scale_rule=torchao_rceil",
+    "mxfp8:scale_rule=compressed_tensors",
+    "mxfp4:scale_rule=modelopt,element_rounding=nearest_zero,zero_sign=negative",
+    "mxfp4:scale_rule=gguf,element_rounding=nearest_zero,zero_sign=drop_rounded",
+    "nvfp4:disable_rht=true,disable_stochastic_rounding=true,scale_rule=torchao_two_level",
+    "nvfp4:disable_rht=true,disable_stochastic_rounding=true,scale_rule=compressed_tensors,"
+    "zero_sign=drop",
+    "nvfp4:disable_rht=true,disable_stochastic_rounding=true,scale_rule=modelopt",
+    "nvfp4:disable_rht=true,disable_stochastic_rounding=true,scale_rule=qwix",
+    "nvfp4:disable_rht=true,disable_stochastic_rounding=true,scale_rule=vllm",
 };
 
 }  // namespace quantgate

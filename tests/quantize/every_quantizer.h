@@ -59,6 +59,7 @@ inline void AddMxfp8(std::vector<NamedQuantizer>& all) {
         spec.scale_rule = rule;
         all.push_back({"", spec});
       }
+      spec.scale_rule = ScaleRule::kNearest;
       spec.element_rounding = ElementRounding::kNearestAway;
       all.push_back({"", spec});
       spec = {.format = QuantizerFormat::kMxfp8, .element = element, .block_dim = block_dim};
@@ -103,12 +104,58 @@ inline void AddNvfp4(std::vector<NamedQuantizer>& all) {
   }
 }
 
-/// Named by QuantizerText.
+/// The steps of other libraries: every value of each field, and the rules of fp32 scales.
+inline void AddLibrarySteps(std::vector<NamedQuantizer>& all) {
+  for (const QuantizerFormat format : {QuantizerFormat::kFp8Tensor, QuantizerFormat::kFp8Block}) {
+    for (const int block_dim : {1, 2}) {
+      QuantizerSpec base = {.format = format, .block_dim = block_dim};
+      if (format == QuantizerFormat::kFp8Tensor && block_dim == 2) continue;
+      for (const ScaleRule rule : TraitsOf(format).rules) {
+        QuantizerSpec spec = base;
+        spec.scale_rule = rule;
+        all.push_back({"", spec});
+        spec.power_2_scale = true;
+        all.push_back({"", spec});
+        for (const ElementOperation operation :
+             {ElementOperation::kDivide, ElementOperation::kReciprocal}) {
+          spec = base;
+          spec.scale_rule = rule;
+          spec.element_operation = operation;
+          all.push_back({"", spec});
+          spec.scale_dtype = spec.operation_dtype = StepDType::kSource;
+          spec.zero_scale =
+              operation == ElementOperation::kDivide ? ZeroScale::kDTypeEpsilon : ZeroScale::kNone;
+          all.push_back({"", spec});
+        }
+      }
+    }
+  }
+  for (const ScalingTraits& traits : AllQuantizerFormats()) {
+    if (traits.elements.empty()) continue;
+    for (const SignOfZero sign :
+         {SignOfZero::kDrop, SignOfZero::kDropRounded, SignOfZero::kNegative}) {
+      QuantizerSpec spec = {.format = traits.format, .element = traits.elements.front()};
+      spec.zero_sign = sign;
+      all.push_back({"", spec});
+      spec.element_rounding = ElementRounding::kNearestZero;
+      if (traits.has_blocks()) spec.block_dim = 2;
+      all.push_back({"", spec});
+      if (traits.scales != ScaleKind::kTensor) continue;
+      spec.scaling = Scaling::kDelayed;
+      all.push_back({"", spec});
+    }
+  }
+}
+
+/// Named by QuantizerText. Combinations that are refused are left out.
 inline std::vector<NamedQuantizer> EveryQuantizer() {
   std::vector<NamedQuantizer> all = {{"", Quantizer()}};
   AddFp8(all);
   AddMxfp8(all);
   AddNvfp4(all);
+  AddLibrarySteps(all);
+  std::erase_if(all,
+                [](const NamedQuantizer& named) { return !CheckQuantizer(named.quantizer).ok(); });
   for (NamedQuantizer& named : all) named.name = QuantizerText(named.quantizer);
   return all;
 }

@@ -100,7 +100,12 @@ absl::Status CheckRecipe(const Recipe& recipe) {
     }
   }
   // Recipes that are not composed have one format for all roles and directions.
-  const ScalingTraits& traits = recipe.QuantizerFor(TensorRole::kInput).rowwise.traits();
+  const QuantizerSpec& spec = recipe.QuantizerFor(TensorRole::kInput).rowwise;
+  const ScalingTraits& traits = spec.traits();
+  if (spec.is_quantized() && !IsFp8(spec.element)) {
+    return refuse(
+        absl::StrCat(std::string(DTypeName(spec.element)), " codes have no chunked gather"));
+  }
   if (traits.has_blocks() && traits.turns_columnwise) {
     return refuse(
         absl::StrCat(std::string(traits.name), " codes and scales have no chunked gather"));

@@ -109,7 +109,7 @@ class RoleCheck {
       const std::optional<QuantizedCopy>& copy = codes_.copy(held);
       if (!copy.has_value() || TraitsOf(copy->format).scales != ScaleKind::kTwoLevel) continue;
       const QuantizerSpec& spec = quantizer_.spec(usage);
-      const bool has_scale = spec.scale_rule != ScaleRule::kSingleLevel;
+      const bool has_scale = HasTensorScale(spec.scale_rule);
       const std::string recipe = absl::StrCat("recipe ", recipe_.ShortText(), " gives ",
                                               std::string(TensorRoleName(role_)));
       if (copy->amax.has_value() != has_scale) {

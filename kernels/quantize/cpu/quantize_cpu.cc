@@ -67,8 +67,9 @@ absl::Status KeepSource(const FormatRequest& request, QuantizedTensor& quantized
   return request.context.CheckCancelled();
 }
 
-FormatQuantizer QuantizerOf(ScaleKind scales) {
-  switch (scales) {
+FormatQuantizer QuantizerOf(const QuantizerSpec& spec) {
+  if (spec.has_library_steps()) return &QuantizeGenerally;
+  switch (spec.traits().scales) {
     case ScaleKind::kNone:
       return &KeepSource;
     case ScaleKind::kTensor:
@@ -92,7 +93,7 @@ absl::StatusOr<QuantizedTensor> QuantizeCpu(const Tensor& source, const Quantize
   return QuantizeByRules(
       source, quantizer, usages, arguments,
       [&](const RuleRequest& rule, QuantizedTensor& quantized) {
-        return QuantizerOf(rule.spec.traits().scales)(
+        return QuantizerOf(rule.spec)(
             {rule.source, rule.spec, rule.usages, rule.arguments, context, rule.hadamard},
             quantized);
       },

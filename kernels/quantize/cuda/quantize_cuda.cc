@@ -7,6 +7,7 @@
 #include "kernels/base/cuda_status.h"
 #include "kernels/quantize/cuda/quantize_tiles_cuda.h"
 #include "kernels/quantize/format_quantizers.h"
+#include "kernels/quantize/general/quantize_general_cuda.h"
 #include "kernels/quantize/nvfp4/quantize_nvfp4_cuda.h"
 #include "kernels/quantize/quantized_outline.h"
 #include "kernels/tensor/device/tensor_cuda.h"
@@ -219,6 +220,7 @@ absl::StatusOr<QuantizedTensor> QuantizeCuda(CudaDevice& device, const Tensor& s
   auto quantized = QuantizeByRules(
       source, quantizer, usages, arguments,
       [&](const RuleRequest& rule, QuantizedTensor& quantized) {
+        if (rule.spec.has_library_steps()) return QuantizeGenerallyCuda(device, rule, quantized);
         return QuantizeFormat(
             {device, rule.source, rule.spec, rule.usages, rule.arguments, rule.hadamard},
             quantized);

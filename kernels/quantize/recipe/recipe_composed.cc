@@ -194,6 +194,12 @@ absl::Status CheckResultRule(const Json& json, const CustomRule& rule) {
                   absl::StrCat(role, " has no delayed scaling: it would be cast in the GEMM's ",
                                "epilogue, before any rounding, which no arithmetic here says"));
   }
+  if (spec.has_library_steps()) {
+    return Refuse(
+        key, ShownJson(json[key]),
+        absl::StrCat(role, " has Transformer Engine's steps alone: the bound of its codes ",
+                     "is of those"));
+  }
   if (!spec.casts()) return absl::OkStatus();
   return Refuse(key, ShownJson(json[key]),
                 absl::StrCat(role, " stays in the activation dtype, so that identity casts it to ",

@@ -125,6 +125,15 @@ absl::Status SetField(const std::string& key, const Json& value, QuantizerSpec& 
     QG_ASSIGN_OR_RETURN(spec.overflow, ParseOverflow(name));
   } else if (key == "flush_subnormals") {
     QG_ASSIGN_OR_RETURN(spec.flush_subnormals, ParseFlushSubnormals(name));
+  } else if (key == "scale_dtype" || key == "operation_dtype") {
+    StepDType& field = key == "scale_dtype" ? spec.scale_dtype : spec.operation_dtype;
+    QG_ASSIGN_OR_RETURN(field, ParseStepDType(key, name));
+  } else if (key == "element_operation") {
+    QG_ASSIGN_OR_RETURN(spec.element_operation, ParseElementOperation(name));
+  } else if (key == "zero_scale") {
+    QG_ASSIGN_OR_RETURN(spec.zero_scale, ParseZeroScale(name));
+  } else if (key == "zero_sign") {
+    QG_ASSIGN_OR_RETURN(spec.zero_sign, ParseSignOfZero(name));
   } else if (key == "4over6") {
     QG_ASSIGN_OR_RETURN(spec.four_over_six, ParseFourOverSix(name));
   } else {
@@ -152,6 +161,15 @@ Json CanonicalSpec(const QuantizerSpec& spec, const QuantizerSpec& plain) {
   add("overflow", spec.overflow != plain.overflow, std::string(OverflowName(spec.overflow)));
   add("flush_subnormals", spec.flush_subnormals != plain.flush_subnormals,
       std::string(FlushSubnormalsName(spec.flush_subnormals)));
+  add("scale_dtype", spec.scale_dtype != plain.scale_dtype,
+      std::string(StepDTypeName(spec.scale_dtype)));
+  add("element_operation", spec.element_operation != plain.element_operation,
+      std::string(ElementOperationName(spec.element_operation)));
+  add("operation_dtype", spec.operation_dtype != plain.operation_dtype,
+      std::string(StepDTypeName(spec.operation_dtype)));
+  add("zero_scale", spec.zero_scale != plain.zero_scale,
+      std::string(ZeroScaleName(spec.zero_scale)));
+  add("zero_sign", spec.zero_sign != plain.zero_sign, std::string(SignOfZeroName(spec.zero_sign)));
   add("hadamard", spec.hadamard, true);
   add("row_scaled", spec.row_scaled, true);
   add("4over6", spec.four_over_six != plain.four_over_six,
@@ -183,18 +201,20 @@ absl::Status CheckOfCodes(const QuantizerSpec& spec, const std::string& key, con
     return spec.casts() ? absl::OkStatus()
                         : Refuse(key, ShownJson(value), "identity casts to f32, bf16 or f16");
   }
-  if (key != "overflow" && key != "scale_rule" && key != "element_rounding") {
-    return absl::OkStatus();
-  }
+  static const std::set<std::string> kOfCodes = {
+      "overflow",          "scale_rule",      "element_rounding", "scale_dtype",
+      "element_operation", "operation_dtype", "zero_scale",       "zero_sign"};
+  if (!kOfCodes.contains(key)) return absl::OkStatus();
   return Refuse(key, ShownJson(value), "not a field of identity, which makes no codes");
 }
 
 /// A quantizer given by fields. Delayed scaling is a recipe by name.
 absl::StatusOr<QuantizerRule> SpecRule(const Json& json) {
-  QG_RETURN_IF_ERROR(
-      CheckKeys(json, {"format", "element", "block_dim", "power_2_scale", "amax_epsilon",
-                       "scale_rule", "element_rounding", "overflow", "hadamard", "row_scaled",
-                       "4over6", "e4m3_max", "flush_subnormals"}));
+  QG_RETURN_IF_ERROR(CheckKeys(
+      json, {"format", "element", "block_dim", "power_2_scale", "amax_epsilon", "scale_rule",
+             "scale_dtype", "element_operation", "operation_dtype", "zero_scale", "zero_sign",
+             "element_rounding", "overflow", "hadamard", "row_scaled", "4over6", "e4m3_max",
+              "flush_subnormals"}));
   QuantizerSpec plain;
   QG_RETURN_IF_ERROR(SetField("format", json["format"], plain));
   if (plain.is_quantized()) plain.element = plain.traits().elements.front();

@@ -1,5 +1,6 @@
 #include "kernels/quantize/recipe/recipe_quantizers.h"
 
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -33,6 +34,17 @@ QuantizerSpec CommonSpec(QuantizerFormat format, const Recipe::Knobs& knobs) {
   if (const auto where = knobs.find("flush_subnormals"); where != knobs.end()) {
     spec.flush_subnormals = *ParseFlushSubnormals(where->second);
   }
+  spec.zero_sign = *ParseSignOfZero(Value(knobs, "zero_sign"));
+  return spec;
+}
+
+/// Applies the knobs of fp32 scales as well.
+QuantizerSpec Fp32ScaleSpec(QuantizerFormat format, const Recipe::Knobs& knobs) {
+  QuantizerSpec spec = CommonSpec(format, knobs);
+  spec.scale_dtype = *ParseStepDType("scale_dtype", Value(knobs, "scale_dtype"));
+  spec.element_operation = *ParseElementOperation(Value(knobs, "element_operation"));
+  spec.operation_dtype = *ParseStepDType("operation_dtype", Value(knobs, "operation_dtype"));
+  spec.zero_scale = *ParseZeroScale(Value(knobs, "zero_scale"));
   return spec;
 }
 
@@ -85,7 +97,7 @@ absl::StatusOr<RecipeRules> RulesOfFp8Current(const Recipe::Knobs& knobs) {
     const auto variant = [&](std::string_view knob) {
       return absl::StrCat(std::string(knob), std::string(VariantSuffix(role)));
     };
-    QuantizerSpec spec = CommonSpec(QuantizerFormat::kFp8Tensor, knobs);
+    QuantizerSpec spec = Fp32ScaleSpec(QuantizerFormat::kFp8Tensor, knobs);
     spec.element = Fp8ElementOf(knobs, role);
     spec.power_2_scale = IsTrue(knobs, variant("power_2_scales"));
     spec.amax_epsilon = *ParseNonNegativeFloat(Value(knobs, variant("amax_epsilon")));
@@ -98,7 +110,7 @@ absl::StatusOr<RecipeRules> RulesOfFp8Block(const Recipe::Knobs& knobs) {
   RecipeRules rules;
   rules.split = {true, true, true};  // Block scales are applied between partial sums.
   for (const TensorRole role : kTensorRoles) {
-    QuantizerSpec spec = CommonSpec(QuantizerFormat::kFp8Block, knobs);
+    QuantizerSpec spec = Fp32ScaleSpec(QuantizerFormat::kFp8Block, knobs);
     spec.element = Fp8ElementOf(knobs, role);
     spec.power_2_scale = IsTrue(knobs, "power_2_scales");
     spec.amax_epsilon = *ParseNonNegativeFloat(Value(knobs, "amax_epsilon"));
@@ -110,17 +122,31 @@ absl::StatusOr<RecipeRules> RulesOfFp8Block(const Recipe::Knobs& knobs) {
   return rules;
 }
 
-absl::StatusOr<RecipeRules> RulesOfMxfp8(const Recipe::Knobs& knobs) {
+/// `element` is that of every role; absent for FP8, which the knobs choose.
+RecipeRules MxRules(const Recipe::Knobs& knobs, std::optional<DType> element) {
   RecipeRules rules;
   rules.split = kModuleSplits;
   for (const TensorRole role : kTensorRoles) {
     QuantizerSpec spec = CommonSpec(QuantizerFormat::kMxfp8, knobs);
-    spec.element = Fp8ElementOf(knobs, role);
+    spec.element = element.has_value() ? *element : Fp8ElementOf(knobs, role);
     const bool is_2d = role == TensorRole::kWeight && IsTrue(knobs, "enable_2d_quantization");
     spec.block_dim = is_2d ? 2 : 1;
     rules.of(role) = spec;
   }
   return rules;
+}
+
+absl::StatusOr<RecipeRules> RulesOfMxfp8(const Recipe::Knobs& knobs) {
+  return MxRules(knobs, std::nullopt);
+}
+absl::StatusOr<RecipeRules> RulesOfMxfp6E2m3(const Recipe::Knobs& knobs) {
+  return MxRules(knobs, DType::kF6E2M3);
+}
+absl::StatusOr<RecipeRules> RulesOfMxfp6E3m2(const Recipe::Knobs& knobs) {
+  return MxRules(knobs, DType::kF6E3M2);
+}
+absl::StatusOr<RecipeRules> RulesOfMxfp4(const Recipe::Knobs& knobs) {
+  return MxRules(knobs, DType::kF4E2M1x2);
 }
 
 bool FourOverSixCovers(const std::string& scope, TensorRole role) {
@@ -179,6 +205,9 @@ constexpr std::pair<std::string_view, absl::StatusOr<RecipeRules> (*)(const Reci
         {"fp8_current", &RulesOfFp8Current},
         {"fp8_block", &RulesOfFp8Block},
         {"mxfp8", &RulesOfMxfp8},
+        {"mxfp6_e2m3", &RulesOfMxfp6E2m3},
+        {"mxfp6_e3m2", &RulesOfMxfp6E3m2},
+        {"mxfp4", &RulesOfMxfp4},
         {"nvfp4", &RulesOfNvfp4},
 };
 

@@ -34,12 +34,18 @@ Knob ActivationKnob() {
                 "dtype of activations and high-precision GEMMs; input: the dtype of x");
 }
 
+Knob OptionalChoice(std::string_view name, Choices choices, std::string_view summary) {
+  Knob knob = Choice(name, std::move(choices), summary);
+  knob.is_later = true;
+  return knob;
+}
+
 /// The index of scale_rule in CommonKnobs.
 constexpr size_t kScaleRuleKnob = 2;
 
 /// The knobs that every recipe of one format has.
 std::vector<Knob> CommonKnobs(Choices scale_rules, std::string_view scale_summary,
-                              Choices roundings = {"nearest_even", "nearest_away"},
+                              Choices roundings = {"nearest_even", "nearest_away", "nearest_zero"},
                               Choices overflows = {"saturate", "nan"}) {
   return {
       BackwardOverrideKnob(),
@@ -48,17 +54,33 @@ std::vector<Knob> CommonKnobs(Choices scale_rules, std::string_view scale_summar
       Choice("element_rounding", std::move(roundings), "rounding of the element cast"),
       Choice("overflow", std::move(overflows),
              "elements beyond the largest finite value: to it, or to NaN (E5M2: infinity)"),
+      OptionalChoice("zero_sign", {"keep", "drop", "drop_rounded", "negative"},
+                     "zeros keep their sign or are +0, also what rounds to zero, or are -0"),
   };
 }
 
 std::vector<Knob> Fp32ScaleKnobs() {
-  return CommonKnobs({"divide", "reciprocal"},
-                     "fp32 scale: max / amax, or by the rounded reciprocal of max");
+  std::vector<Knob> knobs =
+      CommonKnobs({"divide", "reciprocal", "reciprocal_product", "inverse", "float64", "qwix"},
+                  "fp32 scale: max / amax, by the rounded reciprocal of max, max * (1 / amax), "
+                  "from scale_inv = "
+                  "amax / max, in binary64, or Qwix's");
+  knobs.push_back(OptionalChoice("scale_dtype", {"f32", "source"},
+                                 "what the steps of the scale are rounded to"));
+  knobs.push_back(OptionalChoice("element_operation", {"multiply", "divide", "reciprocal"},
+                                 "x * scale, x / scale_inv or x * (1 / scale_inv)"));
+  knobs.push_back(OptionalChoice("operation_dtype", {"f32", "source"},
+                                 "what that is rounded to before the cast"));
+  knobs.push_back(OptionalChoice("zero_scale", {"one", "dtype_epsilon", "none"},
+                                 "scale_inv of zeros: 1, the scale dtype's epsilon, or what the "
+                                 "operations give"));
+  return knobs;
 }
 
 /// The knobs of bf16. Those about codes have no effect, since there are no codes.
 std::vector<Knob> Bf16Knobs() {
-  std::vector<Knob> knobs = Fp32ScaleKnobs();
+  std::vector<Knob> knobs = CommonKnobs({"divide", "reciprocal"}, "");
+  std::erase_if(knobs, [](const Knob& knob) { return knob.is_later; });
   for (Knob& knob : knobs) {
     knob.is_void = knob.name != "backward_override" && knob.name != "activation_dtype";
   }
@@ -155,25 +177,48 @@ RecipeEntry Fp8Block() {
           std::move(knobs)};
 }
 
-RecipeEntry Mxfp8() {
+/// The knobs of MX recipes. `libraries` are the rules of those that have the element.
+std::vector<Knob> MxKnobs(Choices libraries, Choices overflows) {
+  Choices rules = {"round_up",      "floor",         "ceil",         "even",        "nearest",
+                   "torchao_rceil", "torchao_floor", "torchao_ceil", "torchao_even"};
+  rules.insert(rules.end(), libraries.begin(), libraries.end());
   std::vector<Knob> knobs = CommonKnobs(
-      {"round_up", "floor", "ceil", "even", "nearest"},
+      std::move(rules),
       "E8M0 scale from amax / max; rceil is round_up, whose scales are torchao's of every "
-      "block without NaN and Inf");
+      "block without NaN and Inf; those named by a library have its scaling of elements, too",
+      {"nearest_even", "nearest_away", "nearest_zero"}, std::move(overflows));
   knobs[kScaleRuleKnob].synonyms = {{"rceil", "round_up"}};
+  return knobs;
+}
+
+Knob MxTilesKnob() {
+  return Choice("enable_2d_quantization", kFalseTrue, "32x32 blocks for weights in place of 1x32");
+}
+
+RecipeEntry Mxfp8() {
+  std::vector<Knob> knobs =
+      MxKnobs({"compressed_tensors", "modelopt", "qwix"}, {"saturate", "nan"});
   knobs.push_back(Fp8FormatKnob({"e4m3", "hybrid"}));
-  knobs.push_back(
-      Choice("enable_2d_quantization", kFalseTrue, "32x32 blocks for weights in place of 1x32"));
+  knobs.push_back(MxTilesKnob());
   knobs.push_back(FlushSubnormalsKnob(kFlushSubnormals));
   return {RecipeKind::kBase, "mxfp8", "FP8 with E8M0 scales of 1x32 blocks", std::move(knobs)};
 }
 
+/// mxfp8 with a narrower element, the same for all roles.
+RecipeEntry NarrowMx(std::string_view name, std::string_view summary, Choices libraries) {
+  std::vector<Knob> knobs = MxKnobs(std::move(libraries), {"saturate"});
+  knobs.push_back(MxTilesKnob());
+  return {RecipeKind::kBase, name, summary, std::move(knobs)};
+}
+
 RecipeEntry Nvfp4() {
   std::vector<Knob> knobs =
-      CommonKnobs({"two_level", "two_level_clamped", "single_level"},
+      CommonKnobs({"two_level", "two_level_clamped", "single_level", "torchao_two_level",
+                   "torchao_single_level", "compressed_tensors", "modelopt", "qwix", "vllm"},
                   "E4M3 block scales under a tensor scale, the same never below the smallest, or "
-                  "without a tensor scale",
-                  {"nearest_even", "nearest_away", "stochastic"}, {"saturate"});
+                  "without a tensor scale; those of a library need disable_rht=true and "
+                  "disable_stochastic_rounding=true",
+                  {"nearest_even", "nearest_away", "stochastic", "nearest_zero"}, {"saturate"});
   knobs.push_back(
       Choice("disable_rht", kFalseTrue, "no Hadamard transform of columnwise x and grad_output"));
   knobs.push_back(
@@ -234,6 +279,10 @@ const std::vector<RecipeEntry>& RecipeEntries() {
       Fp8Current(),
       Fp8Block(),
       Mxfp8(),
+      NarrowMx("mxfp6_e2m3", "FP6 E2M3 with E8M0 scales of 1x32 blocks", {"compressed_tensors"}),
+      NarrowMx("mxfp6_e3m2", "FP6 E3M2 with E8M0 scales of 1x32 blocks", {}),
+      NarrowMx("mxfp4", "FP4 with E8M0 scales of 1x32 blocks",
+               {"compressed_tensors", "modelopt", "gguf", "qwix"}),
       Nvfp4(),
       Hybrid(),
       Custom(),

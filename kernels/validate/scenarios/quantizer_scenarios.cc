@@ -159,7 +159,8 @@ ScenarioGroup QuantizerScenarios() {
        .criterion = "Bit-equal to a recomputation by scalar functions, element by element.",
        .faults = {"scale-by-reciprocal", "ties-away-from-zero"},
        .recipes = {"fp8_current", "fp8_current:power_2_scales=true", "fp8_delayed", "fp8_block",
-                   "mxfp8", "mxfp8:enable_2d_quantization=true", "nvfp4",
+                   "mxfp8", "mxfp8:enable_2d_quantization=true", "mxfp6_e2m3", "mxfp6_e3m2",
+                   "mxfp4", "mxfp4:enable_2d_quantization=true", "nvfp4",
                    "nvfp4:disable_2d_quantization=true,disable_rht=true",
                    "nvfp4:disable_rht=true,nvfp4_4over6=all",
                    "hybrid:fprop=mxfp8,dgrad=nvfp4,wgrad=fp8_block"},
@@ -170,7 +171,7 @@ ScenarioGroup QuantizerScenarios() {
        .criterion = "Bit-equal copies.",
        .bug_classes = {2},
        .faults = {"columnwise-from-rowwise-codes"},
-       .recipes = {"fp8_current", "fp8_delayed", "fp8_block", "mxfp8", "nvfp4",
+       .recipes = {"fp8_current", "fp8_delayed", "fp8_block", "mxfp8", "mxfp4", "nvfp4",
                    "hybrid:fprop=mxfp8,dgrad=nvfp4,wgrad=fp8_block"},
        .run = &CheckOneDirection});
   group.scenarios.push_back(

@@ -142,14 +142,14 @@ TEST(Recipe, RefusesWithRecipeKnobValueAndChoices) {
   const Case cases[] = {
       {"fp9",
        "name is \"fp9\": unknown recipe; known: bf16, fp8_delayed, fp8_current, fp8_block, mxfp8, "
-       "nvfp4, hybrid, custom"},
+       "mxfp6_e2m3, mxfp6_e3m2, mxfp4, nvfp4, hybrid, custom"},
       {"", "name is \"\": unknown recipe"},
       {"bf16:fp8_format=e4m3",
        "knobs[\"fp8_format\"] is \"e4m3\": a knob of fp8_delayed, fp8_current, fp8_block, mxfp8, "
        "not of bf16; knobs of bf16: backward_override"},
       {"bf16:overflow=nan",
        "knobs[\"overflow\"] is \"nan\": a knob of fp8_delayed, fp8_current, fp8_block, mxfp8, "
-       "nvfp4, "
+       "mxfp6_e2m3, mxfp6_e3m2, mxfp4, nvfp4, "
        "not of bf16; knobs of bf16: backward_override, activation_dtype"},
       {"fp8_delayed:flush_subnormals=always",
        "knobs[\"flush_subnormals\"] is \"always\": must be one of sharded_update|never; a whole "
@@ -222,7 +222,9 @@ TEST(AllRecipes, EveryListedKnobHasAnEffect) {
   const std::pair<std::string_view, std::string_view> others[] = {
       {"", ""},
       {"fp8_block", "w_block_dim=1,"},
+      {"fp8_block", "power_2_scales=false,"},
       {"nvfp4", "disable_rht=true,"},
+      {"nvfp4", "disable_rht=true,disable_stochastic_rounding=true,"},
       {"nvfp4", "disable_rht=true,nvfp4_4over6=all,"}};
   int tried = 0;
   for (const RecipeDescription& description : AllRecipes()) {

@@ -386,7 +386,15 @@ absl::Status ExpectedGroupAmaxes(std::span<const Tensor> tensors, const Quantize
 }
 
 absl::StatusOr<Tensor> Transposed(const Tensor& tensor) {
-  const int64_t rows = tensor.rows(), columns = tensor.columns();
+  const bool is_packed = tensor.dtype() == DType::kF4E2M1x2;
+  const int64_t rows = tensor.rows(), columns = tensor.columns() * (is_packed ? 2 : 1);
+  if (is_packed) {
+    QG_ASSIGN_OR_RETURN(Tensor turned, Tensor::Allocate(tensor.dtype(), {columns, rows / 2}));
+    for (int64_t i = 0; i < rows * columns; ++i) {
+      WriteCode(turned, i, ReadCode(tensor, i % rows * columns + i / rows));
+    }
+    return turned;
+  }
   const int bytes = DTypeBytes(tensor.dtype());
   QG_ASSIGN_OR_RETURN(Tensor turned, Tensor::Allocate(tensor.dtype(), {columns, rows}));
   for (int64_t i = 0; i < rows; ++i) {
