@@ -119,7 +119,8 @@ void PrintCodes(Invocation& invocation, const Response& response) {
   TextTable table({"row", "codes", "scales", "ties", "<element", "<block", "<library"});
   int shown = 0;
   for (const Response::CodesCandidate& candidate : response.codes()) {
-    table.AddRow({absl::StrCat(++shown), CountText(candidate.code_match_count(), candidate.code_count()),
+    table.AddRow({absl::StrCat(++shown),
+                  CountText(candidate.code_match_count(), candidate.code_count()),
                   CountText(candidate.scale_match_count(), candidate.scale_count()),
                   absl::StrCat(candidate.tie_count()), Cut(candidate.element(), 10),
                   Cut(candidate.block(), 14), Cut(candidate.scale_origin(), 17)});

@@ -42,9 +42,7 @@ class Comparison {
  public:
   Comparison(const OwnScaleArray& own, const GivenScaleArray& given) : own_(own), given_(given) {}
 
-  bool has_same_shape() const {
-    return own_.rows == given_.rows && own_.columns == given_.columns;
-  }
+  bool has_same_shape() const { return own_.rows == given_.rows && own_.columns == given_.columns; }
   bool has_same_count() const { return own_.bits.size() == given_.bits->size(); }
 
   /// Whether each scale became what `change` makes of its value.
@@ -145,13 +143,12 @@ std::optional<ChangedScales> Rearranged(const OwnScaleArray& own, const GivenSca
     return ChangedScales{"scales are swizzled as tensor cores read them",
                          "the given ones lie in tiles of 128 x 4"};
   }
-  const bool is_larger = given.rows >= rows && given.columns >= columns &&
-                         given.rows * given.columns > rows * columns;
+  const bool is_larger =
+      given.rows >= rows && given.columns >= columns && given.rows * given.columns > rows * columns;
   if (is_larger && AreAllZeroOutside(own, given) &&
       comparison.LiesAt([&](int64_t i, int64_t j) { return i * given.columns + j; })) {
-    return ChangedScales{"scales are padded",
-                         absl::StrCat("the given ones are padded to ", given.rows, " x ",
-                                      given.columns)};
+    return ChangedScales{"scales are padded", absl::StrCat("the given ones are padded to ",
+                                                           given.rows, " x ", given.columns)};
   }
   if (comparison.has_same_shape() && rows > 1) {
     for (int64_t padded = columns + 1; padded <= columns + 64; ++padded) {
@@ -179,7 +176,8 @@ std::optional<ChangedScales> Rearranged(const OwnScaleArray& own, const GivenSca
 
 }  // namespace
 
-std::optional<ChangedScales> ChangeOfScales(const OwnScaleArray& own, const GivenScaleArray& given) {
+std::optional<ChangedScales> ChangeOfScales(const OwnScaleArray& own,
+                                            const GivenScaleArray& given) {
   const Comparison comparison(own, given);
   if (comparison.has_same_shape() && own.bits == *given.bits) return std::nullopt;
   // The value of a scale that multiplies is no scale_inv.
@@ -198,10 +196,9 @@ std::optional<ChangedScales> ChangeOfScales(const OwnScaleArray& own, const Give
             const float positive = std::max(s, 0x1p-30f);
             return up ? PowerAbove(positive) : PowerBelow(positive);
           })) {
-        return ChangedScales{
-            "scales were coerced to powers of two",
-            absl::StrCat("the given ones are the powers of two at or ", up ? "above" : "below",
-                         " these")};
+        return ChangedScales{"scales were coerced to powers of two",
+                             absl::StrCat("the given ones are the powers of two at or ",
+                                          up ? "above" : "below", " these")};
       }
     }
     for (const float factor : {0.5f, 2.0f}) {
@@ -224,9 +221,10 @@ std::optional<ChangedScales> ScalesOfAnother(const OwnScaleArray& own,
   if (matches > expected + 4 * deviation + 0.5) return std::nullopt;
   return ChangedScales{
       "scales are the other operand's",
-      absl::StrCat("of the given ones ", GroupedDigits(comparison.Matches()), " of ",
-                   GroupedDigits(static_cast<int64_t>(own.bits.size())),
-                   " agree, no more than those of another tensor, such as the other operand, would")};
+      absl::StrCat(
+          "of the given ones ", GroupedDigits(comparison.Matches()), " of ",
+          GroupedDigits(static_cast<int64_t>(own.bits.size())),
+          " agree, no more than those of another tensor, such as the other operand, would")};
 }
 
 }  // namespace quantgate

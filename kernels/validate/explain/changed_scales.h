@@ -33,9 +33,9 @@ struct ChangedScales {
 /// does.
 std::optional<ChangedScales> ChangeOfScales(const OwnScaleArray& own, const GivenScaleArray& given);
 
-/// Says that the given scales are another tensor's; absent if they have another shape, or agree with
-/// the own ones more often than those of another tensor would, by four standard deviations, or are
-/// the same in another order.
+/// Says that the given scales are another tensor's; absent if they have another shape, or agree
+/// with the own ones more often than those of another tensor would, by four standard deviations, or
+/// are the same in another order.
 std::optional<ChangedScales> ScalesOfAnother(const OwnScaleArray& own,
                                              const GivenScaleArray& given);
 

@@ -58,15 +58,14 @@ std::string ScaleRuleText(const std::vector<ScaledBy>& by) {
 
 std::string ElementRuleText(const ScaledGroup& group, const std::vector<ScaledBy>& by,
                             const RoundingCounts& counts, std::string_view rounding) {
-  std::string text = absl::StrCat(
-      absl::StrJoin(
-          NamesOf(by,
-                  [&](const ScaledBy& one) {
-                    return ScalingText(one.scaling, group.stored->source);
-                  }),
-          " or "),
-      ", ", std::string(rounding), ", ",
-      group.overflow == Overflow::kSaturate ? "saturate" : "overflow to NaN");
+  std::string text =
+      absl::StrCat(absl::StrJoin(NamesOf(by,
+                                         [&](const ScaledBy& one) {
+                                           return ScalingText(one.scaling, group.stored->source);
+                                         }),
+                                 " or "),
+                   ", ", std::string(rounding), ", ",
+                   group.overflow == Overflow::kSaturate ? "saturate" : "overflow to NaN");
   const ZeroSign zeros = counts.BestZeroSign();
   if (zeros == ZeroSign::kPositive) absl::StrAppend(&text, ", zeros positive");
   if (zeros == ZeroSign::kNegative) absl::StrAppend(&text, ", zeros negative");
@@ -114,7 +113,8 @@ bool AreOneWay(const ScaledGroup& one, const ScaledGroup& other) {
   const ScaledBlocks &a = one.scaled(), &b = other.scaled();
   const StoredCodes& stored = *one.stored;
   if (std::min(a.blocks().rows, stored.rows) != std::min(b.blocks().rows, stored.rows) ||
-      std::min(a.blocks().columns, stored.columns) != std::min(b.blocks().columns, stored.columns)) {
+      std::min(a.blocks().columns, stored.columns) !=
+          std::min(b.blocks().columns, stored.columns)) {
     return false;
   }
   const ElementScaling by_a = one.by.front().scaling, by_b = other.by.front().scaling;
@@ -154,12 +154,13 @@ std::optional<CodesCandidate> CandidateOf(const ScaledGroup& group, const Roundi
   candidate.element = group.format->name;
   if (stored.packing == CodePacking::kOneToAByte) candidate.element += ", one to a byte";
   if (stored.packing == CodePacking::kSixBits) candidate.element += ", four in three bytes";
-  candidate.block = absl::StrJoin(
-      NamesOf(by,
-              [&](const ScaledBy& one) {
-                return absl::StrCat(BlockText(stored, one.scaled->blocks()), OrientationText(stored));
-              }),
-      " or ");
+  candidate.block =
+      absl::StrJoin(NamesOf(by,
+                            [&](const ScaledBy& one) {
+                              return absl::StrCat(BlockText(stored, one.scaled->blocks()),
+                                                  OrientationText(stored));
+                            }),
+                    " or ");
   candidate.scale_rule = ScaleRuleText(by);
   candidate.element_rule = ElementRuleText(group, by, counts, rounding_name);
   candidate.has_other_names = by.size() > 1;
@@ -214,13 +215,15 @@ TileMaxima MaximaOfTiles(const CodedElements& elements, int64_t tile_rows, int64
   const int64_t down = (elements.rows + tile_rows - 1) / tile_rows;
   // Pieces of at most 64 rows of a tile, so that one tile is shared among threads too.
   constexpr int64_t kRowsAtOnce = 64;
-  const int64_t pieces_per_tile = (std::min(tile_rows, elements.rows) + kRowsAtOnce - 1) / kRowsAtOnce;
+  const int64_t pieces_per_tile =
+      (std::min(tile_rows, elements.rows) + kRowsAtOnce - 1) / kRowsAtOnce;
   std::vector<uint32_t> of_pieces(down * pieces_per_tile * across, 0);  // Bits of magnitudes.
   ParallelFor(context, down * pieces_per_tile, 1, [&](int64_t begin, int64_t end) {
     for (int64_t piece = begin; piece < end; ++piece) {
       uint32_t* const tiles = of_pieces.data() + piece * across;
       const int64_t tile_end = std::min((piece / pieces_per_tile + 1) * tile_rows, elements.rows);
-      const int64_t first = piece / pieces_per_tile * tile_rows + piece % pieces_per_tile * kRowsAtOnce;
+      const int64_t first =
+          piece / pieces_per_tile * tile_rows + piece % pieces_per_tile * kRowsAtOnce;
       for (int64_t row = first; row < std::min(first + kRowsAtOnce, tile_end); ++row) {
         const float* const values = elements.values.data() + row * elements.columns;
         for (int64_t tile = 0; tile < across; ++tile) {

@@ -83,8 +83,8 @@ struct ScaledBlocks {
   std::string_view library;  ///< The library, if the rule alone tells it.
   std::shared_ptr<const BlockMaxima> maxima;
   bool is_sample = false;
-  std::vector<uint32_t> bits;         ///< Of the scales.
-  std::vector<uint8_t> is_at_bound;   ///< ScaleRuleResult::is_at_bound.
+  std::vector<uint32_t> bits;                             ///< Of the scales.
+  std::vector<uint8_t> is_at_bound;                       ///< ScaleRuleResult::is_at_bound.
   std::array<std::vector<float>, kScalingCount> factors;  ///< Empty: not with that scaling.
   int64_t matches = 0;                                    ///< Scales equal to the given ones.
   /// Distinct amaxes whose scales the rule computes, and those whose scale is at a bound of it. Of
@@ -139,7 +139,8 @@ std::vector<std::string_view> LibrariesOf(const ScaledGroup& group, const Scaled
 /// Adds `group` to `groups`, or its descriptions to a group that scales alike.
 void AddOrJoin(ScaledGroup group, std::vector<ScaledGroup>& groups);
 
-/// The amaxes of the tiles of `blocks`, row by row, NaN elements ignored; and which tiles have a NaN.
+/// The amaxes of the tiles of `blocks`, row by row, NaN elements ignored; and which tiles have a
+/// NaN.
 struct TileMaxima {
   std::vector<float> amaxes;
   std::vector<uint8_t> has_nan;

@@ -22,8 +22,7 @@ namespace {
 
 constexpr char kOrder[] =
     "scales right, codes wrong: elements were scaled by another order of operations";
-constexpr char kRounding[] =
-    "elements are truncated or rounded away from zero, not to nearest";
+constexpr char kRounding[] = "elements are truncated or rounded away from zero, not to nearest";
 constexpr char kFormat[] = "codes are of another format";
 constexpr char kTransposed[] = "codes are transposed";
 constexpr char kTransposedBytes[] = "bytes of two codes were transposed as if each were one";
@@ -84,8 +83,7 @@ struct RuledBlocks {
 enum class Toward { kNearest, kZero, kAway };
 
 uint8_t Encode(const CodeFormat& format, float scaled, Toward toward) {
-  const uint8_t nearest =
-      format.encode(scaled, ElementRounding::kNearestEven, Overflow::kSaturate);
+  const uint8_t nearest = format.encode(scaled, ElementRounding::kNearestEven, Overflow::kSaturate);
   if (toward == Toward::kNearest || std::isnan(scaled)) return nearest;
   const float magnitude = std::fabs(scaled);
   auto code = static_cast<uint8_t>(nearest & (format.sign - 1));
@@ -114,8 +112,8 @@ class CauseFinder {
   std::optional<CodesCause> FindOfGivenScales(const Reading& reading);
   std::optional<CodesCause> FindRotation(const Reading& reading);
 
-  /// Calls visit for rules, this build's first, on blocks of every shape, or of those that the given
-  /// scales fit. Stops where it returns true.
+  /// Calls visit for rules, this build's first, on blocks of every shape, or of those that the
+  /// given scales fit. Stops where it returns true.
   void ForRules(const Reading& reading, const CodeFormat& format, bool fits_given,
                 const std::function<bool(const RuledBlocks&)>& visit);
   std::shared_ptr<const BlockMaxima> CachedMaxima(const StoredCodes& stored,
@@ -197,8 +195,8 @@ void CauseFinder::ForRules(const Reading& reading, const CodeFormat& format, boo
   for (const CodeBlocks& shape : shapes) {
     stored.scale_rows = (m + shape.rows - 1) / shape.rows;
     stored.scale_columns = (k + shape.columns - 1) / shape.columns;
-    if (fits_given && (stored.scale_rows != given_.scale_rows ||
-                       stored.scale_columns != given_.scale_columns)) {
+    if (fits_given &&
+        (stored.scale_rows != given_.scale_rows || stored.scale_columns != given_.scale_columns)) {
       continue;
     }
     stored.scales.resize(stored.scale_rows * stored.scale_columns);
@@ -236,16 +234,15 @@ bool CauseFinder::Fits(const Reading& reading, const CodeBlocks& blocks, int64_t
   // A few of them first, which most candidates fail.
   const int64_t step = std::max<int64_t>(1, count / 64 | 1);
   for (int64_t at = 0; at < count; at += step) {
-    const int64_t scale = at / reading.columns / blocks.rows * scale_columns +
-                          at % reading.columns / blocks.columns;
+    const int64_t scale =
+        at / reading.columns / blocks.rows * scale_columns + at % reading.columns / blocks.columns;
     if (!is_code(factor_of(scale), at)) return false;
   }
   std::atomic<bool> fits = true;
   ParallelFor(context_, reading.rows, 16, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end && fits; ++row) {
       for (int64_t first = 0; first < reading.columns; first += blocks.columns) {
-        const float factor =
-            factor_of(row / blocks.rows * scale_columns + first / blocks.columns);
+        const float factor = factor_of(row / blocks.rows * scale_columns + first / blocks.columns);
         const int64_t stop = std::min(first + blocks.columns, reading.columns);
         for (int64_t column = first; column < stop; ++column) {
           if (!is_code(factor, row * reading.columns + column)) {
@@ -286,9 +283,9 @@ std::string CauseFinder::RuleText(const RuledBlocks& ruled) const {
 std::optional<CodesCause> CauseFinder::FindInElements(const Reading& reading, bool transposed) {
   std::optional<CodesCause> cause;
   const auto found = [&](const char* what, const RuledBlocks& ruled, const std::string& how) {
-    cause = {what, absl::StrCat("All scales are those of ", RuleText(ruled), "; all ",
-                                GroupedDigits(reading.rows * reading.columns), " codes are those ",
-                                how)};
+    cause = {what,
+             absl::StrCat("All scales are those of ", RuleText(ruled), "; all ",
+                          GroupedDigits(reading.rows * reading.columns), " codes are those ", how)};
     return true;
   };
   std::vector<std::pair<const char*, Reading>> views;
@@ -308,22 +305,22 @@ std::optional<CodesCause> CauseFinder::FindInElements(const Reading& reading, bo
         const auto scaling = static_cast<ElementScaling>(i);
         if (first.factors[i] == 0 || scaling == own->scaling) continue;
         if (FitsRule(reading, ruled, *format, scaling, Toward::kNearest)) {
-          return found(kOrder, ruled,
-                       absl::StrCat("of ", ScalingText(scaling, request_.source.dtype()),
-                                    ", not of ",
-                                    ScalingText(own->scaling, request_.source.dtype())));
+          return found(
+              kOrder, ruled,
+              absl::StrCat("of ", ScalingText(scaling, request_.source.dtype()), ", not of ",
+                           ScalingText(own->scaling, request_.source.dtype())));
         }
       }
-      for (const auto& [toward, text] :
-           {std::pair(Toward::kZero, "rounded toward zero"), {Toward::kAway, "rounded away from "
-                                                                             "zero"}}) {
+      for (const auto& [toward, text] : {std::pair(Toward::kZero, "rounded toward zero"),
+                                         {Toward::kAway,
+                                          "rounded away from "
+                                          "zero"}}) {
         if (FitsRule(reading, ruled, *format, own->scaling, toward)) {
           return found(kRounding, ruled, text);
         }
       }
       for (const CodeFormat* other : other_formats_) {
-        if (other != format &&
-            FitsRule(reading, ruled, *other, own->scaling, Toward::kNearest)) {
+        if (other != format && FitsRule(reading, ruled, *other, own->scaling, Toward::kNearest)) {
           return found(kFormat, ruled, absl::StrCat("of ", other->name));
         }
       }
@@ -349,11 +346,11 @@ std::optional<CodesCause> CauseFinder::FindInScales(const Reading& reading) {
                                  ruled.scale_columns, OwnScales(ruled)};
       const GivenScaleArray given = {given_.scale_rows, given_.scale_columns, &given_.scales};
       const auto caused = [&](const ChangedScales& changed) {
-        return CodesCause{changed.what,
-                          absl::StrCat("All ", GroupedDigits(reading.rows * reading.columns),
-                                       " codes are those of ", RuleText(ruled),
-                                       ", under the scales that follow from the source; ",
-                                       changed.how)};
+        return CodesCause{
+            changed.what,
+            absl::StrCat("All ", GroupedDigits(reading.rows * reading.columns),
+                         " codes are those of ", RuleText(ruled),
+                         ", under the scales that follow from the source; ", changed.how)};
       };
       if (const auto changed = ChangeOfScales(own, given)) {
         cause = caused(*changed);
@@ -418,8 +415,9 @@ std::optional<CodesCause> CauseFinder::FindOfGivenScales(const Reading& reading)
           ruled.rule->apply({global_amax_, global_amax_, format->dtype, request_.source.dtype()})
               .scale_inv_bits;
       if (is_one && given_.scales.front() == of_tensor) {
-        cause = {kOneAmax, absl::StrCat(codes_text, "all of these are that of the tensor's amax, by ",
-                                        RuleText(ruled))};
+        cause = {kOneAmax,
+                 absl::StrCat(codes_text, "all of these are that of the tensor's amax, by ",
+                              RuleText(ruled))};
         return true;
       }
       return false;
@@ -472,9 +470,8 @@ std::optional<CodesCause> CauseFinder::FindRotation(const Reading& reading) {
         if (!HasGivenScales(ruled) || !ScalingThatFits(rotated, ruled, *format).has_value()) {
           return false;
         }
-        cause = {kRotated,
-                 absl::StrCat("All codes and scales are those of ", RuleText(ruled),
-                              " of the source with its columns rotated by ", shift)};
+        cause = {kRotated, absl::StrCat("All codes and scales are those of ", RuleText(ruled),
+                                        " of the source with its columns rotated by ", shift)};
         return true;
       });
       if (cause.has_value()) return cause;

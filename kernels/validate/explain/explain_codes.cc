@@ -5,7 +5,9 @@
 #include <atomic>
 #include <bit>
 #include <cmath>
+#include <functional>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <set>
@@ -86,7 +88,10 @@ class CodesExplainer {
   /// Applies the kept rules to all scales.
   absl::Status ApplyToAll();
   RoundingCounts CountSample(const ScaledGroup& group) const;
-  RoundingCounts CountAll(const ScaledGroup& group) const;
+  RoundingCounts CountAll(const ScaledGroup& group, bool counts_spread) const;
+  /// The counts of every kept group over all elements. Of one whose codes overflow to NaN there are
+  /// none where that of saturated codes has nothing that overflows: its candidates are the same.
+  std::vector<RoundingCounts> CountGroups() const;
   /// Sets the cause and says it, unless the codes are as they should be.
   absl::Status AddCause(CodesExplanation& explanation) const;
 
@@ -186,14 +191,14 @@ absl::StatusOr<ScaledBlocks> CodesExplainer::ScaleByFourOverSix(const Stored& st
     rows.resize(stored->rows);
     std::iota(rows.begin(), rows.end(), 0);
   }
-  QG_ASSIGN_OR_RETURN(const Tensor padded,
-                      PaddedLines(stored->elements->values, stored->columns, rows,
-                                  stored->transposed));
-  QG_ASSIGN_OR_RETURN(const Tensor codes,
-                      FourOverSixScaleCodes(
-                          padded, knobs, maxima->blocks.amax_rows == 1 ? 1 : 2,
-                          stored->transposed ? Usage::kColumnwise : Usage::kRowwise,
-                          row_scaled ? std::nullopt : std::optional(stored->global_amax), context_));
+  QG_ASSIGN_OR_RETURN(const Tensor padded, PaddedLines(stored->elements->values, stored->columns,
+                                                       rows, stored->transposed));
+  QG_ASSIGN_OR_RETURN(
+      const Tensor codes,
+      FourOverSixScaleCodes(padded, knobs, maxima->blocks.amax_rows == 1 ? 1 : 2,
+                            stored->transposed ? Usage::kColumnwise : Usage::kRowwise,
+                            row_scaled ? std::nullopt : std::optional(stored->global_amax),
+                            context_));
   const auto count =
       static_cast<int64_t>(is_part ? maxima->sample_scales.size() : stored->scales.size());
   std::vector<float>& factors = scaled.factors[static_cast<int>(ElementScaling::kMultiply)];
@@ -203,8 +208,7 @@ absl::StatusOr<ScaledBlocks> CodesExplainer::ScaleByFourOverSix(const Stored& st
     const Nvfp4TensorScale tensor =
         MakeNvfp4TensorScale(row_scaled ? stored->row_amaxes[row] : stored->global_amax,
                              knobs.e4m3_max, ScaleRule::kTwoLevel);
-    const uint8_t code =
-        codes.as<uint8_t>()[line * codes.columns() + at % stored->scale_columns];
+    const uint8_t code = codes.as<uint8_t>()[line * codes.columns() + at % stored->scale_columns];
     scaled.bits.push_back(code);
     factors.push_back(BoundedReciprocal(DecodeFloat<E4M3>(code) * tensor.decode));
     scaled.is_at_bound.push_back(IsE4m3AtBound(code, 0));
@@ -218,16 +222,6 @@ absl::StatusOr<ScaledBlocks> CodesExplainer::ScaleByFourOverSix(const Stored& st
   return scaled;
 }
 
-/// Calls add(factor, value, code, index) for elements.
-template <typename Add>
-void ForElement(const StoredCodes& stored, const ScaledBlocks& scaled,
-                const std::vector<float>& factors, int64_t at, Add add) {
-  const CodeBlocks& blocks = scaled.blocks();
-  const int64_t scale = at / stored.columns / blocks.rows * stored.scale_columns +
-                        at % stored.columns / blocks.columns;
-  add(factors[scaled.Slot(scale)], stored.elements->values[at], stored.elements->codes[at], at);
-}
-
 /// Adds elements to counts.
 struct ElementCounter {
   const ScaledGroup& group;
@@ -235,10 +229,12 @@ struct ElementCounter {
   const bool has_no_nan;
   RoundingCounts counts;
 
-  explicit ElementCounter(const ScaledGroup& group)
+  ElementCounter(const ScaledGroup& group, bool counts_spread)
       : group(group),
         scaler(group.by.front().scaling, group.stored->source),
-        has_no_nan(scaler.is_flushed && !group.format->has_nan) {}
+        has_no_nan(scaler.is_flushed && !group.format->has_nan) {
+    counts.counts_spread = counts_spread;
+  }
   void operator()(float factor, float value, uint8_t code, int64_t at) {
     float scaled = scaler(value, factor);
     if (has_no_nan && scaled != scaled) scaled = -0.0f;  // qwix: 0 / 0 is the code of -0.
@@ -247,20 +243,25 @@ struct ElementCounter {
 };
 
 RoundingCounts CodesExplainer::CountSample(const ScaledGroup& group) const {
+  const StoredCodes& stored = *group.stored;
   const ScaledBlocks& scaled = group.scaled();
+  const CodeBlocks& blocks = scaled.blocks();
   const std::vector<float>& factors = scaled.factors_of(group.by.front().scaling);
-  ElementCounter counter(group);
-  for (const int64_t at : group.stored->sample) {
-    ForElement(*group.stored, scaled, factors, at, [&](auto... element) { counter(element...); });
+  ElementCounter counter(group, false);
+  for (const int64_t at : stored.sample) {
+    const int64_t scale = at / stored.columns / blocks.rows * stored.scale_columns +
+                          at % stored.columns / blocks.columns;
+    counter(factors[scaled.Slot(scale)], stored.elements->values[at], stored.elements->codes[at],
+            at);
   }
   return std::move(counter.counts);
 }
 
-RoundingCounts CodesExplainer::CountAll(const ScaledGroup& group) const {
+RoundingCounts CodesExplainer::CountAll(const ScaledGroup& group, bool counts_spread) const {
   const StoredCodes& stored = *group.stored;
   const CodeBlocks& blocks = group.scaled().blocks();
   const std::vector<float>& factors = group.scaled().factors_of(group.by.front().scaling);
-  ElementCounter counter(group);
+  ElementCounter counter(group, counts_spread);
   const CodedElements& elements = *stored.elements;
   for (int64_t row = 0; row < stored.rows; ++row) {
     const float* const of_row = factors.data() + row / blocks.rows * stored.scale_columns;
@@ -408,7 +409,8 @@ absl::Status CodesExplainer::AddAll() {
     QG_RETURN_IF_ERROR(AddFormat(format, CodePacking::kUsual));
     const bool is_fp4 = format.dtype == DType::kF4E2M1x2;
     if (given != DType::kU8 || IsFp8(format.dtype)) continue;
-    QG_RETURN_IF_ERROR(AddFormat(format, is_fp4 ? CodePacking::kOneToAByte : CodePacking::kSixBits));
+    QG_RETURN_IF_ERROR(
+        AddFormat(format, is_fp4 ? CodePacking::kOneToAByte : CodePacking::kSixBits));
   }
   for (const CodeFormat& format : FnuzCodeFormats()) {
     if (IsElementDType(given, format)) {
@@ -449,9 +451,8 @@ void CodesExplainer::KeepBestGroups() {
   }
   std::stable_partition(groups_.begin(), groups_.end(),
                         [](const ScaledGroup& group) { return group.fits_sample; });
-  const auto fitting = static_cast<size_t>(
-      std::count_if(groups_.begin(), groups_.end(),
-                    [](const ScaledGroup& group) { return group.fits_sample; }));
+  const auto fitting = static_cast<size_t>(std::count_if(
+      groups_.begin(), groups_.end(), [](const ScaledGroup& group) { return group.fits_sample; }));
   const size_t near = fitting > 0 ? kNearBesideFitting : kNearGroupsKept;
   groups_.resize(std::min({groups_.size(), fitting + near, kGroupsKept}));
 }
@@ -459,21 +460,52 @@ void CodesExplainer::KeepBestGroups() {
 absl::Status CodesExplainer::ApplyToAll() {
   std::vector<ScaledGroup> sampled = std::move(groups_);
   groups_.clear();
+  // The groups of both overflows share what they have.
+  using Key = std::pair<std::shared_ptr<const ScaledBlocks>, ElementScaling>;
+  std::map<Key, std::shared_ptr<const ScaledBlocks>> all;
   for (ScaledGroup& group : sampled) {
     for (ScaledBy& one : group.by) {
       QG_RETURN_IF_ERROR(context_.CheckCancelled());
-      ScaledBlocks scaled = *one.scaled;
-      if (one.scaled->apply_to_all != nullptr) {
-        QG_ASSIGN_OR_RETURN(scaled, one.scaled->apply_to_all(one.scaling));
+      std::shared_ptr<const ScaledBlocks>& known = all[{one.scaled, one.scaling}];
+      if (known == nullptr) {
+        ScaledBlocks scaled = *one.scaled;
+        if (one.scaled->apply_to_all != nullptr) {
+          QG_ASSIGN_OR_RETURN(scaled, one.scaled->apply_to_all(one.scaling));
+        }
+        scaled.is_sample = false;
+        scaled.apply_to_all = nullptr;
+        CountDistinctAmaxes(scaled);
+        known = std::make_shared<const ScaledBlocks>(std::move(scaled));
       }
-      scaled.is_sample = false;
-      scaled.apply_to_all = nullptr;
-      CountDistinctAmaxes(scaled);
-      one.scaled = std::make_shared<const ScaledBlocks>(std::move(scaled));
+      one.scaled = known;
       AddOrJoin({group.stored, group.format, {one}, group.overflow}, groups_);
     }
   }
   return absl::OkStatus();
+}
+
+std::vector<RoundingCounts> CodesExplainer::CountGroups() const {
+  std::vector<RoundingCounts> counts(groups_.size());
+  const auto count_if = [&](const std::function<bool(size_t)>& is_counted) {
+    ParallelFor(context_, static_cast<int64_t>(groups_.size()), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        if (is_counted(static_cast<size_t>(i))) counts[i] = CountAll(groups_[i], false);
+      }
+    });
+  };
+  const auto is_saturated = [&](size_t i) { return groups_[i].overflow == Overflow::kSaturate; };
+  count_if(is_saturated);
+  count_if([&](size_t i) {
+    if (is_saturated(i)) return false;
+    for (size_t j = 0; j < groups_.size(); ++j) {
+      const ScaledBy &one = groups_[i].by.front(), &other = groups_[j].by.front();
+      if (is_saturated(j) && one.scaled == other.scaled && one.scaling == other.scaling) {
+        return counts[j].overflowing > 0;
+      }
+    }
+    return true;
+  });
+  return counts;
 }
 
 /// Adds the stochastic candidates whose codes pass the test. Returns the test's result for the
@@ -536,10 +568,7 @@ absl::StatusOr<CodesExplanation> CodesExplainer::Explain() {
   KeepBestGroups();
   QG_RETURN_IF_ERROR(ApplyToAll());
   QG_RETURN_IF_ERROR(context_.CheckCancelled());
-  std::vector<RoundingCounts> counts(groups_.size());
-  ParallelFor(context_, static_cast<int64_t>(groups_.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) counts[i] = CountAll(groups_[i]);
-  });
+  std::vector<RoundingCounts> counts = CountGroups();
   QG_RETURN_IF_ERROR(context_.CheckCancelled());
 
   std::vector<CodesCandidate>& candidates = explanation.candidates;
@@ -551,7 +580,15 @@ absl::StatusOr<CodesExplanation> CodesExplainer::Explain() {
   // Stochastic rounding fits any code that is one step off, so it is offered only if no rule gives
   // everything.
   std::optional<SpreadResult> rejected;
-  if (!candidates.front().is_entire()) rejected = AddStochastic(groups_, counts, candidates);
+  if (!candidates.front().is_entire()) {
+    ParallelFor(context_, static_cast<int64_t>(groups_.size()), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        if (groups_[i].overflow == Overflow::kSaturate) counts[i] = CountAll(groups_[i], true);
+      }
+    });
+    QG_RETURN_IF_ERROR(context_.CheckCancelled());
+    rejected = AddStochastic(groups_, counts, candidates);
+  }
   for (CodesCandidate& candidate : candidates) {
     candidate.is_established = DoubtOf(candidate).empty();
     explanation.is_established |= candidate.is_established;

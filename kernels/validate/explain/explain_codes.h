@@ -104,9 +104,9 @@ struct CodesExplanation {
   /// Sentences that say what is certain, and on what evidence.
   std::vector<std::string> conclusion;
   bool is_established = false;  ///< Whether any candidate is.
-  /// What went wrong, where these are not codes of this build's quantizers, nor of a library that is
-  /// established: one of the causes of docs/quantizers.md section 1.6, or "unknown" if nothing gives
-  /// all codes and scales. Else empty.
+  /// What went wrong, where these are not codes of this build's quantizers, nor of a library that
+  /// is established: one of the causes of docs/quantizers.md section 1.6, or "unknown" if nothing
+  /// gives all codes and scales. Else empty.
   std::string cause;
 };
 

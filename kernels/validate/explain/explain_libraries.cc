@@ -429,8 +429,8 @@ bool HasElements(const ScaledGroup& group, const LibraryQuantizer& quantizer) {
   }
   if (group.format->is_fnuz && !quantizer.has_fnuz) return false;
   if (!stored.scale_order.empty() && !quantizer.turns_scales) return false;
-  const bool may_be_packed = group.format->dtype == DType::kF4E2M1x2 ||
-                             quantizer.packing == CodePacking::kSixBits;
+  const bool may_be_packed =
+      group.format->dtype == DType::kF4E2M1x2 || quantizer.packing == CodePacking::kSixBits;
   return stored.packing == (may_be_packed ? quantizer.packing : CodePacking::kUsual);
 }
 

@@ -165,9 +165,10 @@ ScaleRuleResult OfExponent(const ScaleRuleInput& input) {
   }
   int exponent = static_cast<int>(bits >> 23);
   if (mode == ScaleRule::kCeil && (bits & 0x7FFFFF) > 0) ++exponent;
-  const int code = exponent > MaxExponent(input.element) ? exponent - MaxExponent(input.element) : 0;
-  return FromE8m0(static_cast<float>(code), PowerOfTwo(127.0f - static_cast<float>(code < 1 ? 1 : code)),
-                  input);
+  const int code =
+      exponent > MaxExponent(input.element) ? exponent - MaxExponent(input.element) : 0;
+  return FromE8m0(static_cast<float>(code),
+                  PowerOfTwo(127.0f - static_cast<float>(code < 1 ? 1 : code)), input);
 }
 
 /// compressed-tensors: half a unit of the first mantissa place is added (FP6: of the third).
@@ -207,8 +208,8 @@ ScaleRuleResult ByReciprocals(const ScaleRuleInput& input) {
 float QwixScale(const ScaleRuleInput& input, bool is_whole) {
   const float max = ElementMax(input), amax = AmaxOf(input);
   const DType width = input.source == DType::kF16 ? DType::kF16 : DType::kF32;
-  const float scale = is_whole ? InType(input, amax / max)
-                               : InType(input, amax * RoundedTo(width, 1.0f / max));
+  const float scale =
+      is_whole ? InType(input, amax / max) : InType(input, amax * RoundedTo(width, 1.0f / max));
   return scale < (input.source == DType::kF16 ? 0x1p-7f : 0x1p-63f) ? 1.0f : scale;
 }
 
@@ -265,8 +266,8 @@ constexpr NamedScaleRule kLibraryRules[] = {
      IsFp8Element, KeptPowerOfTwo, true},
     {"scale kept, reciprocal: f32(max * f32(1 / amax))", DType::kF32, IsFp8Element,
      KeptNumberOverAmax, true},
-    {"scale kept, reciprocal in t: t(max * t(1 / amax)), t the source's type", DType::kF32, IsFp8Element,
-     KeptNumberOverAmaxInType, true},
+    {"scale kept, reciprocal in t: t(max * t(1 / amax)), t the source's type", DType::kF32,
+     IsFp8Element, KeptNumberOverAmaxInType, true},
     {"reciprocal of amax, of zeros 1: scale = f32(max * f32(1 / amax)), scale_inv = f32(1 / scale)",
      DType::kF32, IsFp8Element, ReciprocalOrOne},
     {"round_up of the reciprocal: 2^ceil of an fp32 log2 of f32(1 / f32(max * f32(1 / amax)))",

@@ -59,7 +59,7 @@ float RoundedTo(DType type, float value);
 struct ElementScaler {
   ElementScaling scaling;
   bool divides;
-  DType type;     ///< What the result is rounded to.
+  DType type;       ///< What the result is rounded to.
   bool is_flushed;  ///< Whether subnormals of fp32 are zeros.
   bool is_plain;    ///< Whether the result is of f32 and as it is.
 

@@ -80,7 +80,8 @@ std::vector<StoredCodes> ScaleOrders(const Tensor& scales, const StoredCodes& st
   const int64_t given_rows = as_given.scale_rows, given_columns = as_given.scale_columns;
   // TMA reads columns of scales that begin at multiples of 16 bytes.
   const int64_t step = 16 / DTypeBytes(scales.dtype());
-  const bool may_turn = given_columns == stored.rows || given_columns == CeilOf(stored.rows, step) * step;
+  const bool may_turn =
+      given_columns == stored.rows || given_columns == CeilOf(stored.rows, step) * step;
   if (scales.dtype() == DType::kI32) {
     as_given.scales.assign(scales.as<uint32_t>(), scales.as<uint32_t>() + scales.element_count());
     const int64_t words = CeilOf(CeilOf(stored.columns, 128), 4);
@@ -124,8 +125,7 @@ std::vector<Tensor> Unswizzled(const Tensor& given, int64_t rows, int64_t column
     if (!scales.ok()) continue;
     for (int64_t i = 0; i < rows; ++i) {
       for (int64_t j = 0; j < grid.blocks; ++j) {
-        scales->as<uint8_t>()[i * grid.blocks + j] =
-            given.as<uint8_t>()[grid.SwizzledIndex(i, j)];
+        scales->as<uint8_t>()[i * grid.blocks + j] = given.as<uint8_t>()[grid.SwizzledIndex(i, j)];
       }
     }
     logical.push_back(*std::move(scales));

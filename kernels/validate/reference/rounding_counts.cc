@@ -239,8 +239,10 @@ void RoundingCounts::Add(const CodeFormat& format, Overflow overflow, float scal
     return Keep(first_non_neighbour, at, given, format.Signed(lower, sign));
   }
   ++neighbours;
-  fraction_chance.Add(fraction, is_upper);
-  eight_bits.Add(fraction, is_upper);
+  if (counts_spread) {
+    fraction_chance.Add(fraction, is_upper);
+    eight_bits.Add(fraction, is_upper);
+  }
   for (int i = 0; i < kCodeRoundingCount; ++i) {
     if (expected[i] == given) continue;
     ++(is_upper ? rules[i].step_up : rules[i].step_down);

@@ -89,6 +89,7 @@ struct ZeroCount {
 
 /// Counts over all values of a tensor under one way to scale them. Not thread-safe.
 struct RoundingCounts {
+  bool counts_spread = true;  ///< Whether the two StochasticSpread are filled.
   int64_t count = 0;
   int64_t zeros = 0;
   int64_t between = 0;      ///< Values between two codes; only these show the rounding rule.

@@ -1,5 +1,5 @@
-// Explaining what other libraries' own calls stored (tests/data/libraries): each case is to be named
-// as its library's, and none as that of a library whose rule is another.
+// Explaining what other libraries' own calls stored (tests/data/libraries): each case is to be
+// named as its library's, and none as that of a library whose rule is another.
 #include <gtest/gtest.h>
 
 #include <iostream>
@@ -127,9 +127,8 @@ TEST(ExplainCases, NamesTheRuleOfEveryStoredCase) {
   const TensorFile sources = *ReadKnownSafetensors(absl::StrCat(kFolder, "sources.safetensors"));
   std::map<std::string, Totals> totals;
   std::set<std::string> not_yet_seen;
-  for (const char* library :
-       {"bitsandbytes", "compressed_tensors", "gfloat", "gguf", "modelopt", "optimum_quanto",
-        "qwix", "torch", "torchao", "transformers"}) {
+  for (const char* library : {"bitsandbytes", "compressed_tensors", "gfloat", "gguf", "modelopt",
+                              "optimum_quanto", "qwix", "torch", "torchao", "transformers"}) {
     const TensorFile file = *ReadKnownSafetensors(absl::StrCat(kFolder, library, ".safetensors"));
     for (const Json& made_by : Json::parse(file.metadata.at("cases"))) {
       const std::string name = made_by.at("name"), rule = RuleOf(made_by);

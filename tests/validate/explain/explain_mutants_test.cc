@@ -54,7 +54,8 @@ TEST(ExplainMutants, NamesTheCauseAndNeverAWrongOne) {
                 explanation->cause.empty())
         << explanation->cause << "\n"
         << concluded;
-    if (explanation->cause != cause) std::cout << name << ": " << cause << "\n" << concluded << "\n";
+    if (explanation->cause != cause)
+      std::cout << name << ": " << cause << "\n" << concluded << "\n";
   }
   std::cout << named << " of " << with_cause << " causes named, " << unknown << " of " << without
             << " without a cause unknown\n";
@@ -65,10 +66,10 @@ TEST(ExplainMutants, NamesTheCauseAndNeverAWrongOne) {
 
 // Codes as they should be have no cause.
 TEST(ExplainMutants, NothingIsWrongWithRightCodes) {
-  const TensorFile file = *ReadKnownSafetensors(
-      QUANTGATE_SOURCE_DIR "/tests/data/libraries/torchao.safetensors");
-  const TensorFile sources = *ReadKnownSafetensors(
-      QUANTGATE_SOURCE_DIR "/tests/data/libraries/sources.safetensors");
+  const TensorFile file =
+      *ReadKnownSafetensors(QUANTGATE_SOURCE_DIR "/tests/data/libraries/torchao.safetensors");
+  const TensorFile sources =
+      *ReadKnownSafetensors(QUANTGATE_SOURCE_DIR "/tests/data/libraries/sources.safetensors");
   ExplainCodesRequest request;
   request.source = *sources.Find("weight_bf16.source");
   for (const Json& made_by : Json::parse(file.metadata.at("cases"))) {
