@@ -64,6 +64,7 @@ v1::ExplainResponse::CodesCandidate CandidateToProto(const CodesCandidate& candi
   proto.set_block(candidate.block);
   proto.set_scale_rule(candidate.scale_rule);
   proto.set_scale_origin(candidate.scale_origin);
+  for (const std::string& library : candidate.libraries) proto.add_libraries(library);
   proto.set_element_rule(candidate.element_rule);
   proto.set_is_deterministic(candidate.is_deterministic);
   proto.set_scale_match_count(candidate.scale_matches);
@@ -137,6 +138,7 @@ absl::Status ExplainCodesOf(CallContext& context, Device& device, const CodesWor
   response.set_tried(explanation.tried);
   for (const std::string& line : explanation.conclusion) response.add_conclusion(line);
   response.set_is_established(explanation.is_established);
+  response.set_cause(explanation.cause);
   return absl::OkStatus();
 }
 

@@ -4,6 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "client/cli/commands/commands.h"
 #include "client/cli/commands/subcommand.h"
 #include "client/cli/exit.h"
@@ -32,8 +34,11 @@ fraction bits F, promotion interval, split-K), counted against d. What matches e
 consistent with the bytes; several may be. Exits 0 when something matches entirely and at least one
 named arithmetic does not, so that d tells them apart; else 1.
 
-With --codes: every block shape, scale rule and rounding in use, counted against codes and scales;
-for NVFP4 also 4over6 (each error under each largest block scale) and, of a bf16 source, codes of
+With --codes: every block shape, scale rule and rounding in use, counted against codes and scales
+(f32, bf16, f16, E8M0, E4M3, or i32 of four E8M0 codes); the rules of other libraries are among
+them. Where the codes are not those of this build's quantizers, what went wrong: scales in another
+order, padded, rounded, reciprocal or another tensor's; codes transposed, swapped or of another
+format; elements scaled or rounded in another way. For NVFP4 also 4over6 (each error under each largest block scale) and, of a bf16 source, codes of
 the Hadamard-transformed tensor, whose --amax is that after the transform. Stochastic rounding is
 offered where no other rule gives every code and the codes are spread as its chances say. Exits 0
 when a rule is established: it gives everything, and enough distinct amaxes, values between two
@@ -94,20 +99,45 @@ void PrintGemm(Invocation& invocation, const Response& response) {
                    << GemmConclusion(CountEntire(response), response.is_established()) << "\n";
 }
 
-void PrintCodes(Invocation& invocation, const Response& response) {
-  TextTable table({"codes", "scales", "ties", "<element", "<block", "<scale rule", "<elements",
-                   "<library", "<first difference"});
-  for (const Response::CodesCandidate& candidate : response.codes()) {
-    table.AddRow({CountText(candidate.code_match_count(), candidate.code_count()),
-                  CountText(candidate.scale_match_count(), candidate.scale_count()),
-                  absl::StrCat(candidate.tie_count()), candidate.element(), candidate.block(),
-                  candidate.scale_rule(), candidate.element_rule(), candidate.scale_origin(),
-                  FirstDifferenceText(candidate)});
-    if (candidate.is_established()) table.SetTone(0, Tone::kGood);
+/// Words on lines of at most kTableColumns, the second and later ones behind `indent` spaces.
+void PrintWords(std::ostream& out, const std::string& text, size_t indent) {
+  std::string line;
+  for (const absl::string_view word : absl::StrSplit(text, ' ')) {
+    if (!line.empty() && line.size() + 1 + word.size() > kTableColumns) {
+      out << line << "\n";
+      line = std::string(indent, ' ') + std::string(word);
+    } else {
+      absl::StrAppend(&line, line.empty() ? "" : " ", word);
+    }
   }
-  table.Print(invocation.out(), invocation.uses_colour());
-  invocation.out() << response.tried() << " candidates tried.\n";
-  for (const std::string& line : response.conclusion()) invocation.out() << line << "\n";
+  out << line << "\n";
+}
+
+/// The table, and below it what is too long for it, row by row.
+void PrintCodes(Invocation& invocation, const Response& response) {
+  std::ostream& out = invocation.out();
+  TextTable table({"row", "codes", "scales", "ties", "<element", "<block", "<library"});
+  int shown = 0;
+  for (const Response::CodesCandidate& candidate : response.codes()) {
+    table.AddRow({absl::StrCat(++shown),
+                  CountText(candidate.code_match_count(), candidate.code_count()),
+                  CountText(candidate.scale_match_count(), candidate.scale_count()),
+                  absl::StrCat(candidate.tie_count()), Cut(candidate.element(), 10),
+                  Cut(candidate.block(), 14), Cut(candidate.scale_origin(), 17)});
+    if (candidate.is_established()) table.SetTone(1, Tone::kGood);
+  }
+  if (response.codes_size() > 0) table.Print(out, invocation.uses_colour());
+  int row = 0;
+  for (const Response::CodesCandidate& candidate : response.codes()) {
+    std::vector<std::string> parts = {candidate.block(), candidate.scale_rule(),
+                                      candidate.element_rule()};
+    if (!candidate.scale_origin().empty()) parts.push_back(candidate.scale_origin());
+    const std::string difference = FirstDifferenceText(candidate);
+    if (!difference.empty()) parts.push_back(absl::StrCat("first difference ", difference));
+    PrintWords(out, absl::StrCat("  ", ++row, ": ", absl::StrJoin(parts, " | ")), 5);
+  }
+  out << response.tried() << " candidates tried.\n";
+  for (const std::string& line : response.conclusion()) PrintWords(out, line, 2);
 }
 
 void PrintExplanation(Invocation& invocation, const Response& response) {

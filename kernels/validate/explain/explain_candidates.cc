@@ -9,15 +9,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/validate/explain/explain_cause.h"
 
 namespace quantgate {
 namespace {
-
-template <typename Value>
-int64_t CountDistinct(std::vector<Value> values) {
-  std::sort(values.begin(), values.end());
-  return std::unique(values.begin(), values.end()) - values.begin();
-}
 
 std::string BlockText(const StoredCodes& stored, const CodeBlocks& blocks) {
   const bool is_replicated =
@@ -63,12 +58,14 @@ std::string ScaleRuleText(const std::vector<ScaledBy>& by) {
 
 std::string ElementRuleText(const ScaledGroup& group, const std::vector<ScaledBy>& by,
                             const RoundingCounts& counts, std::string_view rounding) {
-  std::string text = absl::StrCat(
-      absl::StrJoin(
-          NamesOf(by, [](const ScaledBy& one) { return std::string(ScalingText(one.scaling)); }),
-          " or "),
-      ", ", std::string(rounding), ", ",
-      group.overflow == Overflow::kSaturate ? "saturate" : "overflow to NaN");
+  std::string text =
+      absl::StrCat(absl::StrJoin(NamesOf(by,
+                                         [&](const ScaledBy& one) {
+                                           return ScalingText(one.scaling, group.stored->source);
+                                         }),
+                                 " or "),
+                   ", ", std::string(rounding), ", ",
+                   group.overflow == Overflow::kSaturate ? "saturate" : "overflow to NaN");
   const ZeroSign zeros = counts.BestZeroSign();
   if (zeros == ZeroSign::kPositive) absl::StrAppend(&text, ", zeros positive");
   if (zeros == ZeroSign::kNegative) absl::StrAppend(&text, ", zeros negative");
@@ -92,7 +89,8 @@ void SetFirstDifference(const ScaledGroup& group, const RoundingCounts& counts,
 
 std::string OrientationText(const StoredCodes& stored) {
   return absl::StrCat(stored.transposed ? " of the transpose" : "",
-                      stored.hadamard ? ", Hadamard-transformed (disable_rht=false)" : "");
+                      stored.hadamard ? ", Hadamard-transformed (disable_rht=false)" : "",
+                      stored.scale_order);
 }
 
 /// Whether elements are scaled alike: dividing by a power of two is multiplying by its inverse.
@@ -114,33 +112,30 @@ bool AreOneWay(const ScaledGroup& one, const ScaledGroup& other) {
   // Their scale shapes can differ only in the lengths of blocks that cover a whole dim.
   const ScaledBlocks &a = one.scaled(), &b = other.scaled();
   const StoredCodes& stored = *one.stored;
-  if (std::min(a.blocks.rows, stored.rows) != std::min(b.blocks.rows, stored.rows) ||
-      std::min(a.blocks.columns, stored.columns) != std::min(b.blocks.columns, stored.columns)) {
+  if (std::min(a.blocks().rows, stored.rows) != std::min(b.blocks().rows, stored.rows) ||
+      std::min(a.blocks().columns, stored.columns) !=
+          std::min(b.blocks().columns, stored.columns)) {
     return false;
   }
   const ElementScaling by_a = one.by.front().scaling, by_b = other.by.front().scaling;
-  return std::equal(a.results.begin(), a.results.end(), b.results.begin(), b.results.end(),
-                    [&](const ScaleRuleResult& x, const ScaleRuleResult& y) {
-                      return x.scale_inv_bits == y.scale_inv_bits &&
-                             ScalesAlike(x.factor(by_a), Divides(by_a), y.factor(by_b),
-                                         Divides(by_b));
-                    });
+  if (a.bits != b.bits) return false;
+  const ElementScaler scaler_a(by_a, stored.source), scaler_b(by_b, stored.source);
+  if (scaler_a.type != scaler_b.type || scaler_a.is_flushed != scaler_b.is_flushed) return false;
+  return std::ranges::equal(a.factors_of(by_a), b.factors_of(by_b), [&](float x, float y) {
+    return ScalesAlike(x, scaler_a.divides, y, scaler_b.divides);
+  });
 }
 
-/// Counts the distinct amaxes whose scales the rule computes, and those whose scale is at a bound
-/// of the rule. Of several equivalent rules the one with the fewest of the first kind counts.
+/// Of several equivalent rules the one with the fewest amaxes whose scales it computes counts.
 std::pair<int64_t, int64_t> DistinctAmaxes(const std::vector<ScaledBy>& by) {
-  std::optional<std::pair<int64_t, int64_t>> fewest;
+  std::pair<int64_t, int64_t> fewest(by.front().scaled->amax_distinct,
+                                     by.front().scaled->amax_bound_count);
   for (const ScaledBy& one : by) {
-    std::vector<float> amaxes[2];
-    for (size_t i = 0; i < one.scaled->amaxes.size(); ++i) {
-      amaxes[one.scaled->results[i].is_at_bound ? 1 : 0].push_back(one.scaled->amaxes[i]);
+    if (one.scaled->amax_distinct < fewest.first) {
+      fewest = {one.scaled->amax_distinct, one.scaled->amax_bound_count};
     }
-    const std::pair distinct(CountDistinct(std::move(amaxes[0])),
-                             CountDistinct(std::move(amaxes[1])));
-    if (!fewest.has_value() || distinct.first < fewest->first) fewest = distinct;
   }
-  return *fewest;
+  return fewest;
 }
 
 /// The candidate of a group with this rounding (absent: stochastic), without results of the
@@ -157,24 +152,32 @@ std::optional<CodesCandidate> CandidateOf(const ScaledGroup& group, const Roundi
   const ScaledBlocks& scaled = *by.front().scaled;
   CodesCandidate candidate;
   candidate.element = group.format->name;
-  candidate.block = absl::StrJoin(
-      NamesOf(by,
-              [&](const ScaledBy& one) {
-                return absl::StrCat(BlockText(stored, one.scaled->blocks), OrientationText(stored));
-              }),
-      " or ");
+  if (stored.packing == CodePacking::kOneToAByte) candidate.element += ", one to a byte";
+  if (stored.packing == CodePacking::kSixBits) candidate.element += ", four in three bytes";
+  candidate.block =
+      absl::StrJoin(NamesOf(by,
+                            [&](const ScaledBy& one) {
+                              return absl::StrCat(BlockText(stored, one.scaled->blocks()),
+                                                  OrientationText(stored));
+                            }),
+                    " or ");
   candidate.scale_rule = ScaleRuleText(by);
   candidate.element_rule = ElementRuleText(group, by, counts, rounding_name);
   candidate.has_other_names = by.size() > 1;
+  // Ties away from zero are a knob of this build.
+  const bool is_own_rounding = !rounding.has_value() || *rounding == CodeRounding::kNearestEven ||
+                               *rounding == CodeRounding::kNearestAway;
   for (const ScaledBy& one : by) {
-    const std::string_view library = LibraryOf(group, one, counts, rounding);
-    if (!library.empty()) candidate.libraries.emplace(library);
+    candidate.is_own_rule |= is_own_rounding && IsOwnRule(one.scaled->rule, one.scaling);
+    for (const std::string_view library : LibrariesOf(group, one, counts, rounding)) {
+      candidate.libraries.emplace(library);
+    }
   }
   candidate.scale_matches = scaled.matches;
-  candidate.scale_count = static_cast<int64_t>(scaled.results.size());
+  candidate.scale_count = static_cast<int64_t>(scaled.bits.size());
   candidate.code_count = counts.count;
   CodesEvidence& evidence = candidate.evidence;
-  evidence.scale_distinct = CountDistinct(stored.scales);
+  evidence.scale_distinct = stored.scale_distinct;
   std::tie(evidence.amax_distinct, evidence.amax_bound_count) = DistinctAmaxes(by);
   evidence.between_count = counts.between;
   evidence.tie_count = counts.ties;
@@ -206,19 +209,66 @@ void AddOrJoin(ScaledGroup group, std::vector<ScaledGroup>& groups) {
   }
 }
 
-std::vector<float> TileAmaxes(const StoredCodes& stored, const CodeBlocks& blocks) {
-  const int64_t tile_columns = (stored.columns + blocks.amax_columns - 1) / blocks.amax_columns;
-  const int64_t tile_rows = (stored.rows + blocks.amax_rows - 1) / blocks.amax_rows;
-  std::vector<float> amaxes(tile_rows * tile_columns, 0.0f);
-  for (int64_t row = 0; row < stored.rows; ++row) {
-    float* tiles = amaxes.data() + row / blocks.amax_rows * tile_columns;
-    for (int64_t column = 0; column < stored.columns; ++column) {
-      float& tile = tiles[column / blocks.amax_columns];
-      const float magnitude = std::fabs(stored.values[row * stored.columns + column]);
-      if (magnitude > tile) tile = magnitude;  // False for NaN.
+TileMaxima MaximaOfTiles(const CodedElements& elements, int64_t tile_rows, int64_t tile_columns,
+                         const ExecutionContext& context) {
+  const int64_t across = (elements.columns + tile_columns - 1) / tile_columns;
+  const int64_t down = (elements.rows + tile_rows - 1) / tile_rows;
+  // Pieces of at most 64 rows of a tile, so that one tile is shared among threads too.
+  constexpr int64_t kRowsAtOnce = 64;
+  const int64_t pieces_per_tile =
+      (std::min(tile_rows, elements.rows) + kRowsAtOnce - 1) / kRowsAtOnce;
+  std::vector<uint32_t> of_pieces(down * pieces_per_tile * across, 0);  // Bits of magnitudes.
+  ParallelFor(context, down * pieces_per_tile, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t piece = begin; piece < end; ++piece) {
+      uint32_t* const tiles = of_pieces.data() + piece * across;
+      const int64_t tile_end = std::min((piece / pieces_per_tile + 1) * tile_rows, elements.rows);
+      const int64_t first =
+          piece / pieces_per_tile * tile_rows + piece % pieces_per_tile * kRowsAtOnce;
+      for (int64_t row = first; row < std::min(first + kRowsAtOnce, tile_end); ++row) {
+        const float* const values = elements.values.data() + row * elements.columns;
+        for (int64_t tile = 0; tile < across; ++tile) {
+          const int64_t stop = std::min((tile + 1) * tile_columns, elements.columns);
+          uint32_t most = tiles[tile] & 0x7FFFFFFF, is_nan = tiles[tile] >> 31;
+          for (int64_t column = tile * tile_columns; column < stop; ++column) {
+            const uint32_t bits = std::bit_cast<uint32_t>(values[column]) & 0x7FFFFFFF;
+            const bool has_value = bits <= 0x7F800000;
+            is_nan |= has_value ? 0 : 1;
+            most = std::max(most, has_value ? bits : 0);
+          }
+          tiles[tile] = most | is_nan << 31;
+        }
+      }
     }
+  });
+  TileMaxima maxima;
+  maxima.amaxes.resize(down * across);
+  maxima.has_nan.resize(down * across);
+  for (int64_t tile = 0; tile < down * across; ++tile) {
+    uint32_t most = 0, is_nan = 0;
+    for (int64_t piece = 0; piece < pieces_per_tile; ++piece) {
+      const uint32_t bits =
+          of_pieces[(tile / across * pieces_per_tile + piece) * across + tile % across];
+      most = std::max(most, bits & 0x7FFFFFFF);
+      is_nan |= bits >> 31;
+    }
+    maxima.amaxes[tile] = std::bit_cast<float>(most);
+    maxima.has_nan[tile] = static_cast<uint8_t>(is_nan);
   }
-  return amaxes;
+  return maxima;
+}
+
+int64_t CountDistinct(std::vector<uint32_t> values) {
+  std::sort(values.begin(), values.end());
+  return std::unique(values.begin(), values.end()) - values.begin();
+}
+
+void CountDistinctAmaxes(ScaledBlocks& scaled) {
+  std::vector<uint32_t> amaxes[2];
+  for (size_t i = 0; i < scaled.bits.size(); ++i) {
+    amaxes[scaled.is_at_bound[i]].push_back(std::bit_cast<uint32_t>(scaled.maxima->amaxes[i]));
+  }
+  scaled.amax_distinct = CountDistinct(std::move(amaxes[0]));
+  scaled.amax_bound_count = CountDistinct(std::move(amaxes[1]));
 }
 
 std::vector<CodesCandidate> DeterministicOf(const ScaledGroup& group,

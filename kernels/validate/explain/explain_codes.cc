@@ -2,10 +2,14 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cmath>
+#include <functional>
 #include <iterator>
+#include <map>
 #include <memory>
+#include <numeric>
 #include <set>
 #include <utility>
 
@@ -17,75 +21,32 @@
 #include "kernels/quantize/scale_layout.h"
 #include "kernels/tensor/convert.h"
 #include "kernels/validate/explain/explain_candidates.h"
+#include "kernels/validate/explain/explain_cause.h"
 #include "kernels/validate/explain/explain_evidence.h"
 #include "kernels/validate/explain/explain_nvfp4.h"
 #include "kernels/validate/explain/explain_scale_rules.h"
+#include "kernels/validate/explain/explain_stored.h"
 
 namespace quantgate {
 namespace {
 
-constexpr int64_t kSampleElements = 8192;
-/// The most ways to scale that are counted on all elements, after the sample.
-constexpr size_t kGroupsKept = 48;
+/// Of tensors up to so many elements this many ways to scale are counted on all elements; of larger
+/// ones those that fit the sample, and as many of the nearest.
+constexpr int64_t kSmallElements = 1 << 20;
+constexpr size_t kGroupsKept = 48, kNearGroupsKept = 4, kNearBesideFitting = 1;
 constexpr char kGivenScaleText[] = "given: the stored scale, as of delayed scaling";
+constexpr char kUnknown[] = "unknown";
 constexpr char kRowScaledText[] = ", row_scaled_activation=true";
 
-bool IsScaleDType(DType given, DType rule) {
-  return given == rule || (given == DType::kU8 && rule != DType::kF32);
+bool IsElementDType(DType given, const CodeFormat& format) {
+  return given == DType::kU8 || (given == format.dtype && !format.is_fnuz);
 }
 
-bool IsElementDType(DType given, DType element) { return given == element || given == DType::kU8; }
-
-uint32_t ScaleBits(const Tensor& scale_inv, int64_t index) {
-  return scale_inv.dtype() == DType::kF32 ? scale_inv.as<uint32_t>()[index]
-                                          : scale_inv.as<uint8_t>()[index];
-}
-
-std::vector<CodeBlocks> BlocksThatFit(const StoredCodes& stored) {
-  std::vector<CodeBlocks> fitting;
-  const auto ceil_of = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
-  const auto add = [&](int64_t rows, int64_t columns, int64_t amax_rows, int64_t amax_columns) {
-    if (ceil_of(stored.rows, rows) != stored.scale_rows ||
-        ceil_of(stored.columns, columns) != stored.scale_columns) {
-      return;
-    }
-    // Two lengths that are both longer than a dim give the same block.
-    const auto shape = [&](const CodeBlocks& blocks) {
-      return std::array{
-          std::min(blocks.rows, stored.rows), std::min(blocks.columns, stored.columns),
-          std::min(blocks.amax_rows, stored.rows), std::min(blocks.amax_columns, stored.columns)};
-    };
-    for (const CodeBlocks& known : fitting) {
-      if (shape(known) == shape({rows, columns, amax_rows, amax_columns})) return;
-    }
-    fitting.push_back({rows, columns, amax_rows, amax_columns});
-  };
-  add(stored.rows, stored.columns, stored.rows, stored.columns);
-  add(1, stored.columns, 1, stored.columns);
-  add(stored.rows, 1, stored.rows, 1);
-  for (const int64_t length : kBlockLengths) {
-    add(1, length, 1, length);
-    add(1, length, length, length);
-    add(length, 1, length, 1);
-    add(length, 1, length, length);
-    add(length, length, length, length);
-  }
-  return fitting;
-}
-
-/// By stored scale, the amax of the tile that its block lies in.
-std::vector<float> BlockAmaxes(const StoredCodes& stored, const CodeBlocks& blocks) {
-  const std::vector<float> of_tiles = TileAmaxes(stored, blocks);
-  const int64_t tile_columns = (stored.columns + blocks.amax_columns - 1) / blocks.amax_columns;
-  std::vector<float> amaxes;
-  amaxes.reserve(stored.scales.size());
-  for (int64_t row = 0; row < stored.scale_rows; ++row) {
-    for (int64_t column = 0; column < stored.scale_columns; ++column) {
-      amaxes.push_back(of_tiles[row * blocks.rows / blocks.amax_rows * tile_columns +
-                                column * blocks.columns / blocks.amax_columns]);
-    }
-  }
-  return amaxes;
+/// The scalings that go with a source: an f32 one tells no rounding to its type. kDivideInBf16 is
+/// tried in search of a cause alone.
+bool GoesWith(ElementScaling scaling, DType source) {
+  return scaling != ElementScaling::kDivideInBf16 &&
+         (source != DType::kF32 || InF32(scaling) == scaling);
 }
 
 class CodesExplainer {
@@ -96,46 +57,49 @@ class CodesExplainer {
   absl::StatusOr<CodesExplanation> Explain();
 
  private:
-  /// The codes of one format as one byte each in an orientation, when the shapes fit; the scales as
-  /// each array that they may be.
-  absl::StatusOr<std::vector<StoredCodes>> Orient(const CodeFormat& format, bool transposed) const;
-  /// The given scales in the logical layout, as each array that has their type and shape.
-  absl::StatusOr<std::vector<Tensor>> LogicalScales(bool transposed) const;
-  /// Sets the global amax and the amaxes of rows: given ones, or those of the values.
-  void SetAmaxes(StoredCodes& stored) const;
-  /// `row_scaled`: with an amax for each row in place of the tensor's.
-  ScaledBlocks Scale(const StoredCodes& stored, const CodeBlocks& blocks,
-                     const NamedScaleRule& rule, DType element, bool row_scaled = false) const;
+  using Stored = std::shared_ptr<const StoredCodes>;
+  using Maxima = std::shared_ptr<const BlockMaxima>;
+
+  /// Applies a rule to all scales, or to those of the sample; keeps the factors of `only` alone if
+  /// it is given. `row_scaled`: with an amax for each row in place of the tensor's.
+  ScaledBlocks Scale(const Stored& stored, const Maxima& maxima, const NamedScaleRule& rule,
+                     const CodeFormat& format, bool row_scaled, bool is_sample,
+                     std::optional<ElementScaling> only = std::nullopt) const;
   /// The block scales that 4over6 picks; blocks are rows or replicated tiles of 16.
-  absl::StatusOr<ScaledBlocks> ScaleByFourOverSix(const StoredCodes& stored,
-                                                  const CodeBlocks& blocks,
-                                                  const FourOverSixKnobs& knobs,
-                                                  bool row_scaled) const;
-  absl::Status AddTrials(const CodeFormat& format,
-                         const std::shared_ptr<const StoredCodes>& stored);
+  absl::StatusOr<ScaledBlocks> ScaleByFourOverSix(const Stored& stored, const Maxima& maxima,
+                                                  const FourOverSixKnobs& knobs, bool row_scaled,
+                                                  bool is_sample) const;
+  absl::Status AddTrials(const CodeFormat& format, const Stored& stored);
   /// Adds what only NVFP4's quantizers have: 4over6, and a tensor scale for each row.
-  absl::Status AddNvfp4(const CodeFormat& format, const std::shared_ptr<const StoredCodes>& stored);
+  absl::Status AddNvfp4(const CodeFormat& format, const Stored& stored);
   /// Adds the codes as those of transformed values, under NVFP4's scale rules.
   absl::Status AddHadamard(const CodeFormat& format, const StoredCodes& stored);
   /// Adds the ways to scale elements that go with a rule.
-  void AddGroups(const CodeFormat& format, const std::shared_ptr<const StoredCodes>& stored,
-                 ScaledBlocks scaled);
+  void AddGroups(const CodeFormat& format, const Stored& stored, ScaledBlocks scaled);
   void AddGroup(ScaledGroup group) {
     ++described_;
     AddOrJoin(std::move(group), groups_);
   }
+  absl::Status AddFormat(const CodeFormat& format, CodePacking packing);
   /// Adds every way to scale that the shapes allow. INVALID_ARGUMENT if there is none.
   absl::Status AddAll();
-  /// Keeps the ways to scale that fit a sample of the elements best.
+  /// Keeps the ways to scale that fit the sample, and of the others those that fit it best.
   void KeepBestGroups();
-  /// Counts over every step-th element.
-  RoundingCounts Count(const ScaledGroup& group, int64_t step) const;
+  /// Applies the kept rules to all scales.
+  absl::Status ApplyToAll();
+  RoundingCounts CountSample(const ScaledGroup& group) const;
+  RoundingCounts CountAll(const ScaledGroup& group, bool counts_spread) const;
+  /// The counts of every kept group over all elements. Of one whose codes overflow to NaN there are
+  /// none where that of saturated codes has nothing that overflows: its candidates are the same.
+  std::vector<RoundingCounts> CountGroups() const;
+  /// Sets the cause and says it, unless the codes are as they should be.
+  absl::Status AddCause(CodesExplanation& explanation) const;
 
   const ExplainCodesRequest& request_;
   const ExecutionContext& context_;
   std::vector<float> source_;  // [M][K]
-  Tensor padded_source_;       // The same for 4over6: PaddedToBlocks.
-  int64_t described_ = 0;      // Ways to scale, before those that are alike are joined.
+  std::optional<StoredReader> reader_;
+  int64_t described_ = 0;  // Ways to scale, before those that are alike are joined.
   std::vector<ScaledGroup> groups_;
 };
 
@@ -143,205 +107,220 @@ absl::Status RefuseTensor(const char* field, const Tensor& tensor, const std::st
   return Refuse(field, tensor.has_value() ? TensorText(tensor) : "absent", rule);
 }
 
-absl::StatusOr<std::vector<Tensor>> CodesExplainer::LogicalScales(bool transposed) const {
-  const Tensor& given = request_.scale_inv;
-  if (request_.scale_layout == ScaleLayout::kLogical) return std::vector<Tensor>{given};
-  std::vector<Tensor> logical;
-  for (const ScalingTraits& traits : AllQuantizerFormats()) {
-    if (!traits.has_blocks()) continue;
-    const DType dtype = ScaleDType(traits.scales);
-    if (!IsScaleDType(given.dtype(), dtype)) continue;
-    QG_ASSIGN_OR_RETURN(const Tensor scales,
-                        Tensor::FromBytes(dtype, given.shape(), given.bytes()));
-    for (const int block_dim : {1, 2}) {
-      // A micro format stores the scales of tiles as it stores those of lines.
-      if (block_dim == 2 && traits.is_micro) continue;
-      for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
-        const bool is_transposed = usage == Usage::kColumnwise && traits.turns_columnwise;
-        if (is_transposed != transposed) continue;
-        const ScaleArray array = {traits.format, block_dim, usage, request_.source.rows(),
-                                  request_.source.columns()};
-        if (!CheckScales(scales, array, request_.scale_layout).ok()) continue;
-        QG_ASSIGN_OR_RETURN(Tensor converted, ConvertScales(scales, array, request_.scale_layout,
-                                                            ScaleLayout::kLogical));
-        const bool is_new = std::none_of(logical.begin(), logical.end(), [&](const Tensor& known) {
-          return known.dtype() == converted.dtype() && known.shape() == converted.shape() &&
-                 std::ranges::equal(known.bytes(), converted.bytes());
-        });
-        if (is_new) logical.push_back(std::move(converted));
-      }
-    }
-  }
-  return logical;
-}
-
-absl::StatusOr<std::vector<StoredCodes>> CodesExplainer::Orient(const CodeFormat& format,
-                                                                bool transposed) const {
-  StoredCodes stored;
-  stored.transposed = transposed;
-  const int64_t m = request_.source.rows(), k = request_.source.columns();
-  stored.rows = transposed ? k : m;
-  stored.columns = transposed ? m : k;
-  const bool is_packed = format.dtype == DType::kF4E2M1x2;
-  const int64_t bytes_per_row = is_packed ? (stored.columns + 1) / 2 : stored.columns;
-  if (request_.codes.rows() != stored.rows || request_.codes.columns() != bytes_per_row) {
-    return std::vector<StoredCodes>();
-  }
-  stored.values.resize(source_.size());
-  stored.codes.resize(source_.size());
-  const uint8_t* bytes = request_.codes.as<uint8_t>();
-  for (int64_t row = 0; row < stored.rows; ++row) {
-    for (int64_t column = 0; column < stored.columns; ++column) {
-      const int64_t at = row * stored.columns + column;
-      stored.values[at] = transposed ? source_[column * k + row] : source_[at];
-      if (is_packed) {
-        const uint8_t pair = bytes[row * bytes_per_row + column / 2];
-        stored.codes[at] = column % 2 == 0 ? pair & 0xF : pair >> 4;
-      } else {
-        stored.codes[at] = bytes[at];
-      }
-    }
-  }
-  SetAmaxes(stored);
-  QG_ASSIGN_OR_RETURN(const std::vector<Tensor> scales, LogicalScales(transposed));
-  std::vector<StoredCodes> oriented(scales.size(), stored);
-  for (size_t i = 0; i < scales.size(); ++i) {
-    oriented[i].scale_rows =
-        scales[i].rank() == 2 ? scales[i].shape()[0] : scales[i].element_count();
-    oriented[i].scale_columns = scales[i].rank() == 2 ? scales[i].shape()[1] : 1;
-    for (int64_t at = 0; at < scales[i].element_count(); ++at) {
-      oriented[i].scales.push_back(ScaleBits(scales[i], at));
-    }
-  }
-  return oriented;
-}
-
-void CodesExplainer::SetAmaxes(StoredCodes& stored) const {
-  if (!request_.amax.has_value()) {
-    stored.row_amaxes = TileAmaxes(stored, {1, stored.columns, 1, stored.columns});
-  } else if (request_.amax.element_count() == 1) {
-    stored.row_amaxes.clear();
-    stored.global_amax = *request_.amax.as<float>();
-    return;
-  } else {
-    stored.row_amaxes.assign(request_.amax.as<float>(), request_.amax.as<float>() + stored.rows);
-  }
-  stored.global_amax = *std::max_element(stored.row_amaxes.begin(), stored.row_amaxes.end());
-}
-
-ScaledBlocks CodesExplainer::Scale(const StoredCodes& stored, const CodeBlocks& blocks,
-                                   const NamedScaleRule& rule, DType element,
-                                   bool row_scaled) const {
-  ScaledBlocks scaled{std::string(rule.name), "", blocks, BlockAmaxes(stored, blocks), {}, 0};
+ScaledBlocks CodesExplainer::Scale(const Stored& stored, const Maxima& maxima,
+                                   const NamedScaleRule& rule, const CodeFormat& format,
+                                   bool row_scaled, bool is_sample,
+                                   std::optional<ElementScaling> only) const {
+  ScaledBlocks scaled;
+  scaled.rule = std::string(rule.name);
   if (row_scaled) scaled.rule.insert(scaled.rule.find(':'), kRowScaledText);
-  scaled.results.resize(stored.scales.size());
-  for (int64_t row = 0; row < stored.scale_rows; ++row) {
-    for (int64_t column = 0; column < stored.scale_columns; ++column) {
-      const int64_t at = row * stored.scale_columns + column;
+  scaled.maxima = maxima;
+  scaled.is_sample = is_sample;
+  const bool is_part = is_sample && !maxima->sample_slots.empty();
+  const auto count =
+      static_cast<int64_t>(is_part ? maxima->sample_scales.size() : stored->scales.size());
+  scaled.bits.resize(count);
+  scaled.is_at_bound.resize(count);
+  for (int i = 0; i < kScalingCount; ++i) {
+    const auto scaling = static_cast<ElementScaling>(i);
+    if (only.has_value() ? *only == scaling : GoesWith(scaling, stored->source)) {
+      scaled.factors[i].resize(count);
+    }
+  }
+  std::atomic<int64_t> matches = 0;
+  std::array<std::atomic<bool>, kScalingCount> has_factor = {};
+  constexpr int64_t kScalesAtOnce = 4096;
+  ParallelFor(context_, count, kScalesAtOnce, [&](int64_t begin, int64_t end) {
+    int64_t matching = 0;
+    std::array<bool, kScalingCount> has = {};
+    for (int64_t slot = begin; slot < end; ++slot) {
+      const int64_t at = scaled.ScaleOf(slot);
       const float global_amax =
-          row_scaled ? stored.row_amaxes[row * blocks.rows] : stored.global_amax;
-      scaled.results[at] =
-          rule.apply({scaled.amaxes[at], global_amax, element, request_.source.dtype()});
-      scaled.matches += scaled.results[at].scale_inv_bits == stored.scales[at];
+          row_scaled ? stored->row_amaxes[at / stored->scale_columns * maxima->blocks.rows]
+                     : stored->global_amax;
+      const ScaleRuleResult result =
+          rule.apply({maxima->amaxes[at], global_amax, format.dtype, stored->source,
+                      maxima->has_nan[at] != 0, format.is_fnuz ? format.max_value() : 0});
+      scaled.bits[slot] = result.scale_inv_bits;
+      scaled.is_at_bound[slot] = result.is_at_bound;
+      matching += result.scale_inv_bits == stored->scales[at];
+      for (int i = 0; i < kScalingCount; ++i) {
+        has[i] |= result.factors[i] != 0;
+        if (!scaled.factors[i].empty()) scaled.factors[i][slot] = result.factors[i];
+      }
     }
+    matches += matching;
+    for (int i = 0; i < kScalingCount; ++i) {
+      if (has[i]) has_factor[i] = true;
+    }
+  });
+  scaled.matches = matches;
+  // Which do not go with the rule.
+  for (int i = 0; i < kScalingCount; ++i) {
+    if (!has_factor[i]) scaled.factors[i].clear();
+  }
+  if (is_part) {
+    scaled.apply_to_all = [this, stored, maxima, &rule, &format, row_scaled](ElementScaling one) {
+      return Scale(stored, maxima, rule, format, row_scaled, false, one);
+    };
   }
   return scaled;
 }
 
-absl::StatusOr<ScaledBlocks> CodesExplainer::ScaleByFourOverSix(const StoredCodes& stored,
-                                                                const CodeBlocks& blocks,
+absl::StatusOr<ScaledBlocks> CodesExplainer::ScaleByFourOverSix(const Stored& stored,
+                                                                const Maxima& maxima,
                                                                 const FourOverSixKnobs& knobs,
-                                                                bool row_scaled) const {
-  ScaledBlocks scaled{absl::StrCat("two_level, ", knobs.Text(), row_scaled ? kRowScaledText : ""),
-                      "Transformer Engine, NVFP4 with 4over6",
-                      blocks,
-                      BlockAmaxes(stored, blocks),
-                      {},
-                      0};
-  QG_ASSIGN_OR_RETURN(const Tensor codes,
-                      FourOverSixScaleCodes(
-                          padded_source_, knobs, blocks.amax_rows == 1 ? 1 : 2,
-                          stored.transposed ? Usage::kColumnwise : Usage::kRowwise,
-                          row_scaled ? std::nullopt : std::optional(stored.global_amax), context_));
-  scaled.results.resize(stored.scales.size());
-  for (int64_t row = 0; row < stored.scale_rows; ++row) {
-    const float amax = row_scaled ? stored.row_amaxes[row] : stored.global_amax;
-    const Nvfp4TensorScale tensor =
-        MakeNvfp4TensorScale(amax, knobs.e4m3_max, ScaleRule::kTwoLevel);
-    for (int64_t column = 0; column < stored.scale_columns; ++column) {
-      const int64_t at = row * stored.scale_columns + column;
-      const uint8_t code = codes.as<uint8_t>()[row * codes.columns() + column];
-      const float factor = BoundedReciprocal(DecodeFloat<E4M3>(code) * tensor.decode);
-      scaled.results[at] = {code, {factor}, IsE4m3AtBound(code, 0)};
-      scaled.matches += code == stored.scales[at];
+                                                                bool row_scaled,
+                                                                bool is_sample) const {
+  ScaledBlocks scaled;
+  scaled.rule = absl::StrCat("two_level, ", knobs.Text(), row_scaled ? kRowScaledText : "");
+  scaled.library = "Transformer Engine, NVFP4 with 4over6";
+  scaled.maxima = maxima;
+  const bool is_part = is_sample && !maxima->sample_slots.empty();
+  scaled.is_sample = is_part;
+  // Bands of whole tiles.
+  std::vector<int64_t> rows;
+  if (is_part) {
+    for (const int64_t at : stored->sample) {
+      for (int64_t row = at / stored->columns / 16 * 16, end = std::min(row + 16, stored->rows);
+           row < end && (rows.empty() || rows.back() < row); ++row) {
+        rows.push_back(row);
+      }
     }
+  } else {
+    rows.resize(stored->rows);
+    std::iota(rows.begin(), rows.end(), 0);
+  }
+  QG_ASSIGN_OR_RETURN(const Tensor padded, PaddedLines(stored->elements->values, stored->columns,
+                                                       rows, stored->transposed));
+  QG_ASSIGN_OR_RETURN(
+      const Tensor codes,
+      FourOverSixScaleCodes(padded, knobs, maxima->blocks.amax_rows == 1 ? 1 : 2,
+                            stored->transposed ? Usage::kColumnwise : Usage::kRowwise,
+                            row_scaled ? std::nullopt : std::optional(stored->global_amax),
+                            context_));
+  const auto count =
+      static_cast<int64_t>(is_part ? maxima->sample_scales.size() : stored->scales.size());
+  std::vector<float>& factors = scaled.factors[static_cast<int>(ElementScaling::kMultiply)];
+  for (int64_t slot = 0; slot < count; ++slot) {
+    const int64_t at = scaled.ScaleOf(slot), row = at / stored->scale_columns;
+    const int64_t line = std::lower_bound(rows.begin(), rows.end(), row) - rows.begin();
+    const Nvfp4TensorScale tensor =
+        MakeNvfp4TensorScale(row_scaled ? stored->row_amaxes[row] : stored->global_amax,
+                             knobs.e4m3_max, ScaleRule::kTwoLevel);
+    const uint8_t code = codes.as<uint8_t>()[line * codes.columns() + at % stored->scale_columns];
+    scaled.bits.push_back(code);
+    factors.push_back(BoundedReciprocal(DecodeFloat<E4M3>(code) * tensor.decode));
+    scaled.is_at_bound.push_back(IsE4m3AtBound(code, 0));
+    scaled.matches += code == stored->scales[at];
+  }
+  if (is_part) {
+    scaled.apply_to_all = [this, stored, maxima, knobs, row_scaled](ElementScaling) {
+      return ScaleByFourOverSix(stored, maxima, knobs, row_scaled, false);
+    };
   }
   return scaled;
 }
 
-RoundingCounts CodesExplainer::Count(const ScaledGroup& group, int64_t step) const {
+/// Adds elements to counts.
+struct ElementCounter {
+  const ScaledGroup& group;
+  const ElementScaler scaler;
+  const bool has_no_nan;
+  RoundingCounts counts;
+
+  ElementCounter(const ScaledGroup& group, bool counts_spread)
+      : group(group),
+        scaler(group.by.front().scaling, group.stored->source),
+        has_no_nan(scaler.is_flushed && !group.format->has_nan) {
+    counts.counts_spread = counts_spread;
+  }
+  void operator()(float factor, float value, uint8_t code, int64_t at) {
+    float scaled = scaler(value, factor);
+    if (has_no_nan && scaled != scaled) scaled = -0.0f;  // qwix: 0 / 0 is the code of -0.
+    counts.Add(*group.format, group.overflow, scaled, code, at);
+  }
+};
+
+RoundingCounts CodesExplainer::CountSample(const ScaledGroup& group) const {
   const StoredCodes& stored = *group.stored;
   const ScaledBlocks& scaled = group.scaled();
-  const ElementScaling scaling = group.by.front().scaling;
-  const bool divides = Divides(scaling);
-  RoundingCounts counts;
-  for (int64_t at = 0; at < stored.rows * stored.columns; at += step) {
-    const int64_t row = at / stored.columns, column = at % stored.columns;
-    const float factor = scaled
-                             .results[row / scaled.blocks.rows * stored.scale_columns +
-                                      column / scaled.blocks.columns]
-                             .factor(scaling);
-    const float value = stored.values[at];
-    counts.Add(*group.format, group.overflow, divides ? value / factor : value * factor,
-               stored.codes[at], at);
+  const CodeBlocks& blocks = scaled.blocks();
+  const std::vector<float>& factors = scaled.factors_of(group.by.front().scaling);
+  ElementCounter counter(group, false);
+  for (const int64_t at : stored.sample) {
+    const int64_t scale = at / stored.columns / blocks.rows * stored.scale_columns +
+                          at % stored.columns / blocks.columns;
+    counter(factors[scaled.Slot(scale)], stored.elements->values[at], stored.elements->codes[at],
+            at);
   }
-  return counts;
+  return std::move(counter.counts);
 }
 
-void CodesExplainer::AddGroups(const CodeFormat& format,
-                               const std::shared_ptr<const StoredCodes>& stored,
+RoundingCounts CodesExplainer::CountAll(const ScaledGroup& group, bool counts_spread) const {
+  const StoredCodes& stored = *group.stored;
+  const CodeBlocks& blocks = group.scaled().blocks();
+  const std::vector<float>& factors = group.scaled().factors_of(group.by.front().scaling);
+  ElementCounter counter(group, counts_spread);
+  const CodedElements& elements = *stored.elements;
+  for (int64_t row = 0; row < stored.rows; ++row) {
+    const float* const of_row = factors.data() + row / blocks.rows * stored.scale_columns;
+    for (int64_t first = 0; first < stored.columns; first += blocks.columns) {
+      const float factor = of_row[first / blocks.columns];
+      const int64_t end = std::min(first + blocks.columns, stored.columns);
+      for (int64_t at = row * stored.columns + first; at < row * stored.columns + end; ++at) {
+        counter(factor, elements.values[at], elements.codes[at], at);
+      }
+    }
+  }
+  return std::move(counter.counts);
+}
+
+void CodesExplainer::AddGroups(const CodeFormat& format, const Stored& stored,
                                ScaledBlocks scaled) {
   const auto shared = std::make_shared<const ScaledBlocks>(std::move(scaled));
   for (int i = 0; i < kScalingCount; ++i) {
     const auto scaling = static_cast<ElementScaling>(i);
-    if (std::all_of(shared->results.begin(), shared->results.end(),
-                    [&](const ScaleRuleResult& result) { return result.factor(scaling) == 0; })) {
-      continue;
-    }
+    if (shared->factors[i].empty()) continue;
     AddGroup({stored, &format, {{shared, scaling}}, Overflow::kSaturate});
     if (format.has_nan) AddGroup({stored, &format, {{shared, scaling}}, Overflow::kNan});
   }
 }
 
-absl::Status CodesExplainer::AddTrials(const CodeFormat& format,
-                                       const std::shared_ptr<const StoredCodes>& stored) {
+absl::Status CodesExplainer::AddTrials(const CodeFormat& format, const Stored& stored) {
+  const DType dtype = request_.scale_inv.dtype();
   bool gives_scales = false;
   for (const CodeBlocks& blocks : BlocksThatFit(*stored)) {
+    const Maxima maxima = MaximaOf(*stored, blocks, context_);
     for (const NamedScaleRule& rule : AllScaleRules()) {
-      const bool fits =
-          IsScaleDType(request_.scale_inv.dtype(), rule.scale) && rule.fits(format.dtype);
-      if (!fits) continue;
+      if (!IsScaleDType(dtype, rule.scale) || !rule.fits(format.dtype)) continue;
       QG_RETURN_IF_ERROR(context_.CheckCancelled());
-      ScaledBlocks scaled = Scale(*stored, blocks, rule, format.dtype);
-      gives_scales |= scaled.matches == static_cast<int64_t>(scaled.results.size());
+      ScaledBlocks scaled = Scale(stored, maxima, rule, format, false, true);
+      gives_scales |= scaled.matches == static_cast<int64_t>(scaled.bits.size());
       AddGroups(format, stored, std::move(scaled));
     }
   }
   // A single scale that no rule makes of this source may be one that was given.
-  const bool is_single = stored->scales.size() == 1 && request_.scale_inv.dtype() == DType::kF32;
+  const bool is_single = stored->scales.size() == 1 && IsScaleDType(dtype, DType::kF32);
   if (!is_single || gives_scales || !IsFp8(format.dtype)) return absl::OkStatus();
   const float scale_inv = std::bit_cast<float>(stored->scales.front());
   if (!(scale_inv > 0) || !std::isnormal(scale_inv) || !std::isnormal(1.0f / scale_inv)) {
     return absl::OkStatus();
   }
-  const CodeBlocks tensor = {stored->rows, stored->columns, stored->rows, stored->columns};
-  AddGroups(format, stored,
-            {std::string(kGivenScaleText),
-             "",
-             tensor,
-             BlockAmaxes(*stored, tensor),
-             {GivenScale(scale_inv)},
-             1});
+  const ScaleRuleResult given = GivenScale(scale_inv);
+  ScaledBlocks scaled;
+  scaled.rule = kGivenScaleText;
+  scaled.maxima =
+      MaximaOf(*stored, {stored->rows, stored->columns, stored->rows, stored->columns}, context_);
+  scaled.bits = {given.scale_inv_bits};
+  scaled.is_at_bound = {given.is_at_bound};
+  for (int i = 0; i < kScalingCount; ++i) {
+    if (given.factors[i] != 0 && GoesWith(static_cast<ElementScaling>(i), stored->source)) {
+      scaled.factors[i] = {given.factors[i]};
+    }
+  }
+  scaled.matches = 1;
+  AddGroups(format, stored, std::move(scaled));
   return absl::OkStatus();
 }
 
@@ -352,21 +331,21 @@ bool AreNvfp4Blocks(const CodeBlocks& blocks) {
          (blocks.amax_rows == 1 || blocks.amax_rows == 16);
 }
 
-absl::Status CodesExplainer::AddNvfp4(const CodeFormat& format,
-                                      const std::shared_ptr<const StoredCodes>& stored) {
+absl::Status CodesExplainer::AddNvfp4(const CodeFormat& format, const Stored& stored) {
   for (const CodeBlocks& blocks : BlocksThatFit(*stored)) {
     if (!AreNvfp4Blocks(blocks)) continue;
+    const Maxima maxima = MaximaOf(*stored, blocks, context_);
     for (const bool row_scaled : {false, true}) {
       if (row_scaled && (blocks.amax_rows != 1 || stored->row_amaxes.empty())) continue;
       QG_RETURN_IF_ERROR(context_.CheckCancelled());
       // Row scales go only with the usual rule.
       if (row_scaled) {
-        AddGroups(format, stored, Scale(*stored, blocks, TwoLevelRule(), format.dtype, true));
+        AddGroups(format, stored, Scale(stored, maxima, TwoLevelRule(), format, true, true));
       }
       if (row_scaled && stored->transposed) continue;  // Row-scaled 4over6 is never transposed.
       for (const FourOverSixKnobs& knobs : kAllFourOverSixKnobs) {
         QG_ASSIGN_OR_RETURN(ScaledBlocks scaled,
-                            ScaleByFourOverSix(*stored, blocks, knobs, row_scaled));
+                            ScaleByFourOverSix(stored, maxima, knobs, row_scaled, true));
         // The choice compares codes of this rule, so no other rule goes with it.
         const auto shared = std::make_shared<const ScaledBlocks>(std::move(scaled));
         AddGroup({stored,
@@ -384,35 +363,58 @@ absl::Status CodesExplainer::AddHadamard(const CodeFormat& format, const StoredC
   if (request_.source.dtype() != DType::kBF16 || stored.columns % 16 != 0) return absl::OkStatus();
   StoredCodes transformed = stored;
   transformed.hadamard = true;
-  transformed.values = HadamardTransformed(stored.values, context_);
-  SetAmaxes(transformed);
+  auto elements = std::make_shared<CodedElements>();
+  elements->rows = stored.rows;
+  elements->columns = stored.columns;
+  elements->values = HadamardTransformed(stored.elements->values, context_);
+  elements->codes = stored.elements->codes;
+  transformed.elements = std::move(elements);
+  reader_->SetAmaxes(transformed);
   const auto shared = std::make_shared<const StoredCodes>(std::move(transformed));
   for (const CodeBlocks& blocks : BlocksThatFit(*shared)) {
     if (!AreNvfp4Blocks(blocks) || blocks.amax_rows != 1) continue;
+    const Maxima maxima = MaximaOf(*shared, blocks, context_);
     for (const NamedScaleRule& rule : AllScaleRules()) {
       if (rule.scale != DType::kF8E4M3 || !rule.fits(format.dtype)) continue;
       QG_RETURN_IF_ERROR(context_.CheckCancelled());
-      AddGroups(format, shared, Scale(*shared, blocks, rule, format.dtype));
+      AddGroups(format, shared, Scale(shared, maxima, rule, format, false, true));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CodesExplainer::AddFormat(const CodeFormat& format, CodePacking packing) {
+  for (const bool transposed : {false, true}) {
+    if (transposed && request_.source.rows() == 1) continue;  // The same orientation.
+    QG_ASSIGN_OR_RETURN(std::vector<StoredCodes> read, reader_->Read(format, packing, transposed));
+    for (StoredCodes& one : read) {
+      const auto stored = std::make_shared<const StoredCodes>(std::move(one));
+      QG_RETURN_IF_ERROR(AddTrials(format, stored));
+      const bool may_be_nvfp4 = format.dtype == DType::kF4E2M1x2 &&
+                                packing == CodePacking::kUsual &&
+                                IsScaleDType(request_.scale_inv.dtype(), DType::kF8E4M3);
+      if (!may_be_nvfp4) continue;
+      QG_RETURN_IF_ERROR(AddNvfp4(format, stored));
+      QG_RETURN_IF_ERROR(AddHadamard(format, *stored));
     }
   }
   return absl::OkStatus();
 }
 
 absl::Status CodesExplainer::AddAll() {
+  reader_.emplace(request_, source_, context_);
+  const DType given = request_.codes.dtype();
   for (const CodeFormat& format : AllCodeFormats()) {
-    if (!IsElementDType(request_.codes.dtype(), format.dtype)) continue;
-    for (const bool transposed : {false, true}) {
-      if (transposed && request_.source.rows() == 1) continue;  // The same orientation.
-      QG_ASSIGN_OR_RETURN(std::vector<StoredCodes> oriented, Orient(format, transposed));
-      for (StoredCodes& one : oriented) {
-        const auto stored = std::make_shared<const StoredCodes>(std::move(one));
-        QG_RETURN_IF_ERROR(AddTrials(format, stored));
-        const bool may_be_nvfp4 = format.dtype == DType::kF4E2M1x2 &&
-                                  IsScaleDType(request_.scale_inv.dtype(), DType::kF8E4M3);
-        if (!may_be_nvfp4) continue;
-        QG_RETURN_IF_ERROR(AddNvfp4(format, stored));
-        QG_RETURN_IF_ERROR(AddHadamard(format, *stored));
-      }
+    if (!IsElementDType(given, format)) continue;
+    QG_RETURN_IF_ERROR(AddFormat(format, CodePacking::kUsual));
+    const bool is_fp4 = format.dtype == DType::kF4E2M1x2;
+    if (given != DType::kU8 || IsFp8(format.dtype)) continue;
+    QG_RETURN_IF_ERROR(
+        AddFormat(format, is_fp4 ? CodePacking::kOneToAByte : CodePacking::kSixBits));
+  }
+  for (const CodeFormat& format : FnuzCodeFormats()) {
+    if (IsElementDType(given, format)) {
+      QG_RETURN_IF_ERROR(AddFormat(format, CodePacking::kUsual));
     }
   }
   if (!groups_.empty()) return absl::OkStatus();
@@ -424,14 +426,18 @@ absl::Status CodesExplainer::AddAll() {
 }
 
 void CodesExplainer::KeepBestGroups() {
-  const int64_t step = std::max<int64_t>(1, request_.source.element_count() / kSampleElements);
   ParallelFor(context_, static_cast<int64_t>(groups_.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const RoundingCounts counts = Count(groups_[i], step);
+      ScaledGroup& group = groups_[i];
+      const RoundingCounts counts = CountSample(group);
       int64_t best = 0;
       for (const RuleCount& rule : counts.rules) best = std::max(best, rule.matches);
+      const int64_t zeros = counts.of(counts.BestZeroSign()).matches;
       // Neighbours count too, since stochastic rounding gives most codes of no single rule.
-      groups_[i].sample_score = best + counts.neighbours + counts.of(counts.BestZeroSign()).matches;
+      group.sample_score = best + counts.neighbours + zeros;
+      group.fits_sample =
+          group.scaled().matches == static_cast<int64_t>(group.scaled().bits.size()) &&
+          std::max(best, counts.neighbours) + zeros == counts.count;
     }
   });
   std::stable_sort(groups_.begin(), groups_.end(),
@@ -439,7 +445,67 @@ void CodesExplainer::KeepBestGroups() {
                      return std::pair(left.sample_score, left.scaled().matches) >
                             std::pair(right.sample_score, right.scaled().matches);
                    });
-  groups_.resize(std::min(groups_.size(), kGroupsKept));
+  if (request_.source.element_count() <= kSmallElements) {
+    groups_.resize(std::min(groups_.size(), kGroupsKept));
+    return;
+  }
+  std::stable_partition(groups_.begin(), groups_.end(),
+                        [](const ScaledGroup& group) { return group.fits_sample; });
+  const auto fitting = static_cast<size_t>(std::count_if(
+      groups_.begin(), groups_.end(), [](const ScaledGroup& group) { return group.fits_sample; }));
+  const size_t near = fitting > 0 ? kNearBesideFitting : kNearGroupsKept;
+  groups_.resize(std::min({groups_.size(), fitting + near, kGroupsKept}));
+}
+
+absl::Status CodesExplainer::ApplyToAll() {
+  std::vector<ScaledGroup> sampled = std::move(groups_);
+  groups_.clear();
+  // The groups of both overflows share what they have.
+  using Key = std::pair<std::shared_ptr<const ScaledBlocks>, ElementScaling>;
+  std::map<Key, std::shared_ptr<const ScaledBlocks>> all;
+  for (ScaledGroup& group : sampled) {
+    for (ScaledBy& one : group.by) {
+      QG_RETURN_IF_ERROR(context_.CheckCancelled());
+      std::shared_ptr<const ScaledBlocks>& known = all[{one.scaled, one.scaling}];
+      if (known == nullptr) {
+        ScaledBlocks scaled = *one.scaled;
+        if (one.scaled->apply_to_all != nullptr) {
+          QG_ASSIGN_OR_RETURN(scaled, one.scaled->apply_to_all(one.scaling));
+        }
+        scaled.is_sample = false;
+        scaled.apply_to_all = nullptr;
+        CountDistinctAmaxes(scaled);
+        known = std::make_shared<const ScaledBlocks>(std::move(scaled));
+      }
+      one.scaled = known;
+      AddOrJoin({group.stored, group.format, {one}, group.overflow}, groups_);
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::vector<RoundingCounts> CodesExplainer::CountGroups() const {
+  std::vector<RoundingCounts> counts(groups_.size());
+  const auto count_if = [&](const std::function<bool(size_t)>& is_counted) {
+    ParallelFor(context_, static_cast<int64_t>(groups_.size()), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        if (is_counted(static_cast<size_t>(i))) counts[i] = CountAll(groups_[i], false);
+      }
+    });
+  };
+  const auto is_saturated = [&](size_t i) { return groups_[i].overflow == Overflow::kSaturate; };
+  count_if(is_saturated);
+  count_if([&](size_t i) {
+    if (is_saturated(i)) return false;
+    for (size_t j = 0; j < groups_.size(); ++j) {
+      const ScaledBy &one = groups_[i].by.front(), &other = groups_[j].by.front();
+      if (is_saturated(j) && one.scaled == other.scaled && one.scaling == other.scaling) {
+        return counts[j].overflowing > 0;
+      }
+    }
+    return true;
+  });
+  return counts;
 }
 
 /// Adds the stochastic candidates whose codes pass the test. Returns the test's result for the
@@ -459,22 +525,50 @@ std::optional<SpreadResult> AddStochastic(const std::vector<ScaledGroup>& groups
   return rejected;
 }
 
+absl::Status CodesExplainer::AddCause(CodesExplanation& explanation) const {
+  bool is_entire = false;
+  for (const CodesCandidate& candidate : explanation.candidates) {
+    if (!candidate.is_entire()) continue;
+    is_entire = true;
+    if (candidate.is_own_rule || (candidate.is_established && !candidate.libraries.empty())) {
+      return absl::OkStatus();
+    }
+  }
+  QG_ASSIGN_OR_RETURN(const std::optional<CodesCause> cause,
+                      FindCause(request_, source_, context_));
+  std::vector<std::string>& lines = explanation.conclusion;
+  const auto second = lines.begin() + (lines.empty() ? 0 : 1);
+  if (cause.has_value()) {
+    explanation.cause = cause->what;
+    lines.insert(second, absl::StrCat("Against this build's quantizers: ", cause->what, ". ",
+                                      cause->evidence, "."));
+  } else if (!is_entire) {
+    explanation.cause = kUnknown;
+    lines.insert(second, "The cause is unknown: nothing that is known to go wrong gives them.");
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<CodesExplanation> CodesExplainer::Explain() {
   QG_RETURN_IF_ERROR(CheckExplainCodes(request_));
   const ScopedIeeeEnvironment ieee;
   QG_ASSIGN_OR_RETURN(const Tensor f32, CastTensor(request_.source, DType::kF32, context_));
   source_.assign(f32.as<float>(), f32.as<float>() + f32.element_count());
-  QG_ASSIGN_OR_RETURN(padded_source_, PaddedToBlocks(f32));
-  QG_RETURN_IF_ERROR(AddAll());
   CodesExplanation explanation;
+  if (const absl::Status added = AddAll(); !added.ok()) {
+    if (!absl::IsInvalidArgument(added)) return added;
+    // Scales of a shape that fits no blocks may have a cause.
+    QG_RETURN_IF_ERROR(AddCause(explanation));
+    if (explanation.cause.empty() || explanation.cause == kUnknown) return added;
+    return explanation;
+  }
   explanation.tried = described_ * (kCodeRoundingCount + kStochasticCount);
-  // A sample rules out most ways to scale; the others are counted on all elements.
+  // A candidate that does not fit the sample does not fit all; the others are counted on all
+  // elements.
   KeepBestGroups();
+  QG_RETURN_IF_ERROR(ApplyToAll());
   QG_RETURN_IF_ERROR(context_.CheckCancelled());
-  std::vector<RoundingCounts> counts(groups_.size());
-  ParallelFor(context_, static_cast<int64_t>(groups_.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) counts[i] = Count(groups_[i], 1);
-  });
+  std::vector<RoundingCounts> counts = CountGroups();
   QG_RETURN_IF_ERROR(context_.CheckCancelled());
 
   std::vector<CodesCandidate>& candidates = explanation.candidates;
@@ -486,7 +580,15 @@ absl::StatusOr<CodesExplanation> CodesExplainer::Explain() {
   // Stochastic rounding fits any code that is one step off, so it is offered only if no rule gives
   // everything.
   std::optional<SpreadResult> rejected;
-  if (!candidates.front().is_entire()) rejected = AddStochastic(groups_, counts, candidates);
+  if (!candidates.front().is_entire()) {
+    ParallelFor(context_, static_cast<int64_t>(groups_.size()), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        if (groups_[i].overflow == Overflow::kSaturate) counts[i] = CountAll(groups_[i], true);
+      }
+    });
+    QG_RETURN_IF_ERROR(context_.CheckCancelled());
+    rejected = AddStochastic(groups_, counts, candidates);
+  }
   for (CodesCandidate& candidate : candidates) {
     candidate.is_established = DoubtOf(candidate).empty();
     explanation.is_established |= candidate.is_established;
@@ -499,6 +601,7 @@ absl::StatusOr<CodesExplanation> CodesExplainer::Explain() {
     if (!candidate.libraries.empty()) candidate.scale_origin = *libraries.begin();
   }
   explanation.conclusion = ConclusionOf(candidates, libraries, rejected);
+  QG_RETURN_IF_ERROR(AddCause(explanation));
   if (candidates.size() > kCandidatesKept) candidates.resize(kCandidatesKept);
   return explanation;
 }
@@ -518,12 +621,13 @@ absl::Status CheckExplainCodes(const ExplainCodesRequest& request) {
       DTypeBytes(request.codes.dtype()) != 1) {
     return RefuseTensor("codes", request.codes, "must be given, of FP8, FP6, packed FP4 or u8");
   }
-  if (!request.scale_inv.has_value() || request.scale_inv.rank() > 2) {
-    return RefuseTensor("scale_inv", request.scale_inv, "must be given, with a rank of at most 2");
+  if (!request.scale_inv.has_value() || request.scale_inv.element_count() == 0) {
+    return RefuseTensor("scale_inv", request.scale_inv, "must be given, with at least one element");
   }
   const DType scale = request.scale_inv.dtype();
-  if (scale != DType::kF32 && DTypeBytes(scale) != 1) {
-    return RefuseTensor("scale_inv", request.scale_inv, "must be f32, f8_e8m0, f8_e4m3 or u8");
+  if (!IsScaleDType(scale, DType::kF32) && scale != DType::kI32 && DTypeBytes(scale) != 1) {
+    return RefuseTensor("scale_inv", request.scale_inv,
+                        "must be f32, bf16, f16, f8_e8m0, f8_e4m3, u8, or i32 of four f8_e8m0");
   }
   if (request.amax.has_value()) {
     const int64_t count = request.amax.element_count();

@@ -21,10 +21,13 @@ namespace quantgate {
 struct ExplainCodesRequest {
   Tensor source;  ///< f32, bf16 or f16; taken as [M][K], M the product of its leading dims.
   /// FP8 or FP6 codes, or packed FP4 (f4_e2m1x2): [M][K] or its transpose [K][M]; FP4 with the last
-  /// dim halved. u8 is tried as every element type that fits.
+  /// dim halved. u8 is tried as every element type that fits, as FNUZ too, as FP4 one to a byte and
+  /// as four FP6 codes in three bytes.
   Tensor codes;
-  /// f32, f8_e8m0 or f8_e4m3 (u8 is tried as both of them): one, or one per block of the codes as
-  /// they are stored, [ceil(rows / block rows)][ceil(columns / block columns)].
+  /// f32, bf16, f16, f8_e8m0 or f8_e4m3 (u8 is tried as both of these): one, or one per block of
+  /// the codes as they are stored, [ceil(rows / block rows)][ceil(columns / block columns)]; of
+  /// several dims the last are the columns. Also transposed, rows of at most 3 more than there are
+  /// blocks (a multiple of 16 bytes, for TMA); i32: four E8M0 codes of blocks of 128 columns.
   Tensor scale_inv;
   /// The layout of scale_inv. Padded and swizzled arrays must have the type and shape of
   /// ScaleArrayTypeOf for mxfp8, nvfp4 or (padded only) fp8_block.
@@ -79,6 +82,7 @@ struct CodesCandidate {
   std::set<std::string> libraries;  ///< All libraries that have these rules, whatever the evidence.
   bool has_other_names = false;     ///< Whether it stands for several descriptions.
   std::string element_rule;         ///< "x * scale, nearest_even, saturate".
+  bool is_own_rule = false;         ///< Whether quantizers of this build have the rule.
   bool is_deterministic = true;     ///< False: stochastic; both neighbours of a value match.
   int64_t scale_matches = 0, scale_count = 0;
   int64_t code_matches = 0, code_count = 0;
@@ -100,6 +104,10 @@ struct CodesExplanation {
   /// Sentences that say what is certain, and on what evidence.
   std::vector<std::string> conclusion;
   bool is_established = false;  ///< Whether any candidate is.
+  /// What went wrong, where these are not codes of this build's quantizers, nor of a library that
+  /// is established: one of the causes of docs/quantizers.md section 1.6, or "unknown" if nothing
+  /// gives all codes and scales. Else empty.
+  std::string cause;
 };
 
 inline constexpr int kCandidatesKept = 24;

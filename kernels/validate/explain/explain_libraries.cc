@@ -17,6 +17,8 @@ constexpr DType kFp6AndFp4[] = {DType::kF6E2M3, DType::kF6E3M2, DType::kF4E2M1x2
 constexpr DType kAllElements[] = {DType::kF8E4M3, DType::kF8E5M2, DType::kF6E2M3, DType::kF6E3M2,
                                   DType::kF4E2M1x2};
 constexpr DType kE2M1[] = {DType::kF4E2M1x2};
+constexpr DType kE4M3AndE2M1[] = {DType::kF8E4M3, DType::kF4E2M1x2};
+constexpr DType kFp6E2M3[] = {DType::kF6E2M3};
 
 constexpr int64_t kWhole = std::numeric_limits<int64_t>::max();  // A block as long as its dim.
 constexpr CodeBlocks kRowsOf128[] = {{1, 128, 1, 128}};
@@ -29,6 +31,18 @@ constexpr CodeBlocks kLinesOf32[] = {{1, 32, 1, 32}, {32, 1, 32, 1}};
 constexpr CodeBlocks kColumnsAndTilesOf32[] = {{32, 1, 32, 1}, {1, 32, 32, 32}, {32, 1, 32, 32}};
 constexpr CodeBlocks kRowsOf16[] = {{1, 16, 1, 16}};
 constexpr CodeBlocks kRowsAndTilesOf16[] = {{1, 16, 1, 16}, {1, 16, 16, 16}};
+constexpr CodeBlocks kTensorOrLines[] = {
+    {kWhole, kWhole, kWhole, kWhole}, {1, kWhole, 1, kWhole}, {kWhole, 1, kWhole, 1}};
+/// Rows of groups of any length, tiles of 128 and whole lines.
+constexpr CodeBlocks kAnyGroups[] = {{kWhole, kWhole, kWhole, kWhole},
+                                     {1, kWhole, 1, kWhole},
+                                     {kWhole, 1, kWhole, 1},
+                                     {1, 16, 1, 16},
+                                     {1, 32, 1, 32},
+                                     {1, 64, 1, 64},
+                                     {1, 128, 1, 128},
+                                     {1, 256, 1, 256},
+                                     {128, 128, 128, 128}};
 constexpr CodeBlocks kWholeLines[] = {{1, kWhole, 1, kWhole}, {kWhole, 1, kWhole, 1}};
 
 /// One kind of codes that a library writes. All of them saturate.
@@ -46,6 +60,9 @@ struct LibraryQuantizer {
   /// A block with a NaN or an infinity has the E8M0 scale 0xFF, whatever the rule gives.
   bool marks_non_finite = false;
   bool transforms = false;  ///< Hadamard-transforms values of transposed codes that lie in rows.
+  bool has_fnuz = false;    ///< Its FP8 elements may be FNUZ too.
+  CodePacking packing = CodePacking::kUsual;  ///< Of elements of fewer than eight bits.
+  bool turns_scales = false;  ///< It also stores scales column after column, or packed in i32.
 };
 
 // The sources of these rows: docs/quantizers.md section 1.6.
@@ -86,7 +103,8 @@ constexpr LibraryQuantizer kLibraryQuantizers[] = {
      .elements = kE4M3,
      .blocks = kRowsAndTilesOf128,
      .scaling = ElementScaling::kReciprocal,
-     .takes_partial_blocks = true},
+     .takes_partial_blocks = true,
+     .turns_scales = true},
     {.name = "DeepGEMM",
      .scale_rule = "amax at least 1e-4, scale = f32(max / amax), scale_inv = f32(amax / max)",
      .elements = kE4M3,
@@ -115,12 +133,6 @@ constexpr LibraryQuantizer kLibraryQuantizers[] = {
      .blocks = kAllOf128,
      .orientation = Orientation::kEither,
      .scaling = ElementScaling::kMultiply},
-    {.name = "Transformer Engine, cuBLAS, cuDNN; torchao RCEIL",
-     .scale_rule = "round_up",
-     .elements = kFp8,
-     .blocks = kRowsOf32,
-     .marks_non_finite = true},
-    // Only a block that is not finite tells the codes of torchao, the row above, from these.
     {.name = "Transformer Engine, cuBLAS, cuDNN",
      .scale_rule = "round_up",
      .elements = kFp8,
@@ -129,20 +141,8 @@ constexpr LibraryQuantizer kLibraryQuantizers[] = {
      .scale_rule = "round_up",
      .elements = kFp8,
      .blocks = kColumnsAndTilesOf32},
-    {.name = "torchao RCEIL",
-     .scale_rule = "round_up",
-     .elements = kFp8,
-     .blocks = kRowsOf32,
-     .orientation = Orientation::kTransposed,
-     .marks_non_finite = true},
-    {.name = "torchao RCEIL",
-     .scale_rule = "round_up",
-     .elements = kFp6AndFp4,
-     .blocks = kRowsOf32,
-     .orientation = Orientation::kEither,
-     .marks_non_finite = true},
     {.name = "NVIDIA ModelOpt, MXFP4",
-     .scale_rule = "round_up",
+     .scale_rule = "round_up by log2",
      .elements = kE2M1,
      .blocks = kRowsOf32,
      .rounding = CodeRounding::kNearestTowardZero,
@@ -172,6 +172,164 @@ constexpr LibraryQuantizer kLibraryQuantizers[] = {
      .blocks = kRowsOf32,
      .orientation = Orientation::kEither,
      .marks_non_finite = true},
+    {.name = "DeepGEMM, UE8M0",
+     .scale_rule = "amax at least 1e-4, 2^k",
+     .elements = kE4M3,
+     .blocks = kRowsAndTilesOf128,
+     .takes_partial_blocks = true,
+     .turns_scales = true},
+    {.name = "torchao, Float8Tensor",
+     .scale_rule = "in t",
+     .elements = kFp8,
+     .blocks = kAnyGroups,
+     .scaling = ElementScaling::kDivide,
+     .has_fnuz = true},
+    {.name = "torchao, Float8Tensor",
+     .scale_rule = "in t, amax at least 1e-12",
+     .elements = kFp8,
+     .blocks = kAnyGroups,
+     .scaling = ElementScaling::kDivide,
+     .has_fnuz = true},
+    {.name = "torchao, float8 training",
+     .scale_rule = "scale kept",
+     .elements = kFp8,
+     .blocks = kTensorOrLines,
+     .scaling = ElementScaling::kMultiply,
+     .has_fnuz = true},
+    {.name = "torchao, float8 training, power of two",
+     .scale_rule = "scale kept, power of two",
+     .elements = kFp8,
+     .blocks = kTensorOrLines,
+     .scaling = ElementScaling::kMultiply,
+     .has_fnuz = true},
+    {.name = "compressed-tensors, FP8",
+     .scale_rule = "in t, of zeros epsilon",
+     .elements = kE4M3,
+     .blocks = kAnyGroups,
+     .scaling = ElementScaling::kDivideInType,
+     .takes_partial_blocks = true},
+    {.name = "compressed-tensors, FP8 with dynamic scales",
+     .scale_rule = "in t, of zeros epsilon",
+     .elements = kE4M3,
+     .blocks = kAnyGroups,
+     .scaling = ElementScaling::kDivideInType,
+     .zeros = ZeroSign::kPositive,
+     .takes_partial_blocks = true},
+    {.name = "NVIDIA ModelOpt, FP8",
+     .scale_rule = "in t",
+     .elements = kE4M3,
+     .blocks = kAnyGroups,
+     .scaling = ElementScaling::kDivideInType,
+     .takes_partial_blocks = true},
+    {.name = "optimum-quanto, FP8",
+     .scale_rule = "in t",
+     .elements = kFp8,
+     .blocks = kTensorOrLines,
+     .scaling = ElementScaling::kDivideInType,
+     .has_fnuz = true},
+    {.name = "Transformers, fine-grained FP8",
+     .scale_rule = "reciprocal of amax, of zeros 1",
+     .elements = kE4M3,
+     .blocks = kAnyGroups,
+     .scaling = ElementScaling::kMultiply},
+    {.name = "Transformers, fine-grained FP8, UE8M0",
+     .scale_rule = "round_up of the reciprocal",
+     .elements = kE4M3,
+     .blocks = kAnyGroups},
+    {.name = "PyTorch, x * (max / amax) in fp32",
+     .scale_rule = "scale kept, reciprocal",
+     .elements = kFp8,
+     .blocks = kTensorOrLines,
+     .scaling = ElementScaling::kMultiply,
+     .has_fnuz = true},
+    {.name = "PyTorch, x * (max / amax)",
+     .scale_rule = "scale kept, reciprocal in t",
+     .elements = kFp8,
+     .blocks = kTensorOrLines,
+     .scaling = ElementScaling::kMultiplyInType,
+     .has_fnuz = true},
+    {.name = "qwix",
+     .scale_rule = "qwix",
+     .elements = kFp8,
+     .blocks = kAnyGroups,
+     .has_fnuz = true},
+    {.name = "qwix",
+     .scale_rule = "qwix, tensor",
+     .elements = kFp8,
+     .blocks = kTensorOrLines,
+     .has_fnuz = true},
+    {.name = "qwix, MX",
+     .scale_rule = "qwix, power of two",
+     .elements = kE4M3AndE2M1,
+     .blocks = kRowsOf32,
+     .packing = CodePacking::kOneToAByte},
+    {.name = "qwix, NVFP4",
+     .scale_rule = "qwix, e4m3",
+     .elements = kE2M1,
+     .blocks = kRowsOf16,
+     .packing = CodePacking::kOneToAByte},
+    {.name = "NVIDIA ModelOpt, MXFP8",
+     .scale_rule = "round_up by log2",
+     .elements = kE4M3,
+     .blocks = kRowsOf32,
+     .takes_partial_blocks = true},
+    {.name = "torchao RCEIL",
+     .scale_rule = "rceil",
+     .elements = kAllElements,
+     .blocks = kRowsOf32,
+     .orientation = Orientation::kEither},
+    {.name = "torchao FLOOR",
+     .scale_rule = "floor of torchao",
+     .elements = kAllElements,
+     .blocks = kRowsOf32,
+     .orientation = Orientation::kEither},
+    {.name = "torchao CEIL",
+     .scale_rule = "ceil of torchao",
+     .elements = kAllElements,
+     .blocks = kRowsOf32,
+     .orientation = Orientation::kEither},
+    {.name = "torchao EVEN",
+     .scale_rule = "even of torchao",
+     .elements = kAllElements,
+     .blocks = kRowsOf32,
+     .orientation = Orientation::kEither},
+    {.name = "compressed-tensors, MXFP8",
+     .scale_rule = "even at one place",
+     .elements = kE4M3,
+     .blocks = kRowsOf32},
+    {.name = "compressed-tensors, MXFP6",
+     .scale_rule = "even at one place",
+     .elements = kFp6E2M3,
+     .blocks = kRowsOf32,
+     .packing = CodePacking::kSixBits},
+    {.name = "compressed-tensors, MXFP4",
+     .scale_rule = "even at one place",
+     .elements = kE2M1,
+     .blocks = kRowsOf32,
+     .zeros = ZeroSign::kPositive},
+    {.name = "gfloat",
+     .scale_rule = "floor",
+     .elements = kAllElements,
+     .blocks = kRowsOf32,
+     .packing = CodePacking::kOneToAByte},
+    {.name = "gfloat",
+     .scale_rule = "floor",
+     .elements = kAllElements,
+     .blocks = kRowsOf32,
+     .rounding = CodeRounding::kNearestAway,
+     .packing = CodePacking::kOneToAByte},
+    {.name = "gfloat",
+     .scale_rule = "floor",
+     .elements = kAllElements,
+     .blocks = kRowsOf32,
+     .rounding = CodeRounding::kTowardZero,
+     .packing = CodePacking::kOneToAByte},
+    {.name = "vLLM, NVFP4",
+     .scale_rule = "two_level by reciprocals",
+     .elements = kE2M1,
+     .blocks = kRowsOf16,
+     .scaling = ElementScaling::kMultiply,
+     .zeros = ZeroSign::kPositive},
     {.name = "Transformer Engine, NVFP4",
      .scale_rule = "two_level",
      .elements = kE2M1,
@@ -202,7 +360,8 @@ constexpr LibraryQuantizer kLibraryQuantizers[] = {
      .elements = kE2M1,
      .blocks = kRowsOf16,
      .scaling = ElementScaling::kDivideByProduct,
-     .zeros = ZeroSign::kPositive},
+     .zeros = ZeroSign::kPositive,
+     .takes_partial_blocks = true},
     {.name = "compressed-tensors, NVFP4",
      .scale_rule = "two_level_global",
      .elements = kE2M1,
@@ -253,14 +412,34 @@ bool HasOrientation(const StoredCodes& stored, const CodeBlocks& blocks,
 }
 
 /// Whether every block of the source with a NaN or an infinity has the E8M0 scale 0xFF.
-bool MarksNonFinite(const StoredCodes& stored, const CodeBlocks& blocks) {
-  for (int64_t at = 0; at < stored.rows * stored.columns; ++at) {
-    if (std::isfinite(stored.values[at])) continue;
-    const int64_t row = at / stored.columns / blocks.rows;
-    const int64_t column = at % stored.columns / blocks.columns;
-    if (stored.scales[row * stored.scale_columns + column] != 0xFF) return false;
+bool MarksNonFinite(const StoredCodes& stored, const BlockMaxima& maxima) {
+  for (size_t at = 0; at < stored.scales.size(); ++at) {
+    const bool is_finite = maxima.has_nan[at] == 0 && std::isfinite(maxima.amaxes[at]);
+    if (!is_finite && stored.scales[at] != 0xFF) return false;
   }
   return true;
+}
+
+/// Whether elements are of a format and lie as the library's.
+bool HasElements(const ScaledGroup& group, const LibraryQuantizer& quantizer) {
+  const auto& elements = quantizer.elements;
+  const StoredCodes& stored = *group.stored;
+  if (std::find(elements.begin(), elements.end(), group.format->dtype) == elements.end()) {
+    return false;
+  }
+  if (group.format->is_fnuz && !quantizer.has_fnuz) return false;
+  if (!stored.scale_order.empty() && !quantizer.turns_scales) return false;
+  const bool may_be_packed =
+      group.format->dtype == DType::kF4E2M1x2 || quantizer.packing == CodePacking::kSixBits;
+  return stored.packing == (may_be_packed ? quantizer.packing : CodePacking::kUsual);
+}
+
+/// Whether elements are scaled as the library scales those of such a source.
+bool HasScaling(const ScaledGroup& group, ElementScaling scaling,
+                const LibraryQuantizer& quantizer) {
+  if (!quantizer.scaling.has_value()) return true;
+  const bool is_f32 = group.stored->source == DType::kF32;
+  return scaling == (is_f32 ? InF32(*quantizer.scaling) : *quantizer.scaling);
 }
 
 /// Whether the codes of all zeros have this sign.
@@ -270,27 +449,27 @@ bool HasZeros(const RoundingCounts& counts, ZeroSign sign) {
 
 }  // namespace
 
-std::string_view LibraryOf(const ScaledGroup& group, const ScaledBy& by,
-                           const RoundingCounts& counts, std::optional<CodeRounding> rounding) {
-  if (group.overflow != Overflow::kSaturate && counts.overflowing > 0) return "";
+std::vector<std::string_view> LibrariesOf(const ScaledGroup& group, const ScaledBy& by,
+                                          const RoundingCounts& counts,
+                                          std::optional<CodeRounding> rounding) {
+  std::vector<std::string_view> names;
+  if (group.overflow != Overflow::kSaturate && counts.overflowing > 0) return names;
   // 4over6 has blocks and elements of its own.
   if (!by.scaled->library.empty()) {
-    return HasZeros(counts, ZeroSign::kKept) ? by.scaled->library : "";
+    if (HasZeros(counts, ZeroSign::kKept)) names.push_back(by.scaled->library);
+    return names;
   }
   for (const LibraryQuantizer& quantizer : kLibraryQuantizers) {
-    const auto& elements = quantizer.elements;
-    if (HasRule(*by.scaled, quantizer.scale_rule) &&
-        (!quantizer.scaling.has_value() || *quantizer.scaling == by.scaling) &&
-        quantizer.rounding == rounding &&
-        std::find(elements.begin(), elements.end(), group.format->dtype) != elements.end() &&
-        HasBlocks(*group.stored, by.scaled->blocks, quantizer) &&
-        HasOrientation(*group.stored, by.scaled->blocks, quantizer) &&
+    if (HasRule(*by.scaled, quantizer.scale_rule) && HasScaling(group, by.scaling, quantizer) &&
+        quantizer.rounding == rounding && HasElements(group, quantizer) &&
+        HasBlocks(*group.stored, by.scaled->blocks(), quantizer) &&
+        HasOrientation(*group.stored, by.scaled->blocks(), quantizer) &&
         HasZeros(counts, quantizer.zeros) &&
-        (!quantizer.marks_non_finite || MarksNonFinite(*group.stored, by.scaled->blocks))) {
-      return quantizer.name;
+        (!quantizer.marks_non_finite || MarksNonFinite(*group.stored, *by.scaled->maxima))) {
+      names.push_back(quantizer.name);
     }
   }
-  return "";
+  return names;
 }
 
 }  // namespace quantgate

@@ -22,15 +22,20 @@ std::string FourOverSixKnobs::Text() const {
                       ", nvfp4_4over6_e4m3_max=", e4m3_max);
 }
 
-absl::StatusOr<Tensor> PaddedToBlocks(const Tensor& f32) {
-  const int64_t rows = f32.rows(), columns = f32.columns();
-  const int64_t padded_rows = RoundedUp(rows), padded_columns = RoundedUp(columns);
-  if (padded_rows == rows && padded_columns == columns) return f32;
-  QG_ASSIGN_OR_RETURN(Tensor padded, Tensor::Allocate(DType::kF32, {padded_rows, padded_columns}));
+absl::StatusOr<Tensor> PaddedLines(const std::vector<float>& values, int64_t columns,
+                                   const std::vector<int64_t>& rows, bool transposed) {
+  const int64_t lines = RoundedUp(static_cast<int64_t>(rows.size())), length = RoundedUp(columns);
+  const Shape shape = transposed ? Shape{length, lines} : Shape{lines, length};
+  QG_ASSIGN_OR_RETURN(Tensor padded, Tensor::Allocate(DType::kF32, shape));
   float* to = padded.as<float>();
   std::fill_n(to, padded.element_count(), 0.0f);
-  for (int64_t row = 0; row < rows; ++row) {
-    std::copy_n(f32.as<float>() + row * columns, columns, to + row * padded_columns);
+  for (size_t line = 0; line < rows.size(); ++line) {
+    const float* const from = values.data() + rows[line] * columns;
+    if (!transposed) {
+      std::copy_n(from, columns, to + static_cast<int64_t>(line) * length);
+      continue;
+    }
+    for (int64_t i = 0; i < columns; ++i) to[i * lines + static_cast<int64_t>(line)] = from[i];
   }
   return padded;
 }

@@ -28,9 +28,11 @@ inline constexpr std::array kAllFourOverSixKnobs = {
     FourOverSixKnobs{FourOverSix::kMae, 256}, FourOverSixKnobs{FourOverSix::kMae, 448},
     FourOverSixKnobs{FourOverSix::kMse, 256}, FourOverSixKnobs{FourOverSix::kMse, 448}};
 
-/// An f32 source padded with zeros to multiples of 16 rows and columns, which the quantizer needs.
-/// Zeros change no block's amax and add 0 to its errors.
-absl::StatusOr<Tensor> PaddedToBlocks(const Tensor& f32);
+/// Rows of `values`, a matrix of so many columns, as f32 padded with zeros to multiples of 16 rows
+/// and columns, which the quantizer needs; `transposed`: as columns. Zeros change no block's amax
+/// and add 0 to its errors.
+absl::StatusOr<Tensor> PaddedLines(const std::vector<float>& values, int64_t columns,
+                                   const std::vector<int64_t>& rows, bool transposed);
 
 /// The scale codes that the quantizer itself gives a padded source: [lines][length / 16], where
 /// lines are rows or columns. With block_dim 2, every line of a tile repeats the tile's scale.

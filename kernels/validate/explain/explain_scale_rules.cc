@@ -1,6 +1,9 @@
 #include "kernels/validate/explain/explain_scale_rules.h"
 
 #include <bit>
+#include <cmath>
+#include <iterator>
+#include <vector>
 
 #include "kernels/numerics/cast.h"
 #include "kernels/numerics/e8m0.h"
@@ -13,21 +16,6 @@ namespace {
 constexpr float kFloatMax = std::bit_cast<float>(0x7F7FFFFFu);
 
 bool IsFp8Element(DType element) { return IsFp8(element); }
-
-float ElementMax(DType element) {
-  switch (element) {
-    case DType::kF8E4M3:
-      return MaxFinite<E4M3>();
-    case DType::kF8E5M2:
-      return MaxFinite<E5M2>();
-    case DType::kF6E2M3:
-      return MaxFinite<E2M3>();
-    case DType::kF6E3M2:
-      return MaxFinite<E3M2>();
-    default:
-      return MaxFinite<E2M1>();
-  }
-}
 
 float SourceMax(DType source) {
   switch (source) {
@@ -43,22 +31,8 @@ float SourceMax(DType source) {
 /// False for zeros, infinities and NaN, which are cases of their own.
 bool IsOrdinary(float value) { return value > 0 && value <= kFloatMax; }
 
-/// Elements are multiplied by scale; f32(1 / scale) is stored.
-ScaleRuleResult FromScale(float scale) {
-  const float scale_inv = ScaleInverse(scale);
-  return {std::bit_cast<uint32_t>(scale_inv),
-          {scale, 1.0f / scale_inv, scale_inv},
-          !IsOrdinary(scale) || !IsOrdinary(scale_inv)};
-}
-
-/// Elements are divided by the stored scale, or multiplied by its reciprocal.
-ScaleRuleResult FromScaleInverse(float scale_inv) {
-  return {
-      std::bit_cast<uint32_t>(scale_inv), {0, 1.0f / scale_inv, scale_inv}, !IsOrdinary(scale_inv)};
-}
-
 ScaleRuleResult Current(const ScaleRuleInput& input, const ScaleOptions& options) {
-  const float max = ElementMax(input.element);
+  const float max = ElementMax(input);
   ScaleRuleResult result = FromScale(ComputeScale(input.amax, max, options));
   const float whole = ComputeScale(input.amax, max, {.rule = options.rule});
   result.is_at_bound |= !IsOrdinary(input.amax) || whole == kFloatMax;
@@ -70,13 +44,18 @@ ScaleRuleResult DividePower2(const ScaleRuleInput& input) {
   return Current(input, {.power_2 = true});
 }
 ScaleRuleResult ReciprocalOfAmax(const ScaleRuleInput& input) {
-  return FromScale(ElementMax(input.element) * (1.0f / input.amax));
+  return FromScale(ElementMax(input) * (1.0f / input.amax));
 }
 ScaleRuleResult Reciprocal(const ScaleRuleInput& input) {
   return Current(input, {.rule = ScaleRule::kReciprocal});
 }
 ScaleRuleResult ReciprocalPower2(const ScaleRuleInput& input) {
   return Current(input, {.rule = ScaleRule::kReciprocal, .power_2 = true});
+}
+
+/// A subnormal as a zero of its sign.
+float Flushed(float value) {
+  return std::fabs(value) < 0x1p-126f ? std::copysign(0.0f, value) : value;
 }
 
 /// Where 448 / amax overflows, block scaling takes the largest finite value of the input's type.
@@ -92,10 +71,10 @@ ScaleRuleResult OrMaximum(const ScaleRuleInput& input) {
 }
 
 ScaleRuleResult AmaxOverMax(const ScaleRuleInput& input) {
-  return FromScaleInverse(input.amax / ElementMax(input.element));
+  return FromScaleInverse(input.amax / ElementMax(input));
 }
 ScaleRuleResult AmaxTimesReciprocal(const ScaleRuleInput& input) {
-  return FromScaleInverse(input.amax * (1.0f / ElementMax(input.element)));
+  return FromScaleInverse(input.amax * (1.0f / ElementMax(input)));
 }
 
 float AtLeast(float amax, float floor) { return amax < floor ? floor : amax; }
@@ -104,16 +83,16 @@ constexpr float kAmaxFloor = 1e-4f;
 
 ScaleRuleResult ClampedAmax(const ScaleRuleInput& input) {
   const float amax = AtLeast(input.amax, kAmaxFloor);
-  const float max = ElementMax(input.element);
+  const float max = ElementMax(input);
   ScaleRuleResult result = FromScaleInverse(amax / max);
-  result.factors[static_cast<int>(ElementScaling::kMultiply)] = max / amax;
+  result.factor(ElementScaling::kMultiply) = max / amax;
   result.is_at_bound |= amax == kAmaxFloor;
   return result;
 }
 
 ScaleRuleResult ClampedAmaxPower2(const ScaleRuleInput& input) {
   const float amax = AtLeast(input.amax, kAmaxFloor);
-  const float scale_inv = amax / ElementMax(input.element);
+  const float scale_inv = amax / ElementMax(input);
   // Up to the next power of two.
   const uint32_t bits = (std::bit_cast<uint32_t>(scale_inv) + 0x7FFFFF) & 0xFF800000;
   ScaleRuleResult result = FromScaleInverse(std::bit_cast<float>(bits));
@@ -124,7 +103,8 @@ ScaleRuleResult ClampedAmaxPower2(const ScaleRuleInput& input) {
 ScaleRuleResult Epsilon(const ScaleRuleInput& input) {
   constexpr double kFloor = 1e-12;
   const double amax = double(input.amax) < kFloor ? kFloor : double(input.amax);
-  ScaleRuleResult result = FromScale(static_cast<float>(double(ElementMax(input.element)) / amax));
+  // PyTorch's number / tensor: the number times the rounded reciprocal.
+  ScaleRuleResult result = FromScale(static_cast<float>(double(ElementMax(input)) * (1 / amax)));
   result.is_at_bound |= amax == kFloor;
   return result;
 }
@@ -157,16 +137,6 @@ ScaleRuleResult E8m0(const ScaleRuleInput& input) {
 }
 
 constexpr uint8_t kSmallestNormalE4m3 = 1 << E4M3::kMantissaBits;
-
-/// The factors for a block's scale code under a scale of the whole tensor. `global`: the reciprocal
-/// of that scale. `least`: the least code that a block can have.
-ScaleRuleResult FromTwoLevels(uint8_t code, uint8_t least, float tensor, float global) {
-  const float block = DecodeFloat<E4M3>(code);
-  return {code,
-          {BoundedReciprocal(block * (1.0f / global)), 0, 0, (1.0f / tensor) / block,
-           tensor * block, block / global},
-          IsE4m3AtBound(code, least)};
-}
 
 /// f32(amax / (6 * e4m3_max)), and its reciprocal by a division of its own; of a tensor of zeros 1.
 ScaleRuleResult FromTensorAmax(uint8_t code, uint8_t least, float amax, int e4m3_max) {
@@ -202,19 +172,12 @@ ScaleRuleResult TwoLevelFloored(const ScaleRuleInput& input) {
   return result;
 }
 
-/// A quotient rounded to the dtype of the source.
-float InType(DType source, float value) {
-  if (source == DType::kBF16) return DecodeFloat<BFloat16>(EncodeFloat<BFloat16>(value));
-  if (source == DType::kF16) return DecodeFloat<Float16>(EncodeFloat<Float16>(value));
-  return value;
-}
-
 /// compressed-tensors: quotients in the type of the source; a scale of 0 becomes 0.125. That of a
 /// number by a tensor is PyTorch's: the number times the rounded reciprocal.
 ScaleRuleResult TwoLevelGlobal(const ScaleRuleInput& input) {
-  const float reciprocal = InType(input.source, 1.0f / input.global_amax);
-  const float global = InType(input.source, 2688.0f * reciprocal);
-  const uint8_t rounded = EncodeFloat<E4M3>(global * InType(input.source, input.amax / 6.0f));
+  const float reciprocal = RoundedTo(input.source, 1.0f / input.global_amax);
+  const float global = RoundedTo(input.source, 2688.0f * reciprocal);
+  const uint8_t rounded = EncodeFloat<E4M3>(global * RoundedTo(input.source, input.amax / 6.0f));
   const uint8_t code = rounded == 0 ? EncodeFloat<E4M3>(0.125f) : rounded;
   ScaleRuleResult result = FromTwoLevels(code, 0, 1.0f / global, global);
   result.is_at_bound |= rounded == 0;
@@ -273,17 +236,99 @@ constexpr NamedScaleRule kRules[] = {
 
 }  // namespace
 
-std::string_view ScalingText(ElementScaling scaling) {
+std::string ScalingText(ElementScaling scaling, DType source) {
   constexpr std::string_view kTexts[kScalingCount] = {"x * scale",
                                                       "x * (1 / scale_inv)",
                                                       "x / scale_inv",
                                                       "x * ((1 / tensor scale) / block scale)",
                                                       "x / (tensor scale * block scale)",
-                                                      "x / (block scale / global scale)"};
-  return kTexts[static_cast<int>(scaling)];
+                                                      "x / (block scale / global scale)",
+                                                      "x * (global scale / block scale)",
+                                                      "(x * scale)",
+                                                      "(x / scale_inv)",
+                                                      "(x * (1 / scale_inv)), no subnormals",
+                                                      "bf16(x / bf16(scale_inv))"};
+  std::string text(kTexts[static_cast<int>(scaling)]);
+  return text.front() == '(' ? std::string(DTypeName(source)) + text : text;
 }
 
-std::span<const NamedScaleRule> AllScaleRules() { return kRules; }
+float RoundedTo(DType type, float value) {
+  if (type == DType::kBF16) {
+    const uint32_t bits = std::bit_cast<uint32_t>(value);
+    if ((bits & 0x7FFFFFFF) > 0x7F800000) return value;
+    return std::bit_cast<float>((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000);
+  }
+  if (type == DType::kF16) return DecodeFloat<Float16>(EncodeFloat<Float16>(value));
+  return value;
+}
+
+ElementScaler::ElementScaler(ElementScaling scaling, DType source)
+    : scaling(scaling),
+      divides(Divides(scaling)),
+      type(DType::kF32),
+      is_flushed(scaling == ElementScaling::kReciprocalInType) {
+  if (scaling == ElementScaling::kDivideInBf16) type = DType::kBF16;
+  if (scaling != InF32(scaling) || is_flushed) type = source;
+  is_plain = type == DType::kF32 && !is_flushed;
+}
+
+float ElementScaler::Rounded(float value, float factor) const {
+  if (!is_flushed) return RoundedTo(type, divides ? value / factor : value * factor);
+  return Flushed(RoundedTo(type, Flushed(value) * factor));
+}
+
+/// 448, 57344, 7.5, 28 or 6, or what the input says.
+float ElementMax(const ScaleRuleInput& input) {
+  if (input.element_max > 0) return input.element_max;
+  switch (input.element) {
+    case DType::kF8E4M3:
+      return MaxFinite<E4M3>();
+    case DType::kF8E5M2:
+      return MaxFinite<E5M2>();
+    case DType::kF6E2M3:
+      return MaxFinite<E2M3>();
+    case DType::kF6E3M2:
+      return MaxFinite<E3M2>();
+    default:
+      return MaxFinite<E2M1>();
+  }
+}
+
+ScaleRuleResult FromScale(float scale) {
+  const float scale_inv = ScaleInverse(scale);
+  ScaleRuleResult result = FromScaleInverse(scale_inv);
+  result.factor(ElementScaling::kMultiply) = scale;
+  result.factor(ElementScaling::kMultiplyInType) = scale;
+  result.is_at_bound |= !IsOrdinary(scale);
+  return result;
+}
+
+ScaleRuleResult FromScaleInverse(float scale_inv) {
+  ScaleRuleResult result = {std::bit_cast<uint32_t>(scale_inv), {}, !IsOrdinary(scale_inv)};
+  result.factor(ElementScaling::kReciprocal) = 1.0f / scale_inv;
+  result.factor(ElementScaling::kDivide) = scale_inv;
+  result.factor(ElementScaling::kDivideInType) = scale_inv;
+  result.factor(ElementScaling::kDivideInBf16) = RoundedTo(DType::kBF16, scale_inv);
+  return result;
+}
+
+ScaleRuleResult FromTwoLevels(uint8_t code, uint8_t least, float tensor, float global) {
+  const float block = DecodeFloat<E4M3>(code);
+  return {code,
+          {BoundedReciprocal(block * (1.0f / global)), 0, 0, (1.0f / tensor) / block,
+           tensor * block, block / global, global / block},
+          IsE4m3AtBound(code, least)};
+}
+
+std::span<const NamedScaleRule> AllScaleRules() {
+  static const auto& rules = *new std::vector<NamedScaleRule>([] {
+    std::vector<NamedScaleRule> all(std::begin(kRules), std::end(kRules));
+    const auto of_libraries = LibraryScaleRules();
+    all.insert(all.end(), of_libraries.begin(), of_libraries.end());
+    return all;
+  }());
+  return rules;
+}
 
 const NamedScaleRule& TwoLevelRule() { return kRules[16]; }
 
@@ -294,7 +339,7 @@ bool IsE4m3AtBound(uint8_t code, uint8_t least) {
 ScaleRuleResult GivenScale(float scale_inv) {
   ScaleRuleResult result = FromScaleInverse(scale_inv);
   // The scale that was given may be another neighbour of the inverse of its inverse.
-  result.factors[static_cast<int>(ElementScaling::kMultiply)] = 1.0f / scale_inv;
+  result.factor(ElementScaling::kMultiply) = 1.0f / scale_inv;
   return result;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace quantgate {
 namespace {
@@ -35,6 +36,65 @@ constexpr CodeFormat kCodeFormats[] = {
     MakeFormat<E4M3>(DType::kF8E4M3, "f8_e4m3"),   MakeFormat<E5M2>(DType::kF8E5M2, "f8_e5m2"),
     MakeFormat<E2M3>(DType::kF6E2M3, "f6_e2m3"),   MakeFormat<E3M2>(DType::kF6E3M2, "f6_e3m2"),
     MakeFormat<E2M1>(DType::kF4E2M1x2, "f4_e2m1"),
+};
+
+/// The values of an FP8 format with one zero and one NaN.
+template <int mantissa_bits, int bias>
+constexpr std::array<float, 256> MakeFnuzValues() {
+  std::array<float, 256> values = {};
+  for (int code = 0; code < 256; ++code) {
+    const int field = (code & 0x7F) >> mantissa_bits;
+    const int mantissa = code & ((1 << mantissa_bits) - 1);
+    double value = mantissa + (field > 0 ? 1 << mantissa_bits : 0);
+    const int exponent = (field > 0 ? field : 1) - bias - mantissa_bits;
+    for (int i = 0; i < -exponent; ++i) value /= 2;
+    for (int i = 0; i < exponent; ++i) value *= 2;
+    values[code] = static_cast<float>(code < 128 ? value : -value);
+  }
+  values[0x80] = std::numeric_limits<float>::quiet_NaN();
+  return values;
+}
+template <int mantissa_bits, int bias>
+constexpr std::array<float, 256> kFnuzValues = MakeFnuzValues<mantissa_bits, bias>();
+
+template <int mantissa_bits, int bias>
+uint8_t EncodeFnuz(float value, ElementRounding rounding, Overflow overflow) {
+  constexpr uint8_t kNan = 0x80, kMax = 0x7F;
+  const auto& values = kFnuzValues<mantissa_bits, bias>;
+  if (std::isnan(value)) return kNan;
+  const double magnitude = std::fabs(value);
+  const uint8_t sign = std::signbit(value) ? 0x80 : 0;
+  const float* const above =
+      std::upper_bound(values.data(), values.data() + kMax + 1, static_cast<float>(magnitude));
+  const auto lower = static_cast<uint8_t>(above - values.data() - 1);
+  if (lower == kMax) {
+    // Beyond the largest value lies, by the same distance, what does not fit.
+    const double half = (double(values[kMax]) - values[kMax - 1]) / 2;
+    const bool overflows = magnitude >= values[kMax] + half;  // A tie goes to the even code.
+    return overflows && overflow == Overflow::kNan ? kNan : static_cast<uint8_t>(kMax | sign);
+  }
+  const double below = magnitude - values[lower], left = values[lower + 1] - magnitude;
+  const bool tie_up = rounding == ElementRounding::kNearestAway || lower % 2 == 1;
+  const bool up = below > left || (below == left && tie_up);
+  const auto code = static_cast<uint8_t>(lower + (up ? 1 : 0));
+  return code == 0 ? uint8_t(0) : static_cast<uint8_t>(code | sign);
+}
+
+template <int mantissa_bits, int bias>
+constexpr CodeFormat MakeFnuz(DType dtype, const char* name) {
+  return {dtype,
+          name,
+          EncodeFnuz<mantissa_bits, bias>,
+          kFnuzValues<mantissa_bits, bias>.data(),
+          0x80,
+          0x7F,
+          true,
+          true};
+}
+
+constexpr CodeFormat kFnuzFormats[] = {
+    MakeFnuz<3, 8>(DType::kF8E4M3, "f8_e4m3fnuz"),
+    MakeFnuz<2, 16>(DType::kF8E5M2, "f8_e5m2fnuz"),
 };
 
 using Expected = std::array<uint8_t, kCodeRoundingCount>;
@@ -103,6 +163,7 @@ void CountRules(std::array<RuleCount, kCodeRoundingCount>& rules, const CodeForm
 }  // namespace
 
 std::span<const CodeFormat> AllCodeFormats() { return kCodeFormats; }
+std::span<const CodeFormat> FnuzCodeFormats() { return kFnuzFormats; }
 
 std::string_view CodeRoundingName(CodeRounding rounding) {
   constexpr std::string_view kNames[kCodeRoundingCount] = {
@@ -117,9 +178,10 @@ void RoundingCounts::Add(const CodeFormat& format, Overflow overflow, float scal
   const uint8_t sign = std::signbit(scaled) ? format.sign : uint8_t(0);
   if (scaled == 0) {
     ++zeros;
-    const uint8_t expected[kZeroSignCount] = {sign, 0, format.sign};
+    const uint8_t expected[kZeroSignCount] = {format.Signed(0, sign), 0,
+                                              format.Signed(0, format.sign)};
     for (int i = 0; i < kZeroSignCount; ++i) {
-      zero_signs[i].telling += expected[i] != sign;
+      zero_signs[i].telling += expected[i] != expected[0];
       if (given == expected[i]) {
         ++zero_signs[i].matches;
       } else {
@@ -153,7 +215,7 @@ void RoundingCounts::Add(const CodeFormat& format, Overflow overflow, float scal
       format.encode(magnitude, ElementRounding::kNearestEven, Overflow::kSaturate);
   const float value = format.values[nearest];
   if (value == magnitude) {
-    const auto code = static_cast<uint8_t>(sign | nearest);
+    const uint8_t code = format.Signed(nearest, sign);
     CountRules(rules, format, All(code), given, at);
     if (given == code) {
       ++neighbours;
@@ -169,13 +231,18 @@ void RoundingCounts::Add(const CodeFormat& format, Overflow overflow, float scal
   ++between;
   ties += is_tie;
   Expected expected = OfNeighbours(lower, nearest, is_tie, sign != 0);
-  for (uint8_t& code : expected) code |= sign;
+  for (uint8_t& code : expected) code = format.Signed(code, sign);
   CountRules(rules, format, expected, given, at);
-  const bool is_lower = given == (sign | lower), is_upper = given == (sign | (lower + 1));
-  if (!is_lower && !is_upper) return Keep(first_non_neighbour, at, given, sign | lower);
+  const bool is_lower = given == format.Signed(lower, sign);
+  const bool is_upper = given == (sign | (lower + 1));
+  if (!is_lower && !is_upper) {
+    return Keep(first_non_neighbour, at, given, format.Signed(lower, sign));
+  }
   ++neighbours;
-  fraction_chance.Add(fraction, is_upper);
-  eight_bits.Add(fraction, is_upper);
+  if (counts_spread) {
+    fraction_chance.Add(fraction, is_upper);
+    eight_bits.Add(fraction, is_upper);
+  }
   for (int i = 0; i < kCodeRoundingCount; ++i) {
     if (expected[i] == given) continue;
     ++(is_upper ? rules[i].step_up : rules[i].step_down);

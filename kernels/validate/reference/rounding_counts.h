@@ -22,9 +22,21 @@ struct CodeFormat {
   uint8_t sign;         ///< The sign bit.
   uint8_t max;          ///< The code of the largest finite magnitude.
   bool has_nan;
+  /// The zero has no sign and the byte 0x80 is the one NaN, as in AMD's FP8 of gfx942. No DType is
+  /// such a format; `dtype` is that of the format without FNUZ.
+  bool is_fnuz = false;
+
+  float max_value() const { return values[max]; }
+  /// The code of a magnitude's code with this sign bit (0: none).
+  uint8_t Signed(uint8_t magnitude, uint8_t sign_bit) const {
+    return is_fnuz && magnitude == 0 ? uint8_t(0) : static_cast<uint8_t>(magnitude | sign_bit);
+  }
 };
 
+/// The formats that tensors have.
 std::span<const CodeFormat> AllCodeFormats();
+/// E4M3FNUZ (bias 8, largest 240) and E5M2FNUZ (bias 16, largest 57344).
+std::span<const CodeFormat> FnuzCodeFormats();
 
 /// Deterministic rounding rules. The first six differ only at exact ties.
 enum class CodeRounding {
@@ -77,6 +89,7 @@ struct ZeroCount {
 
 /// Counts over all values of a tensor under one way to scale them. Not thread-safe.
 struct RoundingCounts {
+  bool counts_spread = true;  ///< Whether the two StochasticSpread are filled.
   int64_t count = 0;
   int64_t zeros = 0;
   int64_t between = 0;      ///< Values between two codes; only these show the rounding rule.

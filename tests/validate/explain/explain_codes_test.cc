@@ -58,7 +58,7 @@ bool Names(const CodesCandidate& candidate, const nlohmann::json& made_by) {
 const std::map<std::string, std::string>& Libraries() {
   static const auto& libraries = *new std::map<std::string, std::string>{
       {"ocp_floor_e4m3", "microxcaling"},
-      {"torchao_mx_rceil_e4m3", "Transformer Engine, cuBLAS, cuDNN; torchao RCEIL"},
+      {"torchao_mx_rceil_e4m3", "torchao RCEIL"},
       {"torchao_mx_ceil_e4m3", "torchao CEIL"},
       {"torchao_mx_even_e4m3", "torchao EVEN"},
       {"torchao_mx_even_e5m2", "torchao EVEN"},

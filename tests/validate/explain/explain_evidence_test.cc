@@ -197,19 +197,27 @@ TEST(ExplainEvidence, ElementsAndBlocksMustBeTheLibrarys) {
       {WithTiesTowardZero(RoundUp(DType::kF4E2M1x2, 32, 6)), "NVIDIA ModelOpt, MXFP4"},
       {WithTiesTowardZero(RoundUp(DType::kF8E4M3, 32, 448)), ""},
       {WithTiesTowardZero(RoundUp(DType::kF4E2M1x2, 64, 6)), ""},
-      {RoundUp(DType::kF8E4M3, 32, 448), "Transformer Engine, cuBLAS, cuDNN; torchao RCEIL"},
-      {RoundUp(DType::kF8E5M2, 32, 57344), "Transformer Engine, cuBLAS, cuDNN; torchao RCEIL"},
+      // Of bf16 values in binary32 most rules of FP8 are one.
+      {RoundUp(DType::kF8E4M3, 32, 448),
+       "NVIDIA ModelOpt, MXFP8 | Transformer Engine, cuBLAS, cuDNN | Transformers, fine-grained "
+       "FP8, UE8M0 | torchao RCEIL"},
+      {RoundUp(DType::kF8E5M2, 32, 57344), "Transformer Engine, cuBLAS, cuDNN | torchao RCEIL"},
       {RoundUp(DType::kF4E2M1x2, 32, 6), "torchao RCEIL"},
-      {RoundUp(DType::kF8E4M3, 128, 448), ""},
-      {RoundUp(DType::kF8E4M3, kColumns, 448), ""},
-      {AmaxOverMax(DType::kF8E4M3, 128, 448), "DeepSeek-V3's activation quantizer"},
-      {AmaxOverMax(DType::kF8E5M2, 16, 57344), ""},
-      {AmaxOverMax(DType::kF8E5M2, 128, 57344), ""},
-      {AmaxOverMax(DType::kF8E4M3, 64, 448), ""},
+      {RoundUp(DType::kF8E4M3, 128, 448),
+       "DeepGEMM, UE8M0 | Transformers, fine-grained FP8, UE8M0"},
+      {RoundUp(DType::kF8E4M3, kColumns, 448), "Transformers, fine-grained FP8, UE8M0"},
+      {AmaxOverMax(DType::kF8E4M3, 128, 448),
+       "DeepSeek-V3's activation quantizer | NVIDIA ModelOpt, FP8 | compressed-tensors, FP8 | "
+       "compressed-tensors, FP8 with dynamic scales | torchao, Float8Tensor"},
+      {AmaxOverMax(DType::kF8E5M2, 16, 57344), "torchao, Float8Tensor"},
+      {AmaxOverMax(DType::kF8E5M2, 128, 57344), "torchao, Float8Tensor"},
+      {AmaxOverMax(DType::kF8E4M3, 64, 448),
+       "NVIDIA ModelOpt, FP8 | compressed-tensors, FP8 | compressed-tensors, FP8 with dynamic "
+       "scales | torchao, Float8Tensor"},
       // bf16 values do not tell the two-level rules apart, but for whose blocks they are.
       {TwoLevel(16, amax),
        "NVIDIA ModelOpt, NVFP4 | Transformer Engine, NVFP4 | "
-       "compressed-tensors, NVFP4 | torchao, NVFP4 with a tensor scale"},
+       "compressed-tensors, NVFP4 | torchao, NVFP4 with a tensor scale | vLLM, NVFP4"},
       {TwoLevel(32, amax), ""},
       {PowerOfTwo(128), "DeepGEMM, UE8M0 | Transformer Engine, FP8 block scaling"},
       {PowerOfTwo(32), ""},
@@ -230,7 +238,7 @@ TEST(ExplainEvidence, ElementsAndBlocksMustBeTheLibrarys) {
 // What this build writes as Transformer Engine does: the copies of both directions are its.
 TEST(ExplainEvidence, BothDirectionsAreTheLibrarys) {
   const std::string mxfp8 = "Transformer Engine, MXFP8", nvfp4 = "Transformer Engine, NVFP4";
-  const std::string any_mxfp8 = "Transformer Engine, cuBLAS, cuDNN; torchao RCEIL";
+  const std::string any_mxfp8 = "Transformer Engine, cuBLAS, cuDNN";
   const std::string block = "Transformer Engine, FP8 block scaling";
   struct Row {
     QuantizerSpec spec;
@@ -298,11 +306,13 @@ TEST(ExplainEvidence, SignsOfZerosMustBeTheLibrarys) {
   const std::vector<Row> rows = {
       {WithTiesTowardZero(RoundUp(DType::kF4E2M1x2, 32, 6)), "", "", "NVIDIA ModelOpt, MXFP4"},
       {RoundUp(DType::kF4E2M1x2, 32, 6), "torchao RCEIL", "", ""},
-      {RoundUp(DType::kF8E4M3, 32, 448), "Transformer Engine, cuBLAS, cuDNN; torchao RCEIL", "",
-       ""},
+      {RoundUp(DType::kF8E4M3, 32, 448),
+       "NVIDIA ModelOpt, MXFP8 | Transformer Engine, cuBLAS, cuDNN | Transformers, fine-grained "
+       "FP8, UE8M0 | torchao RCEIL",
+       "", ""},
       {TwoLevel(16, AmaxOf(values)),
        "Transformer Engine, NVFP4 | torchao, NVFP4 with a tensor scale",
-       "NVIDIA ModelOpt, NVFP4 | compressed-tensors, NVFP4", ""},
+       "NVIDIA ModelOpt, NVFP4 | compressed-tensors, NVFP4 | vLLM, NVFP4", ""},
   };
   for (const Row& row : rows) {
     for (const auto& [zeros, library] : {std::pair(Formula::kKept, row.kept),
@@ -387,7 +397,8 @@ double NormalScale(DType scale, uint32_t bits) {
   return std::isnormal(value) && std::isnormal(1 / value) ? value : 0;
 }
 
-// Twice the amax has twice the scale, but for what a bound decides: every rule says where that is.
+// Twice the amax has twice the scale, or half where it is kept as a factor, but for what a bound
+// decides: every rule says where that is.
 TEST(ExplainEvidence, RulesSayWhereABoundDecides) {
   int64_t bound_count = 0;
   for (const NamedScaleRule& rule : AllScaleRules()) {
@@ -409,7 +420,8 @@ TEST(ExplainEvidence, RulesSayWhereABoundDecides) {
           if (scale == 0 || NormalScale(rule.scale, b.scale_inv_bits) == 0) continue;
           ++held;
           // A quotient on the way may be subnormal, of at least 14 bits.
-          ASSERT_LE(std::fabs(NormalScale(rule.scale, b.scale_inv_bits) - 2 * scale),
+          const double factor = rule.keeps_scale ? 0.5 : 2;
+          ASSERT_LE(std::fabs(NormalScale(rule.scale, b.scale_inv_bits) - factor * scale),
                     scale * 0x1p-13)
               << std::string(DTypeName(element)) << " " << amax;
         }
