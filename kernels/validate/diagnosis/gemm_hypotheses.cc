@@ -191,6 +191,9 @@ absl::Status GemmDiagnoser::TryOperands(bool is_a) {
     QG_RETURN_IF_ERROR(attempt(
         absl::StrCat("the block scales of ", name, " are read as if they lay K-major"),
         [&](int64_t row, int64_t k) { return own.Code(row, k) * own.ScaleOfKMajor(row, k); }));
+    QG_RETURN_IF_ERROR(attempt(
+        absl::StrCat("the block scales of ", name, " are given K-major, not row after row"),
+        [&](int64_t row, int64_t k) { return own.Code(row, k) * own.ScaleIfKMajor(row, k); }));
   }
   if (IsFp8(own.dtype())) {
     const bool is_e4m3 = own.dtype() == DType::kF8E4M3;

@@ -69,6 +69,14 @@ double SampledOperand::ScaleOfKMajor(int64_t row, int64_t k) const {
   return scales.At(index % lines * scales.row_block, index / lines * scales.k_block);
 }
 
+double SampledOperand::ScaleIfKMajor(int64_t row, int64_t k) const {
+  const BlockScaleView& scales = view_.scales;
+  const int64_t lines = (view_.rows + scales.row_block - 1) / scales.row_block;
+  const int64_t blocks = (view_.k + scales.k_block - 1) / scales.k_block;
+  const int64_t index = k / scales.k_block * lines + row / scales.row_block;
+  return scales.At(index / blocks * scales.row_block, index % blocks * scales.k_block);
+}
+
 std::vector<float> GemmSample::Sums(const ElementRule& a, const ElementRule& b, int64_t begin,
                                     int64_t end) const {
   const auto length = static_cast<size_t>(end - begin);

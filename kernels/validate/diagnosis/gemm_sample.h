@@ -26,8 +26,10 @@ class SampledOperand {
   double Code(int64_t row, int64_t k) const;
   double CodeIn(const std::string& format, int64_t row, int64_t k) const;
   double Scale(int64_t row, int64_t k) const;
-  /// The scale where the block scales are read as if they lay K-major.
+  /// The scale where the block scales, which lie row after row, are read as if they lay K-major.
   double ScaleOfKMajor(int64_t row, int64_t k) const;
+  /// The scale where they lie K-major and are read row after row: what they should have been.
+  double ScaleIfKMajor(int64_t row, int64_t k) const;
   double Value(int64_t row, int64_t k) const { return Code(row, k) * Scale(row, k); }
 
  private:

@@ -363,13 +363,17 @@ NonFiniteLines NonFiniteOf(const Values& values) {
 /// NaN and infinities that the inputs have in the same rows or columns: "12 NaN in x, so 512 in y".
 /// Only where each element that differs is one of them.
 absl::StatusOr<std::optional<Cause>> CauseOfInputs(const Pair& pair) {
-  const NonFiniteLines found = NonFiniteOf(pair.subject);
+  // One side has them, and the other has numbers there.
+  const NonFiniteLines in_subject = NonFiniteOf(pair.subject);
+  const bool has_subject = in_subject.count() > 0;
+  const NonFiniteLines found = has_subject ? in_subject : NonFiniteOf(pair.expected);
   if (found.count() == 0) return std::optional<Cause>();
   int64_t differing = 0;
   for (size_t i = 0; i < pair.subject.at.size(); ++i) {
-    const float s = pair.subject.at[i];
-    if (SameValue(s, pair.expected.at[i])) continue;
-    if (std::isfinite(s)) return std::optional<Cause>();
+    const float s = pair.subject.at[i], e = pair.expected.at[i];
+    const bool same_bits = s == e && std::signbit(s) == std::signbit(e);
+    if (same_bits || (std::isnan(s) && std::isnan(e))) continue;
+    if (std::isfinite(has_subject ? s : e)) return std::optional<Cause>();
     ++differing;
   }
   for (const NamedTensor& input : pair.of.inputs) {
@@ -381,8 +385,13 @@ absl::StatusOr<std::optional<Cause>> CauseOfInputs(const Pair& pair) {
     if (given.count() == 0 || !(by_row || by_column)) continue;
     Cause cause;
     cause.fit = {FitLevel::kBits, pair.subject.size(), 0, differing};
-    cause.predicate = absl::StrCat("has ", found.Text(), ": ", given.Text(), " in ", input.name,
-                                   ", so ", GroupedDigits(found.count()), " in ", pair.of.name);
+    const std::string because =
+        absl::StrCat(given.Text(), " in ", input.name, ", so ", GroupedDigits(found.count()),
+                     " in ", has_subject ? "" : "the expected ", pair.of.name);
+    // NaN on both sides, of other bits.
+    cause.predicate = differing == 0 ? absl::StrCat("differs in the bits of NaN only: ", because)
+                      : has_subject  ? absl::StrCat("has ", found.Text(), ": ", because)
+                                    : absl::StrCat("has numbers where NaN are expected: ", because);
     return std::optional<Cause>(std::move(cause));
   }
   return std::optional<Cause>();
@@ -479,6 +488,9 @@ absl::StatusOr<TensorFindings> FindCause(const TensorCase& of, const DiagnosisBu
   QG_ASSIGN_OR_RETURN(const Values expected, ValuesOf(e));
   QG_ASSIGN_OR_RETURN(const Values subject, ValuesOf(s));
   findings.place = PlaceText(expected, subject);
+  const Pair pair{of, expected, subject};
+  QG_ASSIGN_OR_RETURN(findings.cause, CauseOfInputs(pair));
+  if (findings.cause.has_value()) return findings;
   if (e.dtype() == s.dtype()) {
     findings.cause = CauseOfBits(e, s, expected, subject);
     if (findings.cause.has_value()) return findings;
@@ -488,9 +500,6 @@ absl::StatusOr<TensorFindings> FindCause(const TensorCase& of, const DiagnosisBu
     if (findings.cause.has_value()) return findings;
     findings.place = PlaceText(expected, subject);
   }
-  const Pair pair{of, expected, subject};
-  QG_ASSIGN_OR_RETURN(findings.cause, CauseOfInputs(pair));
-  if (findings.cause.has_value()) return findings;
   for (const Family& family : Families()) {
     if (budget.IsSpent()) {
       findings.not_tried.push_back(absl::StrCat(family.name, " (no time)"));
