@@ -142,9 +142,9 @@ absl::StatusOr<std::vector<float>> GemmDiagnoser::Finished(const std::vector<flo
   return values;
 }
 
-/// Whether what follows is not to be tried: the bits were found, or the time is spent.
+/// Whether the time is spent. Where the bits were found the rest is tried too: another mistake may
+/// give the same ones.
 bool GemmDiagnoser::IsDone(const std::string& what) {
-  if (best_.has_value() && best_->fit.level == FitLevel::kBits) return true;
   if (!budget_.IsSpent()) return false;
   diagnosis_.not_tried.push_back(absl::StrCat(what, " (no time)"));
   return true;
@@ -373,8 +373,14 @@ absl::StatusOr<Diagnosis> GemmDiagnoser::Diagnose() {
   } else if (!prepared.ok()) {
     return prepared;
   }
-  QG_RETURN_IF_ERROR(TryAll());
   const std::string place = PlaceText(right_, found_);
+  if (FitOf(right_.at, found_, right_).missed == 0) {
+    diagnosis_.sentence =
+        "unknown: d has the exact product under this epilogue, rounded once, where it was looked "
+        "at";
+    return diagnosis_;
+  }
+  QG_RETURN_IF_ERROR(TryAll());
   if (!best_.has_value()) {
     // Mistakes that have nothing to do with a GEMM: rows in another order, zeros, a factor.
     QG_ASSIGN_OR_RETURN(const Tensor right,

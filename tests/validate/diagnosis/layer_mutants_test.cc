@@ -5,6 +5,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "kernels/validate/diagnosis/layer_hypotheses.h"
 #include "tests/validate/diagnosis/mutants.h"
 

@@ -13,7 +13,8 @@ namespace quantgate {
 std::vector<Mutant> MutantsOfKind(const std::string& kind) {
   std::ifstream file(QUANTGATE_SOURCE_DIR "/tests/data/mutants.json");
   std::vector<Mutant> mutants;
-  for (const nlohmann::json& one : nlohmann::json::parse(file)["mutants"]) {
+  const nlohmann::json all = nlohmann::json::parse(file);
+  for (const nlohmann::json& one : all.at("mutants")) {
     if (one["kind"] != kind) continue;
     mutants.push_back(
         {one["name"], one["subject"], one["cause"], one["maker"], one["input"], one["parameters"]});
