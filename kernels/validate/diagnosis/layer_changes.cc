@@ -228,8 +228,10 @@ void ProposeRows(const std::vector<int64_t>& row_order, Proposer& proposer) {
   if (grad_output == nullptr || !proposer.OnlyWeightGradients()) return;
   const int64_t rows = grad_output->rows();
   for (int64_t missing = 1; missing < rows; missing = missing < 16 ? missing + 1 : 2 * missing) {
-    proposer.Add(absl::StrCat("the last ", missing == 1 ? "row" : absl::StrCat(missing, " rows"),
-                              " of the batch are missing from the weight's gradients"),
+    proposer.Add(missing == 1
+                     ? "the last row of the batch is missing from the weight's gradients"
+                     : absl::StrCat("the last ", missing,
+                                    " rows of the batch are missing from the weight's gradients"),
                  ChangeScope::kWgrad, "grad_output", [=] {
                    return Changed(*grad_output, [&](Values& values) {
                      std::fill(values.at.end() - missing * values.columns, values.at.end(), 0.0f);

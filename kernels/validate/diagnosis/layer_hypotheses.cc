@@ -17,7 +17,19 @@
 namespace quantgate {
 namespace {
 
-std::string JoinedNames(const std::vector<std::string>& names) {
+/// Names in the order of a layer's outputs: y, dx, then the gradients of parameters.
+bool IsEarlier(const std::string& left, const std::string& right) {
+  static constexpr const char* kWords[] = {"y", "dx", "dw", "main_grad", "db"};
+  const auto key = [](const std::string& name) {
+    const std::string word = ParameterName::Parse(name).word;
+    return std::pair(std::find(std::begin(kWords), std::end(kWords), word) - std::begin(kWords),
+                     name);
+  };
+  return key(left) < key(right);
+}
+
+std::string JoinedNames(std::vector<std::string> names) {
+  std::sort(names.begin(), names.end(), IsEarlier);
   if (names.size() < 2) return absl::StrJoin(names, "");
   return absl::StrCat(absl::StrJoin(names.begin(), names.end() - 1, ", "), " and ", names.back());
 }
