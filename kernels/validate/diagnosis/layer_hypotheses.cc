@@ -131,20 +131,23 @@ absl::StatusOr<std::optional<Cause>> LayerDiagnoser::CauseOfMainGrad(const std::
     for (size_t i = 0; i < values.size(); ++i) values[i] = value(i);
     return values;
   };
-  // What was accumulated: dw, or without it the difference, which has a rounding more.
-  const auto gradient = [&](size_t i) {
-    return has_dw ? dw->second.at[i] : expected.at[i] - given.at[i];
-  };
+  // What was accumulated: dw, or without it the difference, which has a rounding more; by others
+  // also after it was rounded to the dtype of a gradient.
+  std::vector<float> gradient =
+      has_dw ? dw->second.at : predicted([&](size_t i) { return expected.at[i] - given.at[i]; });
+  std::vector<float> rounded = gradient;
+  QG_RETURN_IF_ERROR(RoundTo(DType::kBF16, rounded));
   std::vector<std::pair<std::string, std::vector<float>>> hypotheses;
   if (has_found && failing_.contains(parsed.Text())) {
     hypotheses.emplace_back(absl::StrCat("follows from ", parsed.Text()), predicted([&](size_t i) {
                               return given.at[i] + found_dw->second.at[i];
                             }));
   }
-  hypotheses.emplace_back("has the gradient accumulated twice",
-                          predicted([&](size_t i) { return expected.at[i] + gradient(i); }));
-  hypotheses.emplace_back("is overwritten by the gradient in place of accumulated into",
-                          predicted(gradient));
+  for (const std::vector<float>* added : {&gradient, &rounded}) {
+    hypotheses.emplace_back("has the gradient accumulated twice",
+                            predicted([&](size_t i) { return expected.at[i] + (*added)[i]; }));
+    hypotheses.emplace_back("is overwritten by the gradient in place of accumulated into", *added);
+  }
   hypotheses.emplace_back("is as it was: no gradient was accumulated",
                           predicted([&](size_t i) { return given.at[i]; }));
   for (auto& [what, values] : hypotheses) {

@@ -135,7 +135,7 @@ TEST_F(DiagnosisCommandTest, AWrongActivation) {
   const auto layer = [&](const char* activation) {
     return Arguments{
         "--layer",       "layernorm_mlp", "--activation", activation,
-        "--input",       Of("x"),         "--gamma",      "gen:ones,shape=64,dtype=bf16",
+        "--input",       Of("x"),         "--gamma",      "gen:uniform,seed=8,shape=64,dtype=bf16",
         "--fc1-weight",  Of("weight"),    "--fc2-weight", Of("weight"),
         "--grad-output", Of("dy"),        "--norm",       "rmsnorm",
         "--recipe",      "bf16",          "--arithmetic", "sm90"};
@@ -154,13 +154,17 @@ TEST_F(DiagnosisCommandTest, ScalesInAnotherLayout) {
   const auto tensor = [](const std::vector<float>& values) {
     return *Tensor::FromBytes(DType::kF32, {128, 4}, std::as_bytes(std::span(values)));
   };
+  // Other scales than those of a, which would otherwise explain d as well.
+  const std::vector<float> of_b(scales.rbegin(), scales.rend());
   const std::string file = Path("scales.safetensors"), d = Path("d.safetensors");
   ASSERT_TRUE(
-      WriteSafetensors(file, {{"right", tensor(scales)}, {"given", tensor(given)}}, {}).ok());
+      WriteSafetensors(
+          file, {{"right", tensor(scales)}, {"given", tensor(given)}, {"b", tensor(of_b)}}, {})
+          .ok());
   const auto operands = [&](const std::string& name) {
     return Arguments{
         "--a", "gen:normal,seed=6,shape=128x512,dtype=f8_e4m3", "--a-scale-inv", file + ":" + name,
-        "--b", "gen:normal,seed=7,shape=128x512,dtype=f8_e4m3", "--b-scale-inv", file + ":right"};
+        "--b", "gen:normal,seed=7,shape=128x512,dtype=f8_e4m3", "--b-scale-inv", file + ":b"};
   };
   const ProcessResult gemm =
       Quantgate(Arguments{"gemm"} + operands("right") + Arguments{"--out-dtype", "bf16", "-o", d});
