@@ -438,7 +438,7 @@ absl::StatusOr<TensorFindings> FindCauseOfType(const TensorCase& of) {
 
 /// Whether a fit that was found is to be replaced. At kRounding several may fit: the nearest by far
 /// is taken, else the first.
-bool IsBetter(const Fit& fit, const Fit& best) {
+bool IsBetterFit(const Fit& fit, const Fit& best) {
   if (fit.level != best.level) return fit.level < best.level;
   if (fit.level == FitLevel::kButSome) return fit.missed < best.missed;
   return fit.level == FitLevel::kRounding && fit.residual * 4 < best.residual;
@@ -512,7 +512,7 @@ absl::StatusOr<TensorFindings> FindCause(const TensorCase& of, const DiagnosisBu
       const Fit fit = FitOf(candidate.predicted, subject, expected);
       if (!fit.fits()) continue;
       has_fit = true;
-      if (findings.cause.has_value() && !IsBetter(fit, findings.cause->fit)) continue;
+      if (findings.cause.has_value() && !IsBetterFit(fit, findings.cause->fit)) continue;
       findings.cause = Cause{candidate.predicate, fit, candidate.figures, candidate.row_order};
     }
     if (!has_fit) findings.tried.push_back(family.name);
