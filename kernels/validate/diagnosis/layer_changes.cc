@@ -207,7 +207,7 @@ void ProposeBiases(const LayerCase& of, Proposer& proposer) {
   }
 }
 
-void ProposeRows(const std::vector<int64_t>& row_order, Proposer& proposer) {
+void ProposeRowOrder(const std::vector<int64_t>& row_order, Proposer& proposer) {
   const Tensor* x = proposer.Find("x");
   if (x != nullptr && !row_order.empty() && static_cast<int64_t>(row_order.size()) == x->rows()) {
     int64_t first = 0;
@@ -224,6 +224,9 @@ void ProposeRows(const std::vector<int64_t>& row_order, Proposer& proposer) {
                    });
                  });
   }
+}
+
+void ProposeMissingRows(Proposer& proposer) {
   const Tensor* grad_output = proposer.Find("grad_output");
   if (grad_output == nullptr || !proposer.OnlyWeightGradients()) return;
   const int64_t rows = grad_output->rows();
@@ -297,14 +300,15 @@ absl::StatusOr<std::vector<ProposedChange>> ProposeChanges(const LayerCase& of,
                                                            const std::vector<int64_t>& row_order) {
   Proposer proposer(of, failing);
   QG_RETURN_IF_ERROR(ProposeNonFinite(of, proposer));
+  ProposeRowOrder(row_order, proposer);
   ProposeTransposedWeights(of, proposer);
   ProposeBiases(of, proposer);
   ProposeRelated(of, proposer);
+  ProposeActivations(model, proposer);
   for (const std::string& recipe : model.Recipes()) {
     proposer.Add(recipe, LayerChange{ChangeScope::kAll, {}, "", recipe});
   }
-  ProposeRows(row_order, proposer);
-  ProposeActivations(model, proposer);
+  ProposeMissingRows(proposer);
   ProposeQuantizedOperands(of, proposer);
   return proposer.Take();
 }
