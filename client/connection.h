@@ -95,6 +95,9 @@ class Connection {
   absl::StatusOr<v1::ExplainResponse> Explain(const v1::ExplainRequest& request) {
     return Unary<v1::ExplainResponse>("Engine/Explain", request);
   }
+  absl::StatusOr<v1::DiagnoseResponse> Diagnose(const v1::DiagnoseRequest& request) {
+    return Unary<v1::DiagnoseResponse>("Engine/Diagnose", request);
+  }
   absl::StatusOr<v1::Run> GetRun(const v1::GetRunRequest& request) {
     return Unary<v1::Run>("Engine/GetRun", request);
   }

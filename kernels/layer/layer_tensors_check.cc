@@ -162,14 +162,16 @@ absl::StatusOr<Shape> TensorsCheck::CheckLinear(const ProgramOperation& operatio
     return Refuse(field, TensorText(weight), "K, its last dim, must be at least 1");
   }
   if (x.back() != weight.columns()) {
+    const char* const hint =
+        weight.shape()[0] == x.back() ? "; is the weight transposed? It is [N][K]" : "";
     if (operation.input == 0) {
       return Refuse("x", TensorText(request_.x),
                     absl::StrCat("its last dim must be K = ", weight.columns(), " of ",
-                                 operation.weight, " ", TensorText(weight)));
+                                 operation.weight, " ", TensorText(weight), hint));
     }
     return Refuse(field, TensorText(weight),
                   absl::StrCat("K, its last dim, must be ", x.back(), ", the columns of ",
-                               operation.names.x));
+                               operation.names.x, hint));
   }
   const int64_t n = weight.shape()[0];
   QG_RETURN_IF_ERROR(CheckVector(operation.bias, n, absl::StrCat("N of ", operation.weight)));

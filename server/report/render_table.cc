@@ -406,8 +406,22 @@ void PrintVerdict(const v1::Verdict& verdict, bool uses_colour, std::ostream& ou
   }
 }
 
+void PrintDiagnosis(const v1::Diagnosis& diagnosis, bool lists_tried, std::ostream& out) {
+  out << diagnosis.sentence() << "\n";
+  for (const std::string& figure : diagnosis.figures()) out << "  " << figure << "\n";
+  if (lists_tried) {
+    for (const std::string& tried : diagnosis.tried()) out << "  does not fit: " << tried << "\n";
+    for (const std::string& one : diagnosis.not_tried()) out << "  not tried: " << one << "\n";
+  } else if (diagnosis.tried_size() + diagnosis.not_tried_size() > 0) {
+    out << "  " << Count(diagnosis.tried_size()) << " more tried, "
+        << Count(diagnosis.not_tried_size()) << " not tried; --tried lists them\n";
+  }
+  out << "\n";
+}
+
 void PrintReport(const ReportDocument& document, bool uses_colour, std::ostream& out) {
   const v1::RunReport& run = document.run;
+  if (document.diagnosis) PrintDiagnosis(*document.diagnosis, document.lists_tried, out);
   if (document.kind == "run" && run.variants_size() == 1) {
     PrintVariant(run.variants(0), uses_colour, out);
   } else if (document.has_run && document.comparisons.empty()) {

@@ -42,6 +42,9 @@ struct ReportDocument {
   std::vector<SubjectComparison> comparisons;
   std::vector<std::string> remarks;
   v1::Verdict verdict;  ///< The verdict on the whole document.
+  /// Why comparisons do not pass, where that was asked.
+  std::optional<v1::Diagnosis> diagnosis;
+  bool lists_tried = false;  ///< Whether text lists what the diagnosis tried too.
 };
 
 /// Outputs of all variants, in the order they first appear; no intermediates.

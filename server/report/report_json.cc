@@ -227,6 +227,7 @@ Json JsonOf(const ReportDocument& document) {
   json["title"] = document.title;
   json["command"] = document.command;
   json["verdict"] = JsonOf(document.verdict);
+  json["diagnosis"] = document.diagnosis ? JsonOf(*document.diagnosis) : Json();
   json["comparisons"] = Json::array();
   for (const SubjectComparison& one : document.comparisons) {
     json["comparisons"].push_back(JsonOf(one));

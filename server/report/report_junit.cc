@@ -25,6 +25,7 @@ std::string ReportJunit(const ReportDocument& document, const JunitRun& run) {
   suite.properties = {{"title", document.title},
                       {"criterion", RequiredText(document.verdict)},
                       {"found", document.verdict.found()},
+                      {"diagnosis", document.diagnosis ? document.diagnosis->sentence() : ""},
                       {"non_finite", document.verdict.non_finite()},
                       {"non_finite_inputs", document.verdict.non_finite_inputs()},
                       {"command", document.command},

@@ -17,7 +17,8 @@ namespace quantgate {
   CALL(UpdateUsages)          \
   CALL(Gemm)                  \
   CALL(Compare)               \
-  CALL(Explain)
+  CALL(Explain)               \
+  CALL(Diagnose)
 
 /// PrepareQuantize(context, request, response), and so on.
 #define QG_DECLARE_CALL(Name)                                                                      \

@@ -1,4 +1,5 @@
 // Engine.Explain.
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <utility>
@@ -7,9 +8,11 @@
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/steady_time.h"
+#include "kernels/validate/diagnosis/gemm_hypotheses.h"
 #include "kernels/validate/explain/explain_codes.h"
 #include "kernels/validate/explain/explain_gemm.h"
 #include "server/runs/engine_calls.h"
+#include "server/wire/convert_report.h"
 #include "server/wire/convert_tensor.h"
 #include "server/wire/quantized_parts.h"
 #include "server/wire/request_fields.h"
@@ -174,6 +177,7 @@ absl::Status ExplainGemmOf(CallContext& context, Device& device, const GemmExpla
   QG_ASSIGN_OR_RETURN(const GemmPlan plan, work.gemm.plan.WithTensors([&](const std::string& slot) {
     return context.loader.LoadToHost(work.gemm.references.at(slot), device, &cancellation);
   }));
+  const absl::Time start = SteadyNow();
   ExplainGemmRequest request;
   request.desc = plan.desc();
   QG_ASSIGN_OR_RETURN(request.d, context.loader.LoadToHost(work.d, device, &cancellation));
@@ -185,6 +189,14 @@ absl::Status ExplainGemmOf(CallContext& context, Device& device, const GemmExpla
   response.set_tried(explanation.tried);
   response.set_sample_count(explanation.sample_count);
   response.set_is_established(explanation.is_established);
+  const auto& candidates = explanation.candidates;
+  if (std::none_of(candidates.begin(), candidates.end(),
+                   [](const GemmCandidate& one) { return one.is_entire(); })) {
+    QG_ASSIGN_OR_RETURN(
+        const Diagnosis diagnosis,
+        DiagnoseGemm(request.desc, request.d, DiagnosisBudget::Of(SteadyNow() - start)));
+    *response.mutable_diagnosis() = DiagnosisToProto(diagnosis);
+  }
   return absl::OkStatus();
 }
 

@@ -97,6 +97,17 @@ v1::BoundCheck BoundCheckToProto(const BoundCheck& check) {
   return proto;
 }
 
+v1::Diagnosis DiagnosisToProto(const Diagnosis& diagnosis) {
+  v1::Diagnosis proto;
+  proto.set_sentence(diagnosis.sentence);
+  proto.set_is_unknown(diagnosis.is_unknown);
+  for (const std::string& figure : diagnosis.figures) proto.add_figures(figure);
+  for (const std::string& tried : diagnosis.tried) proto.add_tried(tried);
+  for (const std::string& not_tried : diagnosis.not_tried) proto.add_not_tried(not_tried);
+  proto.set_seconds(diagnosis.seconds);
+  return proto;
+}
+
 v1::OutputReport OutputReportToProto(const OutputReport& report) {
   v1::OutputReport proto;
   proto.set_arithmetic(report.arithmetic);

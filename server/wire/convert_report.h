@@ -3,6 +3,7 @@
 
 #include "kernels/compare/error_report.h"
 #include "kernels/compare/parity_report.h"
+#include "kernels/validate/diagnosis/diagnosis.h"
 #include "kernels/validate/run/run.h"
 #include "quantgate/v1/report.pb.h"
 
@@ -26,5 +27,6 @@ v1::VariantReport VariantReportToProto(const VariantReport& report);
 void AddEnd(const VariantReport& report, v1::VariantReport& proto);
 v1::PairSummary PairSummaryToProto(const PairSummary& pair);
 v1::Verdict VerdictToProto(const Verdict& verdict);
+v1::Diagnosis DiagnosisToProto(const Diagnosis& diagnosis);
 
 }  // namespace quantgate

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -14,6 +15,7 @@
 #include "client/tensor_name.h"
 #include "client/tensor_source.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/steady_time.h"
 #include "kernels/tensor/files/tensor_file.h"
 #include "server/report/comparison_verdict.h"
 
@@ -29,12 +31,15 @@ constexpr char kDiffExamples[] = R"(Examples:
 Two whole safetensors files are compared by the names of their tensors; a tensor that one of
 them lacks is a difference.
 With --junit FILE.xml each tensor is a test case.
+Where tensors differ, the first line says why, as far as it can be told: "y is transposed",
+"dw is twice the expected", "unknown: ..."; --tried lists what does not fit.
 Under --max-ulp an infinity is within no distance of a number, nor is a NaN.
 Exits 0 when every bit is equal, 1 when not, 2 when there is nothing to compare.)";
 
 struct DiffOptions {
   std::string subject, reference;
   std::optional<int64_t> ulp_max;
+  bool lists_tried = false;
   ReportOptions report;
 };
 
@@ -65,7 +70,8 @@ absl::StatusOr<ComparisonSide> SideOf(Connection& connection, TensorSources& sou
 
 absl::StatusOr<std::vector<SubjectComparison>> CompareFiles(Connection& connection,
                                                             TensorSources& sources,
-                                                            const DiffOptions& options) {
+                                                            const DiffOptions& options,
+                                                            v1::DiagnoseRequest& diagnosis) {
   QG_ASSIGN_OR_RETURN(const TensorFile subject, ReadTensorFile("A", options.subject));
   QG_ASSIGN_OR_RETURN(const TensorFile reference, ReadTensorFile("B", options.reference));
   if (subject.tensors.empty() && reference.tensors.empty()) {
@@ -94,6 +100,7 @@ absl::StatusOr<std::vector<SubjectComparison>> CompareFiles(Connection& connecti
     QG_ASSIGN_OR_RETURN(sides[1].source, sources.Place(sides[1].name, *other));
     QG_ASSIGN_OR_RETURN(SubjectComparison comparison,
                         CompareSides(connection, tensor.name, sides[0], sides[1]));
+    AddPair(tensor.name, sides[0], sides[1], diagnosis);
     comparisons.push_back(std::move(comparison));
   }
   for (const NamedTensor& tensor : reference.tensors) {
@@ -111,12 +118,15 @@ absl::StatusOr<int> Diff(Invocation& invocation, const DiffOptions& options) {
   QG_RETURN_IF_ERROR(CheckReports(options.report, files));
   QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
   TensorSources sources(*connection, Placement::kInlineWhenSmall, UploadProgressOf(invocation));
+  const absl::Time start = SteadyNow();
+  v1::DiagnoseRequest diagnosis;
   ReportDocument document;
   document.kind = "diff";
   document.title = absl::StrCat(options.subject, " against ", options.reference);
   document.command = invocation.CommandLine();
   if (is_whole) {
-    QG_ASSIGN_OR_RETURN(document.comparisons, CompareFiles(*connection, sources, options));
+    QG_ASSIGN_OR_RETURN(document.comparisons,
+                        CompareFiles(*connection, sources, options, diagnosis));
   } else {
     QG_ASSIGN_OR_RETURN(const ComparisonSide subject,
                         SideOf(*connection, sources, "A", options.subject));
@@ -125,9 +135,12 @@ absl::StatusOr<int> Diff(Invocation& invocation, const DiffOptions& options) {
     QG_RETURN_IF_ERROR(CheckReports(options.report, sources.files()));
     QG_ASSIGN_OR_RETURN(SubjectComparison comparison,
                         CompareSides(*connection, "tensor", subject, reference));
+    AddPair("tensor", subject, reference, diagnosis);
     document.comparisons.push_back(std::move(comparison));
   }
   document.verdict = JudgeComparisons(document.comparisons, options.ulp_max);
+  AddDiagnosis(*connection, std::move(diagnosis), start, document);
+  document.lists_tried = options.lists_tried;
   return EmitReport(invocation, options.report, document);
 }
 
@@ -142,6 +155,7 @@ void AddDiffCommand(CLI::App& app, Command& chosen) {
       ->add_option("--max-ulp", options->ulp_max,
                    "Pass when no element is further apart than this, instead of bitwise")
       ->check(CLI::Range(int64_t{0}, INT64_MAX - 1));
+  AddTriedOption(*command, options->lists_tried);
   AddGateReportOptions(*command, options->report);
 }
 

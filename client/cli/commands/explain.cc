@@ -85,12 +85,32 @@ std::string GemmConclusion(int entire, bool is_established) {
                       "them apart");
 }
 
+/// Whether two rules without a name agree with d in as many outputs and leave it in the same place.
+bool IsEqual(const Response::GemmCandidate& one, const Response::GemmCandidate& other) {
+  return one.arithmetic().empty() && other.arithmetic().empty() &&
+         one.match_count() == other.match_count() && one.output_count() == other.output_count() &&
+         FirstDifferenceText(one) == FirstDifferenceText(other);
+}
+
+/// Equal candidates are one row. 100 columns: 16 of matches, 22 of names, 33 of the rule, and a
+/// difference of at most 29.
 void PrintGemm(Invocation& invocation, const Response& response) {
+  if (response.has_diagnosis()) {
+    invocation.out() << response.diagnosis().sentence() << "\n\n";
+  }
   TextTable table({"matches", "<arithmetic", "<rule", "<first difference"});
-  for (const Response::GemmCandidate& candidate : response.gemm()) {
+  for (int i = 0; i < response.gemm_size(); ++i) {
+    const Response::GemmCandidate& candidate = response.gemm(i);
+    int equal = 0;
+    while (i + 1 < response.gemm_size() && IsEqual(candidate, response.gemm(i + 1))) {
+      ++equal;
+      ++i;
+    }
+    const std::string more = equal == 0 ? "" : absl::StrCat(", and ", equal, " equal");
     table.AddRow({CountText(candidate.match_count(), candidate.output_count()),
-                  candidate.arithmetic().empty() ? "-" : Cut(candidate.arithmetic(), 40),
-                  candidate.rule(), FirstDifferenceText(candidate)});
+                  candidate.arithmetic().empty() ? "-" : Cut(candidate.arithmetic(), 22),
+                  absl::StrCat(Cut(candidate.rule(), 33 - more.size()), more),
+                  FirstDifferenceText(candidate)});
     if (IsEntire(candidate) && response.is_established()) table.SetTone(0, Tone::kGood);
   }
   table.Print(invocation.out(), invocation.uses_colour());

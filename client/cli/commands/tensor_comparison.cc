@@ -1,9 +1,14 @@
 #include "client/cli/commands/tensor_comparison.h"
 
 #include <algorithm>
+#include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/steady_time.h"
 #include "server/report/element_types.h"
 #include "server/report/number_text.h"
 
@@ -31,6 +36,57 @@ absl::StatusOr<SubjectComparison> CompareSides(Connection& connection, const std
   QG_ASSIGN_OR_RETURN(comparison.result, connection.Compare(request));
   SetElementTypes(comparison.result, comparison.dtype, comparison.reference_dtype);
   return comparison;
+}
+
+bool CanBeDiagnosed(const std::string& name) {
+  constexpr size_t kNameMax = 80;
+  return !name.empty() && name.size() <= kNameMax &&
+         std::all_of(name.begin(), name.end(), [](char letter) {
+           return absl::ascii_isalnum(static_cast<unsigned char>(letter)) || letter == '.' ||
+                  letter == '-' || letter == '_';
+         });
+}
+
+void AddPair(const std::string& tensor, const ComparisonSide& subject,
+             const ComparisonSide& reference, v1::DiagnoseRequest& request) {
+  if (!CanBeDiagnosed(tensor)) return;
+  (*request.mutable_subjects())[tensor] = subject.source;
+  (*request.mutable_expected())[tensor] = reference.source;
+}
+
+void AddTriedOption(CLI::App& command, bool& lists_tried) {
+  command.add_flag(
+      "--tried", lists_tried,
+      "With a diagnosis, list what was tried and does not fit, and what was not tried");
+}
+
+void AddDiagnosis(Connection& connection, v1::DiagnoseRequest request, absl::Time start,
+                  ReportDocument& document) {
+  if (document.verdict.pass()) return;
+  std::vector<std::string> missing;
+  for (const SubjectComparison& comparison : document.comparisons) {
+    if (!comparison.passes && comparison.subject_name.empty()) {
+      const bool is_missing = absl::StartsWith(comparison.difference, "not in ") ||
+                              absl::StartsWith(comparison.difference, "only in ");
+      missing.push_back(absl::StrCat(comparison.tensor, is_missing ? " is missing: " : ": ",
+                                     comparison.difference));
+    }
+  }
+  v1::Diagnosis diagnosis;
+  if (request.subjects_size() > 0) {
+    request.set_seconds(absl::ToDoubleSeconds(SteadyNow() - start));
+    const absl::StatusOr<v1::DiagnoseResponse> response = connection.Diagnose(request);
+    if (!response.ok()) {
+      document.remarks.push_back(absl::StrCat("no diagnosis: ", response.status().message()));
+      if (missing.empty()) return;
+    } else {
+      diagnosis = response->diagnosis();
+    }
+  }
+  if (!diagnosis.sentence().empty()) missing.push_back(diagnosis.sentence());
+  if (missing.empty()) return;
+  diagnosis.set_sentence(absl::StrJoin(missing, "; "));
+  document.diagnosis = std::move(diagnosis);
 }
 
 }  // namespace quantgate

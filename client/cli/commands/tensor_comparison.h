@@ -1,9 +1,12 @@
-// One pair of tensors through Engine.Compare, for diff and verify.
+// One pair of tensors through Engine.Compare, and all of them through Engine.Diagnose, for diff and
+// verify.
 #pragma once
 
+#include <CLI/CLI.hpp>
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "client/connection.h"
 #include "server/report/report_document.h"
 
@@ -21,5 +24,20 @@ struct ComparisonSide {
 absl::StatusOr<SubjectComparison> CompareSides(Connection& connection, const std::string& tensor,
                                                const ComparisonSide& subject,
                                                const ComparisonSide& reference);
+
+/// Whether a tensor's name can stand in a DiagnoseRequest.
+bool CanBeDiagnosed(const std::string& name);
+/// Adds both sides of a comparison to the request, under the tensor's name.
+void AddPair(const std::string& tensor, const ComparisonSide& subject,
+             const ComparisonSide& reference, v1::DiagnoseRequest& request);
+
+/// Adds --tried, which sets ReportDocument::lists_tried.
+void AddTriedOption(CLI::App& command, bool& lists_tried);
+
+/// Asks why the comparisons of `document` fail and adds the answer to it, where its verdict is a
+/// failure. Looks at most as long as it took since `start` to compare them. Tensors that one side
+/// lacks are their own cause. A server that cannot tell gives a remark.
+void AddDiagnosis(Connection& connection, v1::DiagnoseRequest request, absl::Time start,
+                  ReportDocument& document);
 
 }  // namespace quantgate

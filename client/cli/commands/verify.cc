@@ -1,6 +1,7 @@
 // quantgate verify: a user's own outputs against the engine's.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -12,6 +13,7 @@
 #include "client/cli/layer_command.h"
 #include "client/tensor_name.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/steady_time.h"
 #include "kernels/tensor/files/tensor_file.h"
 #include "server/report/comparison_verdict.h"
 
@@ -40,6 +42,9 @@ the error bound derived for what made them.
 With --tp in place of --subject the engine's own outputs on N ranks are checked: bit for bit against
 one rank, or with --require bound against what sums over ranks may do.
 With --junit FILE.xml each tensor is a test case.
+Where something does not pass, the first line says why, as far as it can be told: "dw is twice the
+expected", "fits mxfp8:scale_rule=floor in y, dw and db", "unknown: ...". Looking for that takes at
+most as long again; --tried lists what does not fit.
 Exits 0 when all pass, 1 when not, 2 when the file holds none of the outputs.)";
 
 struct VerifyOptions {
@@ -47,6 +52,7 @@ struct VerifyOptions {
   std::string subject;
   std::string require = "bitwise";
   std::vector<std::string> only;
+  bool lists_tried = false;
 };
 
 /// Names that RunSpec.subjects takes: outputs with a derived bound, all but bias gradients.
@@ -115,11 +121,12 @@ std::vector<std::string> UncomparedNames(const TensorFile& subject,
 /// Compares an output of the engine with the subject's tensor of that name. An output that the
 /// subject lacks is a difference: a gate that ignored it would pass when nobody computes it any
 /// more.
+/// Both sides are added to `diagnosis` where they are to be looked at.
 absl::StatusOr<SubjectComparison> CompareOutput(Connection& connection, TensorSources& sources,
                                                 const v1::VariantReport& variant,
                                                 const v1::NamedTensor& output,
-                                                const std::string& path,
-                                                const TensorFile& subject) {
+                                                const std::string& path, const TensorFile& subject,
+                                                v1::DiagnoseRequest& diagnosis) {
   const absl::StatusOr<Tensor> tensor = subject.Find(output.name());
   if (!tensor.ok()) {
     SubjectComparison missing;
@@ -131,11 +138,19 @@ absl::StatusOr<SubjectComparison> CompareOutput(Connection& connection, TensorSo
   }
   ComparisonSide mine{absl::StrCat(path, ":", output.name()), DescriptorOf(*tensor), {}};
   QG_ASSIGN_OR_RETURN(mine.source, sources.Place(mine.name, *tensor));
+  const ComparisonSide engines = EngineSide(variant, output);
   QG_ASSIGN_OR_RETURN(SubjectComparison comparison,
-                      CompareSides(connection, output.name(), mine, EngineSide(variant, output)));
+                      CompareSides(connection, output.name(), mine, engines));
   const v1::OutputReport* report = FindOutput(variant, output.name());
   if (report != nullptr && report->has_subject_bound()) {
     comparison.bound = report->subject_bound();
+  }
+  // What lies within its bound may have other bits, which are then no finding.
+  const bool is_within = comparison.bound.has_value() && comparison.bound->pass();
+  const bool is_equal = comparison.result.has_parity() && comparison.result.parity().equal();
+  // Delayed scaling's states are no outputs of a layer that is computed again.
+  if (report != nullptr && (is_equal || !is_within)) {
+    AddPair(output.name(), mine, engines, diagnosis);
   }
   return comparison;
 }
@@ -163,6 +178,7 @@ absl::StatusOr<int> Verify(Invocation& invocation, const VerifyOptions& options)
     if (options.only.empty()) return VerifyRanks(invocation, options);
     return absl::InvalidArgumentError("--only: given without --subject, whose outputs it names");
   }
+  const absl::Time start = SteadyNow();
   // A bad subject is found before the engine works for it.
   QG_ASSIGN_OR_RETURN(const TensorFile subject, ReadKnownTensors("--subject", options.subject));
   LayerCommand run = options.run;
@@ -190,10 +206,11 @@ absl::StatusOr<int> Verify(Invocation& invocation, const VerifyOptions& options)
         absl::StrCat("--subject: ", options.subject, " holds none of this layer's outputs",
                      uncompared.empty() ? "" : "; it has ", absl::StrJoin(uncompared, ", ")));
   }
+  v1::DiagnoseRequest diagnosis;
   for (const v1::NamedTensor& output : asked) {
     QG_ASSIGN_OR_RETURN(
         SubjectComparison comparison,
-        CompareOutput(*connection, sources, variant, output, options.subject, subject));
+        CompareOutput(*connection, sources, variant, output, options.subject, subject, diagnosis));
     document.comparisons.push_back(std::move(comparison));
   }
   if (!uncompared.empty()) {
@@ -205,6 +222,17 @@ absl::StatusOr<int> Verify(Invocation& invocation, const VerifyOptions& options)
   document.verdict = by_bound ? JudgeBounds(document.comparisons)
                               : JudgeComparisons(document.comparisons, std::nullopt);
   document.verdict.set_non_finite_inputs(document.run.verdict().non_finite_inputs());
+  if (!document.verdict.pass()) {
+    for (const std::string& name : uncompared) {
+      const absl::StatusOr<Tensor> related = subject.Find(name);
+      if (!related.ok() || !CanBeDiagnosed(name)) continue;
+      QG_ASSIGN_OR_RETURN((*diagnosis.mutable_related())[name], sources.Place(name, *related));
+    }
+    *diagnosis.mutable_spec() = document.run.request();
+    diagnosis.mutable_spec()->clear_subjects();
+    AddDiagnosis(*connection, std::move(diagnosis), start, document);
+    document.lists_tried = options.lists_tried;
+  }
   return EmitReport(invocation, run.report, document);
 }
 
@@ -228,6 +256,7 @@ void AddVerifyCommand(CLI::App& app, Command& chosen) {
   command->add_option("--require", options->require, "What passes")
       ->check(CLI::IsMember({"bitwise", "bound"}))
       ->capture_default_str();
+  AddTriedOption(*command, options->lists_tried);
   AddGateReportOptions(*command, options->run.report);
 }
 

@@ -14,9 +14,7 @@ namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-bool IsFp8Element(DType element) { return IsFp8(element); }
 bool IsAnyElement(DType) { return true; }
-bool IsFp4Element(DType element) { return element == DType::kF4E2M1x2; }
 bool IsFp8OrFp4(DType element) { return IsFp8(element) || IsFp4Element(element); }
 bool IsCompressedMx(DType element) {
   return element == DType::kF8E4M3 || element == DType::kF6E2M3 || IsFp4Element(element);

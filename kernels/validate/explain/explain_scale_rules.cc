@@ -15,8 +15,6 @@ namespace {
 
 constexpr float kFloatMax = std::bit_cast<float>(0x7F7FFFFFu);
 
-bool IsFp8Element(DType element) { return IsFp8(element); }
-
 float SourceMax(DType source) {
   switch (source) {
     case DType::kBF16:
@@ -113,7 +111,6 @@ bool IsMxElement(DType element) {
   return IsFp8(element) || element == DType::kF6E2M3 || element == DType::kF6E3M2 ||
          element == DType::kF4E2M1x2;
 }
-bool IsFp4Element(DType element) { return element == DType::kF4E2M1x2; }
 
 /// A power of two: multiplying by its inverse equals dividing by it.
 ScaleRuleResult FromE8m0(uint8_t code) {

@@ -12,6 +12,10 @@
 
 namespace quantgate {
 
+/// Which elements a rule is for.
+inline bool IsFp8Element(DType element) { return IsFp8(element); }
+inline bool IsFp4Element(DType element) { return element == DType::kF4E2M1x2; }
+
 /// What a rule may depend on.
 struct ScaleRuleInput {
   float amax = 0;         ///< The block's; NaN elements are ignored.

@@ -83,6 +83,11 @@ TEST(CheckLinear, NamesFieldValueAndRuleOfBadTensors) {
        [](LayerRequest& r) {
          r.x = Blank(DType::kBF16, {32, 64});
        }},
+      {"x is bf16[32x48]: its last dim must be K = 32 of weight f32[48x32]; is the weight "
+       "transposed? It is [N][K]",
+       [](LayerRequest& r) {
+         r.x = Blank(DType::kBF16, {32, 48});
+       }},
       {"parameters[bias] is i32[48]: its dtype must be f32, bf16 or f16",
        [](LayerRequest& r) { r.parameters["bias"] = Blank(DType::kI32, {48}); }},
       {"parameters[bias] is bf16[32]: its shape must be 48, N of weight",

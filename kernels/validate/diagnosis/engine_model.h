@@ -1,0 +1,49 @@
+// The model of a diagnosis that computes the layer on an engine.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "kernels/engine/engine.h"
+#include "kernels/layer/layer.h"
+#include "kernels/validate/diagnosis/layer_hypotheses.h"
+
+namespace quantgate {
+
+/// A layer of one rank under a recipe and an arithmetic. A part of backward can be changed alone
+/// only in a `linear`, whose outputs follow each from one GEMM.
+class EngineLayerModel : public LayerModel {
+ public:
+  /// `expected`: the outputs without a change, in host memory. All must outlive the model.
+  EngineLayerModel(Engine& engine, const LayerRequest& request, const Recipe& recipe,
+                   const Arithmetic& arithmetic, const TensorsByName& expected,
+                   const Cancellation* cancellation)
+      : engine_(engine),
+        request_(request),
+        recipe_(recipe),
+        arithmetic_(arithmetic),
+        expected_(expected),
+        cancellation_(cancellation) {}
+
+  absl::StatusOr<TensorsByName> Compute(const LayerChange& change) override;
+  std::vector<std::string> Activations() const override;
+  /// This recipe with each other value of each of its knobs, and with each backward override; then
+  /// the other recipes with their defaults.
+  std::vector<std::string> Recipes() const override;
+
+ private:
+  Engine& engine_;
+  const LayerRequest& request_;
+  const Recipe& recipe_;
+  const Arithmetic& arithmetic_;
+  const TensorsByName& expected_;
+  const Cancellation* const cancellation_;
+};
+
+/// The operands and main gradients of a request in host memory, as a LayerCase has them. Operands
+/// that are given as codes have their values.
+absl::Status ReadOperands(Engine& engine, const LayerRequest& request,
+                          const Cancellation* cancellation, LayerCase& of);
+
+}  // namespace quantgate

@@ -1,0 +1,118 @@
+#include "kernels/validate/diagnosis/fit.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/grouped_digits.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/compare/element_values.h"
+#include "kernels/numerics/float_format.h"
+#include "kernels/tensor/convert.h"
+#include "kernels/tensor/visit_format.h"
+
+namespace quantgate {
+namespace {
+
+constexpr double kResidualShareMax = 1.0 / 16;
+constexpr double kTinyShare = 0x1p-10;
+constexpr double kElementNoise = 0x1p-8;
+constexpr int64_t kMissedPart = 100;
+
+}  // namespace
+
+bool HasFp32Values(DType dtype) { return IsElementFormat(dtype); }
+
+absl::StatusOr<Values> ValuesOf(const Tensor& tensor) {
+  Values values{tensor.dtype(), tensor.rows(), tensor.columns(), {}};
+  const int64_t count = tensor.element_count();
+  values.at.resize(static_cast<size_t>(count));
+  if (tensor.dtype() == DType::kF32) {
+    std::copy_n(tensor.as<float>(), count, values.at.begin());
+    return values;
+  }
+  constexpr int64_t kPiece = 4096;
+  double piece[kPiece];
+  for (int64_t begin = 0; begin < count; begin += kPiece) {
+    const int64_t length = std::min(kPiece, count - begin);
+    DecodeValues(tensor, begin, length, piece);
+    for (int64_t i = 0; i < length; ++i) {
+      values.at[static_cast<size_t>(begin + i)] = static_cast<float>(piece[i]);
+    }
+  }
+  return values;
+}
+
+absl::Status RoundTo(DType dtype, std::vector<float>& values) {
+  if (dtype == DType::kF32) return absl::OkStatus();
+  const auto count = static_cast<int64_t>(values.size());
+  QG_ASSIGN_OR_RETURN(const Tensor given,
+                      Tensor::FromBytes(DType::kF32, {count}, std::as_bytes(std::span(values))));
+  QG_ASSIGN_OR_RETURN(const Tensor cast, CastTensor(given, dtype, ExecutionContext()));
+  QG_ASSIGN_OR_RETURN(Values rounded, ValuesOf(cast));
+  values = std::move(rounded.at);
+  return absl::OkStatus();
+}
+
+double UnitRoundoff(DType dtype) {
+  int mantissa_bits = 0;
+  VisitFormat<AllFormats>(dtype, [&]<class F>() { mantissa_bits = F::kMantissaBits; });
+  return std::ldexp(1.0, -mantissa_bits - 1);
+}
+
+bool SameValue(float left, float right) {
+  return left == right || (std::isnan(left) && std::isnan(right));
+}
+
+std::string Fit::Suffix() const {
+  if (level == FitLevel::kButSome) {
+    return absl::StrCat(" but for ", GroupedDigits(missed), " of ", GroupedDigits(count),
+                        " elements");
+  }
+  return level == FitLevel::kRounding ? " within rounding" : "";
+}
+
+Fit FitOf(const std::vector<float>& predicted, const Values& subject, const Values& expected) {
+  Fit fit;
+  fit.count = subject.size();
+  double norm = 0;
+  bool classes_agree = true;
+  for (size_t i = 0; i < predicted.size(); ++i) {
+    const float p = predicted[i], s = subject.at[i], e = expected.at[i];
+    if (!SameValue(s, e)) ++fit.changed;
+    if (!SameValue(s, p)) {
+      ++fit.missed;
+      classes_agree = classes_agree && std::isfinite(p) && std::isfinite(s);
+    }
+    if (!std::isfinite(p) || !std::isfinite(s)) continue;
+    fit.residual += (double(s) - p) * (double(s) - p);
+    norm += double(p) * p;
+    if (std::isfinite(e)) fit.difference += (double(s) - e) * (double(s) - e);
+  }
+  fit.residual = std::sqrt(fit.residual);
+  fit.difference = std::sqrt(fit.difference);
+  norm = std::sqrt(norm);
+  if (fit.missed == 0) {
+    fit.level = FitLevel::kBits;
+    return fit;
+  }
+  if (fit.missed * kMissedPart <= fit.changed) {
+    fit.level = FitLevel::kButSome;
+    return fit;
+  }
+  const double unit = UnitRoundoff(subject.dtype) + UnitRoundoff(expected.dtype);
+  const bool is_small = fit.residual <= unit * norm || fit.residual <= kTinyShare * fit.difference;
+  if (!classes_agree || !is_small || fit.residual > kResidualShareMax * fit.difference) return fit;
+  const double root = std::sqrt(static_cast<double>(fit.count));
+  const double floor = std::max(unit * norm / root, kElementNoise * fit.difference / root);
+  int64_t far = 0;
+  for (size_t i = 0; i < predicted.size(); ++i) {
+    const double p = predicted[i], s = subject.at[i], e = expected.at[i];
+    if (!std::isfinite(p) || !std::isfinite(s) || !std::isfinite(e)) continue;
+    far += std::abs(s - p) > std::max(floor + unit * std::abs(p), std::abs(s - e) / 4) ? 1 : 0;
+  }
+  if (far * kMissedPart <= fit.count) fit.level = FitLevel::kRounding;
+  return fit;
+}
+
+}  // namespace quantgate

@@ -1,0 +1,25 @@
+// Rows or columns of one tensor as another has them in another order.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/validate/diagnosis/fit.h"
+
+namespace quantgate {
+
+struct RowOrder {
+  /// "has its rows rotated by 2 from row 16 on", "has the halves of its columns swapped".
+  std::string text;
+  std::vector<float> predicted;  ///< The expected values in this order.
+  std::vector<int64_t> from;     ///< from[i]: the row (column) of the expected that row i is.
+};
+
+/// The order that gives the most rows (or columns) of `subject`; nothing where that is the order of
+/// `expected`, or where most rows are found nowhere. Rows are found by their values; where those do
+/// not agree bit for bit and there are at most kNearestLinesMax, by the least distance of a few
+/// elements, which a fit must then confirm.
+std::optional<RowOrder> FindRowOrder(const Values& expected, const Values& subject, bool of_rows);
+
+}  // namespace quantgate
