@@ -1,4 +1,4 @@
-// fp8_block and mxfp8 against vectors of independent implementations
+// fp8_block, fp8_rowwise and mxfp8 against vectors of independent implementations
 // (tests/vectors/fp8_block_reference.py and mxfp8_reference.py): codes, scales and dequantized
 // values of both directions, together and each alone, on every instruction set.
 #include <gtest/gtest.h>
@@ -57,6 +57,13 @@ TEST_P(BlockVectors, CodesScalesAndValuesOfFp8Block) {
   ASSERT_GT(vectors.cases.size(), 1000u);
   // NAME SOURCE ELEMENT BLOCK_DIM POW2 EPS RULE ROUNDING OVERFLOW
   ExpectBlockVectors(vectors, 9, testing::Fp8BlockQuantizer, GetParam());
+}
+
+TEST_P(BlockVectors, CodesScalesAndValuesOfFp8Rowwise) {
+  static const VectorFile vectors = testing::ReadVectors("fp8_rowwise_vectors.txt");
+  ASSERT_GT(vectors.cases.size(), 500u);
+  // NAME SOURCE ELEMENT BLOCK_DIM POW2 EPS RULE ROUNDING OVERFLOW
+  ExpectBlockVectors(vectors, 9, testing::Fp8RowwiseQuantizer, GetParam());
 }
 
 TEST_P(BlockVectors, CodesScalesAndValuesOfMxfp8) {

@@ -101,7 +101,7 @@ absl::Status CheckRecipe(const Recipe& recipe) {
   }
   // Recipes that are not composed have one format for all roles and directions.
   const ScalingTraits& traits = recipe.QuantizerFor(TensorRole::kInput).rowwise.traits();
-  if (traits.has_blocks() && traits.turns_columnwise) {
+  if (traits.has_many_scales() && traits.turns_columnwise) {
     return refuse(
         absl::StrCat(std::string(traits.name), " codes and scales have no chunked gather"));
   }

@@ -73,6 +73,8 @@ FormatQuantizer QuantizerOf(ScaleKind scales) {
       return &KeepSource;
     case ScaleKind::kTensor:
       return &QuantizeFp8Tensor;
+    case ScaleKind::kLine:
+      return &QuantizeFp8Rowwise;
     case ScaleKind::kF32:
       return &QuantizeFp8Block;
     case ScaleKind::kE8m0:
