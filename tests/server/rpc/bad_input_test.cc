@@ -181,7 +181,7 @@ const std::vector<SpecRow>& SpecRows() {
       {"unknown recipe",
        [](v1::RunSpec& s) { s.mutable_variants(0)->mutable_recipe()->set_name("fp9"); },
        {kInvalid, "spec.variants[0].recipe.name", "\"fp9\"",
-        "bf16, fp8_delayed, fp8_current, fp8_block, mxfp8, nvfp4, hybrid, custom"}},
+        "bf16, fp8_delayed, fp8_current, fp8_block, mxfp8, nvfp4, fp8_rowwise, hybrid, custom"}},
       {"unknown knob",
        [](v1::RunSpec& s) {
          (*s.mutable_variants(0)->mutable_recipe()->mutable_knobs())["colour"] = "red";
