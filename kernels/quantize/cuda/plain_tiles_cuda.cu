@@ -99,7 +99,7 @@ cudaError_t LaunchLineScales(const TileQuantization& job, int multiprocessors,
     if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
   }
   const float max_finite =
-      VisitFormatIn(Fp8Formats{}, job.element, []<class F>() { return MaxFinite<F>(); });
+      VisitFormatIn(Fp8Formats{}, job.element, [&]<class F>() { return MaxFinite<F>(); });
   MakeScalesOfLines<<<blocks, kThreads, 0, stream>>>(job, max_finite);
   return cudaGetLastError();
 }

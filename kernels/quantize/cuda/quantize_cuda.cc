@@ -118,8 +118,7 @@ absl::Status QuantizeLines(const CudaRequest& request, QuantizedTensor& quantize
   QG_ASSIGN_OR_RETURN(quantized.device_counts,
                       device.AllocateZeroed(DType::kI64, {kQuantizationCountKinds}));
   TileQuantization job = JobOf(request, quantized);
-  QG_ASSIGN_OR_RETURN(const Tensor lines,
-                      device.AllocateZeroed(DType::kF32, {job.rows + job.columns}));
+  QG_ASSIGN_OR_RETURN(Tensor lines, device.AllocateZeroed(DType::kF32, {job.rows + job.columns}));
   if (request.usages.rowwise) job.row_lines = lines.as<uint32_t>();
   if (request.usages.columnwise) job.column_lines = lines.as<uint32_t>() + job.rows;
   return FillCopies(request, job, quantized);
