@@ -31,13 +31,15 @@ void PrefetchRow(const Storage* row) {
   for (int i = 0; i < kCount; i += 64 / sizeof(*row)) PrefetchFar(row + i);
 }
 
-/// Copies the tile and finds the amaxes of its rows and columns; returns the largest.
-template <class Source>
+/// Copies the tile and finds the amaxes of its rows and columns; returns the largest. Without
+/// kKeeps the copy is of no use.
+template <class Source, bool kKeeps = true>
 uint32_t ReadFp8Tile(const TileJob& job, Fp8Tile<Source>& tile) {
   if constexpr (std::is_same_v<Source, BFloat16>) {
-    return ReadBf16Block<kTileSide, kTileSide>(static_cast<const uint16_t*>(job.source),
-                                               job.source_stride, tile.elements[0], kTileSide,
-                                               tile.row_amax, tile.column_amax);
+    // Rows written one over the other cost little.
+    return ReadBf16Block<kTileSide, kTileSide>(
+        static_cast<const uint16_t*>(job.source), job.source_stride, tile.elements[0],
+        kKeeps ? kTileSide : 0, tile.row_amax, tile.column_amax);
   }
   const auto* source = static_cast<const typename Source::Storage*>(job.source);
   const Ints mask = AllInts(0x7FFFFFFF);
@@ -295,7 +297,9 @@ bool MeasureFp8Lines(const void* source, int64_t stride, uint32_t* row_amax,
   TileJob job = {};
   job.source = source;
   job.source_stride = stride;
-  if (ReadFp8Tile<Source>(job, tile) >= 0x7F800000) return false;
+  const auto* next = static_cast<const typename Source::Storage*>(source) + kTileSide;
+  for (int row = 0; row < kTileSide; ++row) PrefetchRow<kTileSide>(next + row * stride);
+  if (ReadFp8Tile<Source, false>(job, tile) >= 0x7F800000) return false;
   for (int i = 0; i < kTileSide; ++i) {
     row_amax[i] = row_amax[i] > tile.row_amax[i] ? row_amax[i] : tile.row_amax[i];
     column_amax[i] = column_amax[i] > tile.column_amax[i] ? column_amax[i] : tile.column_amax[i];
