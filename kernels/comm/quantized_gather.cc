@@ -55,8 +55,11 @@ absl::Status GatherCopy(const GatherContext& context, const std::string& name, U
   QG_RETURN_IF_ERROR(CheckCommonScale(context, name, copy, usage));
   const bool is_turned = IsTurned(copy, usage);
   QG_ASSIGN_OR_RETURN(copy.data, GatherPart(context, copy.data, is_turned));
-  // A per-tensor scale holds for the whole tensor as it is; identity has none.
-  if (!TraitsOf(copy.format).has_blocks()) return absl::OkStatus();
+  // A per-tensor scale holds for the whole tensor as it is, and so does that of a column, which all
+  // members have a part of; identity has none.
+  const ScalingTraits& traits = TraitsOf(copy.format);
+  const bool has_column_scales = traits.scales == ScaleKind::kLine && usage == Usage::kColumnwise;
+  if (!traits.has_many_scales() || has_column_scales) return absl::OkStatus();
   QG_ASSIGN_OR_RETURN(copy.scale_inv, GatherPart(context, copy.scale_inv, is_turned));
   return absl::OkStatus();
 }
@@ -96,6 +99,8 @@ GatherMethod GatherMethodOf(const Recipe& recipe, TensorRole role, std::span<con
   }
   if (recipe.name() == "hybrid") return GatherMethod::kValues;
   if (rowwise.row_scaled) return GatherMethod::kSource;
+  // A shard has whole rows, but only a part of each column that a columnwise scale is of.
+  if (rowwise.traits().scales == ScaleKind::kLine) return GatherMethod::kSource;
   if (rowwise.traits().scales != ScaleKind::kF32) return GatherMethod::kCodes;
   const bool has_tiles = rowwise.block_dim == 2;
   const bool is_whole = AreWhole(rows, rowwise.format) && IsWhole(columns, rowwise.format);
@@ -157,7 +162,8 @@ absl::Status CheckCommonScale(const GatherContext& context, const std::string& n
                               const QuantizedCopy& copy, Usage usage) {
   const std::string direction = absl::StrCat(name, " ", std::string(UsageName(usage)));
   const ScaleKind scales = TraitsOf(copy.format).scales;
-  if (scales == ScaleKind::kTensor) {
+  const bool has_column_scales = scales == ScaleKind::kLine && usage == Usage::kColumnwise;
+  if (scales == ScaleKind::kTensor || has_column_scales) {
     return context.group.CheckAgreement(direction + " scale_inv", copy.scale_inv);
   }
   // Under single_level there is no amax, only block scales.

@@ -24,8 +24,8 @@ enum class GatherMethod {
 /// - kCodes under recipes of one rule with whole blocks in every shard (32 rows and columns under
 ///   mxfp8, 16 under nvfp4, 128 under fp8_block with 1-D blocks);
 /// - kValues under hybrid;
-/// - kSource under custom, without a quantizer, under row-scaled nvfp4 and 2-D fp8_block, and where
-///   a shard has a partial block.
+/// - kSource under custom, without a quantizer, under row-scaled nvfp4, fp8_rowwise and 2-D
+///   fp8_block, and where a shard has a partial block.
 GatherMethod GatherMethodOf(const Recipe& recipe, TensorRole role, std::span<const int64_t> rows,
                             int64_t columns);
 
@@ -63,8 +63,8 @@ absl::Status ReduceAmaxesOfAll(const GatherContext& context, std::span<const Ten
 absl::Status ReduceMaxima(const GatherContext& context, std::span<Tensor* const> amaxes);
 
 /// FAILED_PRECONDITION on every member, naming `name` and the direction, unless the parts of a
-/// shard's copy that hold for the whole tensor, its per-tensor scale and amax, are equal on all
-/// members.
+/// shard's copy that hold for the whole tensor, its per-tensor scale and amax and the scales of
+/// columns of fp8_rowwise, are equal on all members.
 absl::Status CheckCommonScale(const GatherContext& context, const std::string& name,
                               const QuantizedCopy& copy, Usage usage);
 

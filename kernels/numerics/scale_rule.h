@@ -17,13 +17,14 @@ enum class ScaleKind {
   kF32,       ///< f32 per block.
   kE8m0,      ///< E8M0 per block: powers of two.
   kTwoLevel,  ///< E4M3 per block, under an f32 amax of the tensor or of each row.
+  kLine,      ///< One f32 per line along the contracted dim: row, or column.
 };
 
 /// How a scale follows from an amax. Each rule is for the formats named above it; the first of each
 /// group is Transformer Engine's.
 enum class ScaleRule {
   kUsual,  ///< The first rule of the format.
-  // fp8_tensor, fp8_block: the topic "amax/448" of docs/tensor-cores.md section 6.
+  // fp8_tensor, fp8_block, fp8_rowwise: the topic "amax/448" of docs/tensor-cores.md section 6.
   kDivide,      ///< scale = f32(max / amax).
   kReciprocal,  ///< scale = f32(1 / f32(amax * f32(1 / max))): the reciprocal of the maximum is a
                 ///< constant.

@@ -30,6 +30,7 @@ struct FormatRequest {
 using FormatQuantizer = absl::Status (*)(const FormatRequest& request, QuantizedTensor& quantized);
 
 absl::Status QuantizeFp8Tensor(const FormatRequest& request, QuantizedTensor& quantized);
+absl::Status QuantizeFp8Rowwise(const FormatRequest& request, QuantizedTensor& quantized);
 absl::Status QuantizeFp8Block(const FormatRequest& request, QuantizedTensor& quantized);
 absl::Status QuantizeMxfp8(const FormatRequest& request, QuantizedTensor& quantized);
 absl::Status QuantizeNvfp4(const FormatRequest& request, QuantizedTensor& quantized);

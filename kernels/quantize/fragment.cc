@@ -23,7 +23,9 @@ absl::Status CheckFormat(const QuantizerSpec& spec, Usage usage) {
     return Refuse("quantizer.block_dim", absl::StrCat(spec.block_dim),
                   absl::StrCat(format, " is cut into fragments with tiles (block_dim 2) only"));
   }
-  if (usage == Usage::kColumnwise && traits.turns_columnwise) {
+  // Those of lines have amaxes of their own, and are cast as [M][K] and turned when they are whole.
+  const bool is_transpose = traits.turns_columnwise && traits.scales != ScaleKind::kLine;
+  if (usage == Usage::kColumnwise && is_transpose) {
     return Refuse("usage", "columnwise",
                   absl::StrCat("columnwise codes of ", format, " are transposes of rowwise ones"));
   }
@@ -70,6 +72,14 @@ FragmentGrid MakeFragmentGrid(const QuantizerSpec& spec, Usage usage, const Shap
   FragmentGrid grid;
   grid.columns = std::max<int64_t>(whole[1], 1);
   const int64_t length = BlockLength(spec.format);
+  if (spec.traits().scales == ScaleKind::kLine) {
+    const bool is_rowwise = usage == Usage::kRowwise;
+    grid.unit_rows = grid.scale_rows = is_rowwise ? 1 : std::max<int64_t>(whole[0], 1);
+    grid.unit_columns = grid.scale_columns = is_rowwise ? grid.columns : 1;
+    grid.units_across = grid.scales_across = is_rowwise ? 1 : whole[1];
+    grid.units = grid.scales = is_rowwise ? whole[0] : whole[1];
+    return grid;
+  }
   if (length == 1) {
     // The whole tensor is one unit.
     grid.unit_rows = grid.scale_rows = std::max<int64_t>(whole[0], 1);
@@ -98,7 +108,7 @@ FragmentRule MakeFragmentRule(const TensorFragment& fragment, const QuantizerSpe
   rule.options = {.rule = ResolveScaleRule(spec.scale_rule, spec.format),
                   .power_2 = spec.power_2_scale,
                   .amax_epsilon = spec.amax_epsilon};
-  if (rule.scales == ScaleKind::kF32) {
+  if (rule.scales == ScaleKind::kF32 || rule.scales == ScaleKind::kLine) {
     rule.options.value_for_infinity = LargestFiniteOf(fragment.values.dtype());
   }
   rule.subnormals = spec.fragment_subnormals();

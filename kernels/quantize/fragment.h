@@ -33,8 +33,9 @@ inline std::vector<Tensor*> TensorsOf(FragmentAmaxes& amaxes) { return {&amaxes.
 
 /// The codes of a fragment and the scales of the whole tensor.
 struct QuantizedFragment {
-  /// [count], one code per element of the fragment. FP4: the bytes of the whole tensor that hold
-  /// them, with 0 in nibbles of elements of other fragments.
+  /// [count], one code per element of the fragment, in the order of the source also where the copy
+  /// of the whole tensor is transposed. FP4: the bytes of the whole tensor that hold them, with 0
+  /// in nibbles of elements of other fragments.
   Tensor codes;
   /// The copy of the whole tensor without `data`: scale_inv in the layout of QuantizedCopy, amax.
   QuantizedCopy whole;
@@ -42,13 +43,13 @@ struct QuantizedFragment {
 };
 
 /// INVALID_ARGUMENT naming field, value and rule if the format cannot be quantized by fragments.
-/// Per-tensor FP8, tiles of fp8_block and nvfp4, and mxfp8 can; stochastic rounding and 4over6,
-/// which compares the elements of a tile with each other, cannot. kColumnwise is for mxfp8 only,
-/// since other columnwise copies are transposes of rowwise codes.
+/// Per-tensor FP8, fp8_rowwise, tiles of fp8_block and nvfp4, and mxfp8 can; stochastic rounding
+/// and 4over6, which compares the elements of a tile with each other, cannot. kColumnwise is for
+/// mxfp8 and fp8_rowwise only, since other columnwise copies are transposes of rowwise codes.
 absl::Status CheckFragment(const TensorFragment& fragment, const QuantizerSpec& spec, Usage usage);
 
-/// The number of amaxes of one direction of a whole tensor: one for each scale unit (tensor, tile
-/// or block), and for nvfp4 that of the tensor after them. Delayed scaling has one, too.
+/// The number of amaxes of one direction of a whole tensor: one for each scale unit (tensor, line,
+/// tile or block), and for nvfp4 that of the tensor after them. Delayed scaling has one, too.
 int64_t FragmentAmaxCount(const QuantizerSpec& spec, Usage usage, const Shape& whole);
 
 /// f32 [FragmentAmaxCount]: max |x| over the fragment's elements in each scale unit, 0 where it has

@@ -144,8 +144,9 @@ absl::Status CheckRules(const QuantizerSpec& spec) {
 absl::Status CheckForeignFields(const QuantizerSpec& spec) {
   const ScalingTraits& traits = spec.traits();
   const bool has_tensor_scale = traits.scales == ScaleKind::kTensor;
-  const bool has_fp32_scales =
-      (has_tensor_scale && spec.scaling == Scaling::kCurrent) || traits.scales == ScaleKind::kF32;
+  const bool has_fp32_scales = (has_tensor_scale && spec.scaling == Scaling::kCurrent) ||
+                               traits.scales == ScaleKind::kLine ||
+                               traits.scales == ScaleKind::kF32;
   const std::string rule = absl::StrCat(
       "not a field of ", std::string(traits.name),
       has_tensor_scale && spec.scaling == Scaling::kDelayed ? " with delayed scaling" : "");

@@ -37,6 +37,10 @@ absl::StatusOr<QuantizedCopy> OutlineCopy(const QuantizerSpec& spec, Usage usage
     QG_ASSIGN_OR_RETURN(copy.amax, OutlineTensor(DType::kF32, {1}));
     return copy;
   }
+  if (traits.scales == ScaleKind::kLine) {
+    QG_ASSIGN_OR_RETURN(copy.scale_inv, OutlineTensor(DType::kF32, {is_rowwise ? rows : columns}));
+    return copy;
+  }
   QG_ASSIGN_OR_RETURN(
       const ScaleArrayType scales,
       ScaleArrayTypeOf({spec.format, spec.block_dim, usage, rows, columns}, ScaleLayout::kLogical));

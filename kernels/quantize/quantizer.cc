@@ -118,9 +118,12 @@ std::string SpecText(const QuantizerSpec& spec) {
   if (!spec.is_quantized()) return "identity";
   std::string text(DTypeName(spec.element));
   const bool is_tensor = spec.traits().scales == ScaleKind::kTensor;
+  const bool is_line = spec.traits().scales == ScaleKind::kLine;
   const bool is_delayed = is_tensor && spec.scaling == Scaling::kDelayed;
   if (is_tensor) {
     absl::StrAppend(&text, " per tensor", is_delayed ? ", scale delayed" : "");
+  } else if (is_line) {
+    absl::StrAppend(&text, " ", std::string(QuantizerFormatName(spec.format)), " per line");
   } else {
     absl::StrAppend(&text, " ", std::string(QuantizerFormatName(spec.format)), " ",
                     BlockText(spec));
@@ -129,7 +132,7 @@ std::string SpecText(const QuantizerSpec& spec) {
     const ScaleRule rule = ResolveScaleRule(spec.scale_rule, spec.format);
     absl::StrAppend(&text, ", scale_rule=", std::string(ScaleRuleName(rule)));
   }
-  if ((is_tensor && !is_delayed) || spec.traits().scales == ScaleKind::kF32) {
+  if ((is_tensor && !is_delayed) || is_line || spec.traits().scales == ScaleKind::kF32) {
     absl::StrAppend(&text, ", power_2_scale=", BoolText(spec.power_2_scale),
                     ", amax_epsilon=", spec.amax_epsilon);
   }
@@ -170,7 +173,7 @@ bool SameBits(std::optional<float> a, std::optional<float> b) {
 
 std::map<int, int64_t> CountScaleCodes(const QuantizedCopy& copy) {
   std::map<int, int64_t> counts;
-  if (BlockLength(copy.format) == 1) return counts;
+  if (!TraitsOf(copy.format).has_many_scales()) return counts;
   const Tensor& scales = copy.scale_inv;
   int64_t dense[256] = {};
   for (int64_t i = 0; i < scales.element_count(); ++i) {

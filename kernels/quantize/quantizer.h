@@ -66,8 +66,8 @@ struct QuantizerSpec {
   DType element = DType::kF8E4M3;
   int block_dim = 1;                    ///< fp8_block, mxfp8, nvfp4.
   Scaling scaling = Scaling::kCurrent;  ///< fp8_tensor.
-  bool power_2_scale = false;           ///< fp8_tensor, fp8_block.
-  float amax_epsilon = 0.0f;            ///< fp8_tensor, fp8_block.
+  bool power_2_scale = false;           ///< fp8_tensor, fp8_block, fp8_rowwise.
+  float amax_epsilon = 0.0f;            ///< fp8_tensor, fp8_block, fp8_rowwise.
   ScaleRule scale_rule = ScaleRule::kUsual;
   ElementRounding element_rounding = ElementRounding::kNearestEven;
   Overflow overflow = Overflow::kSaturate;
@@ -240,8 +240,8 @@ struct QuantizationSummary {
   std::optional<float> scale;
   std::optional<float> scale_inv;
   QuantizationCounts counts;
-  /// How many block scales have each code (E8M0, E4M3) or, for fp32 scales, each biased exponent,
-  /// in the direction of `counts`. Codes that do not occur are left out.
+  /// How many scales of blocks or lines have each code (E8M0, E4M3) or, for fp32 scales, each
+  /// biased exponent, in the direction of `counts`. Codes that do not occur are left out.
   std::map<int, int64_t> scale_codes;
 };
 

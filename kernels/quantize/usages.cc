@@ -78,13 +78,16 @@ absl::Status CheckDerivable(const QuantizedTensor& quantized) {
   }
   const ScalingTraits& traits = TraitsOf(rowwise.format);
   const bool has_2d_exception = traits.has_blocks() && traits.turns_columnwise;
-  if (!traits.has_blocks() || (has_2d_exception && rowwise.block_dim == 2)) {
+  if (!traits.has_many_scales() || (has_2d_exception && rowwise.block_dim == 2)) {
     return absl::OkStatus();
   }
   return RefusePrecondition(
       "usages", "columnwise",
       absl::StrCat("columnwise codes of ", format, has_2d_exception ? " 1-D" : "",
-                   " cannot be made from rowwise ones, only from the source"));
+                   " cannot be made from rowwise ones, only from the source",
+                   traits.scales == ScaleKind::kLine
+                       ? ": they have a scale per column, and were rounded under one per row"
+                       : ""));
 }
 
 absl::StatusOr<QuantizedCopy> MakeColumnwise(const QuantizedCopy& rowwise,

@@ -36,6 +36,7 @@ struct Usages {
 /// | mxfp8      | [M][K], e8m0 [M][K/32]                | [M][K], e8m0 [M/32][K]                |
 /// | nvfp4      | [M][K/2] bytes, e4m3 [M][K/16]        | [K][M/2] bytes, e4m3 [K][M/16]        |
 /// | identity   | [M][K], none                          | [M][K] (the same buffer), none        |
+/// | fp8_rowwise| [M][K], f32 [M]                       | [K][M], f32 [K]                       |
 ///
 /// The data of an identity copy are the source, or its cast.
 ///
@@ -50,7 +51,7 @@ struct QuantizedCopy {
   Tensor scale_inv;
   /// f32 [1], the largest magnitude (NaN elements ignored), from which the scales were made; nvfp4
   /// needs it to dequantize, and has one per row, [M], when row-scaled. Absent for formats whose
-  /// amaxes are per block.
+  /// amaxes are per block or per line.
   Tensor amax;
   int e4m3_max = 448;     ///< nvfp4: the largest block scale, 256 under 4over6.
   bool hadamard = false;  ///< The codes are those of the Hadamard-transformed tensor.

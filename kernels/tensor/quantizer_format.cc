@@ -76,6 +76,15 @@ constexpr ScalingTraits kFormats[] = {
      .scale_modes = {ScaleMode::kNv16, ScaleMode::kNv16},
      .elements = kFp4Elements,
      .rules = kTwoLevelRules},
+    {.format = QuantizerFormat::kFp8Rowwise,
+     .name = "fp8_rowwise",
+     .scales = ScaleKind::kLine,
+     .block_length = 1,
+     .is_micro = false,
+     .turns_columnwise = true,
+     .scale_modes = {ScaleMode::kOuter, ScaleMode::kOuter},
+     .elements = kFp8Elements,
+     .rules = kFp8Rules},
 };
 
 constexpr bool IsInOrder() {
@@ -110,6 +119,7 @@ DType ScaleDType(ScaleKind scales) {
       return DType::kF8E4M3;
     case ScaleKind::kNone:
     case ScaleKind::kTensor:
+    case ScaleKind::kLine:
     case ScaleKind::kF32:
       break;
   }

@@ -14,11 +14,12 @@ namespace quantgate {
 
 /// The kind of codes and scales, however the scales were chosen.
 enum class QuantizerFormat {
-  kIdentity,   ///< Not quantized: high precision, optionally cast.
-  kFp8Tensor,  ///< FP8, one f32 scale per tensor: current and delayed scaling.
-  kFp8Block,   ///< FP8, one f32 scale per 128 elements or per 128x128 tile.
-  kMxfp8,      ///< FP8 (or FP6, FP4), one E8M0 scale per 32 elements or per 32x32 tile.
-  kNvfp4,      ///< FP4 E2M1, one E4M3 scale per 16 elements or per 16x16 tile, and an f32 amax.
+  kIdentity,    ///< Not quantized: high precision, optionally cast.
+  kFp8Tensor,   ///< FP8, one f32 scale per tensor: current and delayed scaling.
+  kFp8Block,    ///< FP8, one f32 scale per 128 elements or per 128x128 tile.
+  kMxfp8,       ///< FP8 (or FP6, FP4), one E8M0 scale per 32 elements or per 32x32 tile.
+  kNvfp4,       ///< FP4 E2M1, one E4M3 scale per 16 elements or per 16x16 tile, and an f32 amax.
+  kFp8Rowwise,  ///< FP8, one f32 scale per row; of a columnwise copy per column.
 };
 
 /// How scale_inv applies to the codes of a GEMM's operand. Block scales have the data's layout with
@@ -39,8 +40,8 @@ struct ScalingTraits {
   QuantizerFormat format;
   std::string_view name;
   ScaleKind scales;
-  /// The length of a block in elements: a power of two up to 128; 1 for identity and per-tensor
-  /// FP8.
+  /// The length of a block in elements: a power of two up to 128; 1 for formats whose scales are of
+  /// no blocks: identity, fp8_tensor and fp8_rowwise.
   int block_length;
   /// Both dims must be whole blocks, the scale of a tile is stored once for each line of the tile,
   /// and tensor cores read the scales swizzled. Otherwise the last block may be shorter and the
@@ -54,6 +55,9 @@ struct ScalingTraits {
   std::span<const ScaleRule> rules;  ///< Transformer Engine's first; empty for identity.
 
   bool has_blocks() const { return block_length > 1; }
+  /// Whether a tensor has scales of parts of it: of blocks or of lines. What is made of a shard's
+  /// rows alone, is sent to other ranks or is counted then includes them.
+  bool has_many_scales() const { return has_blocks() || scales == ScaleKind::kLine; }
 };
 
 const ScalingTraits& TraitsOf(QuantizerFormat format);

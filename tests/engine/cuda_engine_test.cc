@@ -80,8 +80,9 @@ TEST_P(CudaEngineRecipes, OddAndEmptyBatches) {
 
 TEST(CudaEngineTest, CublasLtHasTheBitsOfItsModel) {
   const LayerRequest request = MakeRequest(Distribution::kNormal, DType::kBF16, {256, 512, 768});
-  for (const char* recipe : {"bf16", "fp8_current", "fp8_block", "fp8_delayed",
-                             "fp8_current:backward_override=dequantized"}) {
+  for (const char* recipe :
+       {"bf16", "fp8_current", "fp8_block", "fp8_delayed", "fp8_rowwise:fp8_format=e4m3",
+        "fp8_current:backward_override=dequantized"}) {
     const Recipe parsed = Recipe::Parse(recipe).value();
     const auto hardware =
         RunLayer(Cuda(), request, parsed, Arithmetic::Parse("cublaslt").value(), nullptr);

@@ -86,7 +86,7 @@ std::vector<std::string> ClassTexts() {
                                     "fp8_delayed:amax_history_len=3",
                                     "fp8_delayed:update=unfused,amax_compute_algo=most_recent",
                                     "fp8_current:activation_dtype=bf16"};
-  for (const std::string name : {"fp8_current", "fp8_block", "mxfp8", "nvfp4"}) {
+  for (const std::string name : {"fp8_current", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4"}) {
     for (const std::string mode : {"none", "high_precision", "dequantized"}) {
       texts.push_back(absl::StrCat(name, ":backward_override=", mode));
     }

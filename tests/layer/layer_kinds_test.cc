@@ -347,7 +347,8 @@ TEST(Chain, AQuantizeGivesTheBasicLinearTheCodesItWouldHaveMade) {
   quantized.layer.operations[2].quantize_forward = false;
   quantized.layer.operations[2].quantize_backward = true;
   for (const std::string recipe :
-       {"bf16", "fp8_current", "fp8_block", "mxfp8", "nvfp4:disable_stochastic_rounding=true",
+       {"bf16", "fp8_current", "fp8_rowwise", "fp8_block", "mxfp8",
+        "nvfp4:disable_stochastic_rounding=true",
         "hybrid:fprop=mxfp8,dgrad=fp8_block,wgrad=fp8_block", "hybrid:fprop=mxfp8",
         "hybrid:dgrad=mxfp8", "fp8_current:backward_override=high_precision",
         "mxfp8:backward_override=dequantized"}) {

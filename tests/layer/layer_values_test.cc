@@ -92,7 +92,7 @@ TEST_P(LayerValues, GivesItsOutputsUnfusedAndCalibrating) {
 
 TEST_P(LayerValues, ForwardIsTheSameUnderEveryOverride) {
   const LayerRequest request = GetParam().request;
-  for (const std::string name : {"fp8_current", "fp8_block", "mxfp8", "nvfp4"}) {
+  for (const std::string name : {"fp8_current", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4"}) {
     const LayerResult none = RunCase(request, name);
     for (const std::string mode : {"high_precision", "dequantized"}) {
       const LayerResult other = RunCase(request, name + ":backward_override=" + mode);
@@ -129,7 +129,7 @@ TEST(LayerActivations, EveryKindIsTheComposition) {
       request.layer.activation.offset = 0.5f;
     }
     for (const char* recipe : {"bf16", "fp8_delayed", "fp8_current", "fp8_block", "mxfp8", "nvfp4",
-                               "mxfp8:backward_override=high_precision"}) {
+                               "fp8_rowwise", "mxfp8:backward_override=high_precision"}) {
       SCOPED_TRACE(absl::StrCat(std::string(kActivationKindNames[i]), " ", recipe));
       const auto reference = ReferenceOf(request, *Recipe::Parse(recipe));
       const LayerResult result = RunCase(request, recipe);

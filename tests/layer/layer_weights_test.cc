@@ -14,7 +14,8 @@ namespace quantgate {
 namespace QG_TEST_FILE {
 
 TEST(Workspace, IsMadeByTheFirstMicrobatchAndReadByTheLaterOnes) {
-  for (const char* recipe : {"fp8_current", "fp8_block", "mxfp8", "nvfp4", "fp8_delayed"}) {
+  for (const char* recipe :
+       {"fp8_current", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4", "fp8_delayed"}) {
     SCOPED_TRACE(recipe);
     const LayerRequest request = LayerNormMlpCase(ActivationKind::kSwiglu);
     const LayerResult reference = RunCase(request, recipe);
@@ -42,7 +43,7 @@ TEST(Workspace, IsMadeByTheFirstMicrobatchAndReadByTheLaterOnes) {
 
 TEST(Workspace, IsCompletedWhereADirectionIsMissing) {
   for (const char* recipe :
-       {"fp8_current", "fp8_block", "fp8_block:w_block_dim=1", "mxfp8", "nvfp4"}) {
+       {"fp8_current", "fp8_rowwise", "fp8_block", "fp8_block:w_block_dim=1", "mxfp8", "nvfp4"}) {
     SCOPED_TRACE(recipe);
     const LayerRequest request = LinearCase();
     Trainee layer(request);

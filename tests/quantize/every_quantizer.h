@@ -28,6 +28,17 @@ inline void AddFp8(std::vector<NamedQuantizer>& all) {
     all.push_back({"", spec});
     spec.scaling = Scaling::kDelayed;
     all.push_back({"", spec});
+    for (const bool power_2 : {false, true}) {
+      spec = {.format = QuantizerFormat::kFp8Rowwise, .element = element};
+      spec.power_2_scale = power_2;
+      all.push_back({"", spec});
+      spec.scale_rule = ScaleRule::kReciprocal;
+      spec.amax_epsilon = 0.75f;
+      all.push_back({"", spec});
+      spec.element_rounding = ElementRounding::kNearestAway;
+      spec.overflow = Overflow::kNan;
+      all.push_back({"", spec});
+    }
     for (const int block_dim : {1, 2}) {
       for (const bool power_2 : {false, true}) {
         spec = {.format = QuantizerFormat::kFp8Block, .element = element, .block_dim = block_dim};

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/ops/reduction/ordered_reduction.h"
+#include "kernels/tensor/transpose.h"
 #include "tests/engine/tensor_values.h"
 #include "tests/quantize/every_quantizer.h"
 
@@ -90,8 +91,11 @@ void ExpectWhole(const Tensor& source, const Quantizer& quantizer, const Quantiz
       EXPECT_TRUE(SameBits(quantized->scale, expected.scale));
     }
   }
-  ASSERT_EQ(codes.size(), copy.data.byte_size());
-  EXPECT_TRUE(std::ranges::equal(codes, copy.data.bytes()));
+  // Fragments are in the order of the source.
+  const bool is_turned = usage == Usage::kColumnwise && TraitsOf(copy.format).turns_columnwise;
+  const Tensor whole = is_turned ? *Transpose2d(copy.data, context) : copy.data;
+  ASSERT_EQ(codes.size(), whole.byte_size());
+  EXPECT_TRUE(std::ranges::equal(codes, whole.bytes()));
 }
 
 TEST(Fragment, PartsAreTheWholeByEveryRule) {
@@ -125,6 +129,9 @@ TEST(Fragment, NothingAtAllHasScaleOne) {
   const QuantizerSpec spec = {.format = QuantizerFormat::kFp8Tensor, .amax_epsilon = 0.5f};
   const Tensor empty = *Tensor::Allocate(DType::kBF16, {0, kColumns});
   ExpectWhole(empty, spec, spec, Usage::kRowwise, {}, {0, 0, 0});
+  const QuantizerSpec lines = {.format = QuantizerFormat::kFp8Rowwise, .amax_epsilon = 0.5f};
+  ExpectWhole(empty, lines, lines, Usage::kRowwise, {}, {0, 0, 0});
+  ExpectWhole(empty, lines, lines, Usage::kColumnwise, {}, {0, 0, 0});
 }
 
 // A rank that has none of the elements still knows every scale, and an epsilon does not hide it.

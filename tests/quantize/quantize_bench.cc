@@ -67,6 +67,18 @@ void BM_Quantize(benchmark::State& state) {
   SetBytes(state, 2 * kBytes + source.element_count());
 }
 
+/// Reads the source once from memory, and a second time from the caches.
+template <DType kSource>
+void BM_QuantizeRows(benchmark::State& state) {
+  const ExecutionContext context = Context(state);
+  const Tensor source = Source(kSource);
+  const QuantizerSpec spec = {.format = QuantizerFormat::kFp8Rowwise};
+  for (auto _ : state) {
+    benchmark::DoNotOptimize(QuantizeCpu(source, spec, {}, {}, context)->rowwise->data.data());
+  }
+  SetBytes(state, kBytes + source.element_count());
+}
+
 void EveryPath(benchmark::internal::Benchmark* benchmark) {
   benchmark->ArgNames({"isa", "threads"})->UseRealTime()->Unit(benchmark::kMillisecond);
   for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
@@ -76,6 +88,8 @@ void EveryPath(benchmark::internal::Benchmark* benchmark) {
 BENCHMARK_TEMPLATE(BM_Quantize, DType::kBF16)->Apply(EveryPath);
 BENCHMARK_TEMPLATE(BM_Quantize, DType::kF32)->Apply(EveryPath);
 BENCHMARK_TEMPLATE(BM_Quantize, DType::kF16)->Apply(EveryPath);
+BENCHMARK_TEMPLATE(BM_QuantizeRows, DType::kBF16)->Apply(EveryPath);
+BENCHMARK_TEMPLATE(BM_QuantizeRows, DType::kF32)->Apply(EveryPath);
 
 void BestPath(benchmark::internal::Benchmark* benchmark) {
   benchmark->ArgNames({"isa", "threads"})->UseRealTime()->Unit(benchmark::kMillisecond);
@@ -85,6 +99,8 @@ void BestPath(benchmark::internal::Benchmark* benchmark) {
 // ---- every format, from bf16 unless said; bytes: read once, written once
 
 Quantizer Fp8Tensor() { return QuantizerSpec{.format = QuantizerFormat::kFp8Tensor}; }
+
+Quantizer Fp8Rowwise() { return QuantizerSpec{.format = QuantizerFormat::kFp8Rowwise}; }
 
 Quantizer Fp8Block(int block_dim) {
   QuantizerSpec spec = {.format = QuantizerFormat::kFp8Block, .block_dim = block_dim};
@@ -141,6 +157,7 @@ void EveryIsa(benchmark::internal::Benchmark* benchmark) {
   for (const Isa isa : RunnableIsas()) benchmark->Args({static_cast<int>(isa), 1});
 }
 BENCHMARK_CAPTURE(QuantizeBoth, fp8_tensor, Fp8Tensor())->Apply(EveryIsa);
+BENCHMARK_CAPTURE(QuantizeBoth, fp8_rowwise, Fp8Rowwise())->Apply(EveryIsa);
 BENCHMARK_CAPTURE(QuantizeBoth, fp8_block, Fp8Block(1))->Apply(EveryIsa);
 BENCHMARK_CAPTURE(QuantizeBoth, fp8_block_tiles, Fp8Block(2))->Apply(EveryIsa);
 BENCHMARK_CAPTURE(QuantizeBoth, mxfp8, Mxfp8(1))->Apply(EveryIsa);

@@ -91,8 +91,10 @@ TEST(EveryFormat, EveryPathGivesTheSameBytes) {
     for (const DType dtype : kSources) {
       for (const Distribution distribution : kDistributions) {
         if (dtype != DType::kBF16 && distribution != Distribution::kSpecialsLaced) continue;
-        const bool is_fp8_block = named.quantizer.rowwise.format == QuantizerFormat::kFp8Block;
-        const Tensor x = Source(dtype, {is_fp8_block ? 128 : 64, 2112}, distribution, 7);
+        const QuantizerFormat format = named.quantizer.rowwise.format;
+        const bool has_tall_tiles =
+            format == QuantizerFormat::kFp8Block || format == QuantizerFormat::kFp8Rowwise;
+        const Tensor x = Source(dtype, {has_tall_tiles ? 128 : 64, 2112}, distribution, 7);
         if (!Takes(named, x)) continue;
         const QuantizeArguments arguments = named.ArgumentsFor();
         const ExecutionContext scalar = {.isa = Isa::kScalar, .threads = 1};
@@ -154,6 +156,11 @@ TEST(EveryFormat, EmptyTensors) {
       EXPECT_EQ(copy.data.element_count(), 0);
       if (copy.amax.has_value() && copy.amax.element_count() == 1) {
         EXPECT_EQ(*copy.amax.as<float>(), 0.0f);
+      }
+      for (int64_t i = 0; copy.format == QuantizerFormat::kFp8Rowwise && i < 64; ++i) {
+        const bool is_rowwise = usage == Usage::kRowwise;
+        ASSERT_EQ(copy.scale_inv.shape(), (Shape{is_rowwise ? 0 : 64}));
+        if (!is_rowwise) EXPECT_EQ(copy.scale_inv.as<float>()[i], 1.0f);
       }
       if (copy.format == QuantizerFormat::kNvfp4 && usage == Usage::kColumnwise) continue;
       EXPECT_EQ(DequantizeCpu(*q, usage, DType::kBF16, {})->shape(), (Shape{0, 64}));
@@ -532,6 +539,10 @@ TEST(CheckQuantizer, RefusesByName) {
        With(Format::kFp8Tensor, [](QuantizerSpec& s) { s.element = DType::kF4E2M1x2; })},
       {"element is f6_e2m3: fp8_block has",
        With(Format::kFp8Block, [](QuantizerSpec& s) { s.element = DType::kF6E2M3; })},
+      {"block_dim is 2: not a field of fp8_rowwise",
+       With(Format::kFp8Rowwise, [](QuantizerSpec& s) { s.block_dim = 2; })},
+      {"scaling is delayed: not a field of fp8_rowwise",
+       With(Format::kFp8Rowwise, [](QuantizerSpec& s) { s.scaling = Scaling::kDelayed; })},
       {"scale_rule is round_up: fp8_block has divide, reciprocal",
        With(Format::kFp8Block, [](QuantizerSpec& s) { s.scale_rule = ScaleRule::kRoundUp; })},
       {"scale_rule is divide: mxfp8 has round_up, floor, ceil, even, nearest",
@@ -630,8 +641,9 @@ TEST(QuantizeCpu, ColumnwiseNvfp4HasNoValues) {
 }
 
 TEST(Names, ComeBackFromText) {
-  for (const QuantizerFormat format : {QuantizerFormat::kFp8Tensor, QuantizerFormat::kFp8Block,
-                                       QuantizerFormat::kMxfp8, QuantizerFormat::kNvfp4}) {
+  for (const QuantizerFormat format :
+       {QuantizerFormat::kFp8Tensor, QuantizerFormat::kFp8Block, QuantizerFormat::kMxfp8,
+        QuantizerFormat::kNvfp4, QuantizerFormat::kFp8Rowwise}) {
     for (const ScaleRule rule : TraitsOf(format).rules) {
       EXPECT_EQ(*ParseScaleRule(ScaleRuleName(rule)), rule);
     }

@@ -19,6 +19,7 @@ void ExpectSameType(const Tensor& outline, const Tensor& real, const char* what)
 TEST(OutlineCopy, IsWhatTheQuantizerMakes) {
   const char* const recipes[] = {
       "fp8_current",
+      "fp8_rowwise",
       "fp8_block",
       "fp8_block:w_block_dim=1",
       "mxfp8",

@@ -44,6 +44,10 @@ QuantizedTensor Made(QuantizerFormat format, int block_dim, Usages usages) {
         copy.data = Numbered(DType::kF8E4M3, {rows, columns});
         copy.scale_inv = Numbered(DType::kF32, {block_dim == 2 ? 1 : rows, 1});
         break;
+      case QuantizerFormat::kFp8Rowwise:
+        copy.data = Numbered(DType::kF8E4M3, {rows, columns});
+        copy.scale_inv = Numbered(DType::kF32, {rows});
+        break;
       case QuantizerFormat::kMxfp8:
         copy.data = Numbered(DType::kF8E4M3, {m, k});
         copy.scale_inv = Numbered(DType::kF8E8M0, {rows, columns / 32});
@@ -80,7 +84,7 @@ constexpr Row kTable[] = {
     {QuantizerFormat::kFp8Tensor, 1, true}, {QuantizerFormat::kFp8Block, 1, false},
     {QuantizerFormat::kFp8Block, 2, true},  {QuantizerFormat::kMxfp8, 1, false},
     {QuantizerFormat::kMxfp8, 2, false},    {QuantizerFormat::kNvfp4, 1, false},
-    {QuantizerFormat::kNvfp4, 2, true},
+    {QuantizerFormat::kNvfp4, 2, true},     {QuantizerFormat::kFp8Rowwise, 1, false},
 };
 
 TEST(Usages, FollowTheTable) {
@@ -196,6 +200,10 @@ TEST(Usages, RefusalsSayWhy) {
             "usages is columnwise: columnwise codes of mxfp8 cannot be made from rowwise ones, "
             "only from the "
             "source");
+  EXPECT_EQ(message(Made(QuantizerFormat::kFp8Rowwise, 1, kRow), kBoth),
+            "usages is columnwise: columnwise codes of fp8_rowwise cannot be made from rowwise "
+            "ones, only from the source: they have a scale per column, and were rounded under one "
+            "per row");
   EXPECT_EQ(message(Made(QuantizerFormat::kNvfp4, 1, kRow), kColumn),
             "usages is columnwise: columnwise codes of nvfp4 1-D cannot be made from rowwise ones, "
             "only from "

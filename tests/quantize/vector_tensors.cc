@@ -201,6 +201,12 @@ Quantizer Fp8BlockQuantizer(const std::vector<std::string>& words) {
   return spec;
 }
 
+Quantizer Fp8RowwiseQuantizer(const std::vector<std::string>& words) {
+  QuantizerSpec spec = Fp8BlockQuantizer(words).rowwise;
+  spec.format = QuantizerFormat::kFp8Rowwise;
+  return spec;
+}
+
 Quantizer Mxfp8Quantizer(const std::vector<std::string>& words) {
   QuantizerSpec spec;
   spec.format = QuantizerFormat::kMxfp8;

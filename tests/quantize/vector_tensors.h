@@ -30,9 +30,11 @@ std::string Digest64(std::initializer_list<Tensor> tensors);
 std::string HexBytes(const Tensor& tensor);
 float FloatFromHexBytes(const std::string& hex);
 
-/// The rules of a case of fp8_block_vectors.txt (words 2 to 8), mxfp8_vectors.txt (2 to 6) and
-/// nvfp4_vectors.txt (2 to 8, the Hadamard transform columnwise alone).
+/// The rules of a case of fp8_block_vectors.txt and fp8_rowwise_vectors.txt (words 2 to 8),
+/// mxfp8_vectors.txt (2 to 6) and nvfp4_vectors.txt (2 to 8, the Hadamard transform columnwise
+/// alone).
 Quantizer Fp8BlockQuantizer(const std::vector<std::string>& words);
+Quantizer Fp8RowwiseQuantizer(const std::vector<std::string>& words);
 Quantizer Mxfp8Quantizer(const std::vector<std::string>& words);
 Quantizer Nvfp4Quantizer(const std::vector<std::string>& words);
 /// Seed and call id of an nvfp4 case.

@@ -113,8 +113,9 @@ TEST_P(SessionWeightFormats, HasTheBitsOfHighPrecisionWeightsThatAreQuantizedEac
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, SessionWeightFormats,
-                         ::testing::Values("fp8_current", "fp8_block", "fp8_block:w_block_dim=1",
-                                           "mxfp8", "mxfp8:enable_2d_quantization=true", "nvfp4",
+                         ::testing::Values("fp8_current", "fp8_rowwise", "fp8_block",
+                                           "fp8_block:w_block_dim=1", "mxfp8",
+                                           "mxfp8:enable_2d_quantization=true", "nvfp4",
                                            "hybrid:fprop=mxfp8,dgrad=fp8_block,wgrad=mxfp8"));
 
 TEST_F(SessionWeights, BuiltWithoutGradGetsTheColumnwiseDirectionWhereTheFormatHasIt) {

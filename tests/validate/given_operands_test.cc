@@ -47,7 +47,7 @@ void Give(const std::string& name, const std::string& recipe, TensorRole role,
 }
 
 TEST(GivenOperands, HaveTheBitsOfTheirTensorsAndAreSaidInTheReport) {
-  for (const char* recipe : {"mxfp8", "fp8_current", "fp8_block"}) {
+  for (const char* recipe : {"mxfp8", "fp8_current", "fp8_rowwise", "fp8_block"}) {
     SCOPED_TRACE(recipe);
     LayerRunRequest request = LinearRequest({recipe});
     const RunReport plain = RunOk(request);

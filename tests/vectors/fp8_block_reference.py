@@ -1,6 +1,7 @@
-"""An independent fp8_block quantizer (blocks of 128 and tiles of 128x128) in numpy and ml_dtypes, and its vectors.
+"""An independent quantizer of fp8_block (blocks of 128 and tiles of 128x128) and of fp8_rowwise (one scale per line) in numpy
+and ml_dtypes, and their vectors.
 
-Writes tests/data/fp8_block_vectors.txt. Run by hand from the repository root: python3 tests/vectors/fp8_block_reference.py
+Writes tests/data/fp8_block_vectors.txt and tests/data/fp8_rowwise_vectors.txt. Run by hand from the repository root: python3 tests/vectors/fp8_block_reference.py
 """
 
 import pathlib
@@ -27,9 +28,9 @@ def tile_amaxes(x, tall, wide):
     return amax_of(padded.reshape(rows, tall, columns, wide).transpose(0, 2, 1, 3).reshape(rows, columns, -1), axis=2)
 
 
-def quantize(x, source, element, block_dim, power_2, epsilon, rule, rounding, overflow, columnwise):
+def quantize(x, source, element, block_dim, power_2, epsilon, rule, rounding, overflow, columnwise, length):
     """(codes, scale_inv) in the layout of one direction."""
-    tall, wide = (LENGTH, LENGTH) if block_dim == 2 else (LENGTH, 1) if columnwise else (1, LENGTH)
+    tall, wide = (length, length) if block_dim == 2 else (length, 1) if columnwise else (1, length)
     scale = compute_scale(tile_amaxes(x, tall, wide), ELEMENTS[element][1], power_2, epsilon, SOURCE_MAX[source], rule)
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = x.astype(F32) * spread(scale, tall, wide, x.shape)
@@ -37,15 +38,15 @@ def quantize(x, source, element, block_dim, power_2, epsilon, rule, rounding, ov
     return (np.ascontiguousarray(codes.T), np.ascontiguousarray(scale_inv.T)) if columnwise else (codes, scale_inv)
 
 
-def dequantize(codes, scale_inv, element, block_dim, columnwise):
+def dequantize(codes, scale_inv, element, block_dim, columnwise, length):
     """Values in the shape of the source."""
-    tall, wide = (LENGTH, LENGTH) if block_dim == 2 else (1, LENGTH)
+    tall, wide = (length, length) if block_dim == 2 else (1, length)
     with np.errstate(over="ignore", invalid="ignore"):
         values = decode(codes, element) * spread(scale_inv, tall, wide, codes.shape)
     return values.T if columnwise else values
 
 
-def tensors(writer):
+def block_tensors(writer):
     for tensor in ("fc1.x", "fc1.weight", "fc1.dy"):
         writer.real(tensor, "bf16", tensor, 0, 0, 160, 320)
         writer.real(tensor + ".window", "f32", tensor, 3, 5, 131, 259)
@@ -82,9 +83,40 @@ def tensors(writer):
         writer.hex("nan_and_infinite_blocks", source, odd)
 
 
-def knob_sets(is_large):
+def line_tensors(writer):
+    for tensor in ("fc1.x", "fc1.weight", "fc1.dy"):
+        writer.real(tensor, "bf16", tensor, 0, 0, 160, 320)
+        writer.real(tensor + ".window", "f32", tensor, 3, 5, 131, 259)
+        writer.real(tensor + ".window", "f16", tensor, 3, 5, 131, 259)
+    for source, bias in (("bf16", 127), ("f16", 15), ("f32", 127)):
+        largest = 2 * bias
+        writer.mix("one", source, (1, 1), 1, bias, 1)
+        writer.mix("row", source, (1, 300), 2, bias - 6, 12)
+        writer.mix("vector", source, (257,), 3, bias - 6, 12)
+        writer.mix("column", source, (300, 1), 4, bias - 6, 12)
+        writer.mix("at", source, (128, 128), 6, bias - 6, 12)
+        writer.mix("above", source, (129, 129), 7, bias - 6, 12)
+        writer.mix("wide", source, (40, 2180), 9, bias - 6, 12)
+        writer.mix("three_dims", source, (2, 67, 140), 10, bias - 6, 12)
+        writer.mix("every_exponent", source, (130, 258), 11, 0, largest + 1)
+        writer.mix("specials", source, (136, 264), 12, bias - 6, 12, 100)
+        writer.mix("some_specials", source, (256, 264), 13, bias - 6, 12, 60000)
+        writer.mix("subnormal", source, (130, 130), 14, 0, 1)
+        writer.mix("largest", source, (130, 130), 16, largest - 1, 2)
+        writer.ladder("row_ladder", source, (310, 150), 17, 1, 150, 0, largest + 1)
+        writer.ladder("column_ladder", source, (150, 310), 18, 150, 1, 0, largest + 1)
+        zeros = np.zeros((4, 130), F32)
+        zeros[1, :], zeros[2, :65] = -0.0, np.linspace(-1, 1, 65)
+        writer.hex("zero_lines", source, zeros)
+        odd = np.zeros((4, 130), F32)
+        odd[0, 0], odd[0, 1], odd[1, :], odd[2, 5], odd[3, 7] = np.nan, 3.0, np.nan, np.inf, -np.inf
+        odd[2, 6], odd[3, 129] = 300.0, -0.0
+        writer.hex("nan_and_infinite_lines", source, odd)
+
+
+def knob_sets(is_large, has_tiles):
     base = dict(block_dim=1, power_2=True, epsilon=0.0, rule="divide", rounding="nearest_even", overflow="saturate")
-    for block_dim in (1, 2):
+    for block_dim in (1, 2) if has_tiles else (1,):
         changes = [dict(), dict(power_2=False), dict(epsilon=0.37), dict(power_2=False, epsilon=1e-38),
                    dict(power_2=False, rule="reciprocal"),
                    dict(power_2=False, rounding="nearest_away", overflow="nan")]
@@ -92,25 +124,26 @@ def knob_sets(is_large):
             yield {**base, "block_dim": block_dim, **change}
 
 
-def write_case(out, name, source, x, element, knobs):
+def write_case(out, name, source, x, element, knobs, length):
     matrix = as_matrix(x)
+    length = length or max(matrix.shape)  # A line is one block.
     out.write(f"case {name} {source} {element} {knobs['block_dim']} {int(knobs['power_2'])} "
               f"{hex_of(F32(knobs['epsilon']))} {knobs['rule']} {knobs['rounding']} {knobs['overflow']}")
     for columnwise in (False, True):
-        codes, scale_inv = quantize(matrix, source, element, columnwise=columnwise, **knobs)
-        values = dequantize(codes, scale_inv, element, knobs["block_dim"], columnwise)
+        codes, scale_inv = quantize(matrix, source, element, columnwise=columnwise, length=length, **knobs)
+        values = dequantize(codes, scale_inv, element, knobs["block_dim"], columnwise, length)
         out.write(f" {digest(codes)} {digest(scale_inv)} "
                   f"{digest(*(to_output(values, dtype) for dtype in ('bf16', 'f16', 'f32')))}")
     out.write("\n")
 
 
-def main():
-    path = pathlib.Path("tests/data/fp8_block_vectors.txt")
+def write_vectors(format_name, tensors, length):
+    """`length`: of a block; None for lines."""
     writer = TensorWriter()
     tensors(writer)
-    with path.open("w") as out:
+    with pathlib.Path(f"tests/data/{format_name}_vectors.txt").open("w") as out:
         out.write(
-            f"# fp8_block by an independent implementation (tests/vectors/fp8_block_reference.py, numpy {np.__version__}, "
+            f"# {format_name} by an independent implementation (tests/vectors/fp8_block_reference.py, numpy {np.__version__}, "
             f"ml_dtypes {ml_dtypes.__version__})\n"
             "# tensors: tests/vectors/vector_tensors.py\n"
             "# case NAME SOURCE ELEMENT BLOCK_DIM POW2 EPS RULE ROUNDING OVERFLOW, then for rowwise and columnwise "
@@ -120,10 +153,15 @@ def main():
         cases = 0
         for (name, source), x in writer.tensors.items():
             for element in ("f8_e4m3", "f8_e5m2"):
-                for knobs in knob_sets(x.size > 50000):
-                    write_case(out, name, source, x, element, knobs)
+                for knobs in knob_sets(x.size > 50000, length is not None):
+                    write_case(out, name, source, x, element, knobs, length)
                     cases += 1
-        print(cases, "cases", out.tell(), "bytes")
+        print(format_name, cases, "cases", out.tell(), "bytes")
+
+
+def main():
+    write_vectors("fp8_block", block_tensors, LENGTH)
+    write_vectors("fp8_rowwise", line_tensors, None)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ constexpr char kQuantizeExamples[] = R"(Examples:
 
 -o FILE gets rowwise_data, rowwise_scale_inv, columnwise_data, columnwise_scale_inv,
 amax_rowwise, amax_columnwise and scale, as the recipe's format has them. columnwise_data of
-per-tensor FP8, fp8_block and nvfp4 is the transpose, [K][M]. FP4 codes are U8, two a byte.
+per-tensor FP8, fp8_block, fp8_rowwise and nvfp4 is the transpose, [K][M]. FP4 codes are U8, two
+a byte.
 The file's metadata says what the codes are; dequantize reads it.)";
 
 struct QuantizeOptions {

@@ -106,7 +106,7 @@ absl::Status CheckRecipe(const Recipe& recipe) {
     return refuse(
         absl::StrCat(std::string(DTypeName(spec.element)), " codes have no chunked gather"));
   }
-  if (traits.has_blocks() && traits.turns_columnwise) {
+  if (traits.has_many_scales() && traits.turns_columnwise) {
     return refuse(
         absl::StrCat(std::string(traits.name), " codes and scales have no chunked gather"));
   }

@@ -19,7 +19,8 @@ struct TileTally {
   int64_t saturated = 0;
 };
 
-/// A tile of mxfp8, 32 rows by 32 or 64 columns, or of fp8_block and fp8_tensor, 128 by 128.
+/// A tile of mxfp8, 32 rows by 32 or 64 columns, or of the FP8 formats with fp32 scales, 128 by
+/// 128.
 struct TileJob {
   const void* source;     ///< The first element.
   int64_t source_stride;  ///< Elements from row to row.
@@ -29,6 +30,7 @@ struct TileJob {
   uint8_t* columnwise;
   int64_t rowwise_stride, columnwise_stride;  ///< Bytes from line to line.
   /// The first scale of each direction, uint8_t or float; strides count scales from line to line.
+  /// fp8_rowwise: the given factors of the tile's rows and columns, which are read.
   void* row_scales;
   void* column_scales;
   int64_t row_scale_stride, column_scale_stride;
@@ -65,6 +67,20 @@ Fp8BlockTileFunction Avx512Fp8BlockTile(DType source, DType element);
 using Fp8TensorTileFunction = bool (*)(const TileJob& job, float scale, TileTally& tally);
 Fp8TensorTileFunction Avx2Fp8TensorTile(DType source, DType element);
 Fp8TensorTileFunction Avx512Fp8TensorTile(DType source, DType element);
+
+/// fp8_rowwise: raises the amaxes of 128 rows and 128 columns, fp32 magnitude bits, to those of a
+/// tile. Returns false as Mxfp8TileFunction, with the amaxes as they were.
+using Fp8LineAmaxFunction = bool (*)(const void* source, int64_t stride, uint32_t* row_amax,
+                                     uint32_t* column_amax);
+Fp8LineAmaxFunction Avx2Fp8LineAmax(DType source);
+Fp8LineAmaxFunction Avx512Fp8LineAmax(DType source);
+
+/// fp8_rowwise: writes the copies of a tile of 128 x 128 under the factors of its lines, nearest
+/// even, saturating; `power_2` says that all are powers of two. Returns false as
+/// Mxfp8TileFunction.
+using Fp8LineTileFunction = bool (*)(const TileJob& job, bool power_2, TileTally& tally);
+Fp8LineTileFunction Avx2Fp8LineTile(DType source, DType element);
+Fp8LineTileFunction Avx512Fp8LineTile(DType source, DType element);
 
 // ---- nvfp4, scale_rule=two_level
 

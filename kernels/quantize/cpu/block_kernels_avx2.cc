@@ -17,6 +17,12 @@ Fp8TensorTileFunction Avx2Fp8TensorTile(DType source, DType element) {
   return FindFp8TensorTile(source, element);
 }
 
+Fp8LineAmaxFunction Avx2Fp8LineAmax(DType source) { return FindFp8LineAmax(source); }
+
+Fp8LineTileFunction Avx2Fp8LineTile(DType source, DType element) {
+  return FindFp8LineTile(source, element);
+}
+
 Nvfp4Functions Avx2Nvfp4(DType source) { return FindNvfp4(source); }
 
 }  // namespace quantgate

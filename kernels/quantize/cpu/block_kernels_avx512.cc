@@ -19,6 +19,12 @@ Fp8TensorTileFunction Avx512Fp8TensorTile(DType source, DType element) {
   return FindFp8TensorTile(source, element);
 }
 
+Fp8LineAmaxFunction Avx512Fp8LineAmax(DType source) { return FindFp8LineAmax(source); }
+
+Fp8LineTileFunction Avx512Fp8LineTile(DType source, DType element) {
+  return FindFp8LineTile(source, element);
+}
+
 Nvfp4Functions Avx512Nvfp4(DType source) { return FindNvfp4(source); }
 
 }  // namespace quantgate

@@ -28,6 +28,7 @@ Shape ScaleShape(const Tensor& source, const QuantizerSpec& spec, Usage usage) {
   const int64_t lines = usage == Usage::kRowwise ? source.rows() : source.columns();
   const int64_t blocks =
       DivideUp(usage == Usage::kRowwise ? source.columns() : source.rows(), side);
+  if (spec.traits().scales == ScaleKind::kLine) return {lines};
   if (!spec.traits().is_micro && spec.block_dim == 2) return {DivideUp(lines, side), blocks};
   if (!spec.traits().turns_columnwise && usage == Usage::kColumnwise) return {blocks, lines};
   return {lines, blocks};
@@ -58,6 +59,10 @@ QuantizationCounts ForEachPiece(
 
 LineLayout MakeLineLayout(int64_t rows, int64_t columns, const QuantizerSpec& spec, Usage usage) {
   const int64_t side = BlockLength(spec.format);
+  if (spec.traits().scales == ScaleKind::kLine) {
+    return usage == Usage::kRowwise ? LineLayout{rows, columns, columns, 1, columns, 1, 1, 0}
+                                    : LineLayout{columns, rows, 1, columns, rows, 1, 1, 0};
+  }
   if (usage == Usage::kRowwise) {
     return {rows, columns, columns, 1, columns, 1, DivideUp(columns, side), 1};
   }

@@ -36,14 +36,15 @@ struct LineLayout {
   int64_t lines = 0, length = 0;
   int64_t source_line = 0, source_element = 1;  ///< Strides in the source.
   int64_t code_line = 0, code_element = 1;      ///< Strides in the codes, counting codes.
-  int64_t scale_line = 0, scale_block = 1;      ///< Strides in the scales.
+  int64_t scale_line = 0, scale_block = 1;      ///< Strides in the scales; 0 if a line has one.
 };
 
 /// The layout of a direction as the table of QuantizedCopy says. The scales of fp8_block tiles have
 /// one line per tile.
 LineLayout MakeLineLayout(int64_t rows, int64_t columns, const QuantizerSpec& spec, Usage usage);
 
-/// Allocates the requested copies of a block format; codes and scales are not written yet.
+/// Allocates the requested copies of a format with scales of blocks or lines; codes and scales are
+/// not written yet.
 absl::Status AllocateCopies(const FormatRequest& request, QuantizedTensor& quantized);
 
 /// The part of one direction in a piece: the elements [begin, end) of the lines

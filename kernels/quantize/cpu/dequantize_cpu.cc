@@ -52,7 +52,7 @@ void ReadCodes(const uint8_t* codes, int64_t index, int64_t count, uint8_t* to) 
   }
 }
 
-/// One direction of a block format.
+/// One direction of a format with scales of blocks or lines.
 template <class F, class Out>
 class BlockDequantizer {
  public:
@@ -61,7 +61,8 @@ class BlockDequantizer {
         usage_(usage),
         columns_(out.columns()),
         scales_(TraitsOf(copy.format).scales),
-        block_length_(BlockLength(copy.format)),
+        // The one scale of a line holds in every tile.
+        block_length_(scales_ == ScaleKind::kLine ? kTileSide : BlockLength(copy.format)),
         amax_factor_(Nvfp4AmaxFactor(copy.e4m3_max)),
         out_(out.as<typename Out::Storage>()) {
     const QuantizerSpec spec = {.format = copy.format, .element = copy.element};
@@ -89,7 +90,7 @@ class BlockDequantizer {
   float Scale(int64_t line, int64_t element) const {
     const int64_t index = line / lines_per_scale_ * layout_.scale_line +
                           element / block_length_ * layout_.scale_block;
-    if (scales_ == ScaleKind::kF32) return copy_.scale_inv.as<float>()[index];
+    if (copy_.scale_inv.dtype() == DType::kF32) return copy_.scale_inv.as<float>()[index];
     const uint8_t code = copy_.scale_inv.as<uint8_t>()[index];
     if (scales_ == ScaleKind::kE8m0) return DecodeE8m0(code);
     if (!copy_.amax.has_value()) return DecodeFloat<E4M3>(code);
@@ -158,7 +159,7 @@ class BlockDequantizer {
 template <class F, class Out>
 absl::Status DequantizeTo(const QuantizedCopy& copy, Usage usage, Tensor& out,
                           const ExecutionContext& context) {
-  if (TraitsOf(copy.format).has_blocks()) {
+  if (TraitsOf(copy.format).has_many_scales()) {
     const BlockDequantizer<F, Out> dequantize(copy, usage, out);
     ForEachPiece(context, out.rows(), out.columns(),
                  [&](const Piece& piece, QuantizationCounts&) { dequantize(piece); });

@@ -1,6 +1,6 @@
-// The 128 x 128 tiles of fp8_block and fp8_tensor of one instruction set: both directions from one
-// reading of the source, the columnwise codes transposed. Included by block_kernels_*.cc after
-// their lanes.
+// The 128 x 128 tiles of fp8_block, fp8_tensor and fp8_rowwise of one instruction set: both
+// directions from one reading of the source, the columnwise codes transposed. Included by
+// block_kernels_*.cc after their lanes.
 #pragma once
 
 #include <type_traits>
@@ -31,13 +31,15 @@ void PrefetchRow(const Storage* row) {
   for (int i = 0; i < kCount; i += 64 / sizeof(*row)) PrefetchFar(row + i);
 }
 
-/// Copies the tile and finds the amaxes of its rows and columns; returns the largest.
-template <class Source>
+/// Copies the tile and finds the amaxes of its rows and columns; returns the largest. Without
+/// kKeeps the copy is of no use.
+template <class Source, bool kKeeps = true>
 uint32_t ReadFp8Tile(const TileJob& job, Fp8Tile<Source>& tile) {
   if constexpr (std::is_same_v<Source, BFloat16>) {
-    return ReadBf16Block<kTileSide, kTileSide>(static_cast<const uint16_t*>(job.source),
-                                               job.source_stride, tile.elements[0], kTileSide,
-                                               tile.row_amax, tile.column_amax);
+    // Rows written one over the other cost little.
+    return ReadBf16Block<kTileSide, kTileSide>(
+        static_cast<const uint16_t*>(job.source), job.source_stride, tile.elements[0],
+        kKeeps ? kTileSide : 0, tile.row_amax, tile.column_amax);
   }
   const auto* source = static_cast<const typename Source::Storage*>(job.source);
   const Ints mask = AllInts(0x7FFFFFFF);
@@ -287,6 +289,52 @@ bool QuantizeFp8TensorTile(const TileJob& job, float scale, TileTally& tally) {
   return true;
 }
 
+/// Raises the amaxes of lines to those of a tile.
+template <class Source>
+bool MeasureFp8Lines(const void* source, int64_t stride, uint32_t* row_amax,
+                     uint32_t* column_amax) {
+  Fp8Tile<Source> tile;
+  TileJob job = {};
+  job.source = source;
+  job.source_stride = stride;
+  const auto* next = static_cast<const typename Source::Storage*>(source) + kTileSide;
+  for (int row = 0; row < kTileSide; ++row) PrefetchRow<kTileSide>(next + row * stride);
+  if (ReadFp8Tile<Source, false>(job, tile) >= 0x7F800000) return false;
+  for (int i = 0; i < kTileSide; ++i) {
+    row_amax[i] = row_amax[i] > tile.row_amax[i] ? row_amax[i] : tile.row_amax[i];
+    column_amax[i] = column_amax[i] > tile.column_amax[i] ? column_amax[i] : tile.column_amax[i];
+  }
+  return true;
+}
+
+/// Whether the largest product of an amax and its line's factor rounds beyond the largest code.
+template <class Element>
+bool AnyBeyond(const uint32_t* amax, const float* scales) {
+  Ints largest = AllInts(0);
+  for (int i = 0; i < kTileSide; i += kLanes) {
+    const Floats magnitudes = Load(reinterpret_cast<const float*>(amax + i));
+    largest = Max(largest, BitsOf(Times(magnitudes, Load(scales + i))));
+  }
+  return static_cast<uint32_t>(LargestLane(largest)) >= kFirstBeyond<Element>;
+}
+
+/// Writes the copies under the given factors of the lines.
+template <class Source, class Element>
+bool QuantizeFp8LineTile(const TileJob& job, bool power_2, TileTally& tally) {
+  Fp8Tile<Source> tile;
+  if (ReadFp8Tile<Source>(job, tile) >= 0x7F800000) return false;
+  if (job.rowwise != nullptr) {
+    __builtin_memcpy(tile.row_scales, job.row_scales, sizeof(tile.row_scales));
+    MakeFp8Copies<Source, Element, Fp8Copies::kRowwise>(
+        job, tile, power_2, AnyBeyond<Element>(tile.row_amax, tile.row_scales), &tally);
+  }
+  __builtin_memcpy(tile.column_scales, job.column_scales, sizeof(tile.column_scales));
+  MakeFp8Copies<Source, Element, Fp8Copies::kColumnwise>(
+      job, tile, power_2, AnyBeyond<Element>(tile.column_amax, tile.column_scales),
+      job.rowwise == nullptr ? &tally : nullptr);
+  return true;
+}
+
 template <class Source>
 Fp8BlockTileFunction Fp8TileFrom(DType element) {
   return element == DType::kF8E4M3   ? &QuantizeFp8Tile<Source, E4M3>
@@ -299,6 +347,39 @@ Fp8TensorTileFunction Fp8TensorTileFrom(DType element) {
   return element == DType::kF8E4M3   ? &QuantizeFp8TensorTile<Source, E4M3>
          : element == DType::kF8E5M2 ? &QuantizeFp8TensorTile<Source, E5M2>
                                      : nullptr;
+}
+
+template <class Source>
+Fp8LineTileFunction Fp8LineTileFrom(DType element) {
+  return element == DType::kF8E4M3   ? &QuantizeFp8LineTile<Source, E4M3>
+         : element == DType::kF8E5M2 ? &QuantizeFp8LineTile<Source, E5M2>
+                                     : nullptr;
+}
+
+Fp8LineAmaxFunction FindFp8LineAmax(DType source) {
+  switch (source) {
+    case DType::kBF16:
+      return &MeasureFp8Lines<BFloat16>;
+    case DType::kF16:
+      return &MeasureFp8Lines<Float16>;
+    case DType::kF32:
+      return &MeasureFp8Lines<Float32>;
+    default:
+      return nullptr;
+  }
+}
+
+Fp8LineTileFunction FindFp8LineTile(DType source, DType element) {
+  switch (source) {
+    case DType::kBF16:
+      return Fp8LineTileFrom<BFloat16>(element);
+    case DType::kF16:
+      return Fp8LineTileFrom<Float16>(element);
+    case DType::kF32:
+      return Fp8LineTileFrom<Float32>(element);
+    default:
+      return nullptr;
+  }
 }
 
 Fp8TensorTileFunction FindFp8TensorTile(DType source, DType element) {

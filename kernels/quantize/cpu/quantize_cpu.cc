@@ -74,6 +74,8 @@ FormatQuantizer QuantizerOf(const QuantizerSpec& spec) {
       return &KeepSource;
     case ScaleKind::kTensor:
       return &QuantizeFp8Tensor;
+    case ScaleKind::kLine:
+      return &QuantizeFp8Rowwise;
     case ScaleKind::kF32:
       return &QuantizeFp8Block;
     case ScaleKind::kE8m0:

@@ -1,4 +1,4 @@
-// The values that codes and scales of fp8_tensor, fp8_block and mxfp8 stand for.
+// The values that codes and scales of fp8_tensor, fp8_block, fp8_rowwise and mxfp8 stand for.
 #include "kernels/numerics/e8m0.h"
 #include "kernels/quantize/cuda/packed_casts_cuda.h"
 #include "kernels/quantize/cuda/quantize_tiles_cuda.h"
@@ -18,6 +18,7 @@ struct DequantizeShared {
 __device__ float ScaleAt(const TileDequantization& job, int64_t row, int64_t column) {
   if (job.scales == ScaleKind::kTensor) return *static_cast<const float*>(job.scale_inv);
   const int64_t line = job.is_columnwise ? column : row, at = job.is_columnwise ? row : column;
+  if (job.scales == ScaleKind::kLine) return static_cast<const float*>(job.scale_inv)[line];
   const int64_t lines = job.is_columnwise ? job.columns : job.rows;
   const int64_t length = job.is_columnwise ? job.rows : job.columns;
   const int64_t blocks = (length + (int64_t{1} << job.block_bits) - 1) >> job.block_bits;

@@ -66,7 +66,7 @@ TileQuantization JobOf(const CudaRequest& request, QuantizedTensor& quantized) {
   job.has_tiles = spec.block_dim == 2;
   job.scale_options = {
       .rule = spec.scale_rule, .power_2 = spec.power_2_scale, .amax_epsilon = spec.amax_epsilon};
-  if (job.scales == ScaleKind::kF32) {
+  if (job.scales == ScaleKind::kF32 || job.scales == ScaleKind::kLine) {
     job.scale_options.value_for_infinity = LargestFiniteOf(request.source.dtype());
   }
   job.subnormals = spec.subnormals();
@@ -85,7 +85,7 @@ absl::Status AllocateCopy(const CudaRequest& request, Usage usage, QuantizedTens
                                                       request.source.shape()));
   QG_ASSIGN_OR_RETURN(copy.data, request.device.Allocate(copy.element, copy.data.shape()));
   codes = copy.data.as<uint8_t>();
-  if (request.spec.traits().has_blocks()) {
+  if (request.spec.traits().has_many_scales()) {
     QG_ASSIGN_OR_RETURN(copy.scale_inv,
                         request.device.Allocate(copy.scale_inv.dtype(), copy.scale_inv.shape()));
     scales = copy.scale_inv.data();
@@ -102,6 +102,9 @@ absl::Status FillCopies(const CudaRequest& request, TileQuantization job,
   QG_RETURN_IF_ERROR(
       AllocateCopy(request, Usage::kColumnwise, quantized, job.column_codes, job.column_scales));
   const CudaDevice& device = request.device;
+  if (job.scales == ScaleKind::kLine) {
+    QG_CUDA_RETURN_IF_ERROR(LaunchLineScales(job, device.facts().multiprocessors, device.stream()));
+  }
   if (TunedTilesTake(job)) return QG_CUDA_STATUS(LaunchTunedTiles(job, device.stream()));
   return QG_CUDA_STATUS(LaunchPlainTiles(job, device.facts().multiprocessors, device.stream()));
 }
@@ -110,6 +113,17 @@ absl::Status QuantizeBlocks(const CudaRequest& request, QuantizedTensor& quantiz
   QG_ASSIGN_OR_RETURN(quantized.device_counts,
                       request.device.AllocateZeroed(DType::kI64, {kQuantizationCountKinds}));
   return FillCopies(request, JobOf(request, quantized), quantized);
+}
+
+absl::Status QuantizeLines(const CudaRequest& request, QuantizedTensor& quantized) {
+  CudaDevice& device = request.device;
+  QG_ASSIGN_OR_RETURN(quantized.device_counts,
+                      device.AllocateZeroed(DType::kI64, {kQuantizationCountKinds}));
+  TileQuantization job = JobOf(request, quantized);
+  QG_ASSIGN_OR_RETURN(Tensor lines, device.AllocateZeroed(DType::kF32, {job.rows + job.columns}));
+  if (request.usages.rowwise) job.row_lines = lines.as<uint32_t>();
+  if (request.usages.columnwise) job.column_lines = lines.as<uint32_t>() + job.rows;
+  return FillCopies(request, job, quantized);
 }
 
 /// The small results of a per-tensor quantization, in one block of memory.
@@ -203,6 +217,8 @@ absl::Status QuantizeFormat(const CudaRequest& request, QuantizedTensor& quantiz
       return KeepSource(request, quantized);
     case ScaleKind::kTensor:
       return QuantizeTensor(request, quantized);
+    case ScaleKind::kLine:
+      return QuantizeLines(request, quantized);
     case ScaleKind::kF32:
     case ScaleKind::kE8m0:
       return QuantizeBlocks(request, quantized);

@@ -1,5 +1,5 @@
-// The kernels of fp8_tensor, fp8_block and mxfp8. Private to kernels/quantize. It includes no
-// headers that nvcc is slow to compile.
+// The kernels of fp8_tensor, fp8_block, fp8_rowwise and mxfp8. Private to kernels/quantize. It
+// includes no headers that nvcc is slow to compile.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -19,7 +19,7 @@ struct TileQuantization {
   int64_t rows = 0, columns = 0;
 
   FormatId element = kFormatId<E4M3>;
-  ScaleKind scales = ScaleKind::kTensor;  ///< kTensor, kF32 or kE8m0.
+  ScaleKind scales = ScaleKind::kTensor;  ///< kTensor, kLine, kF32 or kE8m0.
   int block_length = 1;
   bool has_tiles = false;         ///< One scale per tile (block_dim 2).
   bool turns_columnwise = false;  ///< Columnwise codes and scales are stored transposed.
@@ -32,11 +32,18 @@ struct TileQuantization {
   uint8_t* column_codes = nullptr;
   void* row_scales = nullptr;  ///< float or uint8_t; not for kTensor.
   void* column_scales = nullptr;
-  const float* tensor_scale = nullptr;   ///< kTensor: the factor of the elements.
+  const float* tensor_scale = nullptr;  ///< kTensor: the factor of the elements.
+  /// kLine, of the wanted copies: [rows] and [columns], zero at first, then the magnitude bits of
+  /// the amaxes of all lines, then the bits of their factors.
+  uint32_t* row_lines = nullptr;
+  uint32_t* column_lines = nullptr;
   uint32_t* amax_bits = nullptr;         ///< kTensor, or null: is raised from 0 to max |x|.
   unsigned long long* counts = nullptr;  ///< [7]: the counts of the rowwise copy if it is wanted,
                                          ///< else of the columnwise one, are added.
 };
+
+/// kLine: makes the factors and the scales of all lines. LaunchPlainTiles follows.
+cudaError_t LaunchLineScales(const TileQuantization& job, int multiprocessors, cudaStream_t stream);
 
 /// Takes any rule and any source.
 cudaError_t LaunchPlainTiles(const TileQuantization& job, int multiprocessors, cudaStream_t stream);

@@ -77,7 +77,7 @@ absl::StatusOr<Tensor> Gather(CudaDevice& device, const QuantizedTensor& quantiz
   QG_ASSIGN_OR_RETURN(Tensor record,
                       device.AllocateZeroed(DType::kU8, {int64_t{sizeof(SummaryRecord)}}));
   const QuantizedCopy& first = FirstCopy(quantized);
-  if (BlockLength(first.format) != 1) {
+  if (TraitsOf(first.format).has_many_scales()) {
     const Tensor& scales = first.scale_inv;
     QG_CUDA_RETURN_IF_ERROR(LaunchCountScales(scales.data(), scales.dtype() == DType::kF32,
                                               scales.element_count(), record.as<SummaryRecord>(),
@@ -92,7 +92,8 @@ absl::StatusOr<Tensor> Gather(CudaDevice& device, const QuantizedTensor& quantiz
 /// Whether a summary needs no gathering: everything is on the host, or has only scalars.
 bool IsOfScalars(const QuantizedTensor& quantized) {
   if (IsOnHost(quantized)) return true;
-  return quantized.device_counts.has_value() && BlockLength(FirstCopy(quantized).format) == 1;
+  return quantized.device_counts.has_value() &&
+         !TraitsOf(FirstCopy(quantized).format).has_many_scales();
 }
 
 QuantizationSummary SummaryOf(const QuantizedTensor& quantized, const SummaryRecord& record) {

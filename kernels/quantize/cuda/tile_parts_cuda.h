@@ -97,6 +97,8 @@ class PlainTile {
   __device__ void Quantize(ThreadCounts& counts) {
     if (job_.scales == ScaleKind::kTensor) {
       if (job_.amax_bits != nullptr) RaiseTensorAmax();
+    } else if (job_.scales == ScaleKind::kLine) {
+      LoadFactors();
     } else {
       FindAmaxes();
       MakeFactors();
@@ -106,6 +108,20 @@ class PlainTile {
       Encode(job_.column_codes, true, job_.turns_columnwise, job_.row_codes == nullptr, counts);
     }
     Threads::Sync();  // The factors are free for another tile.
+  }
+
+  /// kLine: raises the amaxes of the tile's lines.
+  __device__ void RaiseLineAmaxes() {
+    FindAmaxes();
+    for (int i = Thread(); i < kSide; i += kThreads) {
+      if (job_.row_lines != nullptr && i < height_) {
+        atomicMax(job_.row_lines + row_begin_ + i, factors_.row[i]);
+      }
+      if (job_.column_lines != nullptr && i < width_) {
+        atomicMax(job_.column_lines + column_begin_ + i, factors_.column[i]);
+      }
+    }
+    Threads::Sync();  // The amaxes are free for another tile.
   }
 
  private:
@@ -156,6 +172,18 @@ class PlainTile {
     }
     for (int j = 0; j < kAcross; ++j) {
       atomicMax(&factors_.column[j * kWarpLanes + Lane()], of_columns[j]);
+    }
+    Threads::Sync();
+  }
+
+  __device__ void LoadFactors() {
+    for (int i = Thread(); i < kSide; i += kThreads) {
+      if (job_.row_lines != nullptr && i < height_) {
+        factors_.row[i] = job_.row_lines[row_begin_ + i];
+      }
+      if (job_.column_lines != nullptr && i < width_) {
+        factors_.column[i] = job_.column_lines[column_begin_ + i];
+      }
     }
     Threads::Sync();
   }

@@ -17,6 +17,7 @@ bool TunedTilesTake(const TileQuantization& job) {
     return false;
   }
   if (job.scales != ScaleKind::kTensor && job.subnormals != Subnormals::kKept) return false;
+  if (job.scales == ScaleKind::kLine) return false;
   const bool is_micro = job.scales == ScaleKind::kE8m0;
   if (is_micro ? job.block_length != 32 || job.turns_columnwise : !job.turns_columnwise) {
     return false;

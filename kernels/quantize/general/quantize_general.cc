@@ -178,6 +178,7 @@ absl::StatusOr<QuantizationCounts> QuantizeDirection(const FormatRequest& reques
 LibraryRule MakeLibraryRule(const QuantizerSpec& spec, DType source) {
   LibraryRule rule;
   rule.scales = spec.traits().scales;
+  if (rule.scales == ScaleKind::kLine) rule.scales = ScaleKind::kF32;  // A line is one block.
   rule.options = {
       .rule = spec.scale_rule, .power_2 = spec.power_2_scale, .amax_epsilon = spec.amax_epsilon};
   if (rule.scales == ScaleKind::kF32) rule.options.value_for_infinity = LargestFiniteOf(source);
@@ -203,7 +204,7 @@ GeneralGrid MakeGeneralGrid(int64_t rows, int64_t columns, const QuantizerSpec& 
   grid.line_stride = is_rowwise ? columns : 1;
   grid.element_stride = is_rowwise ? 1 : columns;
   grid.stores_by_line = is_rowwise || traits.turns_columnwise;
-  if (!traits.has_blocks()) {
+  if (!traits.has_many_scales()) {
     // The whole tensor is one unit.
     grid.unit_lines = std::max<int64_t>(grid.lines, 1);
     grid.unit_length = std::max<int64_t>(grid.length, 1);
@@ -211,6 +212,7 @@ GeneralGrid MakeGeneralGrid(int64_t rows, int64_t columns, const QuantizerSpec& 
     return grid;
   }
   grid.unit_length = traits.block_length;
+  if (traits.scales == ScaleKind::kLine) grid.unit_length = std::max<int64_t>(grid.length, 1);
   grid.unit_lines = spec.block_dim == 2 ? traits.block_length : 1;
   grid.units_across = DivideUp(grid.length, grid.unit_length);
   grid.units = DivideUp(grid.lines, grid.unit_lines) * grid.units_across;

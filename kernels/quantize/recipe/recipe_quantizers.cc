@@ -87,7 +87,8 @@ absl::StatusOr<RecipeRules> RulesOfFp8Delayed(const Recipe::Knobs& knobs) {
   return rules;
 }
 
-absl::StatusOr<RecipeRules> RulesOfFp8Current(const Recipe::Knobs& knobs) {
+/// fp8_current and fp8_rowwise, which differ in what a scale is of.
+RecipeRules RulesOfOwnAmaxes(QuantizerFormat format, const Recipe::Knobs& knobs) {
   RecipeRules rules;
   for (const GemmRole gemm : kGemmRoles) {
     rules.split[static_cast<size_t>(gemm)] =
@@ -97,13 +98,21 @@ absl::StatusOr<RecipeRules> RulesOfFp8Current(const Recipe::Knobs& knobs) {
     const auto variant = [&](std::string_view knob) {
       return absl::StrCat(std::string(knob), std::string(VariantSuffix(role)));
     };
-    QuantizerSpec spec = Fp32ScaleSpec(QuantizerFormat::kFp8Tensor, knobs);
+    QuantizerSpec spec = Fp32ScaleSpec(format, knobs);
     spec.element = Fp8ElementOf(knobs, role);
     spec.power_2_scale = IsTrue(knobs, variant("power_2_scales"));
     spec.amax_epsilon = *ParseNonNegativeFloat(Value(knobs, variant("amax_epsilon")));
     rules.of(role) = spec;
   }
   return rules;
+}
+
+absl::StatusOr<RecipeRules> RulesOfFp8Current(const Recipe::Knobs& knobs) {
+  return RulesOfOwnAmaxes(QuantizerFormat::kFp8Tensor, knobs);
+}
+
+absl::StatusOr<RecipeRules> RulesOfFp8Rowwise(const Recipe::Knobs& knobs) {
+  return RulesOfOwnAmaxes(QuantizerFormat::kFp8Rowwise, knobs);
 }
 
 absl::StatusOr<RecipeRules> RulesOfFp8Block(const Recipe::Knobs& knobs) {
@@ -209,6 +218,7 @@ constexpr std::pair<std::string_view, absl::StatusOr<RecipeRules> (*)(const Reci
         {"mxfp6_e3m2", &RulesOfMxfp6E3m2},
         {"mxfp4", &RulesOfMxfp4},
         {"nvfp4", &RulesOfNvfp4},
+        {"fp8_rowwise", &RulesOfFp8Rowwise},
 };
 
 std::string OperandName(TensorRole role, Usage usage) {

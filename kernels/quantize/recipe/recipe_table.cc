@@ -164,6 +164,13 @@ RecipeEntry Fp8Current() {
           "FP8 with one scale per tensor, from the tensor's own amax", std::move(knobs)};
 }
 
+RecipeEntry Fp8Rowwise() {
+  RecipeEntry entry = Fp8Current();
+  entry.name = "fp8_rowwise";
+  entry.summary = "FP8 with one fp32 scale per row of each operand of a GEMM";
+  return entry;
+}
+
 RecipeEntry Fp8Block() {
   std::vector<Knob> knobs = Fp32ScaleKnobs();
   knobs.push_back(Fp8FormatKnob({"e4m3", "hybrid"}));
@@ -284,6 +291,7 @@ const std::vector<RecipeEntry>& RecipeEntries() {
       NarrowMx("mxfp4", "FP4 with E8M0 scales of 1x32 blocks",
                {"compressed_tensors", "modelopt", "gguf", "qwix"}),
       Nvfp4(),
+      Fp8Rowwise(),
       Hybrid(),
       Custom(),
   };

@@ -88,7 +88,10 @@ absl::StatusOr<QuantizedTensor> Division::RowsOf(size_t layer, const QuantizedTe
     if (!copy.has_value()) continue;
     const int dim = IsStoredTransposed(*copy, usage) ? 1 : 0;
     QG_ASSIGN_OR_RETURN(copy->data, engine_.Slice(copy->data, dim, begin, count, cancellation_));
-    if (!copy->scale_inv.has_value() || !TraitsOf(copy->format).has_blocks()) continue;
+    const ScalingTraits& traits = TraitsOf(copy->format);
+    // The scale of a column is that of every part of it.
+    const bool has_column_scales = traits.scales == ScaleKind::kLine && usage == Usage::kColumnwise;
+    if (!copy->scale_inv.has_value() || !traits.has_many_scales() || has_column_scales) continue;
     // Scales of square tiles may be written out for every row.
     const bool has_one_a_row = copy->scale_inv.shape()[static_cast<size_t>(dim)] == whole.shape[0];
     const int64_t block = has_one_a_row ? 1 : BlockLength(copy->format);

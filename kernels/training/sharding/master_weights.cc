@@ -17,6 +17,11 @@ absl::Status RefuseMaster(const MasterFragment& fragment, const char* part,
   return Refuse(absl::StrCat(fragment.name, ".", part), value, rule);
 }
 
+/// Whether columnwise codes have amaxes of their own, and are no transposes of rowwise ones.
+bool HasOwnAmaxes(const QuantizerSpec& rule) {
+  return !rule.traits().turns_columnwise || rule.traits().scales == ScaleKind::kLine;
+}
+
 absl::Status CheckTwoRules(const MasterFragment& fragment) {
   const Quantizer& quantizer = fragment.quantizer;
   if (quantizer.columnwise_source != ColumnwiseSource::kOriginal) {
@@ -27,9 +32,10 @@ absl::Status CheckTwoRules(const MasterFragment& fragment) {
   for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
     const ScalingTraits& traits = quantizer.spec(usage).traits();
     if (!traits.has_blocks()) continue;
-    return RefuseMaster(fragment, usage == Usage::kRowwise ? "rowwise.format" : "columnwise.format",
-                        std::string(traits.name),
-                        "of two rules, masters are cast to per-tensor FP8 and identity");
+    return RefuseMaster(
+        fragment, usage == Usage::kRowwise ? "rowwise.format" : "columnwise.format",
+        std::string(traits.name),
+        "of two rules, masters are cast to per-tensor FP8, fp8_rowwise and identity");
   }
   return absl::OkStatus();
 }
@@ -56,7 +62,7 @@ absl::Status CheckWeight(const MasterFragment& fragment, int rank, int ranks) {
     if (!rule.is_quantized() || (usage == Usage::kColumnwise && !fragment.usages.columnwise)) {
       continue;
     }
-    const Usage layout = rule.traits().turns_columnwise ? Usage::kRowwise : usage;
+    const Usage layout = HasOwnAmaxes(rule) ? usage : Usage::kRowwise;
     QG_RETURN_IF_ERROR(
         WithinField(fragment.name, CheckFragment({master, begin, fragment.shape}, rule, layout)));
   }
@@ -84,6 +90,7 @@ enum Bucket { kCurrent, kBlock, kMicro, kTwoLevel, kDelayed, kBucketCount };
 
 Bucket BucketOf(const QuantizerSpec& rule) {
   switch (rule.traits().scales) {
+    case ScaleKind::kLine:
     case ScaleKind::kF32:
       return kBlock;
     case ScaleKind::kE8m0:
@@ -100,8 +107,8 @@ struct Cast {
   const MasterFragment* weight = nullptr;
   size_t index = 0;  ///< The index of the weight.
   Usage usage = Usage::kRowwise;
-  /// The layout of the codes as they are cast; formats that store them transposed are transposed
-  /// later.
+  /// The direction whose amaxes the codes are cast under, in the order of the source; formats that
+  /// store them transposed are transposed later.
   Usage layout = Usage::kRowwise;
   TensorFragment values;
   FragmentAmaxes amaxes;
@@ -170,13 +177,13 @@ absl::Status MasterCasts::AddCasts(size_t index) {
     const QuantizerSpec& rule = weight.quantizer.spec(usage);
     const bool is_columnwise = usage == Usage::kColumnwise;
     if (!rule.is_quantized() || (is_columnwise && !weight.usages.columnwise)) continue;
-    const bool has_own_codes = !rule.traits().turns_columnwise || !weight.quantizer.is_uniform();
+    const bool has_own_codes = HasOwnAmaxes(rule) || !weight.quantizer.is_uniform();
     if (is_columnwise && !has_own_codes) continue;
     Cast cast;
     cast.weight = &weight;
     cast.index = index;
     cast.usage = usage;
-    if (!rule.traits().turns_columnwise) cast.layout = usage;
+    if (HasOwnAmaxes(rule)) cast.layout = usage;
     cast.values = {values, weight.bounds[context_.group.rank()], weight.shape};
     buckets_[BucketOf(rule)].push_back(std::move(cast));
   }
@@ -255,12 +262,16 @@ absl::Status MasterCasts::Quantize(Bucket bucket) {
   return absl::OkStatus();
 }
 
-/// Transposes codes [O][K] to [K][O], and the scales of tiles.
+/// Transposes codes [O][K] to [K][O], and the scales of tiles. Those of columns are in place.
 absl::StatusOr<QuantizedCopy> MasterCasts::Turned(QuantizedCopy copy,
                                                   const MasterFragment& weight) {
   QuantizedTensor alone;
   alone.source_dtype = weight.dtype;
   alone.shape = weight.shape;
+  if (TraitsOf(copy.format).scales == ScaleKind::kLine) {
+    QG_ASSIGN_OR_RETURN(copy.data, TransposeCodes(context_, copy.data));
+    return copy;
+  }
   alone.rowwise = std::move(copy);
   QG_RETURN_IF_ERROR(context_.engine.UpdateUsages(alone, {false, true}, context_.cancellation));
   return *std::move(alone.columnwise);
@@ -273,7 +284,7 @@ absl::StatusOr<QuantizedCopy> MasterCasts::Gathered(const Cast& cast) {
   Shape shape = cast.weight->shape;
   if (copy.element == DType::kF4E2M1x2) shape.back() /= 2;
   QG_ASSIGN_OR_RETURN(copy.data, codes.Reinterpret(copy.element, std::move(shape)));
-  if (cast.usage == cast.layout) return copy;
+  if (cast.usage == Usage::kRowwise || !cast.rule().traits().turns_columnwise) return copy;
   return Turned(std::move(copy), *cast.weight);
 }
 

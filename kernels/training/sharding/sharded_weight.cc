@@ -91,7 +91,20 @@ void KeepScales(const std::optional<QuantizedCopy>& from, std::optional<Quantize
 }  // namespace
 
 bool IsTurnedAfter(const Quantizer& quantizer) {
-  return quantizer.is_uniform() && quantizer.rowwise.traits().turns_columnwise;
+  const ScalingTraits& traits = quantizer.rowwise.traits();
+  return quantizer.is_uniform() && traits.turns_columnwise && traits.scales != ScaleKind::kLine;
+}
+
+absl::StatusOr<Tensor> TransposeCodes(const GatherContext& context, const Tensor& codes) {
+  // Of per-tensor FP8 the columnwise codes are the rowwise ones transposed, whatever the scale.
+  QuantizedTensor rowwise;
+  rowwise.shape = codes.shape();
+  QuantizedCopy& copy = rowwise.rowwise.emplace();
+  copy.format = QuantizerFormat::kFp8Tensor;
+  copy.element = codes.dtype();
+  copy.data = codes;
+  QG_RETURN_IF_ERROR(context.engine.UpdateUsages(rowwise, {false, true}, context.cancellation));
+  return rowwise.columnwise->data;
 }
 
 absl::StatusOr<ShardedWeight> ShardedWeight::Create(ShardedWeightSpec spec, int ranks) {
@@ -133,7 +146,10 @@ absl::Status ShardedWeight::Update(const GatherContext& context, const Tensor& r
   if (DrawsRandomNumbers(spec_.quantizer) && !context.faults.Has(kFaultShardCountsAlone)) {
     arguments.row_offset = spec_.bounds[rank];
   }
-  const Usages usages = {true, spec_.usages.columnwise && !IsTurnedAfter(spec_.quantizer)};
+  const bool has_column_scales =
+      spec_.quantizer.columnwise.traits().scales == ScaleKind::kLine && spec_.usages.columnwise;
+  const Usages usages = {
+      true, spec_.usages.columnwise && !has_column_scales && !IsTurnedAfter(spec_.quantizer)};
   if (!context.faults.Has(kFaultShardAmaxAlone)) {
     QG_RETURN_IF_ERROR(ReduceAmaxes(context, rows, spec_.quantizer, usages, arguments));
   }
@@ -143,9 +159,35 @@ absl::Status ShardedWeight::Update(const GatherContext& context, const Tensor& r
   QG_ASSIGN_OR_RETURN(shard_, context.engine.Quantize(rows, spec_.quantizer, usages, arguments,
                                                       context.cancellation));
   shard_.source_dtype = *dtype_;
+  if (has_column_scales) {
+    QG_ASSIGN_OR_RETURN(shard_.columnwise, ColumnsOf(context, rows));
+  }
   if (spec_.quantizer.rowwise.scaling != Scaling::kDelayed) return absl::OkStatus();
   QG_ASSIGN_OR_RETURN(delayed_amax_, context.group.AllReduceMax(shard_.rowwise->amax));
   return absl::OkStatus();
+}
+
+absl::StatusOr<QuantizedCopy> ShardedWeight::ColumnsOf(const GatherContext& context,
+                                                       const Tensor& rows) const {
+  const QuantizerSpec& rule = spec_.quantizer.columnwise;
+  const int64_t begin = spec_.bounds[context.group.rank()] * spec_.shape[1];
+  TensorFragment fragment = {rows, begin, spec_.shape};
+  if (spec_.quantizer.columnwise_source == ColumnwiseSource::kRowwiseDequantized) {
+    QG_ASSIGN_OR_RETURN(
+        fragment.values,
+        context.engine.Dequantize(shard_, Usage::kRowwise, rows.dtype(), context.cancellation));
+  }
+  QG_ASSIGN_OR_RETURN(Tensor amaxes, context.engine.MeasureFragment(
+                                         fragment, rule, Usage::kColumnwise, context.cancellation));
+  if (!context.faults.Has(kFaultShardAmaxAlone)) {
+    QG_ASSIGN_OR_RETURN(amaxes, context.group.AllReduceMax(amaxes));
+  }
+  QG_ASSIGN_OR_RETURN(QuantizedFragment quantized,
+                      context.engine.QuantizeFragment(fragment, rule, Usage::kColumnwise,
+                                                      {amaxes, 0}, {}, context.cancellation));
+  QG_ASSIGN_OR_RETURN(const Tensor codes, quantized.codes.Reinterpret(rule.element, rows.shape()));
+  QG_ASSIGN_OR_RETURN(quantized.whole.data, TransposeCodes(context, codes));
+  return quantized.whole;
 }
 
 absl::Status ShardedWeight::Replace(QuantizedTensor shard) {

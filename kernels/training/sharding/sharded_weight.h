@@ -6,6 +6,8 @@
 // |-----------------------|----------------------------|----------------------------|
 // | per-tensor FP8        | rowwise codes              | the same, then transposed  |
 // | mxfp8                 | rowwise codes and scales   | columnwise codes, scales   |
+// | fp8_rowwise           | rowwise codes and scales   | columnwise codes; scales of|
+// |                       |                            | columns are on all ranks   |
 // | fp8_block, tiles      | rowwise codes and scales   | the same, then transposed  |
 // | nvfp4, tiles          | rowwise codes and scales   | the same, then transposed  |
 // | directions of two     | both directions            | both directions            |
@@ -39,6 +41,9 @@ struct ShardedWeightSpec {
 /// have columnwise codes.
 bool IsTurnedAfter(const Quantizer& quantizer);
 
+/// Transposes FP8 codes [O][K] to [K][O].
+absl::StatusOr<Tensor> TransposeCodes(const GatherContext& context, const Tensor& codes);
+
 enum class WeightPass { kForward, kBackward };
 
 class ShardedWeight {
@@ -50,10 +55,11 @@ class ShardedWeight {
   static absl::StatusOr<ShardedWeight> Create(ShardedWeightSpec spec, int ranks);
 
   /// Quantizes this rank's rows (f32, bf16 or f16; the first call sets the dtype of the weight)
-  /// with the amax of all ranks' rows. Drops what was gathered before. `arguments`: seed, call_id
-  /// and, under delayed scaling, scale; the offset of the rows is added. `amax_group`: the scale
-  /// comes from the largest amax of the group's members, each the amax of all ranks' rows. All
-  /// ranks must name the same group, except for members that have rows of the same weight.
+  /// with the amax of all ranks' rows, fp8_rowwise columnwise with those of their columns. Drops
+  /// what was gathered before. `arguments`: seed, call_id and, under delayed scaling, scale; the
+  /// offset of the rows is added. `amax_group`: the scale comes from the largest amax of the
+  /// group's members, each the amax of all ranks' rows. All ranks must name the same group, except
+  /// for members that have rows of the same weight.
   absl::Status Update(const GatherContext& context, const Tensor& rows, QuantizeArguments arguments,
                       ProcessGroup* amax_group = nullptr);
   /// Replaces this rank's rows by rows that were quantized before, such as a checkpoint's. They
@@ -79,6 +85,8 @@ class ShardedWeight {
   absl::StatusOr<QuantizedTensor> GatherRule(const GatherContext& context, Usages usages);
   absl::StatusOr<QuantizedTensor> GatherHybrid(const GatherContext& context);
   absl::StatusOr<QuantizedTensor> QuantizeGathered(const GatherContext& context, Usages usages);
+  /// The columnwise copy of this rank's rows under the scales of all ranks' columns (fp8_rowwise).
+  absl::StatusOr<QuantizedCopy> ColumnsOf(const GatherContext& context, const Tensor& rows) const;
   void SeedGatherFaults(const GatherContext& context, QuantizedTensor& whole);
 
   ShardedWeightSpec spec_;

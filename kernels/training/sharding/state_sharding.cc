@@ -8,9 +8,13 @@
 namespace quantgate {
 namespace {
 
-/// The number of a weight's elements along `dim` that share one scale of this direction.
-int64_t BlockAlong(const QuantizedCopy& copy, Usage usage, int dim) {
+/// The number of elements of a weight of `shape` along `dim` that share one scale of this
+/// direction.
+int64_t BlockAlong(const QuantizedCopy& copy, const Shape& shape, Usage usage, int dim) {
   const int blocks_run_along = usage == Usage::kRowwise ? 1 : 0;
+  if (TraitsOf(copy.format).scales == ScaleKind::kLine) {
+    return dim == blocks_run_along ? std::max<int64_t>(shape[static_cast<size_t>(dim)], 1) : 1;
+  }
   return copy.block_dim == 1 && dim != blocks_run_along ? 1 : BlockLength(copy.format);
 }
 
@@ -18,7 +22,7 @@ std::optional<ShardRule> CodesRule(const QuantizedTensor& quantized, Usage usage
   const QuantizedCopy& copy = *quantized.copy(usage);
   if (quantized.shape.size() != 2) return std::nullopt;
   const int64_t piece = quantized.shape[static_cast<size_t>(rule.dim)] / rule.parts;
-  if (piece % BlockAlong(copy, usage, rule.dim) != 0) return std::nullopt;
+  if (piece % BlockAlong(copy, quantized.shape, usage, rule.dim) != 0) return std::nullopt;
   if (IsStoredTransposed(copy, usage)) rule.dim = 1 - rule.dim;
   return rule;
 }

@@ -82,12 +82,10 @@ std::pair<Side, Side> SidesOf(const GemmRecord& gemm) {
   return {std::move(a), std::move(b)};
 }
 
-/// A format whose codes a GEMM reads with this scaling. Outer scales, which no quantizer here
-/// makes, count as one for the tensor.
+/// A format whose codes a GEMM reads with this scaling.
 QuantizerFormat FormatOf(ScaleMode scaling) {
-  const ScaleMode made = scaling == ScaleMode::kOuter ? ScaleMode::kTensor : scaling;
   for (const ScalingTraits& traits : AllQuantizerFormats()) {
-    if (traits.scale_modes[0] == made || traits.scale_modes[1] == made) return traits.format;
+    if (traits.scale_modes[0] == scaling || traits.scale_modes[1] == scaling) return traits.format;
   }
   return QuantizerFormat::kIdentity;
 }

@@ -57,7 +57,9 @@ absl::StatusOr<Tensor> WithIdealScales(const Tensor& matrix, const QuantizerSpec
   const int64_t rows = matrix.rows(), columns = matrix.columns();
   QG_ASSIGN_OR_RETURN(Tensor out, Tensor::Allocate(DType::kF32, matrix.shape()));
   const bool is_per_tensor = spec.traits().scales == ScaleKind::kTensor;
-  const int64_t length = BlockLength(spec.format);
+  const bool is_per_line = spec.traits().scales == ScaleKind::kLine;
+  const int64_t length =
+      is_per_line ? std::max<int64_t>(along_rows ? columns : rows, 1) : BlockLength(spec.format);
   const int64_t other = spec.block_dim == 2 ? length : 1;
   const int64_t block_rows = is_per_tensor ? std::max<int64_t>(rows, 1)
                              : along_rows  ? other

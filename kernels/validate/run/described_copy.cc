@@ -38,7 +38,9 @@ std::optional<QuantizerFormat> OnlyFormatOf(ScaleKind scales, DType element) {
 /// The kind of scales of this dtype and shape; absent for a dtype that no scales have.
 std::optional<ScaleKind> ScaleKindOf(const Tensor& scale) {
   if (scale.dtype() == DType::kF32) {
-    return scale.shape() == Shape{1} ? ScaleKind::kTensor : ScaleKind::kF32;
+    // Of one line, a scale of the line is one of the tensor.
+    if (scale.rank() == 1) return scale.shape() == Shape{1} ? ScaleKind::kTensor : ScaleKind::kLine;
+    return ScaleKind::kF32;
   }
   for (const ScaleKind scales : {ScaleKind::kE8m0, ScaleKind::kTwoLevel}) {
     if (scale.dtype() == ScaleDType(scales)) return scales;

@@ -29,8 +29,10 @@ absl::Status CheckQuantized(ScenarioContext& context) {
       const QuantizedCopy& copy = *on_host.copy(usage);
       const std::string name = absl::StrCat(std::string(UsageName(usage)), " ");
       context.ExpectEqual(name + "codes", copy.data.element_count(), 0);
-      if (copy.format == QuantizerFormat::kFp8Tensor) {
-        context.ExpectSameFloat(name + "scale_inv", *copy.scale_inv.as<float>(), 1.0f);
+      const bool has_scales =
+          copy.format == QuantizerFormat::kFp8Tensor || copy.format == QuantizerFormat::kFp8Rowwise;
+      for (int64_t i = 0; has_scales && i < copy.scale_inv.element_count(); ++i) {
+        context.ExpectSameFloat(name + "scale_inv", copy.scale_inv.as<float>()[i], 1.0f);
       }
       for (int64_t i = 0; copy.amax.has_value() && i < copy.amax.element_count(); ++i) {
         context.ExpectSameFloat(name + "amax", copy.amax.as<float>()[i], 0.0f);
@@ -99,12 +101,14 @@ ScenarioGroup EmptyScenarios() {
   ScenarioGroup group;
   group.scenarios.push_back(
       {.name = "empty-tensors-quantize-to-nothing",
-       .invariant = "A tensor without rows has no codes, amax 0 and per-tensor scale 1.",
+       .invariant =
+           "A tensor without rows has no codes, amax 0, and scale 1 per tensor and per column.",
        .criterion = "Equal.",
        .bug_classes = {39},
        .faults = {"empty-scale-not-written"},
        .recipes = {"fp8_current", "fp8_current:amax_epsilon=0.125", "fp8_delayed", "fp8_block",
-                   "mxfp8", "nvfp4", "nvfp4:disable_rht=true,row_scaled_activation=true"},
+                   "mxfp8", "nvfp4", "nvfp4:disable_rht=true,row_scaled_activation=true",
+                   "fp8_rowwise:amax_epsilon=0.125"},
        .run = &CheckQuantized});
   group.scenarios.push_back(
       {.name = "empty-tensors-dequantize-to-nothing",
@@ -112,7 +116,8 @@ ScenarioGroup EmptyScenarios() {
        .criterion = "OK and the shape of the source in every usage that the format dequantizes.",
        .bug_classes = {48},
        .faults = {"empty-dequantized-to-one-row", "empty-dequantize-refused"},
-       .recipes = {"bf16", "fp8_current", "fp8_delayed", "fp8_block", "mxfp8", "nvfp4"},
+       .recipes = {"bf16", "fp8_current", "fp8_delayed", "fp8_block", "mxfp8", "nvfp4",
+                   "fp8_rowwise"},
        .run = &CheckDequantized});
   group.faults = {
       {"empty-scale-not-written", "Leaves scale_inv and amax of an empty tensor uninitialised.", 39,

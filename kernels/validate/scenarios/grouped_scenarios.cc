@@ -177,7 +177,7 @@ ScenarioGroup GroupedScenarios() {
                     "ranks, with uneven counts and an expert without rows.",
        .faults = {kFaultExpertAmaxOverRanks, kFaultExpertPartialLeft, kFaultReduceScatterOwner,
                   kFaultChunkOrder},
-       .recipes = {"bf16", "fp8_delayed", "fp8_current", "fp8_block", "mxfp8",
+       .recipes = {"bf16", "fp8_delayed", "fp8_current", "fp8_rowwise", "fp8_block", "mxfp8",
                    "nvfp4:disable_stochastic_rounding=true"},
        .run = &CheckGrouped},
   };

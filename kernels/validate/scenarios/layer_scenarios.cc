@@ -499,7 +499,8 @@ ScenarioGroup LayerScenarios() {
                                           "fp8_block:backward_override=dequantized",
                                           "nvfp4",
                                           "nvfp4:backward_override=high_precision",
-                                          "nvfp4:backward_override=dequantized"};
+                                          "nvfp4:backward_override=dequantized",
+                                          "fp8_rowwise"};
   ScenarioGroup group;
   group.scenarios.push_back(
       {.name = "gradients-asked-for-come-back",
@@ -539,22 +540,23 @@ ScenarioGroup LayerScenarios() {
        .faults = {"experts-share-amax", "experts-share-random-numbers", "e5m2-read-as-e4m3",
                   "dequantized-reads-original"},
        .recipes = {"fp8_current", "nvfp4", "bf16", "fp8_block", "mxfp8", "mxfp8:fp8_format=hybrid",
-                   "mxfp8:backward_override=dequantized"},
+                   "mxfp8:backward_override=dequantized", "fp8_rowwise"},
        .run = &CheckSeparateLinears});
-  group.scenarios.push_back(
-      {.name = "permuted-experts-permute-outputs",
-       .invariant = "What an expert gives does not depend on its place.",
-       .criterion = "Every expert's outputs bit-equal in both orders.",
-       .faults = {"scale-of-expert-before"},
-       .recipes = {"fp8_current", "fp8_block", "mxfp8", "nvfp4:disable_stochastic_rounding=true"},
-       .run = &CheckPermutation});
+  group.scenarios.push_back({.name = "permuted-experts-permute-outputs",
+                             .invariant = "What an expert gives does not depend on its place.",
+                             .criterion = "Every expert's outputs bit-equal in both orders.",
+                             .faults = {"scale-of-expert-before"},
+                             .recipes = {"fp8_current", "fp8_block", "mxfp8",
+                                         "nvfp4:disable_stochastic_rounding=true", "fp8_rowwise"},
+                             .run = &CheckPermutation});
   group.scenarios.push_back(
       {.name = "empty-expert-changes-nothing",
        .invariant = "An expert without rows leaves the others as they are, and has zero gradients.",
        .criterion = "The others' outputs bit-equal with and without it; its dw and db are +0.",
        .bug_classes = {39},
        .faults = {"empty-tensor-leaves-amax"},
-       .recipes = {"fp8_current", "fp8_block", "mxfp8", "nvfp4:disable_stochastic_rounding=true"},
+       .recipes = {"fp8_current", "fp8_block", "mxfp8", "nvfp4:disable_stochastic_rounding=true",
+                   "fp8_rowwise"},
        .run = &CheckEmptyExpert});
   group.scenarios.push_back(
       {.name = "norm-rounded-as-its-path-says",
@@ -592,7 +594,7 @@ ScenarioGroup LayerScenarios() {
                     "equal.",
        .faults = {"ties-away-from-zero"},
        .recipes = {"mxfp8", "bf16", "fp8_current", "fp8_delayed:amax_history_len=3", "fp8_block",
-                   "nvfp4"},
+                   "nvfp4", "fp8_rowwise"},
        .run = &CheckEngines});
   group.faults = {
       InCode(kFaultRequiresGradSwapped,

@@ -221,7 +221,9 @@ ScenarioGroup LinearScenarios() {
                    "fp8_block:backward_override=dequantized",
                    "mxfp8:backward_override=high_precision", "mxfp8:backward_override=dequantized",
                    "nvfp4:backward_override=dequantized",
-                   "hybrid:fprop=mxfp8,dgrad=nvfp4,wgrad=fp8_block"},
+                   "hybrid:fprop=mxfp8,dgrad=nvfp4,wgrad=fp8_block", "fp8_rowwise",
+                   "fp8_rowwise:backward_override=dequantized",
+                   "hybrid:fprop=fp8_rowwise,dgrad=mxfp8,wgrad=fp8_rowwise"},
        .run = &CheckByHand});
   group.scenarios.push_back(
       {.name = "input-cast-to-activation-dtype",

@@ -132,7 +132,8 @@ EngineAlterations ReciprocalScale() {
   return {.quantize = [](Engine& engine, QuantizeCall call) {
     for (QuantizerSpec* spec : {&call.quantizer.rowwise, &call.quantizer.columnwise}) {
       if (spec->format == QuantizerFormat::kFp8Tensor ||
-          spec->format == QuantizerFormat::kFp8Block) {
+          spec->format == QuantizerFormat::kFp8Block ||
+          spec->format == QuantizerFormat::kFp8Rowwise) {
         spec->scale_rule = ScaleRule::kReciprocal;
       }
     }
@@ -163,7 +164,8 @@ ScenarioGroup QuantizerScenarios() {
                    "mxfp4", "mxfp4:enable_2d_quantization=true", "nvfp4",
                    "nvfp4:disable_2d_quantization=true,disable_rht=true",
                    "nvfp4:disable_rht=true,nvfp4_4over6=all",
-                   "hybrid:fprop=mxfp8,dgrad=nvfp4,wgrad=fp8_block"},
+                   "hybrid:fprop=mxfp8,dgrad=nvfp4,wgrad=fp8_block", "fp8_rowwise",
+                   "fp8_rowwise:power_2_scales=true,amax_epsilon=0.125"},
        .run = &CheckCodes});
   group.scenarios.push_back(
       {.name = "one-direction-equals-both",
@@ -172,7 +174,7 @@ ScenarioGroup QuantizerScenarios() {
        .bug_classes = {2},
        .faults = {"columnwise-from-rowwise-codes"},
        .recipes = {"fp8_current", "fp8_delayed", "fp8_block", "mxfp8", "mxfp4", "nvfp4",
-                   "hybrid:fprop=mxfp8,dgrad=nvfp4,wgrad=fp8_block"},
+                   "hybrid:fprop=mxfp8,dgrad=nvfp4,wgrad=fp8_block", "fp8_rowwise"},
        .run = &CheckOneDirection});
   group.scenarios.push_back(
       {.name = "scale-belongs-to-its-tensor",
@@ -181,7 +183,7 @@ ScenarioGroup QuantizerScenarios() {
                     "values those of the codes and scales.",
        .bug_classes = {4},
        .faults = {"stale-scale-inv", "scale-inv-in-shared-buffer"},
-       .recipes = {"fp8_current", "fp8_block", "mxfp8", "nvfp4"},
+       .recipes = {"fp8_current", "fp8_block", "mxfp8", "nvfp4", "fp8_rowwise"},
        .run = &CheckScalesStay});
   group.faults = {
       {"scale-by-reciprocal", "Multiplies the amax by a rounded 1/448 and takes the reciprocal.", 0,

@@ -79,7 +79,7 @@ TEST(OverlapPlanTest, DefaultsAreAccepted) {
 }
 
 TEST(OverlapPlanTest, RecipesThatCannotAreNamed) {
-  for (const char* recipe : {"fp8_block", "nvfp4", "hybrid", "custom"}) {
+  for (const char* recipe : {"fp8_block", "fp8_rowwise", "nvfp4", "hybrid", "custom"}) {
     const absl::Status status =
         Check(OverlapSide::kColumn, DefaultOverlapPlan(OverlapSide::kColumn, false), recipe);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << recipe;

@@ -142,7 +142,7 @@ TEST(Recipe, RefusesWithRecipeKnobValueAndChoices) {
   const Case cases[] = {
       {"fp9",
        "name is \"fp9\": unknown recipe; known: bf16, fp8_delayed, fp8_current, fp8_block, mxfp8, "
-       "mxfp6_e2m3, mxfp6_e3m2, mxfp4, nvfp4, hybrid, custom"},
+       "mxfp6_e2m3, mxfp6_e3m2, mxfp4, nvfp4, fp8_rowwise, hybrid, custom"},
       {"", "name is \"\": unknown recipe"},
       {"bf16:fp8_format=e4m3",
        "knobs[\"fp8_format\"] is \"e4m3\": a knob of fp8_delayed, fp8_current, fp8_block, mxfp8, "

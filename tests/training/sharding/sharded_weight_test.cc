@@ -275,7 +275,7 @@ std::vector<std::vector<Tensor>> TrainAlone(const std::string& recipe_text, int 
 }
 
 TEST(ShardedWeight, TrainsAsOneRankWhetherKeptOrNot) {
-  for (const char* recipe : {"fp8_current", "fp8_block", "mxfp8", "nvfp4"}) {
+  for (const char* recipe : {"fp8_current", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4"}) {
     const std::vector<std::vector<Tensor>> expected = TrainAlone(recipe, 3);
     for (const bool reshard : {true, false}) {
       SCOPED_TRACE(absl::StrCat(recipe, reshard ? "" : ", kept"));

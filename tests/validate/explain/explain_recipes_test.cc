@@ -67,13 +67,16 @@ struct Direction {
           "two_level, nvfp4_4over6_err_mode=", std::string(FourOverSixName(spec.four_over_six)),
           ", nvfp4_4over6_e4m3_max=", spec.e4m3_max);
     }
-    return absl::StrCat(rule, spec.format == QuantizerFormat::kFp8Block ? " or maximum" : "",
+    const bool has_source_maximum =
+        spec.format == QuantizerFormat::kFp8Block || spec.format == QuantizerFormat::kFp8Rowwise;
+    return absl::StrCat(rule, has_source_maximum ? " or maximum" : "",
                         spec.power_2_scale ? ", power of two" : "",
                         spec.row_scaled ? ", row_scaled_activation=true" : "");
   }
   std::string Block() const {
     const int length = BlockLength(spec.format);
     const std::string turned = transposed() ? " of the transpose" : "";
+    if (spec.format == QuantizerFormat::kFp8Rowwise) return "one per row" + turned;
     if (length == 1) return "tensor" + turned;
     if (spec.block_dim == 2) {
       const bool is_replicated = spec.format != QuantizerFormat::kFp8Block;
@@ -108,7 +111,7 @@ std::vector<std::string> NamesOf(const CodesCandidate& candidate) {
 void ExpectExplained(const CodesExplanation& explanation, const Direction& direction) {
   const QuantizerSpec& spec = direction.spec;
   // A single scale gives its rule away, but is no evidence for it (docs/quantizers.md section 1.6).
-  EXPECT_EQ(explanation.is_established, BlockLength(spec.format) > 1);
+  EXPECT_EQ(explanation.is_established, TraitsOf(spec.format).has_many_scales());
   const CodesCandidate* right = nullptr;
   for (const CodesCandidate& candidate : explanation.candidates) {
     if (!candidate.is_entire() || candidate.element != direction.Element()) continue;

@@ -70,7 +70,8 @@ struct CopyLayout {
   CopyLayout(QuantizerFormat format, int block_dim, const Lines& lines)
       : keeps_source(format == QuantizerFormat::kMxfp8 && !lines.is_rowwise),
         lines(lines),
-        block(BlockLength(format)),
+        has_one_a_line(format == QuantizerFormat::kFp8Rowwise),
+        block(has_one_a_line ? std::max<int64_t>(lines.length, 1) : BlockLength(format)),
         lines_per_scale(format == QuantizerFormat::kFp8Block && block_dim == 2 ? block : 1),
         blocks(CeilDivide(lines.length, block)) {}
 
@@ -87,11 +88,13 @@ struct CopyLayout {
   }
   Shape ScaleShape() const {
     const int64_t scale_lines = CeilDivide(lines.lines, lines_per_scale);
+    if (has_one_a_line) return {scale_lines};
     return keeps_source ? Shape{blocks, scale_lines} : Shape{scale_lines, blocks};
   }
 
   const bool keeps_source;
   const Lines& lines;
+  const bool has_one_a_line;
   const int64_t block;
   const int64_t lines_per_scale;
   const int64_t blocks;
@@ -139,11 +142,16 @@ class CopyMaker {
       QG_RETURN_IF_ERROR(MakePerTensor());
       return copy_;
     }
-    const DType scale_dtype = spec_.format == QuantizerFormat::kFp8Block ? DType::kF32
-                              : spec_.format == QuantizerFormat::kMxfp8  ? DType::kF8E8M0
-                                                                         : DType::kF8E4M3;
+    const bool has_f32 = spec_.format == QuantizerFormat::kFp8Block || layout_.has_one_a_line;
+    const DType scale_dtype = has_f32                                   ? DType::kF32
+                              : spec_.format == QuantizerFormat::kMxfp8 ? DType::kF8E8M0
+                                                                        : DType::kF8E4M3;
     QG_ASSIGN_OR_RETURN(copy_.scale_inv, Tensor::Allocate(scale_dtype, layout_.ScaleShape()));
     if (spec_.format == QuantizerFormat::kNvfp4) QG_RETURN_IF_ERROR(PrepareNvfp4());
+    // Lines without elements have scale 1.
+    if (layout_.has_one_a_line && lines_.length == 0) {
+      std::fill_n(copy_.scale_inv.as<float>(), lines_.lines, 1.0f);
+    }
     const int64_t lines_per_block = spec_.block_dim == 2 ? layout_.block : 1;
     for (int64_t line = 0; line < lines_.lines; line += lines_per_block) {
       const int64_t line_end = std::min(line + lines_per_block, lines_.lines);
@@ -227,6 +235,7 @@ class CopyMaker {
     const float amax = AmaxOf(block);
     switch (spec_.format) {
       case QuantizerFormat::kFp8Block:
+      case QuantizerFormat::kFp8Rowwise:
         return MakeFp8Block(block, amax);
       case QuantizerFormat::kMxfp8:
         return MakeMxfp8Block(block, amax);
@@ -324,6 +333,7 @@ float ScaleOf(const QuantizedCopy& copy, int64_t line, int64_t index) {
     case QuantizerFormat::kFp8Tensor:
       return *copy.scale_inv.as<float>();
     case QuantizerFormat::kFp8Block:
+    case QuantizerFormat::kFp8Rowwise:
       return copy.scale_inv.as<float>()[index];
     case QuantizerFormat::kMxfp8:
       return DecodeE8m0(copy.scale_inv.as<uint8_t>()[index]);

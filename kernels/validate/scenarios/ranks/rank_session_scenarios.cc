@@ -193,6 +193,7 @@ ScenarioGroup RankSessionScenarios() {
                                             "fp8_block",
                                             "mxfp8",
                                             "nvfp4",
+                                            "fp8_rowwise",
                                             "hybrid:fprop=mxfp8,dgrad=fp8_block,wgrad=mxfp8"};
   group.scenarios.push_back(
       {.name = "sharded-training-follows-its-copies",
@@ -237,7 +238,8 @@ ScenarioGroup RankSessionScenarios() {
                     "over an update, one recomputed, one moved to the host and back.",
        .faults = {kFaultReduceScatterOwner, kFaultChunkOrder, kFaultAmaxNotReduced,
                   kFaultGradientOfOtherGroup},
-       .recipes = {"bf16", "fp8_current", "fp8_delayed:amax_history_len=3", "fp8_block", "mxfp8"},
+       .recipes = {"bf16", "fp8_current", "fp8_delayed:amax_history_len=3", "fp8_block", "mxfp8",
+                   "fp8_rowwise"},
        .run = &CheckDividedTraining});
   group.scenarios.push_back(
       {.name = "held-weights-follow-their-group",

@@ -360,7 +360,8 @@ absl::Status CheckOddFragments(ScenarioContext& context) {
 }  // namespace
 
 ScenarioGroup ShardScenarios() {
-  const std::vector<std::string> every_format = {"fp8_current", "fp8_block", "mxfp8", "nvfp4"};
+  const std::vector<std::string> every_format = {"fp8_current", "fp8_block", "mxfp8", "nvfp4",
+                                                 "fp8_rowwise"};
   return {
       {{"sharded-weight-gathers-whole",
         "A weight divided by rows and gathered for forward and for backward has the codes and "
@@ -369,7 +370,7 @@ ScenarioGroup ShardScenarios() {
         {},
         {kFaultScaleOfFirstGather, kFaultDerivedColumnsKept, kFaultGatheredKeptAfterUpdate,
          kFaultShardAmaxAlone},
-        {"fp8_current", "fp8_block", "mxfp8", "nvfp4"},
+        every_format,
         CheckGathers},
        {"shards-draw-random-numbers-of-whole",
         "Rows rounded stochastically on their own rank have the codes of the whole rounded at "

@@ -359,6 +359,7 @@ ScenarioGroup SessionScenarios() {
                                                  "fp8_block",
                                                  "mxfp8",
                                                  "nvfp4",
+                                                 "fp8_rowwise",
                                                  "hybrid:fprop=mxfp8,dgrad=nvfp4,wgrad=fp8_block",
                                                  kCustomRules,
                                                  "mxfp8:backward_override=dequantized",
@@ -423,7 +424,7 @@ ScenarioGroup SessionScenarios() {
        .criterion = "Outputs before and after two changes bit-equal to a network by hand.",
        .bug_classes = {13},
        .faults = {kFaultKnobChangeIgnored},
-       .recipes = {"mxfp8", "fp8_current", "fp8_block", "nvfp4"},
+       .recipes = {"mxfp8", "fp8_current", "fp8_block", "nvfp4", "fp8_rowwise"},
        .run = &CheckKnobChange});
   group.scenarios.push_back(
       {.name = "changed-algorithm-takes-effect",

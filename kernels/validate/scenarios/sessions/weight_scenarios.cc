@@ -380,7 +380,7 @@ ScenarioGroup WeightScenarios() {
        .bug_classes = {1, 2},
        .faults = {kFaultColumnwiseLeftStale, kFaultUsagesLostInEvaluation},
        .recipes = {"mxfp8", "fp8_block", "fp8_block:w_block_dim=1", "nvfp4",
-                   "nvfp4:disable_2d_quantization=true", "fp8_current"},
+                   "nvfp4:disable_2d_quantization=true", "fp8_current", "fp8_rowwise"},
        .run = &CheckFreshColumnwise});
   group.scenarios.push_back(
       {.name = "quantized-weights-follow-masters",
@@ -400,7 +400,7 @@ ScenarioGroup WeightScenarios() {
            "export alone; different where the trainer quantizes its fp32 masters.",
        .bug_classes = {62},
        .faults = {kFaultRequantizationTheOtherWay},
-       .recipes = {"fp8_block", "mxfp8", "fp8_current"},
+       .recipes = {"fp8_block", "mxfp8", "fp8_current", "fp8_rowwise"},
        .run = &CheckRollout});
   group.scenarios.push_back(
       {.name = "requantized-weights-reproducible",
@@ -419,7 +419,7 @@ ScenarioGroup WeightScenarios() {
            "Outputs of two steps before a change of recipe and two after it bit-equal to a "
            "network by hand that quantizes its masters by the recipe of each step.",
        .faults = {kFaultCodesKeptAtChange},
-       .recipes = {"mxfp8", "fp8_block", "nvfp4", "fp8_current"},
+       .recipes = {"mxfp8", "fp8_block", "nvfp4", "fp8_current", "fp8_rowwise"},
        .run = &CheckHeldAcrossRecipes});
   group.scenarios.push_back(
       {.name = "cached-weights-follow-usage-and-update",
@@ -429,7 +429,8 @@ ScenarioGroup WeightScenarios() {
                     "bit-equal to a network by hand without a cache.",
        .bug_classes = {32},
        .faults = {kFaultWorkspaceKeptAfterUpdate},
-       .recipes = {"mxfp8", "fp8_block", "fp8_block:w_block_dim=1", "nvfp4", "fp8_current"},
+       .recipes = {"mxfp8", "fp8_block", "fp8_block:w_block_dim=1", "nvfp4", "fp8_current",
+                   "fp8_rowwise"},
        .run = &CheckCache});
   group.scenarios.push_back(
       {.name = "skipped-casts-write-nothing",
@@ -440,7 +441,8 @@ ScenarioGroup WeightScenarios() {
            "was cast last; its codes, scales, amaxes and history to a recomputation.",
        .bug_classes = {57},
        .faults = {kFaultSkippedCastDone, kFaultSkippedCastInPart},
-       .recipes = {"fp8_delayed:amax_history_len=3", "fp8_current", "fp8_block", "mxfp8", "nvfp4"},
+       .recipes = {"fp8_delayed:amax_history_len=3", "fp8_current", "fp8_block", "mxfp8", "nvfp4",
+                   "fp8_rowwise"},
        .run = &CheckSkippedCast});
   group.scenarios.push_back(
       {.name = "main-gradients-overwritten-once",
@@ -457,7 +459,7 @@ ScenarioGroup WeightScenarios() {
        .criterion = "dx and dw of every expert bit-equal to a linear step by hand from its master.",
        .bug_classes = {49},
        .faults = {kFaultLaterExpertsLeftStale},
-       .recipes = {"mxfp8", "fp8_block"},
+       .recipes = {"mxfp8", "fp8_block", "fp8_rowwise"},
        .run = &CheckExpertWeights});
   group.faults = {
       InCode(kFaultColumnwiseLeftStale,

@@ -322,7 +322,7 @@ TEST_F(FormatCommandTest, InfoListsEveryRecipeWithItsKnobs) {
     EXPECT_FALSE(recipe["knobs"].empty());
   }
   EXPECT_THAT(names, UnorderedElementsAre("bf16", "fp8_delayed", "fp8_current", "fp8_block",
-                                          "mxfp8", "nvfp4", "hybrid", "custom"));
+                                          "mxfp8", "nvfp4", "fp8_rowwise", "hybrid", "custom"));
 }
 
 }  // namespace QG_TEST_FILE
