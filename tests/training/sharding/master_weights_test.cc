@@ -200,7 +200,7 @@ TEST(MasterWeights, RefusesWhatCannotBeCut) {
             std::string::npos);
   EXPECT_NE(refusal(TwoRules(Fp8Tensor(), Mxfp8()), 2)
                 .find("w.columnwise.format is mxfp8: of two rules, masters are cast to per-tensor "
-                      "FP8 and identity"),
+                      "FP8, fp8_rowwise and identity"),
             std::string::npos);
   QuantizerSpec lines = Nvfp4Tiles();
   lines.block_dim = 1;
