@@ -520,14 +520,13 @@ QG_HOST_DEVICE constexpr UnitScale GivenUnitScale(const LibraryRule& rule, float
 /// What is cast.
 QG_HOST_DEVICE constexpr float ScaledElement(const LibraryRule& rule, const UnitScale& unit,
                                              float value) {
-  using namespace library_steps;
   const bool is_qwix = rule.options.rule == ScaleRule::kQwix;
-  if (is_qwix) value = Flushed(value);
+  if (is_qwix) value = library_steps::Flushed(value);
   float scaled = unit.divides ? value / unit.factor : value * unit.factor;
   const bool rounds_to_source =
       is_qwix || rule.operation_dtype == StepDType::kSource ||
       (rule.scales == ScaleKind::kE8m0 && rule.options.rule == ScaleRule::kCompressedTensors);
-  if (rounds_to_source) scaled = RoundTo(rule.source, scaled);
+  if (rounds_to_source) scaled = library_steps::RoundTo(rule.source, scaled);
   if (scaled == 0.0f) {
     if (rule.zero_sign == SignOfZero::kDrop) return 0.0f;
     if (rule.zero_sign == SignOfZero::kNegative) return -0.0f;

@@ -307,8 +307,8 @@ TEST_P(Fp8EpilogueTest, NanIsCanonicalAndReachesAmax) {
   EXPECT_EQ(*result.amax.as<uint32_t>(), 0x7FFFFFFFu);  // As on an H200: golden_gemm_epilogue_fp8.
 }
 
-// An H200's, which the test cublaslt_gemm_cuda_test repeats there: after split-K a NaN output counts
-// nothing, and without any number the amax is 0.
+// An H200's, which the test cublaslt_gemm_cuda_test repeats there: after split-K a NaN output
+// counts nothing, and without any number the amax is 0.
 TEST_P(Fp8EpilogueTest, AmaxAfterSplitKIsThatOfTheNumbers) {
   GemmDesc desc = Fp8Desc(GetParam());
   desc.a.data.as<uint8_t>()[0] = 0xFF;  // NaN in row 0.

@@ -17,7 +17,8 @@ Words Rounds10(Words counter, std::array<uint32_t, 2> key) {
 }
 
 TEST(Philox, KnownAnswers) {
-  EXPECT_EQ(Rounds10({0, 0, 0, 0}, {0, 0}), (Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(Rounds10({0, 0, 0, 0}, {0, 0}),
+            (Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   constexpr uint32_t kOnes = 0xffffffff;
   EXPECT_EQ(Rounds10({kOnes, kOnes, kOnes, kOnes}, {kOnes, kOnes}),
             (Words{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));

@@ -346,17 +346,8 @@ TEST(Identity, CastsToItsElement) {
 
 TEST(Identity, CountsTheKindsOfItsCasts) {
   for (const IdentityCast& cast : IdentityCasts()) {
-    SCOPED_TRACE(cast.name);
-    const QuantizationCounts& wanted = cast.counts;
-    const QuantizationCounts counts =
-        QuantizeCpu(cast.Source(), cast.Spec(), {true, true}, {}, {})->counts;
-    EXPECT_EQ(counts.normal, wanted.normal);
-    EXPECT_EQ(counts.zero, wanted.zero);
-    EXPECT_EQ(counts.subnormal, wanted.subnormal);
-    EXPECT_EQ(counts.flushed_to_zero, wanted.flushed_to_zero);
-    EXPECT_EQ(counts.saturated, wanted.saturated);
-    EXPECT_EQ(counts.infinite, wanted.infinite);
-    EXPECT_EQ(counts.nan, wanted.nan);
+    const auto made = QuantizeCpu(cast.Source(), cast.Spec(), {true, true}, {}, {});
+    EXPECT_TRUE(SameCounts(made->counts, cast.counts)) << cast.name;
   }
 }
 

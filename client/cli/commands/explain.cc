@@ -38,11 +38,12 @@ With --codes: every block shape, scale rule and rounding in use, counted against
 (f32, bf16, f16, E8M0, E4M3, or i32 of four E8M0 codes); the rules of other libraries are among
 them. Where the codes are not those of this build's quantizers, what went wrong: scales in another
 order, padded, rounded, reciprocal or another tensor's; codes transposed, swapped or of another
-format; elements scaled or rounded in another way. For NVFP4 also 4over6 (each error under each largest block scale) and, of a bf16 source, codes of
-the Hadamard-transformed tensor, whose --amax is that after the transform. Stochastic rounding is
-offered where no other rule gives every code and the codes are spread as its chances say. Exits 0
-when a rule is established: it gives everything, and enough distinct amaxes, values between two
-codes and, for an unusual rule, ties stand behind it (docs/quantizers.md section 1.6); else 1.)";
+format; elements scaled or rounded in another way. For NVFP4 also 4over6 (each error under each
+largest block scale) and, of a bf16 source, codes of the Hadamard-transformed tensor, whose --amax
+is that after the transform. Stochastic rounding is offered where no other rule gives every code and
+the codes are spread as its chances say. Exits 0 when a rule is established: it gives everything,
+and enough distinct amaxes, values between two codes and, for an unusual rule, ties stand behind it
+(docs/quantizers.md section 1.6); else 1.)";
 
 struct ExplainOptions {
   GemmOptions gemm;

@@ -210,11 +210,11 @@ absl::Status CheckOfCodes(const QuantizerSpec& spec, const std::string& key, con
 
 /// A quantizer given by fields. Delayed scaling is a recipe by name.
 absl::StatusOr<QuantizerRule> SpecRule(const Json& json) {
-  QG_RETURN_IF_ERROR(CheckKeys(
-      json, {"format", "element", "block_dim", "power_2_scale", "amax_epsilon", "scale_rule",
-             "scale_dtype", "element_operation", "operation_dtype", "zero_scale", "zero_sign",
-             "element_rounding", "overflow", "hadamard", "row_scaled", "4over6", "e4m3_max",
-              "flush_subnormals"}));
+  QG_RETURN_IF_ERROR(
+      CheckKeys(json, {"format", "element", "block_dim", "power_2_scale", "amax_epsilon",
+                       "scale_rule", "scale_dtype", "element_operation", "operation_dtype",
+                       "zero_scale", "zero_sign", "element_rounding", "overflow", "hadamard",
+                       "row_scaled", "4over6", "e4m3_max", "flush_subnormals"}));
   QuantizerSpec plain;
   QG_RETURN_IF_ERROR(SetField("format", json["format"], plain));
   if (plain.is_quantized()) plain.element = plain.traits().elements.front();

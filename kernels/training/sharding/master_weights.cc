@@ -269,7 +269,7 @@ absl::StatusOr<QuantizedCopy> MasterCasts::Turned(QuantizedCopy copy,
   alone.source_dtype = weight.dtype;
   alone.shape = weight.shape;
   if (TraitsOf(copy.format).scales == ScaleKind::kLine) {
-    QG_ASSIGN_OR_RETURN(copy.data, TransposeCodes(context_, copy.data));
+    QG_ASSIGN_OR_RETURN(copy.data, context_.engine.SwapDims(copy.data, context_.cancellation));
     return copy;
   }
   alone.rowwise = std::move(copy);

@@ -95,18 +95,6 @@ bool IsTurnedAfter(const Quantizer& quantizer) {
   return quantizer.is_uniform() && traits.turns_columnwise && traits.scales != ScaleKind::kLine;
 }
 
-absl::StatusOr<Tensor> TransposeCodes(const GatherContext& context, const Tensor& codes) {
-  // Of per-tensor FP8 the columnwise codes are the rowwise ones transposed, whatever the scale.
-  QuantizedTensor rowwise;
-  rowwise.shape = codes.shape();
-  QuantizedCopy& copy = rowwise.rowwise.emplace();
-  copy.format = QuantizerFormat::kFp8Tensor;
-  copy.element = codes.dtype();
-  copy.data = codes;
-  QG_RETURN_IF_ERROR(context.engine.UpdateUsages(rowwise, {false, true}, context.cancellation));
-  return rowwise.columnwise->data;
-}
-
 absl::StatusOr<ShardedWeight> ShardedWeight::Create(ShardedWeightSpec spec, int ranks) {
   if (spec.shape.size() != 2) {
     return RefuseWeight(spec, "shape", ShapeText(spec.shape), "must be of rank 2");
@@ -169,7 +157,11 @@ absl::Status ShardedWeight::Update(const GatherContext& context, const Tensor& r
 
 absl::StatusOr<QuantizedCopy> ShardedWeight::ColumnsOf(const GatherContext& context,
                                                        const Tensor& rows) const {
-  const QuantizerSpec& rule = spec_.quantizer.columnwise;
+  // What a whole weight's columns have: not the fragments of a sharded update.
+  QuantizerSpec rule = spec_.quantizer.columnwise;
+  if (rule.flush_subnormals == FlushSubnormals::kShardedUpdate) {
+    rule.flush_subnormals = FlushSubnormals::kNever;
+  }
   const int64_t begin = spec_.bounds[context.group.rank()] * spec_.shape[1];
   TensorFragment fragment = {rows, begin, spec_.shape};
   if (spec_.quantizer.columnwise_source == ColumnwiseSource::kRowwiseDequantized) {
@@ -186,7 +178,7 @@ absl::StatusOr<QuantizedCopy> ShardedWeight::ColumnsOf(const GatherContext& cont
                       context.engine.QuantizeFragment(fragment, rule, Usage::kColumnwise,
                                                       {amaxes, 0}, {}, context.cancellation));
   QG_ASSIGN_OR_RETURN(const Tensor codes, quantized.codes.Reinterpret(rule.element, rows.shape()));
-  QG_ASSIGN_OR_RETURN(quantized.whole.data, TransposeCodes(context, codes));
+  QG_ASSIGN_OR_RETURN(quantized.whole.data, context.engine.SwapDims(codes, context.cancellation));
   return quantized.whole;
 }
 

@@ -41,9 +41,6 @@ struct ShardedWeightSpec {
 /// have columnwise codes.
 bool IsTurnedAfter(const Quantizer& quantizer);
 
-/// Transposes FP8 codes [O][K] to [K][O].
-absl::StatusOr<Tensor> TransposeCodes(const GatherContext& context, const Tensor& codes);
-
 enum class WeightPass { kForward, kBackward };
 
 class ShardedWeight {

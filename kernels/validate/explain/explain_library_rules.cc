@@ -7,6 +7,7 @@
 
 #include "kernels/numerics/cast.h"
 #include "kernels/numerics/e8m0.h"
+#include "kernels/numerics/library_rule.h"
 #include "kernels/validate/explain/explain_scale_rules.h"
 
 namespace quantgate {
@@ -34,8 +35,29 @@ float EpsilonOf(DType source) {
   return 0x1p-23f;
 }
 
-/// By way of binary64, which rounds right wherever no tie of fp32 is near.
-float Log2(float value) { return static_cast<float>(std::log2(static_cast<double>(value))); }
+float Clamped(float value, float least, float most) {
+  return value < least ? least : value > most ? most : value;
+}
+
+/// floor of log2(value), ceil of it and ln(value), the logarithms rounded to fp32; NaN and infinity
+/// stay.
+float FloorLog2(float value) {
+  if (value == 0) return -std::numeric_limits<float>::infinity();
+  return IsPositiveFinite(value) ? static_cast<float>(library_steps::FloorLog2Float(value)) : value;
+}
+float CeilLog2(float value) {
+  if (value == 0) return -std::numeric_limits<float>::infinity();
+  return IsPositiveFinite(value) ? static_cast<float>(library_steps::CeilLog2Float(value)) : value;
+}
+float NaturalLog(float value) {
+  return IsPositiveFinite(value) ? library_steps::NaturalLog(value) : value;
+}
+
+/// 0 and infinity beyond what fp32 has.
+float PowerOfTwo(float exponent) {
+  if (std::isnan(exponent)) return kNan;
+  return library_steps::PowerOf2(static_cast<int>(Clamped(exponent, -200, 200)));
+}
 
 ScaleRuleResult WithBound(ScaleRuleResult result, const ScaleRuleInput& input) {
   result.is_at_bound |= !IsPositiveFinite(input.amax) || input.has_nan;
@@ -79,8 +101,7 @@ ScaleRuleResult KeptByWayOfF64(const ScaleRuleInput& input) {
 }
 
 ScaleRuleResult KeptPowerOfTwo(const ScaleRuleInput& input) {
-  const float exponent = std::floor(Log2(ByWayOfF64(input)));
-  ScaleRuleResult result = Kept(static_cast<float>(std::exp2(static_cast<double>(exponent))));
+  ScaleRuleResult result = Kept(PowerOfTwo(FloorLog2(ByWayOfF64(input))));
   result.is_at_bound |= input.amax <= 1e-12f;
   return WithBound(result, input);
 }
@@ -105,36 +126,30 @@ ScaleRuleResult ReciprocalOrOne(const ScaleRuleInput& input) {
 }
 
 /// An E8M0 code under which elements are multiplied by `factor`.
-ScaleRuleResult FromE8m0(float code, float factor, const ScaleRuleInput& input) {
+ScaleRuleResult UnderE8m0(float code, float factor, const ScaleRuleInput& input) {
   const auto byte = static_cast<uint8_t>(code);
   return WithBound({byte, {factor}, byte == 0 || byte >= 0xFE}, input);
 }
 
-float Clamped(float value, float least, float most) {
-  return value < least ? least : value > most ? most : value;
-}
-
-float PowerOfTwo(float exponent) { return std::ldexp(1.0f, static_cast<int>(exponent)); }
-
 ScaleRuleResult ReciprocalUp(const ScaleRuleInput& input) {
   const float inverse = 1.0f / ScaleOrOne(input);
-  const float exponent = std::ceil(Log2(inverse < 0x1p-126f ? 0x1p-126f : inverse));
-  return FromE8m0(Clamped(exponent + 127, 0, 254), PowerOfTwo(-exponent), input);
+  const float exponent = CeilLog2(inverse < 0x1p-126f ? 0x1p-126f : inverse);
+  return UnderE8m0(Clamped(exponent + 127, 0, 254), PowerOfTwo(-exponent), input);
 }
 
 ScaleRuleResult RoundUpByLog2(const ScaleRuleInput& input) {
-  const float log2 = Log2(AmaxOf(input) / ElementMax(input));
-  const float exponent = Clamped(std::ceil(log2 > -127 ? log2 : -127), -127, 127);
-  return FromE8m0(exponent + 127, PowerOfTwo(-exponent), input);
+  const float log2 = CeilLog2(AmaxOf(input) / ElementMax(input));
+  const float exponent = Clamped(log2 > -127 ? log2 : -127, -127, 127);
+  return UnderE8m0(exponent + 127, PowerOfTwo(-exponent), input);
 }
 
 /// torchao's RCEIL: NaN has 0xFF, an infinity 0xFE, and under code 0 nothing is scaled.
 ScaleRuleResult Rceil(const ScaleRuleInput& input) {
   const float ratio = AmaxOf(input) / ElementMax(input);
-  if (std::isnan(ratio)) return FromE8m0(255, kNan, input);
-  if (std::isinf(ratio)) return FromE8m0(254, 0x1p-127f, input);
-  const float exponent = Clamped(std::ceil(Log2(ratio)), -127, 127);
-  return FromE8m0(exponent + 127, exponent == -127 ? 1.0f : PowerOfTwo(-exponent), input);
+  if (std::isnan(ratio)) return UnderE8m0(255, kNan, input);
+  if (std::isinf(ratio)) return UnderE8m0(254, 0x1p-127f, input);
+  const float exponent = Clamped(CeilLog2(ratio), -127, 127);
+  return UnderE8m0(exponent + 127, exponent == -127 ? 1.0f : PowerOfTwo(-exponent), input);
 }
 
 int MantissaBits(DType element) {
@@ -156,7 +171,7 @@ int MaxExponent(DType element) { return std::ilogb(ElementMax({.element = elemen
 /// torchao's other modes: only a NaN has 0xFF, and elements are divided by at least 2^-126.
 template <ScaleRule mode>
 ScaleRuleResult OfExponent(const ScaleRuleInput& input) {
-  if (input.has_nan) return FromE8m0(255, 0, input);  // By infinity.
+  if (input.has_nan) return UnderE8m0(255, 0, input);  // By infinity.
   uint32_t bits = std::bit_cast<uint32_t>(input.amax);
   if (mode == ScaleRule::kEven) {
     bits = (bits + (1u << (22 - MantissaBits(input.element)))) & 0xFF800000;
@@ -165,8 +180,8 @@ ScaleRuleResult OfExponent(const ScaleRuleInput& input) {
   if (mode == ScaleRule::kCeil && (bits & 0x7FFFFF) > 0) ++exponent;
   const int code =
       exponent > MaxExponent(input.element) ? exponent - MaxExponent(input.element) : 0;
-  return FromE8m0(static_cast<float>(code),
-                  PowerOfTwo(127.0f - static_cast<float>(code < 1 ? 1 : code)), input);
+  return UnderE8m0(static_cast<float>(code),
+                   PowerOfTwo(127.0f - static_cast<float>(code < 1 ? 1 : code)), input);
 }
 
 /// compressed-tensors: half a unit of the first mantissa place is added (FP6: of the third).
@@ -174,11 +189,11 @@ ScaleRuleResult CompressedMx(const ScaleRuleInput& input) {
   const int kept_bits = input.element == DType::kF6E2M3 ? 3 : 1;
   const uint32_t rounded = std::bit_cast<uint32_t>(AmaxOf(input)) + (1u << (22 - kept_bits));
   const float power = std::bit_cast<float>(rounded & 0xFF800000);
-  const float exponent = std::floor(Log2(power)) - static_cast<float>(MaxExponent(input.element));
+  const float exponent = FloorLog2(power) - static_cast<float>(MaxExponent(input.element));
   const float code = Clamped(exponent + 127, 0, 255);
-  float scale = InType(input, static_cast<float>(std::exp2(double(code) - 127)));
+  float scale = InType(input, PowerOfTwo(code - 127));
   if (scale == 0) scale = EpsilonOf(input.source);
-  ScaleRuleResult result = FromE8m0(std::floor(Log2(scale)) + 127, 1.0f / scale, input);
+  ScaleRuleResult result = UnderE8m0(Clamped(FloorLog2(scale) + 127, 0, 255), 1.0f / scale, input);
   result.factor(ElementScaling::kDivideInType) = scale;
   return result;
 }
@@ -189,7 +204,7 @@ ScaleRuleResult ClampedAmaxUe8m0(const ScaleRuleInput& input) {
   const float amax = input.amax < kFloor ? kFloor : input.amax;
   const uint32_t bits = std::bit_cast<uint32_t>(amax / ElementMax(input)) + 0x7FFFFF;
   const auto code = static_cast<uint8_t>(bits >> 23);
-  ScaleRuleResult result = FromE8m0(code, E8m0Multiplier(code), input);
+  ScaleRuleResult result = UnderE8m0(code, E8m0Multiplier(code), input);
   result.is_at_bound |= amax == kFloor;
   return result;
 }
@@ -234,11 +249,9 @@ ScaleRuleResult QwixWhole(const ScaleRuleInput& input) {
 
 ScaleRuleResult QwixMx(const ScaleRuleInput& input) {
   const float scale = QwixScale(input, false);
-  const float ln = InType(input, static_cast<float>(std::log(static_cast<double>(scale))));
-  const float ln_2 = InType(input, static_cast<float>(std::log(2.0)));
-  const float exponent = std::ceil(InType(input, ln / ln_2));
-  const auto power = static_cast<float>(std::exp2(static_cast<double>(exponent)));
-  ScaleRuleResult result = FromQwix(InType(input, power), input);
+  const float ln_2 = InType(input, 0.69314718f);
+  const float exponent = std::ceil(InType(input, InType(input, NaturalLog(scale)) / ln_2));
+  ScaleRuleResult result = FromQwix(InType(input, PowerOfTwo(exponent)), input);
   result.is_at_bound |= scale == 1.0f;
   return result;
 }

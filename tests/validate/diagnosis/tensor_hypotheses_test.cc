@@ -102,8 +102,8 @@ TEST(TensorHypothesesTest, OrdersOfRowsAndColumnsAreNamed) {
             "y has its rows permuted from row 8 on");
   // Rounded differently on the way, rows are found by their nearest.
   int count = 0;
-  const Matrix noisy = Rounded(
-      y.Mapped([&](double v) { return ++count % 2 == 0 ? v : v * (1 + 0x1p-8); }), "bf16");
+  const Matrix noisy =
+      Rounded(y.Mapped([&](double v) { return ++count % 2 == 0 ? v : v * (1 + 0x1p-8); }), "bf16");
   EXPECT_EQ(SentenceOf(y, RowsOf(noisy, rotated(0, 5, kRows))),
             "y has its rows permuted: row i is row i + 5 of the expected, rotated within rounding");
 }

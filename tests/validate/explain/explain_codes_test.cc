@@ -57,14 +57,10 @@ bool Names(const CodesCandidate& candidate, const nlohmann::json& made_by) {
 /// which microxcaling does not.
 const std::map<std::string, std::string>& Libraries() {
   static const auto& libraries = *new std::map<std::string, std::string>{
-      {"ocp_floor_e4m3", "microxcaling"},
-      {"torchao_mx_rceil_e4m3", "torchao RCEIL"},
-      {"torchao_mx_ceil_e4m3", "torchao CEIL"},
-      {"torchao_mx_even_e4m3", "torchao EVEN"},
-      {"torchao_mx_even_e5m2", "torchao EVEN"},
-      {"torchao_nvfp4_single_level", "torchao, NVFP4"},
-      {"deepgemm_1x128", "DeepGEMM"},
-      {"deepgemm_1x128_small", "DeepGEMM"},
+      {"ocp_floor_e4m3", "microxcaling"},       {"torchao_mx_rceil_e4m3", "torchao RCEIL"},
+      {"torchao_mx_ceil_e4m3", "torchao CEIL"}, {"torchao_mx_even_e4m3", "torchao EVEN"},
+      {"torchao_mx_even_e5m2", "torchao EVEN"}, {"torchao_nvfp4_single_level", "torchao, NVFP4"},
+      {"deepgemm_1x128", "DeepGEMM"},           {"deepgemm_1x128_small", "DeepGEMM"},
       {"deepgemm_128x128", "DeepGEMM"},
   };
   return libraries;
