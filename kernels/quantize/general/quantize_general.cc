@@ -212,9 +212,12 @@ GeneralGrid MakeGeneralGrid(int64_t rows, int64_t columns, const QuantizerSpec& 
     return grid;
   }
   grid.unit_length = traits.block_length;
-  if (traits.scales == ScaleKind::kLine) grid.unit_length = std::max<int64_t>(grid.length, 1);
   grid.unit_lines = spec.block_dim == 2 ? traits.block_length : 1;
   grid.units_across = DivideUp(grid.length, grid.unit_length);
+  if (traits.scales == ScaleKind::kLine) {  // A line has a scale without elements, too.
+    grid.unit_length = std::max<int64_t>(grid.length, 1);
+    grid.units_across = 1;
+  }
   grid.units = DivideUp(grid.lines, grid.unit_lines) * grid.units_across;
   grid.is_replicated = spec.block_dim == 1 || traits.is_micro;
   grid.scale_line = grid.stores_by_line ? grid.units_across : 1;
