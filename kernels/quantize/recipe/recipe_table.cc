@@ -13,7 +13,7 @@ using Choices = std::vector<std::string_view>;
 
 const Choices kFalseTrue = {"false", "true"};
 const Choices kTrueFalse = {"true", "false"};
-const Choices kFlushSubnormals = {"sharded_update", "never", "always"};
+const Choices kFlushChoices = {"sharded_update", "never", "always"};
 constexpr std::string_view kPureE5m2 =
     "pure E5M2 training is refused: e5m2 is for gradients, with fp8_format=hybrid";
 
@@ -137,7 +137,7 @@ RecipeEntry Fp8Current() {
                          "fprop adds partial sums in fp32 every 128 of K"));
   knobs.push_back(Choice("split_accumulator_dgrad", kTrueFalse, "the same of dgrad"));
   knobs.push_back(Choice("split_accumulator_wgrad", kTrueFalse, "the same of wgrad"));
-  knobs.push_back(FlushSubnormalsKnob(kFlushSubnormals));
+  knobs.push_back(FlushSubnormalsKnob(kFlushChoices));
   return {RecipeKind::kBase, "fp8_current",
           "FP8 with one scale per tensor, from the tensor's own amax", std::move(knobs)};
 }
@@ -150,7 +150,7 @@ RecipeEntry Fp8Block() {
   knobs.push_back(Choice("x_block_dim", {"1", "2"}, "blocks of x: 1x128 or 128x128"));
   knobs.push_back(Choice("w_block_dim", {"2", "1"}, "blocks of the weight"));
   knobs.push_back(Choice("grad_block_dim", {"1", "2"}, "blocks of grad_output"));
-  knobs.push_back(FlushSubnormalsKnob(kFlushSubnormals));
+  knobs.push_back(FlushSubnormalsKnob(kFlushChoices));
   return {RecipeKind::kBase, "fp8_block", "FP8 with fp32 scales of 1x128 or 128x128 blocks",
           std::move(knobs)};
 }
@@ -164,7 +164,7 @@ RecipeEntry Mxfp8() {
   knobs.push_back(Fp8FormatKnob({"e4m3", "hybrid"}));
   knobs.push_back(
       Choice("enable_2d_quantization", kFalseTrue, "32x32 blocks for weights in place of 1x32"));
-  knobs.push_back(FlushSubnormalsKnob(kFlushSubnormals));
+  knobs.push_back(FlushSubnormalsKnob(kFlushChoices));
   return {RecipeKind::kBase, "mxfp8", "FP8 with E8M0 scales of 1x32 blocks", std::move(knobs)};
 }
 

@@ -14,6 +14,7 @@
 #include <cstring>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/server/temporary_directory.h"
@@ -84,7 +85,7 @@ TEST(ListenerTest, ClosesConnectionsBeyondTheBound) {
   taker.Await(2);
   const int third = Connect(listener->ports()[0]);
   EXPECT_TRUE(AwaitEnd(third));
-  EXPECT_FALSE(listener->is_accepting());
+  while (listener->is_accepting()) std::this_thread::yield();  // It has closed the third before.
   ListenerUsage usage = listener->usage();
   EXPECT_EQ(usage.connections, 2);
   EXPECT_EQ(usage.connections_max, 2);
