@@ -123,7 +123,7 @@ QG_HOST_DEVICE constexpr float ComputeScale(float amax, float max_finite,
                                             Subnormals subnormals = Subnormals::kKept) {
   constexpr uint32_t kInfinity = 0x7F800000;
   if (amax < options.amax_epsilon) amax = options.amax_epsilon;  // False for NaN.
-  // Of two subnormal ones either is 0.
+  // Comparing before flushing changes nothing: where both are subnormal, either is 0 now.
   amax = Flushed(amax, subnormals);
   const uint32_t magnitude = std::bit_cast<uint32_t>(amax) & 0x7FFFFFFF;
   if (magnitude >= kInfinity || magnitude == 0) return 1.0f;

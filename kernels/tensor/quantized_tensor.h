@@ -68,6 +68,7 @@ struct QuantizationCounts {
   int64_t saturated = 0;        ///< Finite in the source, rounded beyond the largest finite code.
   int64_t infinite = 0;         ///< Infinite in the source.
   int64_t nan = 0;              ///< NaN in the source.
+  friend bool operator==(const QuantizationCounts&, const QuantizationCounts&) = default;
 };
 /// The number of members of QuantizationCounts.
 inline constexpr int kQuantizationCountKinds = 7;

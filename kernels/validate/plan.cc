@@ -262,9 +262,10 @@ absl::Status CheckSubjects(const LayerRunRequest& request) {
       return Refuse(field, value,
                     absl::StrCat("this layer's outputs are ", absl::StrJoin(outputs, ", ")));
     }
-    if (IsBiasGradient(name))
+    if (IsBiasGradient(name)) {
       return Refuse(field, value,
                     "no bound is derived for a sum of rows in an order that is not known");
+    }
     if (request.variants[0].parallel.has_value()) {
       return Refuse(field, request.variants[0].Label(),
                     "a subject is held to the bound of a variant on one rank: put that first");

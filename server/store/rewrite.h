@@ -14,12 +14,12 @@ namespace quantgate {
 absl::Status UpgradeDatabase(const std::string& path);
 
 /// Rewrites a damaged database with every row that its undamaged pages have, even where pages
-/// around them are lost; the damaged file goes to `aside`, in
-/// place of what an earlier call put there, with its log ("-wal") where that has pages still. A
-/// lost first page is replaced first, by that of an empty database, since all databases of this
-/// version have the same first page but for the list of free pages; the lost page goes to `aside`
-/// with "-page-1" behind it. A file that was cut short is filled with zeros up to the size that its
-/// head says, without which SQLite does not read it; pages of zeros count as damaged.
+/// around them are lost; the damaged file goes to `aside`, in place of what an earlier call put
+/// there, with its log ("-wal") where that has pages still. A lost first page is replaced first, by
+/// that of an empty database, since all databases of this version have the same first page but for
+/// the list of free pages; the lost page goes to `aside` with "-page-1" behind it. A file that was
+/// cut short is filled with zeros up to the size that its head says, without which SQLite does not
+/// read it; pages of zeros count as damaged.
 absl::Status SalvageDatabase(const std::string& path, const std::string& aside,
                              bool is_first_page_lost);
 

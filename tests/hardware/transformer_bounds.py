@@ -21,7 +21,6 @@ from one rank's and nothing else. Also required is the same fingerprint
 --self-check also takes the first reports with one thing wrong in them, and outputs with one element wrong, and demands
 that each is refused. Exit code 1 where anything required does not hold.
 """
-import argparse
 import contextlib
 import copy
 import hashlib
@@ -34,7 +33,7 @@ import sys
 import tempfile
 import time
 
-from transformer_training import MODES, RECIPES, WITHOUT_OVERRIDES, trace
+from transformer_training import arguments, cases, trace
 
 BLOCKS = ("block1", "block2")
 MODULES = ("qkv", "proj", "fc1", "fc2")
@@ -145,7 +144,7 @@ class Training:
     def command(self, *arguments, codes=(0,)):
         command = [str(each) for each in (self.given.quantgate, "--device", self.given.device, "-q", *arguments)]
         if "-s" in command:
-            del command[1:3]
+            del command[1:3]  # The device is the server's.
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode not in codes:
             said = (done.stdout + done.stderr).strip()
@@ -313,22 +312,11 @@ def summary(steps):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("quantgate")
-    parser.add_argument("device")
-    parser.add_argument("out")
-    parser.add_argument("only", nargs="*")
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--width", type=int, default=512)
+    parser = arguments()
     parser.add_argument("--self-check", action="store_true")
     given = parser.parse_intermixed_args()
-    cases = [(recipe, mode) for recipe in RECIPES for mode in (MODES[:1] if recipe in WITHOUT_OVERRIDES else MODES)
-             if not given.only or f"{recipe}/{mode}" in given.only]
-    if unknown := set(given.only) - {f"{recipe}/{mode}" for recipe, mode in cases}:
-        parser.error(f"RECIPE/MODE is {', '.join(sorted(unknown))}: none of this program's")
     results, failed = {}, False
-    for recipe, mode in cases:
+    for recipe, mode in cases(parser, given.only):
         begin = time.monotonic()
         with tempfile.TemporaryDirectory() as name, served(given, pathlib.Path(name)) as server:
             steps = []

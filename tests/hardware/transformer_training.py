@@ -71,7 +71,8 @@ def summary(report):
             "digest": digest_of(report)}
 
 
-def main():
+def arguments():
+    """The parser of what both programs of the training take."""
     parser = argparse.ArgumentParser()
     parser.add_argument("quantgate")
     parser.add_argument("device")
@@ -80,28 +81,39 @@ def main():
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--width", type=int, default=512)
+    return parser
+
+
+def cases(parser, only):
+    """Pairs of recipe and mode: those named in `only`, or all."""
+    known = {f"{recipe}/{mode}": (recipe, mode) for recipe in RECIPES
+             for mode in (MODES[:1] if recipe in WITHOUT_OVERRIDES else MODES)}
+    if unknown := set(only) - set(known):
+        parser.error(f"RECIPE/MODE is {', '.join(sorted(unknown))}: none of this program's")
+    return [known[name] for name in known if not only or name in only]
+
+
+def main():
+    parser = arguments()
     given = parser.parse_intermixed_args()
     results, failed = {}, False
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder)
         (path / "trace.json").write_text(json.dumps(trace(given.tokens, given.width, given.rounds)))
-        for recipe in RECIPES:
-            for mode in MODES[:1] if recipe in WITHOUT_OVERRIDES else MODES:
-                if given.only and f"{recipe}/{mode}" not in given.only:
-                    continue
-                command = [given.quantgate, "--device", given.device, "session", "run", str(path / "trace.json"),
-                           "--recipe", recipe, "--backward-override", mode, "--tp", "2", "--sequence-parallel",
-                           "--overlap", "none", "--overlap", "default", "--reference", str(TWO_RANKS),
-                           "--report", str(path / "report.json")]
-                done = subprocess.run(command, capture_output=True, text=True, check=False)
-                if done.returncode != 0:
-                    print(f"{recipe}/{mode}: exit code {done.returncode}: {done.stderr[-400:]}")
-                    failed = True
-                    continue
-                result = summary(json.loads((path / "report.json").read_text()))
-                failed |= result["overlap_differs"] != 0 or result["elements"] == 0
-                results[f"{recipe}/{mode}"] = result
-                print(f"{recipe}/{mode}: {json.dumps(result)}", flush=True)
+        for recipe, mode in cases(parser, given.only):
+            command = [given.quantgate, "--device", given.device, "session", "run", str(path / "trace.json"),
+                       "--recipe", recipe, "--backward-override", mode, "--tp", "2", "--sequence-parallel",
+                       "--overlap", "none", "--overlap", "default", "--reference", str(TWO_RANKS),
+                       "--report", str(path / "report.json")]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                print(f"{recipe}/{mode}: exit code {done.returncode}: {done.stderr[-400:]}")
+                failed = True
+                continue
+            result = summary(json.loads((path / "report.json").read_text()))
+            failed |= result["overlap_differs"] != 0 or result["elements"] == 0
+            results[f"{recipe}/{mode}"] = result
+            print(f"{recipe}/{mode}: {json.dumps(result)}", flush=True)
     pathlib.Path(given.out).write_text(json.dumps(results, indent=1))
     return 1 if failed or not results else 0
 

@@ -102,7 +102,7 @@ void ExpectEveryValue(const QuantizerSpec& spec, size_t scales) {
       ASSERT_TRUE(HasCodes(*q.rowwise, codes)) << IsaName(isa) << " rowwise, scale " << scale;
       ASSERT_TRUE(HasCodes(*q.columnwise, columnwise)) << IsaName(isa) << " columnwise " << scale;
       if (isa == Isa::kScalar) counts = q.counts;
-      ASSERT_EQ(std::memcmp(&q.counts, &counts, sizeof(counts)), 0) << IsaName(isa) << scale;
+      ASSERT_TRUE(q.counts == counts) << IsaName(isa) << scale;
     }
   }
 }

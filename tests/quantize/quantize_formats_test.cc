@@ -38,10 +38,6 @@ void ExpectSameCopy(const QuantizedTensor& a, const QuantizedTensor& b, Usage us
   EXPECT_EQ(a.copy(usage)->hadamard, b.copy(usage)->hadamard);
 }
 
-bool SameCounts(const QuantizationCounts& a, const QuantizationCounts& b) {
-  return std::memcmp(&a, &b, sizeof(a)) == 0;
-}
-
 int64_t SumOf(const QuantizationCounts& c) {
   return c.normal + c.zero + c.subnormal + c.flushed_to_zero + c.saturated + c.infinite + c.nan;
 }
@@ -77,7 +73,7 @@ TEST(EveryFormat, BothDirectionsAreEachAlone) {
       EXPECT_EQ(column->usages(), (Usages{false, true}));
       ExpectSameCopy(*both, *row, Usage::kRowwise);
       ExpectSameCopy(*both, *column, Usage::kColumnwise);
-      EXPECT_TRUE(SameCounts(both->counts, row->counts));
+      EXPECT_TRUE(both->counts == row->counts);
       EXPECT_EQ(SumOf(column->counts), x.element_count());
     }
     EXPECT_GT(taken, 0);
@@ -107,7 +103,7 @@ TEST(EveryFormat, EveryPathGivesTheSameBytes) {
               *QuantizeCpu(x, named.quantizer, {true, true}, arguments, context);
           ExpectSameCopy(q, expected, Usage::kRowwise);
           ExpectSameCopy(q, expected, Usage::kColumnwise);
-          EXPECT_TRUE(SameCounts(q.counts, expected.counts));
+          EXPECT_TRUE(q.counts == expected.counts);
         }
         if (::testing::Test::HasFailure()) return;
       }
@@ -136,7 +132,7 @@ TEST(EveryFormat, EveryPathAtTheEdges) {
           const QuantizedTensor q = *QuantizeCpu(x, named.quantizer, usages, arguments, context);
           if (usages.rowwise) ExpectSameCopy(q, expected, Usage::kRowwise);
           if (usages.columnwise) ExpectSameCopy(q, expected, Usage::kColumnwise);
-          EXPECT_TRUE(SameCounts(q.counts, expected.counts)) << IsaName(isa);
+          EXPECT_TRUE(q.counts == expected.counts) << IsaName(isa);
         }
       }
       if (::testing::Test::HasFailure()) return;
@@ -347,7 +343,7 @@ TEST(Identity, CastsToItsElement) {
 TEST(Identity, CountsTheKindsOfItsCasts) {
   for (const IdentityCast& cast : IdentityCasts()) {
     const auto made = QuantizeCpu(cast.Source(), cast.Spec(), {true, true}, {}, {});
-    EXPECT_TRUE(SameCounts(made->counts, cast.counts)) << cast.name;
+    EXPECT_TRUE(made->counts == cast.counts) << cast.name;
   }
 }
 

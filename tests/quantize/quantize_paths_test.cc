@@ -44,10 +44,6 @@ void RunCast(Isa isa, DType source, DType element, const CastPiece& piece,
   }
 }
 
-bool operator==(const QuantizationCounts& a, const QuantizationCounts& b) {
-  return std::memcmp(&a, &b, sizeof(a)) == 0;
-}
-
 TEST(Cast, EverySixteenBitInput) {
   const CastBoundaries all = LoadCastBoundaries();
   std::vector<uint16_t> inputs(1 << 16);

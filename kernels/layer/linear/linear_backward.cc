@@ -340,14 +340,12 @@ absl::StatusOr<KeptOperand> BackwardPass::ForWgrad(KeptOperand gathered, bool dg
   KeptOperand turned = gathered;
   QG_RETURN_IF_ERROR(
       recorder_.engine().UpdateUsages(turned.codes, {false, true}, recorder_.cancellation()));
-  std::shared_ptr<const void> both;
   if (dgrad_reads_it) {
-    // Both directions have the one scale of the tensor.
+    // Both directions have the one scale of the tensor. What is held and let go counts in the peak.
     StorageCount count;
     const int64_t rowwise = count.Add(gathered.SavedTensors()).counted.bytes();
-    both = recorder_.HoldGathered(rowwise + count.Add(turned.SavedTensors()).counted.bytes());
+    recorder_.HoldGathered(rowwise + count.Add(turned.SavedTensors()).counted.bytes());
   }
-  both = nullptr;
   Collectives().Hold(turned);
   return turned;
 }

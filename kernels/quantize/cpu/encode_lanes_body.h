@@ -31,7 +31,8 @@ Ints EncodeMagnitude(Floats value) {
   return Plus(sum, ShiftRight<kShift>(power));
 }
 
-/// The value of that code: the sum less what |value| was added to.
+/// The value of EncodeMagnitude's code: adding c rounds |value| to the format's step there, and
+/// subtracting it again leaves the rounded value.
 template <class F>
 Floats RoundMagnitude(Floats value) {
   constexpr int kMinField = FormatConstants<F>::kExponentMin + 127;

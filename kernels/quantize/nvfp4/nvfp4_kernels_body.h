@@ -19,7 +19,8 @@ struct NvScales {
   Floats values, factors;
 };
 
-/// MakeNvfp4BlockScale by kTwoLevel or MakeFourOverSixScales, from what they cast; no NaN.
+/// The scales that MakeNvfp4BlockScale by kTwoLevel, or MakeFourOverSixScales, makes where it casts
+/// `unit` to E4M3; `unit` has no NaN.
 inline NvScales MakeNvScales(Floats unit, Floats decode) {
   const Ints code = And(EncodeMagnitude<E4M3>(unit), AllInts(0x7F));
   const Ints normal = Plus(ShiftLeft<20>(code), AllInts((127 - E4M3::kBias) << 23));
@@ -213,9 +214,9 @@ void FindNvTileAmaxes(const void* source, int64_t stride, uint32_t* amaxes) {
 
 // ---- 16 lines of up to 8 blocks, a line to a lane
 
-/// As ReadNvColumns of kLanes rows of 16 elements: each register of `v` holds an element of every
-/// row. Every round of interleaving moves a bit of the place in a register to the number of the
-/// register.
+/// As ReadNvColumns, but the lines are rows: reads kLanes rows of 16 elements and transposes them,
+/// so that register i of `v` holds element i of every row. Each round of interleaving moves one bit
+/// of an element's place in its register to the number of its register.
 template <class Source>
 Ints ReadNvRows(const typename Source::Storage* source, int64_t stride, Floats* v) {
   Ints max = AllInts(0);

@@ -187,7 +187,7 @@ absl::Status CheckSkippedCast(ScenarioContext& context) {
   const Quantizer& quantizer = context.recipe().QuantizerFor(TensorRole::kWeight);
   LayerState state;
   Tensor cast;  // What the cached codes were made from.
-  int64_t casts = 0, step = 0;
+  int64_t step = 0;
   for (const Microbatch microbatch : {Microbatch::kFirst, Microbatch::kLater, Microbatch::kLater,
                                       Microbatch::kFirst, Microbatch::kLater}) {
     context.SetStep(step);
@@ -199,10 +199,7 @@ absl::Status CheckSkippedCast(ScenarioContext& context) {
                                          static_cast<float>(1 << 2 * step)));
     QG_ASSIGN_OR_RETURN(state.parameters["weight"].value, context.ToEngine(operands.weight));
     QG_ASSIGN_OR_RETURN(state.parameters["bias"].value, context.ToEngine(operands.bias));
-    if (microbatch == Microbatch::kFirst) {
-      cast = operands.weight;
-      ++casts;
-    }
+    if (microbatch == Microbatch::kFirst) cast = operands.weight;
     operands.weight = cast;
     QG_ASSIGN_OR_RETURN(const NamedOutputs outputs,
                         StepOnState(context, operands, microbatch, state));
@@ -225,7 +222,6 @@ absl::Status CheckSkippedCast(ScenarioContext& context) {
     }
     ++step;
   }
-  context.ExpectEqual("casts", casts, 2);
   return absl::OkStatus();
 }
 
