@@ -503,6 +503,7 @@ QG_HOST_DEVICE inline UnitScale MakeUnitScale(const LibraryRule& rule, float ama
       return library_steps::MakeTwoLevelScale(rule, amax, tensor_amax);
     case ScaleKind::kNone:
     case ScaleKind::kTensor:
+    case ScaleKind::kLine:
     case ScaleKind::kF32:
       break;
   }

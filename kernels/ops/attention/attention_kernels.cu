@@ -224,6 +224,32 @@ __device__ float LargestOfRow(float largest, float (&shared)[kRowThreadsMax / kW
   return LargestOfWarp(lane < warps ? shared[lane] : -HUGE_VALF);
 }
 
+/// Divides the terms of a piece by `divisor`, from 1 to 2^24, whose rounded reciprocal is
+/// `inverse`; NaN stays NaN. A product by the rounded reciprocal is at most two units in the last
+/// place off, a correction by its residual brings it within one, and the next one rounds as the
+/// division does (P. Markstein, "Computation of elementary functions on the IBM RISC System/6000
+/// processor", IBM J. Res. Dev. 34, 1990) where no residual underflows: not from terms of 2^-90 on,
+/// since their residuals are multiples of 2^-137. The compiler's own division branches for each
+/// element, so that no two of them overlap.
+template <int kWidth>
+__device__ void DividePiece(float (&terms)[kWidth], float divisor, float inverse) {
+  bool is_small = false;
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) is_small |= terms[i] < 0x1p-90f && terms[i] != 0;
+  if (is_small) {
+    for (int i = 0; i < kWidth; ++i) terms[i] = terms[i] / divisor;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) {
+    float quotient = terms[i] * inverse;
+    for (int correction = 0; correction < 2; ++correction) {
+      quotient = fmaf(fmaf(-divisor, quotient, terms[i]), inverse, quotient);
+    }
+    terms[i] = quotient;
+  }
+}
+
 template <NumberEncoding kEncoding, int kPieces>
 __global__ void __launch_bounds__(kRowThreadsMax)
     ForwardByBlocks(const SoftmaxParameters parameters) {
@@ -256,19 +282,23 @@ __global__ void __launch_bounds__(kRowThreadsMax)
       if (column >= taken) continue;
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
-        terms[v][i] = column + i < taken ? SoftmaxTerm(terms[v][i], largest) : -0.0f;
+        // Computed for every element, so that no branch lies between two chains of operations.
+        const float term = SoftmaxTerm(terms[v][i], largest);
+        terms[v][i] = column + i < taken ? term : -0.0f;
       }
       pieces[0][v] = SumOfPiece(terms[v]);
     }
     reduction.Reduce(pieces, sum);
     const float divisor = MaskedRowSum(sum[0], taken < keys);
+    const float inverse = 1.0f / divisor;
 #pragma unroll
     for (int v = 0; v < kPieces; ++v) {
       const int64_t column = PieceColumn<kWidth>(v);
       if (column >= keys) continue;
+      if (column < taken) DividePiece(terms[v], divisor, inverse);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
-        terms[v][i] = column + i < taken ? terms[v][i] / divisor : 0.0f;
+        if (column + i >= taken) terms[v][i] = 0.0f;
       }
       StoreLanes({parameters.probabilities, NumberEncoding::kF32}, row * keys + column, terms[v]);
       if constexpr (kEncoding != NumberEncoding::kF32) {

@@ -16,6 +16,13 @@
 #include "kernels/quantize/recipe/recipe_table.h"
 
 namespace quantgate {
+/// The rules of the two directions of a tensor, from a JSON object.
+struct CustomDirections {
+  std::optional<QuantizerRule> rowwise, columnwise;
+  std::optional<ColumnwiseSource> source;
+  Json canonical = Json::object();
+};
+
 namespace {
 
 /// The most rules of a list, a bound on untrusted input.
@@ -29,15 +36,8 @@ absl::StatusOr<ColumnwiseSource> ParseSource(const Json& json) {
                 "must be one of original, rowwise_dequantized");
 }
 
-/// The rules of the two directions of a tensor, from a JSON object.
-struct Directions {
-  std::optional<QuantizerRule> rowwise, columnwise;
-  std::optional<ColumnwiseSource> source;
-  Json canonical = Json::object();
-};
-
-absl::StatusOr<Directions> ParseDirections(const Json& json) {
-  Directions directions;
+absl::StatusOr<CustomDirections> ParseDirections(const Json& json) {
+  CustomDirections directions;
   const auto read = [&](const char* key, std::optional<QuantizerRule>& rule) -> absl::Status {
     if (!json.contains(key)) return absl::OkStatus();
     absl::StatusOr<QuantizerRule> parsed = ParseQuantizerRule(json[key]);
@@ -55,8 +55,8 @@ absl::StatusOr<Directions> ParseDirections(const Json& json) {
   return directions;
 }
 
-absl::StatusOr<Directions> ParseDirectionText(std::string_view text) {
-  if (text == "gemm") return Directions{};
+absl::StatusOr<CustomDirections> ParseDirectionText(std::string_view text) {
+  if (text == "gemm") return CustomDirections{};
   QG_ASSIGN_OR_RETURN(const Json json, ParseJson(text));
   if (!json.is_object()) {
     return Refuse("", ShownValue(text), "must be gemm, or an object of rowwise, columnwise");
@@ -134,7 +134,7 @@ struct CustomRule {
   std::optional<ModuleType> module;
   std::optional<TensorRole> role;
   std::optional<std::string> layer, path;  ///< Patterns.
-  Directions directions;
+  CustomDirections directions;
   Json canonical;
 
   bool depends_on_module() const { return module || layer || path; }
@@ -258,14 +258,14 @@ absl::StatusOr<RecipeRules> RulesOfHybrid(const Recipe::Knobs& knobs) {
     rules.split[index] = has_word ? rule.recipe->UsesSplitAccumulator(gemm) : kModuleSplits[index];
     by_gemm.push_back(std::move(rule));
   }
-  std::vector<Directions> by_role;
+  std::vector<CustomDirections> by_role;
   for (const TensorRole role : kTensorRoles) {
     QG_ASSIGN_OR_RETURN(by_role.emplace_back(),
                         ParseDirectionText(knobs.find(TensorRoleName(role))->second));
   }
   std::vector<const std::optional<QuantizerRule>*> all;
   for (const std::optional<QuantizerRule>& rule : by_gemm) all.push_back(&rule);
-  for (const Directions& directions : by_role) {
+  for (const CustomDirections& directions : by_role) {
     all.insert(all.end(), {&directions.rowwise, &directions.columnwise});
   }
   QG_ASSIGN_OR_RETURN(rules.delayed, DelayedOptionsOf(all));
@@ -279,7 +279,7 @@ absl::StatusOr<RecipeRules> RulesOfHybrid(const Recipe::Knobs& knobs) {
   QG_ASSIGN_OR_RETURN(const ColumnwiseSource source,
                       ParseSource(Json(knobs.find("columnwise_source")->second)));
   for (const TensorRole role : kTensorRoles) {
-    const Directions& directions = by_role[static_cast<size_t>(role)];
+    const CustomDirections& directions = by_role[static_cast<size_t>(role)];
     Quantizer& quantizer = rules.of(role);
     if (directions.rowwise) quantizer.rowwise = directions.rowwise->For(role, Usage::kRowwise);
     if (directions.columnwise) {
@@ -390,7 +390,7 @@ absl::StatusOr<std::string> CanonicalComposedValue(const Knob& knob, std::string
     return rule.canonical.is_string() ? rule.canonical.get<std::string>() : rule.canonical.dump();
   }
   if (knob.kind == KnobKind::kDirection) {
-    QG_ASSIGN_OR_RETURN(const Directions directions, ParseDirectionText(value));
+    QG_ASSIGN_OR_RETURN(const CustomDirections directions, ParseDirectionText(value));
     return directions.canonical.empty() ? "gemm" : directions.canonical.dump();
   }
   QG_ASSIGN_OR_RETURN(const CustomRules rules, CustomRules::Parse(value));

@@ -73,6 +73,20 @@ TEST(SoftmaxCuda, EveryDistributionAndShape) {
   }
 }
 
+// Rows whose terms reach from 1 to below the smallest number, those that a kernel's own division is
+// not for among them.
+TEST(SoftmaxCuda, TermsDownToTheSmallest) {
+  for (const DType dtype : kFloats) {
+    for (const AttentionMask mask : {AttentionMask::kNone, AttentionMask::kCausal}) {
+      SoftmaxDesc desc;
+      desc.scores = Generated(Distribution::kUniform, dtype, {4, 512, 2048}, 1);
+      desc.scale = 60;  // Terms down to e^-120; a binary32 number is 0 below e^-104.
+      desc.mask = mask;
+      ExpectSameSoftmax(desc, Generated(Distribution::kNormal, dtype, {4, 512, 2048}, 2));
+    }
+  }
+}
+
 // Sums that are -0 where no key is left out, and +0 where some are.
 TEST(SoftmaxCuda, SignsOfZeroSums) {
   for (const int64_t keys : {5, 40, 2048}) {

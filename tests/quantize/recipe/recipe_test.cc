@@ -146,17 +146,17 @@ TEST(Recipe, RefusesWithRecipeKnobValueAndChoices) {
       {"", "name is \"\": unknown recipe"},
       {"bf16:fp8_format=e4m3",
        "knobs[\"fp8_format\"] is \"e4m3\": a knob of fp8_delayed, fp8_current, fp8_block, mxfp8, "
-       "not of bf16; knobs of bf16: backward_override"},
+       "fp8_rowwise, not of bf16; knobs of bf16: backward_override"},
       {"bf16:overflow=nan",
        "knobs[\"overflow\"] is \"nan\": a knob of fp8_delayed, fp8_current, fp8_block, mxfp8, "
-       "mxfp6_e2m3, mxfp6_e3m2, mxfp4, nvfp4, "
+       "mxfp6_e2m3, mxfp6_e3m2, mxfp4, nvfp4, fp8_rowwise, "
        "not of bf16; knobs of bf16: backward_override, activation_dtype"},
       {"fp8_delayed:flush_subnormals=always",
        "knobs[\"flush_subnormals\"] is \"always\": must be one of sharded_update|never; a whole "
        "tensor's scale is given"},
       {"nvfp4:flush_subnormals=never",
        "knobs[\"flush_subnormals\"] is \"never\": a knob of fp8_delayed, fp8_current, fp8_block, "
-       "mxfp8, not of nvfp4"},
+       "mxfp8, fp8_rowwise, not of nvfp4"},
       {"bf16:scale_rule=reciprocal", "not of bf16; knobs of bf16: backward_override"},
       {"bf16:element_rounding=nope", "not of bf16; knobs of bf16: backward_override"},
       {"hybrid:fprop={\"name\": \"bf16\", \"knobs\": {\"overflow\": \"nan\"}}",
