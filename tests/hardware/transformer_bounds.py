@@ -66,14 +66,26 @@ def recipes_of_gemms(recipe):
 
 def has_bits(recipe, width):
     """Whether column-parallel y and dw and row-parallel dx and dw have the bits of one rank (docs/ranks.md section 5)."""
-    return recipe in ("bf16", "fp8_delayed", "mxfp8") or recipe == "fp8_block" and width % 256 == 0
+    whole = ("bf16", "fp8_delayed", "fp8_rowwise", "mxfp8", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4")
+    return recipe in whole or recipe == "fp8_block" and width % 256 == 0
 
 
-def tensors_with_bits(recipe, width):
+def tensors_with_bits(recipe, mode, width):
     """Names of tensors that must have the bits of one rank: of the layer, of norm1 with qkv, of fc2."""
-    fprop, dgrad, wgrad = (has_bits(each, width) for each in recipes_of_gemms(recipe))
-    layer = ["fc2.grad_output"] + ["qkv.x", "qkv.y", "core.heads", "proj.x"] * fprop + ["fc2.dx"] * dgrad
-    return layer, ["y"] * fprop + ["dw"] * wgrad + ["db"], ["dx"] * dgrad + ["dw"] * wgrad
+    fprop, dgrad, wgrad = recipes_of_gemms(recipe)
+    if mode == "high_precision":
+        dgrad = wgrad = "bf16"
+    elif mode == "dequantized":  # Of the codes that fprop read.
+        dgrad = wgrad = fprop
+    # What is gathered is quantized for the first GEMM that reads it: another recipe's codes are made from those codes.
+    y, dx = has_bits(fprop, width), has_bits(dgrad, width)
+    column_dw, row_dw = (has_bits(wgrad, width) and gathered in ("bf16", wgrad) for gathered in (fprop, dgrad))
+    if mode == "high_precision":
+        column_dw = True  # x is kept and gathered as it came.
+    elif mode == "dequantized" and fprop == "fp8_rowwise":
+        dx = row_dw = False  # A part of a row has a scale of its own.
+    layer = ["fc2.grad_output"] + ["qkv.x", "qkv.y", "core.heads", "proj.x"] * y + ["fc2.dx"] * dx
+    return layer, ["y"] * y + ["dw"] * column_dw + ["db"], ["dx"] * dx + ["dw"] * row_dw
 
 
 def judge(report, outputs, bits):
@@ -199,7 +211,7 @@ class Training:
         for block in ("block2", "block1"):
             self.run(layers[block], f"{block}.safetensors", "--grad-output", gradients[block])
         self.hold_to_session()
-        bits, bits_of_qkv, bits_of_fc2 = tensors_with_bits(self.recipe, given.width)
+        bits, bits_of_qkv, bits_of_fc2 = tensors_with_bits(self.recipe, self.mode, given.width)
         found, reports = {}, {}
         for block in BLOCKS:
             reports[block], found[block] = self.compare(layers[block], gradients[block], "column", LAYER_OUTPUTS, bits)

@@ -17,8 +17,8 @@ import subprocess
 import sys
 import tempfile
 
-RECIPES = ("bf16", "fp8_delayed", "fp8_current", "fp8_block", "mxfp8", "nvfp4",
-           "hybrid:fprop=fp8_current,dgrad=mxfp8,wgrad=mxfp8")
+RECIPES = ("bf16", "fp8_delayed", "fp8_current", "fp8_rowwise", "fp8_block", "mxfp8", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4",
+           "nvfp4", "hybrid:fprop=fp8_current,dgrad=mxfp8,wgrad=mxfp8")
 WITHOUT_OVERRIDES = ("bf16", "fp8_delayed")
 MODES = ("none", "high_precision", "dequantized")
 ONE_RANK, TWO_RANKS, OVERLAPPED = range(3)
