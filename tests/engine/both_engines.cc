@@ -128,7 +128,7 @@ Engine& Cpu() {
 
 Arithmetic ModelFor(const Recipe& recipe) {
   if (recipe.name() == "hybrid" || recipe.name() == "custom") return Arithmetic{};
-  const bool is_blackwell = recipe.name() == "mxfp8" || recipe.name() == "nvfp4";
+  const bool is_blackwell = recipe.name().starts_with("mx") || recipe.name() == "nvfp4";
   return Arithmetic::Parse(is_blackwell ? "sm100" : "sm90").value();
 }
 
