@@ -77,9 +77,10 @@ def tensors_with_bits(recipe, mode, width):
         dgrad = wgrad = "bf16"
     elif mode == "dequantized":  # Of the codes that fprop read.
         dgrad = wgrad = fprop
-    # What is gathered is quantized for the first GEMM that reads it: another recipe's codes are made from those codes.
     y, dx = has_bits(fprop, width), has_bits(dgrad, width)
-    column_dw, row_dw = (has_bits(wgrad, width) and gathered in ("bf16", wgrad) for gathered in (fprop, dgrad))
+    column_dw = row_dw = has_bits(wgrad, width)
+    if recipe.startswith("hybrid"):  # What is gathered is quantized twice, by docs/ranks.md section 3: for wgrad by columns of codes.
+        column_dw, row_dw = fprop == "bf16", dgrad == "bf16"
     if mode == "high_precision":
         column_dw = True  # x is kept and gathered as it came.
     elif mode == "dequantized" and fprop == "fp8_rowwise":
