@@ -135,12 +135,20 @@ std::vector<LayerTable> Tables() {
 }
 // clang-format on
 
+/// The name of the dtype of the codes that forward keeps.
+std::string ElementOf(const Recipe& recipe) {
+  if (recipe.name() == "mxfp6_e2m3" || recipe.name() == "mxfp6_e3m2") {
+    return absl::StrCat("f", recipe.name().substr(4));
+  }
+  return recipe.name() == "nvfp4" || recipe.name() == "mxfp4" ? "f4_e2m1x2" : "f8_e4m3";
+}
+
 /// One recipe's answers to what the tables leave open.
 struct RecipeFacts {
   explicit RecipeFacts(const Recipe& recipe)
       : mode(recipe.is_quantized() ? std::string(BackwardOverrideName(recipe.backward_override()))
                                    : "not quantized"),
-        element(absl::StartsWith(recipe.name(), "nvfp4") ? "f4_e2m1x2" : "f8_e4m3"),
+        element(ElementOf(recipe)),
         activation(recipe.activation_dtype().value_or(DType::kBF16)) {}
 
   std::string ContentOf(const std::string& kind, DType given) const {

@@ -4,6 +4,8 @@
 #include <bit>
 #include <cmath>
 #include <optional>
+#include <set>
+#include <string>
 #include <tuple>
 #include <utility>
 
@@ -325,6 +327,11 @@ void SortBestFirst(std::vector<CodesCandidate>& candidates) {
                      };
                      return key(left) > key(right);
                    });
+  // Scales whose shape fits two readings may give one description twice; the better stays.
+  std::set<std::tuple<std::string, std::string, std::string, std::string>> described;
+  std::erase_if(candidates, [&](const CodesCandidate& c) {
+    return !described.insert({c.element, c.block, c.scale_rule, c.element_rule}).second;
+  });
 }
 
 std::set<std::string> LibrariesOf(const std::vector<CodesCandidate>& candidates) {

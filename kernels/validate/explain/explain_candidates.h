@@ -162,7 +162,7 @@ inline constexpr int kStochasticCount = 2;
 std::vector<CodesCandidate> StochasticOf(const ScaledGroup& group, const RoundingCounts& counts);
 
 /// Sorts by the numbers of codes and scales that match; among equals, stochastic candidates are
-/// last.
+/// last. Of those with one description the first stays.
 void SortBestFirst(std::vector<CodesCandidate>& candidates);
 
 /// The libraries whose rules are those of the established candidates.

@@ -132,9 +132,12 @@ ScaleRuleResult UnderE8m0(float code, float factor, const ScaleRuleInput& input)
 }
 
 ScaleRuleResult ReciprocalUp(const ScaleRuleInput& input) {
+  constexpr float kSmallest = 0x1p-126f;
   const float inverse = 1.0f / ScaleOrOne(input);
-  const float exponent = CeilLog2(inverse < 0x1p-126f ? 0x1p-126f : inverse);
-  return UnderE8m0(Clamped(exponent + 127, 0, 254), PowerOfTwo(-exponent), input);
+  const float exponent = CeilLog2(inverse < kSmallest ? kSmallest : inverse);
+  ScaleRuleResult result = UnderE8m0(Clamped(exponent + 127, 0, 254), PowerOfTwo(-exponent), input);
+  result.is_at_bound |= inverse <= kSmallest;
+  return result;
 }
 
 ScaleRuleResult RoundUpByLog2(const ScaleRuleInput& input) {

@@ -220,7 +220,8 @@ TEST(ExplainEvidence, ElementsAndBlocksMustBeTheLibrarys) {
        "compressed-tensors, NVFP4 | torchao, NVFP4 with a tensor scale | vLLM, NVFP4"},
       {TwoLevel(32, amax), ""},
       {PowerOfTwo(128), "DeepGEMM, UE8M0 | Transformer Engine, FP8 block scaling"},
-      {PowerOfTwo(32), ""},
+      // The one library whose MX scales are fp32 numbers.
+      {PowerOfTwo(32), "qwix, MX"},
   };
   for (const auto& [formula, libraries] : rows) {
     SCOPED_TRACE(absl::StrCat(formula.name, " of ", std::string(DTypeName(formula.element)), " 1x",

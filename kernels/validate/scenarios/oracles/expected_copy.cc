@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <limits>
 #include <utility>
 #include <vector>
 
 #include "kernels/base/status_macros.h"
 #include "kernels/numerics/e8m0.h"
 #include "kernels/numerics/hadamard.h"
+#include "kernels/numerics/library_rule.h"
 #include "kernels/numerics/nvfp4.h"
 #include "kernels/numerics/stochastic_rounding.h"
 #include "kernels/tensor/visit_format.h"
@@ -40,6 +42,45 @@ uint8_t EncodeCode(const QuantizerSpec& spec, float value) {
     }
   });
   return code;
+}
+
+float LargestFiniteOf(DType source) {
+  if (source == DType::kBF16) return MaxFinite<BFloat16>();
+  return source == DType::kF16 ? MaxFinite<Float16>() : MaxFinite<Float32>();
+}
+
+/// The steps of library_rule.h that `spec` asks for; a line is one block.
+LibraryRule LibraryRuleOf(const QuantizerSpec& spec, DType source) {
+  LibraryRule rule;
+  rule.source = source == DType::kBF16  ? StepFormat::kBF16
+                : source == DType::kF16 ? StepFormat::kF16
+                                        : StepFormat::kF32;
+  rule.options.rule = spec.scale_rule;
+  rule.options.power_2 = spec.power_2_scale;
+  rule.options.amax_epsilon = spec.amax_epsilon;
+  switch (spec.format) {
+    case QuantizerFormat::kFp8Tensor:
+      rule.is_whole = true;
+      break;
+    case QuantizerFormat::kMxfp8:
+      rule.scales = ScaleKind::kE8m0;
+      break;
+    case QuantizerFormat::kNvfp4:
+      rule.scales = ScaleKind::kTwoLevel;
+      rule.e4m3_max = spec.e4m3_max;
+      break;
+    default:
+      rule.scales = ScaleKind::kF32;
+      rule.options.value_for_infinity = LargestFiniteOf(source);
+  }
+  rule.scale_dtype = spec.scale_dtype;
+  rule.zero_scale = spec.zero_scale;
+  rule.operation = spec.element_operation;
+  rule.operation_dtype = spec.operation_dtype;
+  rule.rounding = spec.element_rounding;
+  rule.overflow = spec.overflow;
+  rule.zero_sign = spec.zero_sign;
+  return rule;
 }
 
 float Larger(float a, float b) {
@@ -127,6 +168,7 @@ class CopyMaker {
         spec_(spec),
         arguments_(arguments),
         usage_(usage),
+        library_rule_(LibraryRuleOf(spec, source.dtype())),
         lines_(usage, source.rows(), source.columns()),
         layout_(spec.format, spec.block_dim, lines_) {
     copy_.format = spec.format;
@@ -183,24 +225,77 @@ class CopyMaker {
     ForEach(block, [&](int64_t line, int64_t i) { amax = Larger(amax, Value(line, i)); });
     return amax;
   }
+  bool HasNan(const Block& block) {
+    bool has_nan = false;
+    ForEach(block, [&](int64_t line, int64_t i) { has_nan |= Value(line, i) != Value(line, i); });
+    return has_nan;
+  }
+
+  /// By another library's steps.
+  UnitScale LibraryScaleOf(float amax, float tensor_amax) const {
+    UnitScale scale;
+    VisitFormat<AllFormats>(spec_.element, [&]<class F>() {
+      if constexpr (FormatConstants<F>::kBits <= 8) {
+        scale = MakeUnitScale<F>(library_rule_, amax, tensor_amax);
+      }
+    });
+    return scale;
+  }
+  void WriteLibraryCodes(const Block& block, const UnitScale& scale) {
+    ForEach(block, [&](int64_t line, int64_t i) {
+      uint8_t code = 0;
+      VisitFormat<AllFormats>(spec_.element, [&]<class F>() {
+        if constexpr (FormatConstants<F>::kBits <= 8) {
+          code = ElementCode<F>(library_rule_, ScaledElement(library_rule_, scale, Value(line, i)));
+        }
+      });
+      WriteCode(copy_.data, layout_.CodeIndex(line, i), code);
+    });
+  }
+  void MakeLibraryBlock(const Block& block, float amax) {
+    if (UnitTakesNan(library_rule_) && HasNan(block)) {
+      amax = std::numeric_limits<float>::quiet_NaN();
+    }
+    const float tensor_amax = copy_.amax.has_value() ? *copy_.amax.as<float>() : 0.0f;
+    const UnitScale scale = LibraryScaleOf(amax, tensor_amax);
+    ForEach(block, [&](int64_t line, int64_t i) {
+      const int64_t index = layout_.ScaleIndex(line, i);
+      if (copy_.scale_inv.dtype() == DType::kF32) {
+        copy_.scale_inv.as<float>()[index] = scale.scale_inv;
+      } else {
+        copy_.scale_inv.as<uint8_t>()[index] = scale.code;
+      }
+    });
+    WriteLibraryCodes(block, scale);
+  }
 
   absl::Status MakePerTensor() {
     const bool is_delayed = spec_.scaling == Scaling::kDelayed;
     float amax = ExpectedAmax(source_);
     const Tensor& group = arguments_.group_amax_rowwise;
     if (!is_delayed && group.has_value()) amax = *group.as<float>();
+    QG_ASSIGN_OR_RETURN(copy_.amax, Tensor::FromScalar(amax));
+    const bool is_empty = source_.element_count() == 0 && !group.has_value();
+    const Block whole = {0, lines_.lines, 0, lines_.length};
+    if (spec_.has_library_steps()) {
+      const UnitScale unit = is_delayed
+                                 ? GivenUnitScale(library_rule_, *arguments_.scale.as<float>())
+                             : is_empty ? GivenUnitScale(library_rule_, 1.0f)
+                                        : LibraryScaleOf(amax, 0.0f);
+      QG_ASSIGN_OR_RETURN(copy_.scale_inv, Tensor::FromScalar(unit.scale_inv));
+      WriteLibraryCodes(whole, unit);
+      return absl::OkStatus();
+    }
     const ScaleOptions options{.rule = spec_.scale_rule,
                                .power_2 = spec_.power_2_scale,
                                .amax_epsilon = spec_.amax_epsilon};
     const float scale =
         is_delayed ? *arguments_.scale.as<float>()
-        : source_.element_count() == 0 && !group.has_value()
-            ? 1.0f
-            : ComputeScale(amax, MaxFiniteOf(spec_.element), options, spec_.subnormals());
+        : is_empty ? 1.0f
+                   : ComputeScale(amax, MaxFiniteOf(spec_.element), options, spec_.subnormals());
     QG_ASSIGN_OR_RETURN(copy_.scale_inv,
                         Tensor::FromScalar(Flushed(1.0f / scale, spec_.subnormals())));
-    QG_ASSIGN_OR_RETURN(copy_.amax, Tensor::FromScalar(amax));
-    ForEach({0, lines_.lines, 0, lines_.length}, [&](int64_t line, int64_t i) {
+    ForEach(whole, [&](int64_t line, int64_t i) {
       WriteCode(copy_.data, layout_.CodeIndex(line, i), EncodeCode(spec_, Value(line, i) * scale));
     });
     return absl::OkStatus();
@@ -218,9 +313,10 @@ class CopyMaker {
       amaxes[0] = group.has_value() ? *group.as<float>() : ExpectedAmax(source_);
     }
     for (const float amax : amaxes) {
+      if (spec_.has_library_steps()) break;  // Their blocks begin with the amax itself.
       tensor_scales_.push_back(MakeNvfp4TensorScale(amax, spec_.e4m3_max, spec_.scale_rule));
     }
-    if (spec_.scale_rule == ScaleRule::kSingleLevel) return absl::OkStatus();
+    if (!HasTensorScale(spec_.scale_rule)) return absl::OkStatus();
     QG_ASSIGN_OR_RETURN(copy_.amax,
                         Tensor::FromBytes(DType::kF32, {static_cast<int64_t>(amaxes.size())},
                                           std::as_bytes(std::span(amaxes))));
@@ -233,6 +329,7 @@ class CopyMaker {
 
   void MakeBlock(const Block& block) {
     const float amax = AmaxOf(block);
+    if (spec_.has_library_steps()) return MakeLibraryBlock(block, amax);
     switch (spec_.format) {
       case QuantizerFormat::kFp8Block:
       case QuantizerFormat::kFp8Rowwise:
@@ -245,14 +342,11 @@ class CopyMaker {
   }
 
   void MakeFp8Block(const Block& block, float amax) {
-    float largest = MaxFinite<Float32>();
-    if (source_.dtype() == DType::kBF16) largest = MaxFinite<BFloat16>();
-    if (source_.dtype() == DType::kF16) largest = MaxFinite<Float16>();
     const float scale = ComputeScale(amax, MaxFiniteOf(spec_.element),
                                      {.rule = spec_.scale_rule,
                                       .power_2 = spec_.power_2_scale,
                                       .amax_epsilon = spec_.amax_epsilon,
-                                      .value_for_infinity = largest},
+                                      .value_for_infinity = LargestFiniteOf(source_.dtype())},
                                      spec_.subnormals());
     ForEach(block, [&](int64_t line, int64_t i) {
       copy_.scale_inv.as<float>()[layout_.ScaleIndex(line, i)] =
@@ -322,6 +416,7 @@ class CopyMaker {
   const QuantizerSpec& spec_;
   const QuantizeArguments& arguments_;
   const Usage usage_;
+  const LibraryRule library_rule_;
   const Lines lines_;
   const CopyLayout layout_;
   std::vector<Nvfp4TensorScale> tensor_scales_;

@@ -135,7 +135,8 @@ TEST_F(ExplainCommandTest, SaysWhatIsCertainWhereNothingFits) {
       Explained(arguments("torchao_nvfp4") + Arguments{"--amax", file + ":torchao_nvfp4.amax"}, 0);
   EXPECT_TRUE(named["is_established"]);
   EXPECT_EQ(named["codes"][0]["element_rule"],
-            "x * ((1 / tensor scale) / block scale), nearest_even, saturate");
+            "x * ((1 / tensor scale) / block scale) or x * (global scale / block scale), "
+            "nearest_even, saturate");
   EXPECT_EQ(named["conclusion"].back(),
             "Of the libraries whose rules are tried, none fits but that of torchao, NVFP4 with a "
             "tensor scale.");
@@ -211,6 +212,11 @@ TEST_F(ExplainCommandTest, ExplainsWhateverQuantizeWrites) {
       {"mxfp8", all, "round_up", "1x32", "32x1"},
       {"mxfp8:enable_2d_quantization=true", weight, "round_up", "32x32 replicated",
        "32x32 replicated"},
+      {"mxfp6_e2m3", {"input"}, "round_up", "1x32", "32x1"},
+      {"mxfp6_e3m2", {"weight"}, "round_up", "1x32", "32x1"},
+      {"mxfp4", {"grad_output"}, "round_up", "1x32", "32x1"},
+      {"fp8_rowwise", activations, "divide", "one per row or 1x256",
+       "one per row of the transpose"},
       {"nvfp4", activations, "two_level", "1x16",
        "1x16 of the transpose, Hadamard-transformed (disable_rht=false)"},
       {"nvfp4", weight, "two_level", "16x16 replicated", "16x16 replicated of the transpose"},
@@ -239,8 +245,10 @@ TEST_F(ExplainCommandTest, ExplainsWhateverQuantizeWrites) {
                                (has_wide_tiles ? "32x5120" : "192x256");
     for (const std::string& role : row.roles) {
       for (const std::string layout : {"logical", "padded", "swizzled"}) {
-        const bool has_blocks = name != "fp8_delayed" && name != "fp8_current";
-        if (layout != "logical" && !has_blocks) continue;
+        const bool has_rule = name != "fp8_delayed" && name != "fp8_current";
+        const bool has_blocks = has_rule && name != "fp8_rowwise";
+        // Layouts of scales are the same for every role.
+        if (layout != "logical" && (!has_blocks || role != row.roles.front())) continue;
         if (layout == "swizzled" && name == "fp8_block") continue;
         const std::string q = Path("q.safetensors");
         Arguments quantize = {"quantize",       source, "--recipe", row.recipe,
@@ -262,9 +270,9 @@ TEST_F(ExplainCommandTest, ExplainsWhateverQuantizeWrites) {
                                "--scale-inv", q + ":" + usage + "_scale_inv"};
           if (name == "nvfp4") explain = explain + Arguments{"--amax", q + ":amax_" + usage};
           // A single scale is no evidence for its rule.
-          const Json json = Explained(explain, has_blocks ? 0 : 1);
+          const Json json = Explained(explain, has_rule ? 0 : 1);
           const Json& best = json["codes"][0];
-          EXPECT_EQ(json["is_established"], has_blocks);
+          EXPECT_EQ(json["is_established"], has_rule);
           EXPECT_EQ(best["code_match_count"], best["code_count"]) << best;
           EXPECT_EQ(best["scale_match_count"], best["scale_count"]) << best;
           EXPECT_EQ(best["block"], usage == "rowwise" ? row.rowwise : row.columnwise) << best;

@@ -279,8 +279,9 @@ TEST_F(FormatCommandTest, OneComparisonOfEveryRecipe) {
   }
   const std::set<std::string> both = {"none", "dequantized"};
   const std::map<std::string, std::set<std::string>> expected = {
-      {"bf16", both},  {"fp8_delayed", {"none"}}, {"fp8_current", both}, {"fp8_block", both},
-      {"mxfp8", both}, {"nvfp4", both},           {"hybrid", both}};
+      {"bf16", both},      {"fp8_delayed", {"none"}}, {"fp8_current", both}, {"fp8_rowwise", both},
+      {"fp8_block", both}, {"mxfp8", both},           {"mxfp6_e2m3", both},  {"mxfp6_e3m2", both},
+      {"mxfp4", both},     {"nvfp4", both},           {"hybrid", both}};
   EXPECT_EQ(modes, expected);
   EXPECT_TRUE(report["verdict"]["pass"].get<bool>()) << report["verdict"];
 }
@@ -322,7 +323,8 @@ TEST_F(FormatCommandTest, InfoListsEveryRecipeWithItsKnobs) {
     EXPECT_FALSE(recipe["knobs"].empty());
   }
   EXPECT_THAT(names, UnorderedElementsAre("bf16", "fp8_delayed", "fp8_current", "fp8_block",
-                                          "mxfp8", "nvfp4", "fp8_rowwise", "hybrid", "custom"));
+                                          "mxfp8", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4", "nvfp4",
+                                          "fp8_rowwise", "hybrid", "custom"));
 }
 
 }  // namespace QG_TEST_FILE
