@@ -20,6 +20,7 @@ namespace QG_TEST_FILE {
 
 using testing::EveryQuantizer;
 using ::testing::HasSubstr;
+using testing::IsasOf;
 using testing::NamedQuantizer;
 
 bool SameBytes(const Tensor& a, const Tensor& b) {
@@ -86,17 +87,18 @@ TEST(EveryFormat, EveryPathGivesTheSameBytes) {
     SCOPED_TRACE(named.name);
     for (const DType dtype : kSources) {
       for (const Distribution distribution : kDistributions) {
-        if (dtype != DType::kBF16 && distribution != Distribution::kSpecialsLaced) continue;
-        const QuantizerFormat format = named.quantizer.rowwise.format;
-        const bool has_tall_tiles =
-            format == QuantizerFormat::kFp8Block || format == QuantizerFormat::kFp8Rowwise;
-        const Tensor x = Source(dtype, {has_tall_tiles ? 128 : 64, 2112}, distribution, 7);
+        const QuantizerSpec& spec = named.quantizer.rowwise;
+        const bool has_one = dtype != DType::kBF16 || spec.has_library_steps();
+        if (has_one && distribution != Distribution::kSpecialsLaced) continue;
+        const bool is_tall = spec.format == QuantizerFormat::kFp8Block ||
+                             spec.format == QuantizerFormat::kFp8Rowwise;
+        const Tensor x = Source(dtype, {is_tall ? 128 : 64, 2112}, distribution, 7);
         if (!Takes(named, x)) continue;
         const QuantizeArguments arguments = named.ArgumentsFor();
         const ExecutionContext scalar = {.isa = Isa::kScalar, .threads = 1};
         const QuantizedTensor expected =
             *QuantizeCpu(x, named.quantizer, {true, true}, arguments, scalar);
-        for (const Isa isa : RunnableIsas()) {
+        for (const Isa isa : IsasOf(named.quantizer.rowwise)) {
           SCOPED_TRACE(IsaName(isa));
           const ExecutionContext context = {.isa = isa, .threads = 2};
           const QuantizedTensor q =
@@ -127,7 +129,7 @@ TEST(EveryFormat, EveryPathAtTheEdges) {
         const ExecutionContext scalar = {.isa = Isa::kScalar, .threads = 1};
         const QuantizedTensor expected =
             *QuantizeCpu(x, named.quantizer, usages, arguments, scalar);
-        for (const Isa isa : RunnableIsas()) {
+        for (const Isa isa : IsasOf(named.quantizer.rowwise)) {
           const ExecutionContext context = {.isa = isa, .threads = 1};
           const QuantizedTensor q = *QuantizeCpu(x, named.quantizer, usages, arguments, context);
           if (usages.rowwise) ExpectSameCopy(q, expected, Usage::kRowwise);
