@@ -163,6 +163,9 @@ class Backwarding {
 
  private:
   absl::StatusOr<std::vector<std::shared_ptr<LayerSaved>>> Recompute();
+  /// Into the peak, what deferred gradients keep beside all that the step holds; `saved` is what
+  /// backward read.
+  void CountDeferred(const std::vector<std::shared_ptr<LayerSaved>>& saved);
   absl::StatusOr<Tensor> BackwardOne(size_t layer, const LayerSaved& saved,
                                      const StepOperand& gradient, LayerState& state);
   absl::Status SeedMainGradientOverwritten(Microbatch microbatch, LayerState& state);
@@ -204,6 +207,16 @@ absl::StatusOr<std::vector<std::shared_ptr<LayerSaved>>> Backwarding::Recompute(
   SessionState now = session_.now;
   peak_ = SavedMemoryOf(session_.spec, now, pass.saved).added();
   return std::move(pass.saved);
+}
+
+void Backwarding::CountDeferred(const std::vector<std::shared_ptr<LayerSaved>>& saved) {
+  if (next_.deferred.size() == session_.now.deferred.size()) return;
+  SessionState now = session_.now;
+  now.deferred = next_.deferred;
+  const bool is_recomputed = flight_->recomputation != nullptr;
+  const SavedMemory memory = SavedMemoryOf(
+      session_.spec, now, is_recomputed ? saved : std::vector<std::shared_ptr<LayerSaved>>());
+  peak_ = std::max(peak_, memory.added());
 }
 
 /// Row 33: loses the main gradients of earlier microbatches.
@@ -296,6 +309,7 @@ absl::StatusOr<SessionStepResult> Backwarding::Run() {
   }
   KeepDelayed(flight_->recipe_number, layers, next_);
   DropRetired(next_);
+  CountDeferred(saved);
   NotePeak(peak_, next_.step_count + 1, next_);
   if (Has(kFaultInputCleared)) QG_RETURN_IF_ERROR(ClearInput(session_.engine, saved));
 
