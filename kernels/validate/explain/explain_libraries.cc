@@ -447,6 +447,14 @@ bool HasZeros(const RoundingCounts& counts, ZeroSign sign) {
   return counts.of(sign).matches == counts.zeros;
 }
 
+/// Nearest even stands for every rule of ties that has the same codes here.
+bool HasRounding(const RoundingCounts& counts, std::optional<CodeRounding> rounding,
+                 std::optional<CodeRounding> of_library) {
+  if (of_library == rounding) return true;
+  return rounding == CodeRounding::kNearestEven && of_library.has_value() &&
+         IsNearest(*of_library) && counts.of(*of_library).telling == 0;
+}
+
 }  // namespace
 
 std::vector<std::string_view> LibrariesOf(const ScaledGroup& group, const ScaledBy& by,
@@ -461,7 +469,7 @@ std::vector<std::string_view> LibrariesOf(const ScaledGroup& group, const Scaled
   }
   for (const LibraryQuantizer& quantizer : kLibraryQuantizers) {
     if (HasRule(*by.scaled, quantizer.scale_rule) && HasScaling(group, by.scaling, quantizer) &&
-        quantizer.rounding == rounding && HasElements(group, quantizer) &&
+        HasRounding(counts, rounding, quantizer.rounding) && HasElements(group, quantizer) &&
         HasBlocks(*group.stored, by.scaled->blocks(), quantizer) &&
         HasOrientation(*group.stored, by.scaled->blocks(), quantizer) &&
         HasZeros(counts, quantizer.zeros) &&
