@@ -148,17 +148,8 @@ absl::Status CheckOverlap(const LayerRequest& request, const PlannedOperation& o
   // The units of a grouped_linear do not communicate, so there is nothing to overlap.
   if (step == nullptr || !operation.linear.parallel.is_parallel()) return absl::OkStatus();
   const bool is_column = operation.parallel_mode == ParallelMode::kColumn;
-  OverlapPlan plan = is_column ? step->column_overlap : step->row_overlap;
-  const OverlapFacts& facts = operation.overlap_facts;
-  absl::Status status;
-  if (plan.has_any()) {
-    status = CheckSequenceParallel(facts);
-    if (status.ok()) status = CheckAggregate(plan.aggregate, plan.pieces, facts.ranks);
-  }
-  for (const GemmRole role : {GemmRole::kFprop, GemmRole::kDgrad, GemmRole::kWgrad}) {
-    if (plan.GivesWay(role)) plan.SetMethod(role, operation.linear.parallel.overlap.MethodOf(role));
-  }
-  if (status.ok()) status = CheckOverlapPlan(plan, facts, *operation.linear.recipe);
+  absl::Status status = CheckNamedOverlap(is_column ? step->column_overlap : step->row_overlap,
+                                          operation.overlap_facts, *operation.linear.recipe);
   if (status.ok()) status = CheckLinearUnitOverlap(operation.linear, step->profile);
   if (status.ok()) return status;
   return WithinField(absl::StrCat("parallel.", is_column ? "column" : "row", "_overlap"), status);

@@ -149,9 +149,8 @@ absl::Status CheckLayerForward(const SessionLayer& layer, const SessionLayerStat
   return CheckLayerGemms(*plan, arithmetic);
 }
 
-/// A layer's refusal with the fields of `parallel`, which has one overlap for both sides, where a
-/// step on ranks has a plan for each: "parallel.overlap.column_fprop" of
-/// "parallel.column_overlap.overlap.fprop".
+}  // namespace
+
 absl::Status WithRequestedOverlap(const absl::Status& status) {
   const std::optional<Refusal> refusal = RefusalOf(status);
   if (!refusal.has_value()) return status;
@@ -177,8 +176,6 @@ absl::Status WithRequestedOverlap(const absl::Status& status) {
   }
   return status;
 }
-
-}  // namespace
 
 absl::Status InLayer(const SessionLayer& layer, const absl::Status& status) {
   if (status.ok()) return status;

@@ -10,6 +10,11 @@
 
 namespace quantgate {
 
+/// A layer's refusal with the fields of `parallel`, which has one overlap for both sides, where a
+/// step on ranks has a plan for each: "parallel.overlap.column_fprop" of
+/// "parallel.column_overlap.overlap.fprop".
+absl::Status WithRequestedOverlap(const absl::Status& status);
+
 /// The status with "layer NAME: " before its message.
 absl::Status InLayer(const SessionLayer& layer, const absl::Status& status);
 

@@ -101,7 +101,7 @@ absl::Status SessionOutline::Forward(const ForwardStep& step) {
   if (!state.is_on_one_rank()) {
     QG_RETURN_IF_ERROR(CheckNoCodes("x", step.x_codes));
     QG_RETURN_IF_ERROR(CheckForwardAmaxGroups(step.amax_groups, state.spec, state.now.recipe));
-    QG_RETURN_IF_ERROR(CheckForwardOverlap(step.overlap, state.spec));
+    QG_RETURN_IF_ERROR(CheckForwardOverlap(step.overlap, state.spec, state.now.recipe));
   } else {
     QG_RETURN_IF_ERROR(CheckNamesNoRanks(step));
     const std::optional<CheckedForward>& last = state.checked_forward;

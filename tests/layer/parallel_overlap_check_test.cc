@@ -2,11 +2,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/comm/group/world.h"
 #include "kernels/comm/overlap/overlap.h"
+#include "kernels/comm/overlap/overlap_spec.h"
 #include "kernels/layer/layer_plan.h"
 #include "kernels/layer/layer_sharding.h"
 #include "kernels/layer/layer_step.h"
@@ -104,16 +107,33 @@ struct Resolved {
   OverlapPlan plan;
   std::vector<std::string> notes;
 };
-Resolved ResolvedOf(const LayerRequest& whole, ParallelStep step, const std::string& recipe) {
-  step.column_overlap.gives_way.fill(true);
-  step.row_overlap.gives_way.fill(true);
+Resolved ResolvedAsGiven(const LayerRequest& whole, const ParallelStep& step,
+                         const std::string& recipe) {
   const auto engine = MakeCpuEngine({.threads = 1});
   const auto shard = ShardLayer(*engine, whole, step);
   EXPECT_TRUE(shard.ok()) << shard.status();
   const auto plan = DecideLayer(*shard, *Recipe::Parse(recipe));
   EXPECT_TRUE(plan.ok()) << plan.status();
+  if (!plan.ok()) return {};
   const ProgramPlan& program = (*plan)->programs.front();
   return {program.operations.back().linear.parallel.overlap, program.notes};
+}
+
+Resolved ResolvedOf(const LayerRequest& whole, ParallelStep step, const std::string& recipe) {
+  step.column_overlap.gives_way.fill(true);
+  step.row_overlap.gives_way.fill(true);
+  return ResolvedAsGiven(whole, step, recipe);
+}
+
+/// A step in which both sides overlap as a request of these methods asks.
+ParallelStep StepUnder(const std::map<std::pair<OverlapSide, GemmRole>, OverlapMethod>& methods,
+                       const std::string& recipe) {
+  const OverlapSpec spec{.methods = methods};
+  const Recipe parsed = *Recipe::Parse(recipe);
+  ParallelStep step = StepOf(OverlapPlanOf(spec, OverlapSide::kColumn, parsed),
+                             OverlapPlanOf(spec, OverlapSide::kRow, parsed));
+  step.row_overlap.splits = 2;  // mxfp8: of 128 columns at least.
+  return step;
 }
 
 void ExpectMethods(const OverlapPlan& plan, OverlapMethod fprop, OverlapMethod dgrad,
@@ -153,6 +173,80 @@ TEST(OverlapCheck, WhatIsLeftOpenGivesWayToTheOverride) {
   const Resolved row = ResolvedOf(Linear(ParallelMode::kRow), step, recipe);
   ExpectMethods(row.plan, kPipeline, kNone, kNone);
   EXPECT_THAT(row.notes, ElementsAre(HasSubstr("dgrad runs without overlap: backward_override")));
+  recipe = "mxfp8:backward_override=dequantized";
+  const Resolved beside =
+      ResolvedAsGiven(Linear(ParallelMode::kRow), StepUnder({}, recipe), recipe);
+  ExpectMethods(beside.plan, kPipeline, kNone, kNone);
+  EXPECT_THAT(beside.notes,
+              ElementsAre(HasSubstr("dgrad, wgrad run without overlap: backward_override is")));
+}
+
+// docs/quantizers.md section 9: without a quantized recipe an override has no effect.
+TEST(OverlapCheck, AnOverrideOfNothingChangesNothing) {
+  const std::string recipe = "bf16:backward_override=dequantized";
+  const ParallelStep step = StepUnder({}, recipe);
+  const Resolved column = ResolvedAsGiven(Linear(ParallelMode::kColumn), step, recipe);
+  ExpectMethods(column.plan, kRingExchange, kBulk, kBulk);
+  EXPECT_THAT(column.notes, IsEmpty());
+  const Resolved row = ResolvedAsGiven(Linear(ParallelMode::kRow), step, recipe);
+  ExpectMethods(row.plan, kPipeline, kRingExchange, kNone);
+  EXPECT_THAT(row.notes, IsEmpty());
+  EXPECT_EQ(ColumnError(kColumnDefaults, recipe), "");
+}
+
+TEST(OverlapCheck, ADefaultMayBeNamed) {
+  const Resolved row = ResolvedAsGiven(
+      Linear(ParallelMode::kRow),
+      StepUnder({{{OverlapSide::kRow, GemmRole::kWgrad}, kExternal}}, "mxfp8"), "mxfp8");
+  ExpectMethods(row.plan, kPipeline, kRingExchange, kExternal);
+  EXPECT_THAT(row.notes, IsEmpty());
+}
+
+// docs/ranks.md section 10.6: a method whose GEMM a step does not have does nothing.
+TEST(OverlapCheck, WhatANamedMethodRunsBesideMayBeAbsent) {
+  const ParallelStep step =
+      StepUnder({{{OverlapSide::kRow, GemmRole::kWgrad}, kExternal}}, "mxfp8");
+  for (const RequiresGrad& wanted :
+       {RequiresGrad{.x = false}, RequiresGrad{.weight = false},
+        RequiresGrad{.x = false, .weight = false, .bias = false, .norm = false}}) {
+    LayerRequest request = Linear(ParallelMode::kRow);
+    request.requires_grad = wanted;
+    const Resolved row = ResolvedAsGiven(request, step, "mxfp8");
+    ExpectMethods(row.plan, kPipeline, wanted.x ? kRingExchange : kNone, kNone);
+    EXPECT_THAT(row.notes, IsEmpty());
+  }
+  LayerRequest evaluated = Linear(ParallelMode::kRow);
+  evaluated.grad_output = Tensor();
+  const Resolved row = ResolvedAsGiven(evaluated, step, "mxfp8");
+  ExpectMethods(row.plan, kPipeline, kNone, kNone);
+  EXPECT_THAT(row.notes, IsEmpty());
+}
+
+TEST(OverlapCheck, WhatIsLeftOpenRunsBesideADgradWithout) {
+  const Resolved column = ResolvedAsGiven(
+      Linear(ParallelMode::kColumn),
+      StepUnder({{{OverlapSide::kColumn, GemmRole::kDgrad}, kNone}}, "bf16"), "bf16");
+  ExpectMethods(column.plan, kRingExchange, kNone, kBulk);
+  EXPECT_THAT(column.notes, IsEmpty());
+  const Resolved row = ResolvedAsGiven(
+      Linear(ParallelMode::kRow),
+      StepUnder({{{OverlapSide::kRow, GemmRole::kDgrad}, kNone}}, "mxfp8"), "mxfp8");
+  ExpectMethods(row.plan, kPipeline, kNone, kNone);
+  EXPECT_THAT(row.notes, ElementsAre(HasSubstr("wgrad runs without overlap: external needs the "
+                                               "ring of dgrad")));
+}
+
+TEST(OverlapCheck, RefusesANamedExternalForItsOwnReason) {
+  const auto error_of = [](const std::string& recipe, int64_t rows = 128) {
+    return ErrorOf(Linear(ParallelMode::kRow, rows),
+                   StepUnder({{{OverlapSide::kRow, GemmRole::kWgrad}, kExternal}}, recipe), recipe);
+  };
+  const std::string named = "parallel.row_overlap.overlap.wgrad is external: ";
+  EXPECT_THAT(error_of("fp8_current"), HasSubstr(named + "only mxfp8 gathers columnwise codes"));
+  EXPECT_THAT(error_of("mxfp8:backward_override=dequantized"),
+              HasSubstr(named + "backward_override is dequantized"));
+  EXPECT_THAT(error_of("mxfp8", 64),
+              HasSubstr(named + "dgrad.rows is 64, 64: shards of the mxfp8"));
 }
 
 TEST(OverlapCheck, WhatIsLeftOpenGivesWayToTheDims) {
@@ -165,9 +259,9 @@ TEST(OverlapCheck, WhatIsLeftOpenGivesWayToTheDims) {
   step.row_overlap.wgrad = kExternal;
   const Resolved row = ResolvedOf(Linear(ParallelMode::kRow, 64), step, "mxfp8");
   ExpectMethods(row.plan, kPipeline, kNone, kNone);
-  EXPECT_THAT(row.notes, ElementsAre(HasSubstr("dgrad runs without overlap: dgrad.rows is 64, 64"),
-                                     HasSubstr("wgrad runs without overlap: external needs the "
-                                               "ring of dgrad")));
+  // What would run beside the ring goes with it.
+  EXPECT_THAT(row.notes,
+              ElementsAre(HasSubstr("dgrad, wgrad run without overlap: dgrad.rows is 64, 64")));
   // Blocks of 32 rows that two ranks share have codes of the whole x alone.
   const Resolved shared = ResolvedOf(Linear(ParallelMode::kColumn, 16), step, "mxfp8");
   ExpectMethods(shared.plan, kNone, kNone, kBulk);
@@ -229,7 +323,8 @@ TEST(OverlapCheck, RefusesWhatCannotBeCut) {
                         "multiples of 128"));
   const LayerRequest small = Linear(ParallelMode::kColumn, 64);
   EXPECT_THAT(ErrorOf(small, StepOf({.fprop = kRingExchange}, {}), "mxfp8"),
-              HasSubstr("fprop.rows is 64, 64: shards of the mxfp8 operand x are multiples of "
+              HasSubstr("overlap.fprop is ring_exchange: fprop.rows is 64, 64: shards of the mxfp8 "
+                        "operand x are multiples of "
                         "128"));
   EXPECT_EQ(ErrorOf(small, StepOf({.fprop = kRingExchange}, {}), "fp8_current"), "");
   EXPECT_THAT(

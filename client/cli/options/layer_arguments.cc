@@ -7,6 +7,7 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <set>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -40,17 +41,21 @@ class ArgumentReader {
   /// The next part as it stands; empty: none is left.
   std::string TakeWord() { return at_ < parts_.size() ? parts_[at_++] : std::string(); }
 
-  /// Hands every part that is left to `take` as key and value; false: there is no such key.
+  /// Hands every part that is left to `take` as key and value; false: there is no such key. Refuses
+  /// a key that is given twice.
   absl::Status ForEachSetting(
       const std::function<absl::StatusOr<bool>(const std::string& key, const std::string& value)>&
           take,
       const char* known) {
+    std::set<std::string> keys;
     for (; at_ < parts_.size(); ++at_) {
       const std::string& part = parts_[at_];
       const size_t equals = part.find('=');
+      const std::string key = part.substr(0, equals);
       const std::string value = equals == std::string::npos ? "" : part.substr(equals + 1);
-      QG_ASSIGN_OR_RETURN(const bool is_known, take(part.substr(0, equals), value));
+      QG_ASSIGN_OR_RETURN(const bool is_known, take(key, value));
       if (!is_known) return Fail(absl::StrCat("\"", part, "\" is none of ", known));
+      if (!keys.insert(key).second) return Fail(absl::StrCat("\"", key, "\" is given twice"));
     }
     return absl::OkStatus();
   }

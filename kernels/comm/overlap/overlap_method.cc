@@ -77,22 +77,34 @@ absl::Status CheckRowMethods(const OverlapPlan& plan, bool is_mxfp8) {
         "overlap.wgrad", OverlapMethodName(plan.wgrad),
         "columnwise grad_output is gathered beside dgrad's ring, which takes external or none");
   }
-  if (plan.wgrad == kExternal && plan.dgrad != kRingExchange) {
-    return Refuse("overlap.wgrad", OverlapMethodName(plan.wgrad),
-                  "external needs the ring of dgrad: overlap.dgrad must be ring_exchange");
-  }
   if (plan.wgrad == kExternal && !is_mxfp8) {
     return Refuse("overlap.wgrad", OverlapMethodName(plan.wgrad),
                   "only mxfp8 gathers columnwise codes of grad_output by themselves");
   }
+  if (plan.wgrad == kExternal && plan.dgrad != kRingExchange) {
+    return Refuse("overlap.wgrad", OverlapMethodName(plan.wgrad),
+                  "external needs the ring of dgrad: overlap.dgrad must be ring_exchange");
+  }
   return absl::OkStatus();
 }
 
-absl::Status CheckRecipe(const Recipe& recipe) {
+/// Refuses the first method of `roles` that the plan has, because of the recipe.
+absl::Status RefuseMethod(const OverlapPlan& plan, std::initializer_list<GemmRole> roles,
+                          const absl::Status& why) {
+  const GemmRole found = RoleToName(plan, *std::find_if(roles.begin(), roles.end(), [&](auto role) {
+                                      return plan.MethodOf(role) != OverlapMethod::kNone;
+                                    }));
+  return Refuse(absl::StrCat("overlap.", std::string(GemmRoleName(found))),
+                OverlapMethodName(plan.MethodOf(found)), std::string(why.message()));
+}
+
+absl::Status CheckRecipe(const OverlapPlan& plan, const Recipe& recipe) {
   const auto refuse = [&](std::string_view why) {
-    return Refuse(
-        "recipe", recipe.ShortText(),
-        absl::StrCat(std::string(why), "; unquantized, per-tensor FP8 and mxfp8 recipes overlap"));
+    return RefuseMethod(plan, {GemmRole::kFprop, GemmRole::kDgrad, GemmRole::kWgrad},
+                        Refuse("recipe", recipe.ShortText(),
+                               absl::StrCat(std::string(why),
+                                            "; unquantized, per-tensor FP8 and "
+                                            "mxfp8 recipes overlap")));
   };
   for (const RecipeDescription& known : AllRecipes()) {
     if (known.name == recipe.name() && known.is_composed) {
@@ -117,10 +129,14 @@ absl::Status CheckFacts(const OverlapPlan& plan, const OverlapFacts& facts, cons
   QG_RETURN_IF_ERROR(CheckSequenceParallel(facts));
   const bool overlaps_backward =
       plan.dgrad != OverlapMethod::kNone || plan.wgrad != OverlapMethod::kNone;
-  if (overlaps_backward && recipe.backward_override() != BackwardOverride::kNone) {
-    return Refuse("backward_override", BackwardOverrideName(recipe.backward_override()),
-                  "under a backward override dgrad and wgrad gather in high precision and take "
-                  "none");
+  // Without a quantized recipe an override has no effect (docs/quantizers.md section 9).
+  const bool is_overridden =
+      recipe.is_quantized() && recipe.backward_override() != BackwardOverride::kNone;
+  if (overlaps_backward && is_overridden) {
+    return RefuseMethod(
+        plan, {GemmRole::kDgrad, GemmRole::kWgrad},
+        Refuse("backward_override", BackwardOverrideName(recipe.backward_override()),
+               "under a backward override dgrad and wgrad gather in high precision and take none"));
   }
   if (facts.is_after_norm && facts.side == OverlapSide::kColumn &&
       plan.fprop != OverlapMethod::kNone) {
@@ -157,6 +173,11 @@ bool OverlapPlan::has_any() const {
          wgrad != OverlapMethod::kNone;
 }
 
+GemmRole RoleToName(const OverlapPlan& plan, GemmRole role) {
+  const bool is_asked_for = role == GemmRole::kDgrad && plan.wgrad == OverlapMethod::kExternal;
+  return is_asked_for ? GemmRole::kWgrad : role;
+}
+
 OverlapPlan DefaultOverlapPlan(OverlapSide side, bool is_mxfp8) {
   OverlapPlan plan;
   plan.fprop = AssignmentOf(side, GemmRole::kFprop).method;
@@ -171,13 +192,24 @@ absl::Status CheckOverlapPlan(const OverlapPlan& plan, const OverlapFacts& facts
   QG_RETURN_IF_ERROR(CheckCount("overlap.pieces", plan.pieces));
   QG_RETURN_IF_ERROR(CheckCount("overlap.splits", plan.splits));
   if (!plan.has_any()) return absl::OkStatus();
-  QG_RETURN_IF_ERROR(CheckRecipe(recipe));
+  QG_RETURN_IF_ERROR(CheckRecipe(plan, recipe));
   const bool is_mxfp8 =
       recipe.QuantizerFor(TensorRole::kInput).rowwise.traits().scales == ScaleKind::kE8m0;
   QG_RETURN_IF_ERROR(facts.side == OverlapSide::kColumn ? CheckColumnMethods(plan)
                                                         : CheckRowMethods(plan, is_mxfp8));
   QG_RETURN_IF_ERROR(CheckFacts(plan, facts, recipe));
   return CheckAggregate(plan.aggregate, plan.pieces, facts.ranks);
+}
+
+absl::Status CheckNamedOverlap(OverlapPlan plan, const OverlapFacts& facts, const Recipe& recipe) {
+  if (plan.has_any()) {
+    QG_RETURN_IF_ERROR(CheckSequenceParallel(facts));
+    QG_RETURN_IF_ERROR(CheckAggregate(plan.aggregate, plan.pieces, facts.ranks));
+  }
+  for (const GemmRole role : {GemmRole::kFprop, GemmRole::kDgrad, GemmRole::kWgrad}) {
+    if (plan.GivesWay(role)) plan.SetMethod(role, OverlapMethod::kNone);
+  }
+  return CheckOverlapPlan(plan, facts, recipe);
 }
 
 absl::Status CheckSequenceParallel(const OverlapFacts& facts) {

@@ -81,12 +81,17 @@ struct OverlapFacts {
   bool returns_norm_output = false;
 };
 
+/// The method that a refusal of a GEMM's overlap names: that of wgrad for dgrad's ring where wgrad
+/// is external, which asks for the ring.
+GemmRole RoleToName(const OverlapPlan& plan, GemmRole role);
+
 /// INVALID_ARGUMENT naming field, value and rule unless the plan can be carried out:
 /// - the collective has the method: an all-gather has no pipeline, and a reduce-scatter has only
 ///   none, ring_exchange, pipeline and bulk;
 /// - column dgrad by ring_exchange or pipeline scatters dx inside its own GEMM and leaves wgrad
 ///   nothing to scatter;
-/// - sequence parallelism is on; dgrad and wgrad have no backward override;
+/// - sequence parallelism is on; dgrad and wgrad have no backward override, unless nothing is
+///   quantized and it has no effect;
 /// - every role is unquantized, per-tensor FP8 or mxfp8, in one format, and the recipe is not
 ///   composed;
 /// - fprop gathers a norm's output only where that is not returned and grad is enabled;
@@ -94,6 +99,10 @@ struct OverlapFacts {
 /// - splits and pieces are in [1, kOverlapCutsMax].
 absl::Status CheckOverlapPlan(const OverlapPlan& plan, const OverlapFacts& facts,
                               const Recipe& recipe);
+
+/// Checks what a plan asks for by name, and what holds for the open methods too: sequence
+/// parallelism and an aggregate ring. Errors as CheckOverlapPlan.
+absl::Status CheckNamedOverlap(OverlapPlan plan, const OverlapFacts& facts, const Recipe& recipe);
 
 /// INVALID_ARGUMENT unless activations are cut by rows, without which nothing overlaps.
 absl::Status CheckSequenceParallel(const OverlapFacts& facts);

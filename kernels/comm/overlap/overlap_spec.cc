@@ -1,5 +1,6 @@
 #include "kernels/comm/overlap/overlap_spec.h"
 
+#include <algorithm>
 #include <optional>
 #include <vector>
 
@@ -25,6 +26,13 @@ std::string OverlapSpec::Text() const {
   return parts.empty() ? "default" : absl::StrJoin(parts, ",");
 }
 
+bool OverlapSpec::names_nothing() const {
+  return aggregate == OverlapSpec{}.aggregate && pieces == OverlapSpec{}.pieces &&
+         splits == OverlapSpec{}.splits &&
+         std::all_of(methods.begin(), methods.end(),
+                     [](const auto& named) { return named.second == OverlapMethod::kNone; });
+}
+
 OverlapPlan OverlapPlanOf(const OverlapSpec& spec, OverlapSide side, const Recipe& recipe) {
   const bool is_mxfp8 =
       recipe.QuantizerFor(TensorRole::kInput).rowwise.traits().scales == ScaleKind::kE8m0;
@@ -44,10 +52,15 @@ OverlapPlan OverlapPlanOf(const OverlapSpec& spec, OverlapSide side, const Recip
   if (side == OverlapSide::kRow && spec.splits != OverlapSpec{}.splits) {
     plan.gives_way[static_cast<size_t>(GemmRole::kFprop)] = false;
   }
-  // The default of wgrad applies only together with the default of dgrad.
-  if (plan.dgrad != defaults.dgrad && plan.GivesWay(GemmRole::kWgrad)) {
-    plan.wgrad = OverlapMethod::kNone;
+  // External is asked for with the ring that it runs beside.
+  if (asked(GemmRole::kWgrad) == OverlapMethod::kExternal) {
+    plan.gives_way[static_cast<size_t>(GemmRole::kDgrad)] = false;
   }
+  // A dgrad that scatters dx itself leaves wgrad nothing to scatter.
+  const bool scatters_dx =
+      side == OverlapSide::kColumn &&
+      (plan.dgrad == OverlapMethod::kRingExchange || plan.dgrad == OverlapMethod::kPipeline);
+  if (scatters_dx && plan.GivesWay(GemmRole::kWgrad)) plan.wgrad = OverlapMethod::kNone;
   plan.aggregate = spec.aggregate;
   plan.pieces = spec.pieces;
   plan.splits = spec.splits;

@@ -17,6 +17,9 @@ struct OverlapSpec {
   int pieces = 1;
   int splits = 4;
 
+  /// Whether it names no method but none, and no way of cutting: it asks for nothing that ranks
+  /// without communication could not do.
+  bool names_nothing() const;
   /// "default", "column_fprop=none,pieces=2": what differs from the defaults.
   std::string Text() const;
   friend bool operator==(const OverlapSpec&, const OverlapSpec&) = default;
@@ -26,8 +29,9 @@ struct OverlapSpec {
 std::string OverlapKey(OverlapSide side, GemmRole role);
 
 /// The plan of a unit: the methods that the request names, and elsewhere those of the table, which
-/// give way; a number of splits names the row-parallel fprop's. A wgrad that the request leaves
-/// open has kNone where the request names another dgrad than the table's.
+/// give way; a number of splits names the row-parallel fprop's, and external for wgrad the ring of
+/// dgrad unless the request names another dgrad. A column-parallel wgrad that the request leaves
+/// open has kNone where dgrad scatters dx itself.
 OverlapPlan OverlapPlanOf(const OverlapSpec& spec, OverlapSide side, const Recipe& recipe);
 
 }  // namespace quantgate

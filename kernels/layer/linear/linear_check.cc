@@ -1,6 +1,7 @@
 #include "kernels/layer/linear/linear_check.h"
 
 #include <initializer_list>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
@@ -232,7 +233,17 @@ absl::Status CheckCut(absl::StatusOr<GemmDesc> desc, const LinearUnit& unit, Gem
                                     parallel.size);
   }
   if (status.ok()) return status;
-  return WithinField(unit.names.Stage(std::string(GemmRoleName(role))), status);
+  const std::optional<Refusal> refusal = RefusalOf(status);
+  status = WithinField(unit.names.Stage(std::string(GemmRoleName(role))), status);
+  // Fields of the request stay; of a GEMM's dims the method is refused.
+  const bool is_of_request =
+      !refusal.has_value() || refusal->field == "profile" || refusal->field == "splits";
+  if (is_of_request) return status;
+  const GemmRole named = RoleToName(parallel.overlap, role);
+  return StatusOf({.code = refusal->code,
+                   .field = absl::StrCat("overlap.", std::string(GemmRoleName(named))),
+                   .value = std::string(OverlapMethodName(parallel.overlap.MethodOf(named))),
+                   .rule = std::string(status.message())});
 }
 
 /// wgrad's operand that travels beside dgrad: x of a column-parallel unit, grad_output of a

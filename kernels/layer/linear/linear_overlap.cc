@@ -52,6 +52,12 @@ std::vector<std::string> ResolveOverlap(const ParallelStep& step, const OverlapF
   std::vector<std::pair<std::string, std::vector<std::string>>> reasons;  // And the GEMMs.
   for (const GemmRole role : kRoles) {
     if (!wanted.GivesWay(role) || wanted.MethodOf(role) == OverlapMethod::kNone) continue;
+    // What would run beside dgrad's ring goes with it.
+    const bool is_beside = wanted.MethodOf(role) == OverlapMethod::kExternal;
+    if (is_beside && wanted.dgrad != OverlapMethod::kNone && plan.dgrad == OverlapMethod::kNone) {
+      reasons.back().second.emplace_back(GemmRoleName(role));
+      continue;
+    }
     plan.SetMethod(role, wanted.MethodOf(role));
     absl::Status status = CheckOverlapPlan(plan, facts, *unit.recipe);
     if (status.ok()) status = CheckLinearUnitOverlap(unit, step.profile);

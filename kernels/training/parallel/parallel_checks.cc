@@ -3,19 +3,25 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <set>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/group/world.h"
 #include "kernels/layer/amax_reduction.h"
 #include "kernels/layer/experts/expert_run.h"
+#include "kernels/layer/layer_program.h"
 #include "kernels/layer/layer_sharding.h"
 #include "kernels/layer/linear/given_codes.h"
 #include "kernels/layer/linear/linear_check.h"
 #include "kernels/quantize/recipe/recipe_quantizers.h"
+#include "kernels/training/session_checks.h"
 #include "kernels/training/sharding/state_sharding.h"
 
 namespace quantgate {
@@ -166,6 +172,34 @@ absl::Status CheckOverlapHasLayers(const SessionSpec& spec) {
   }
   return Refuse("parallel.overlap", spec.parallel->overlap->Text(),
                 "every divided layer is a grouped_linear, which has no communication to overlap");
+}
+
+/// Checks of each divided unit what recipe and options decide of the session's overlap.
+absl::Status CheckOverlapUnder(const SessionSpec& spec, const Recipe& recipe) {
+  const ParallelSpec& parallel = *spec.parallel;
+  if (!parallel.overlap.has_value() || parallel.tensor_parallel == 1) return absl::OkStatus();
+  const auto no_biases = [](const std::string&) { return false; };
+  for (const SessionLayer& layer : spec.layers) {
+    // Experts communicate nothing, and a spec without a program is refused by its layer's check.
+    if (layer.spec.traits().has_experts || !CheckLayerSpec(layer.spec).ok()) continue;
+    const std::vector<LayerProgram> programs = ProgramsOf(layer.spec, no_biases);
+    for (const ProgramOperation& unit : programs.front().operations) {
+      if (unit.parallel_mode == ParallelMode::kNone) continue;
+      const Recipe of_unit = RecipeOfModule(layer.spec, recipe, unit.names.prefix);
+      const bool is_column = unit.parallel_mode == ParallelMode::kColumn;
+      const OverlapFacts facts = {.side = is_column ? OverlapSide::kColumn : OverlapSide::kRow,
+                                  .ranks = parallel.tensor_parallel,
+                                  .sequence_parallel = parallel.sequence_parallel};
+      const absl::Status status =
+          CheckNamedOverlap(OverlapPlanOf(*parallel.overlap, facts.side, of_unit), facts, of_unit);
+      if (status.ok()) continue;
+      const char* const plan = is_column ? "parallel.column_overlap" : "parallel.row_overlap";
+      std::optional<Refusal> refusal = RefusalOf(WithRequestedOverlap(WithinField(plan, status)));
+      absl::StrAppend(&refusal->rule, " (layer ", layer.name, ")");
+      return StatusOf(*refusal);
+    }
+  }
+  return absl::OkStatus();
 }
 
 /// Checks that under sequence parallelism the ranks of every copy can divide the copy's rows of the
@@ -345,6 +379,7 @@ absl::Status CheckRecipeOnRanks(const SessionSpec& spec, const Recipe& recipe) {
   const AmaxGroups& groups = spec.parallel->amax_groups;
   QG_RETURN_IF_ERROR(
       CheckAmaxGroups("parallel.", groups, *spec.parallel, recipe, QuantizedLayersOf(spec)));
+  QG_RETURN_IF_ERROR(CheckOverlapUnder(spec, recipe));
   return CheckGroupOfHeldWeights(spec, recipe);
 }
 
@@ -362,14 +397,23 @@ absl::Status CheckForwardAmaxGroups(const AmaxGroups& groups, const SessionSpec&
   return CheckAmaxGroups("", groups, *spec.parallel, recipe, QuantizedLayersOf(spec));
 }
 
-absl::Status CheckForwardOverlap(const std::optional<OverlapSpec>& overlap,
-                                 const SessionSpec& spec) {
+absl::Status CheckForwardOverlap(const std::optional<OverlapSpec>& overlap, const SessionSpec& spec,
+                                 const Recipe& recipe) {
   if (!overlap.has_value()) return absl::OkStatus();
+  if (spec.parallel->tensor_parallel == 1 && overlap->names_nothing()) return absl::OkStatus();
   SessionSpec with_it = spec;
   with_it.parallel->overlap = overlap;
   absl::Status status = CheckOptions(*with_it.parallel);
   if (status.ok()) status = CheckOverlapHasLayers(with_it);
-  return AsField("overlap", status);
+  if (!status.ok()) return AsField("overlap", status);
+  status = CheckOverlapUnder(with_it, recipe);
+  const std::optional<Refusal> refusal = RefusalOf(status);
+  if (!refusal.has_value()) return status;
+  absl::string_view field = refusal->field;
+  absl::ConsumePrefix(&field, "parallel.");
+  if (absl::StartsWith(field, "overlap")) return AsField(std::string(field), status);
+  return Refuse("overlap", overlap->Text(),
+                std::string(AsField(std::string(field), status).message()));
 }
 
 absl::Status CheckNoCodes(const std::string& field, const QuantizedTensor& codes) {
@@ -378,7 +422,7 @@ absl::Status CheckNoCodes(const std::string& field, const QuantizedTensor& codes
 }
 
 absl::Status CheckNamesNoRanks(const ForwardStep& step) {
-  if (step.overlap.has_value()) {
+  if (step.overlap.has_value() && !step.overlap->names_nothing()) {
     return Refuse("overlap", step.overlap->Text(), "a session on one rank communicates nothing");
   }
   if (step.amax_groups.empty()) return absl::OkStatus();

@@ -15,20 +15,23 @@ inline constexpr int64_t kRoutedRowsMax = int64_t{1} << 22;
 absl::Status CheckSessionRanks(const SessionSpec& spec);
 
 /// Checks that the session's ranks and layers can reduce amaxes over the session's groups under
-/// `recipe`, and that it has no rule for results. INVALID_ARGUMENT naming
-/// "parallel.amax_groups[ROLE]" or "recipe".
+/// `recipe`, that it takes the methods that the session's overlap names, and that it has no rule
+/// for results. INVALID_ARGUMENT naming "parallel.amax_groups[ROLE]", "parallel.overlap" or
+/// "recipe".
 absl::Status CheckRecipeOnRanks(const SessionSpec& spec, const Recipe& recipe);
 /// The same of the groups that one forward names: "forward.amax_groups[ROLE]". A forward must not
 /// name one for weights that are held quantized.
 absl::Status CheckForwardAmaxGroups(const AmaxGroups& groups, const SessionSpec& spec,
                                     const Recipe& recipe);
-/// Checks that the session's ranks and layers have communication for a forward's own overlap:
-/// "overlap". What of it each layer can carry out, the forward's own check says.
-absl::Status CheckForwardOverlap(const std::optional<OverlapSpec>& overlap,
-                                 const SessionSpec& spec);
+/// Checks that the session's ranks and layers have communication for a forward's own overlap, and
+/// that the recipe takes the methods that it names: "overlap". Copies that divide nothing take one
+/// that names nothing. What of it each layer can carry out, the forward's own check says.
+absl::Status CheckForwardOverlap(const std::optional<OverlapSpec>& overlap, const SessionSpec& spec,
+                                 const Recipe& recipe);
 /// Refuses an x or grad_output, `field`, that several ranks are given as codes.
 absl::Status CheckNoCodes(const std::string& field, const QuantizedTensor& codes);
-/// Checks that a forward of a session on one rank names neither groups nor an overlap.
+/// Checks that a forward of a session on one rank names neither groups nor a method of
+/// overlap; an overlap that names nothing does nothing.
 absl::Status CheckNamesNoRanks(const ForwardStep& step);
 
 /// Checks that a session has one rank. INVALID_ARGUMENT.

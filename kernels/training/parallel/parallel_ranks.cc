@@ -72,7 +72,7 @@ absl::Status ParallelSession::UseStepFor(const ForwardStep& forward) {
   }
   QG_RETURN_IF_ERROR(AddAmaxGroups(groups, *world_));
   ParallelSpec parallel = *spec_.parallel;
-  if (forward.overlap.has_value()) parallel.overlap = forward.overlap;
+  if (forward.overlap.has_value() && tp() > 1) parallel.overlap = forward.overlap;
   ParallelStep wanted = StepOf(parallel, recipe());
   wanted.amax_groups = groups;
   if (!forward.train && !forward.overlap.has_value()) {

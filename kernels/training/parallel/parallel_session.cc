@@ -157,7 +157,7 @@ absl::StatusOr<SessionStepResult> ParallelSession::Forward(const ForwardStep& st
   QG_RETURN_IF_ERROR(CheckNoCodes("x", step.x_codes));
   QG_RETURN_IF_ERROR(CheckBatch("x", step.x, layout));
   QG_RETURN_IF_ERROR(CheckForwardAmaxGroups(step.amax_groups, spec_, recipe()));
-  QG_RETURN_IF_ERROR(CheckForwardOverlap(step.overlap, spec_));
+  QG_RETURN_IF_ERROR(CheckForwardOverlap(step.overlap, spec_, recipe()));
   QG_RETURN_IF_ERROR(MakeRanks());
   const std::set<std::string> lists_before = rank_lists_;
   QG_RETURN_IF_ERROR(UseStepFor(step));

@@ -83,7 +83,8 @@ TEST(OverlapPlanTest, RecipesThatCannotAreNamed) {
     const absl::Status status =
         Check(OverlapSide::kColumn, DefaultOverlapPlan(OverlapSide::kColumn, false), recipe);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << recipe;
-    EXPECT_THAT(status.message(), HasSubstr(std::string("recipe is ") + recipe));
+    EXPECT_THAT(status.message(),
+                HasSubstr(std::string("overlap.fprop is ring_exchange: recipe is ") + recipe));
     EXPECT_TRUE(Check(OverlapSide::kColumn, OverlapPlan(), recipe).ok()) << "nothing overlaps";
   }
 }
@@ -105,7 +106,6 @@ TEST(OverlapPlanTest, MethodsThatDoNotGoAreNamed) {
            Case{OverlapSide::kRow, kBulk, kNone, kNone, "overlap.fprop is bulk"},
            Case{OverlapSide::kRow, kNone, kPipeline, kNone, "overlap.dgrad is pipeline"},
            Case{OverlapSide::kRow, kNone, kRingExchange, kExternal, "only mxfp8"},
-           Case{OverlapSide::kRow, kNone, kNone, kExternal, "needs the ring"},
        }) {
     OverlapPlan plan;
     plan.fprop = each.fprop;
@@ -118,6 +118,12 @@ TEST(OverlapPlanTest, MethodsThatDoNotGoAreNamed) {
   OverlapPlan plan;
   plan.dgrad = kRingExchange;
   EXPECT_TRUE(Check(OverlapSide::kColumn, plan, "fp8_current").ok()) << "without bulk wgrad";
+
+  plan = {.wgrad = kExternal};
+  EXPECT_THAT(Check(OverlapSide::kRow, plan, "mxfp8").message(),
+              HasSubstr("overlap.wgrad is external: external needs the ring"));
+  // A ring would not help where there is nothing to gather beside it.
+  EXPECT_THAT(Check(OverlapSide::kRow, plan, "fp8_current").message(), HasSubstr("only mxfp8"));
 }
 
 TEST(OverlapPlanTest, StepsThatCannotAreNamed) {
@@ -130,7 +136,20 @@ TEST(OverlapPlanTest, StepsThatCannotAreNamed) {
 
   const Recipe overridden = recipe.WithBackwardOverride(BackwardOverride::kDequantized);
   EXPECT_THAT(CheckOverlapPlan(plan, Facts(OverlapSide::kColumn), overridden).message(),
-              HasSubstr("backward_override is dequantized"));
+              HasSubstr("overlap.dgrad is bulk: backward_override is dequantized"));
+  EXPECT_THAT(
+      CheckOverlapPlan({.wgrad = OverlapMethod::kBulk}, Facts(OverlapSide::kColumn), overridden)
+          .message(),
+      HasSubstr("overlap.wgrad is bulk: backward_override is dequantized"));
+  // Who asks for what runs beside the ring has perhaps not named the ring.
+  const OverlapPlan row = DefaultOverlapPlan(OverlapSide::kRow, true);
+  const Recipe mxfp8 = RecipeOf("mxfp8:backward_override=dequantized");
+  EXPECT_THAT(CheckOverlapPlan(row, Facts(OverlapSide::kRow), mxfp8).message(),
+              HasSubstr("overlap.wgrad is external: backward_override is dequantized"));
+  // Nothing is quantized, so that the override has no effect (docs/quantizers.md section 9).
+  EXPECT_TRUE(CheckOverlapPlan(plan, Facts(OverlapSide::kColumn),
+                               RecipeOf("bf16:backward_override=dequantized"))
+                  .ok());
   OverlapPlan forward_only;
   forward_only.fprop = OverlapMethod::kRingExchange;
   EXPECT_TRUE(CheckOverlapPlan(forward_only, Facts(OverlapSide::kColumn), overridden).ok())

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <utility>
+
 namespace quantgate {
 namespace QG_TEST_FILE {
 
@@ -52,15 +54,51 @@ TEST(OverlapSpec, WhatIsAskedForReplacesThem) {
   spec.pieces = 2;
   spec.splits = 8;
   EXPECT_EQ(spec.Text(), "column_dgrad=ring_exchange,row_dgrad=none,aggregate,pieces=2,splits=8");
-  // What wgrad would scatter, dgrad has; what would run beside dgrad's ring has none.
+  // What wgrad would scatter, dgrad has. What would run beside dgrad's ring stays open, for a note.
   const OverlapPlan column = OverlapPlanOf(spec, OverlapSide::kColumn, mxfp8);
   ExpectPlan(column, kRingExchange, kRingExchange, kNone);
-  ExpectPlan(OverlapPlanOf(spec, OverlapSide::kRow, mxfp8), kPipeline, kNone, kNone);
+  const OverlapPlan row = OverlapPlanOf(spec, OverlapSide::kRow, mxfp8);
+  ExpectPlan(row, kPipeline, kNone, kExternal);
+  EXPECT_THAT(row.gives_way, testing::ElementsAre(false, false, true));
   EXPECT_TRUE(column.aggregate);
   EXPECT_EQ(column.pieces, 2);
   EXPECT_EQ(column.splits, 8);
   spec.methods[{OverlapSide::kRow, kWgrad}] = kExternal;
   ExpectPlan(OverlapPlanOf(spec, OverlapSide::kRow, mxfp8), kPipeline, kNone, kExternal);
+}
+
+TEST(OverlapSpec, ExternalNamesTheRingThatItRunsBeside) {
+  const Recipe mxfp8 = *Recipe::Parse("mxfp8");
+  OverlapSpec spec;
+  spec.methods[{OverlapSide::kRow, kWgrad}] = kExternal;
+  const OverlapPlan row = OverlapPlanOf(spec, OverlapSide::kRow, mxfp8);
+  ExpectPlan(row, kPipeline, kRingExchange, kExternal);
+  EXPECT_THAT(row.gives_way, testing::ElementsAre(true, false, false));
+  spec.methods[{OverlapSide::kRow, kWgrad}] = kNone;
+  EXPECT_THAT(OverlapPlanOf(spec, OverlapSide::kRow, mxfp8).gives_way,
+              testing::ElementsAre(true, true, false));
+}
+
+TEST(OverlapSpec, OnlyADgradThatScattersDxLeavesWgradNothing) {
+  const Recipe bf16 = *Recipe::Parse("bf16");
+  OverlapSpec spec;
+  for (const auto& [dgrad, wgrad] :
+       {std::pair(kNone, kBulk), {kBulk, kBulk}, {kRingExchange, kNone}, {kPipeline, kNone}}) {
+    spec.methods[{OverlapSide::kColumn, kDgrad}] = dgrad;
+    ExpectPlan(OverlapPlanOf(spec, OverlapSide::kColumn, bf16), kRingExchange, dgrad, wgrad);
+  }
+}
+
+TEST(OverlapSpec, NoneNamesNothing) {
+  OverlapSpec spec;
+  EXPECT_TRUE(spec.names_nothing());
+  spec.methods[{OverlapSide::kRow, kFprop}] = kNone;
+  EXPECT_TRUE(spec.names_nothing());
+  spec.methods[{OverlapSide::kRow, kWgrad}] = kExternal;
+  EXPECT_FALSE(spec.names_nothing());
+  EXPECT_FALSE((OverlapSpec{.aggregate = true}).names_nothing());
+  EXPECT_FALSE((OverlapSpec{.pieces = 2}).names_nothing());
+  EXPECT_FALSE((OverlapSpec{.splits = 2}).names_nothing());
 }
 
 }  // namespace QG_TEST_FILE

@@ -160,7 +160,7 @@ TEST_F(ParallelRunTest, OverlapRefusals) {
         overlap_of(spec).set_column_wgrad("bulk");
         spec.mutable_variants(1)->mutable_recipe()->set_name("fp8_block");
       },
-      {invalid, field + ".overlap", "column_wgrad=bulk",
+      {invalid, field + ".overlap.column_wgrad", "bulk",
        "unquantized, per-tensor FP8 and mxfp8 recipes overlap"});
   ExpectTwinsRefused(
       [](v1::RunSpec& spec) { spec.mutable_variants(1)->mutable_parallel()->set_data_parallel(2); },

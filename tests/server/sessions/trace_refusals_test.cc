@@ -19,6 +19,16 @@ struct Mistake {
   std::function<void(v1::RunTraceRequest& request, v1::SessionTrace& trace)> make;
 };
 
+/// Divides the layers of the first variant, and names bulk for fc1's dgrad.
+void OverlapDgrad(v1::SessionTrace& trace) {
+  trace.mutable_spec()->mutable_layers(0)->mutable_layer()->set_parallel_mode("column");
+  trace.mutable_spec()->mutable_layers(1)->mutable_layer()->set_parallel_mode("row");
+  v1::Parallel& parallel = *trace.mutable_variants(0)->mutable_parallel();
+  parallel.set_tensor_parallel(2);
+  parallel.set_sequence_parallel(true);
+  parallel.mutable_overlap()->set_column_dgrad("bulk");
+}
+
 class RefusalTest : public TraceTest, public testing::WithParamInterface<int> {};
 
 const std::vector<Mistake>& Mistakes() {
@@ -142,6 +152,33 @@ const std::vector<Mistake>& Mistakes() {
       {"trace.steps[3].change_recipe.recipe.name", "nope",
        [](Request&, Trace& trace) {
          trace.add_steps()->mutable_change_recipe()->mutable_recipe()->set_name("nope");
+       }},
+      // The recipe alone tells what a named overlap cannot do, before any step is computed.
+      {"trace.variants[0].parallel.overlap.column_dgrad", "is bulk: backward_override is dequant",
+       [](Request&, Trace& trace) {
+         OverlapDgrad(trace);
+         trace.mutable_variants(0)->mutable_recipe()->set_name("mxfp8");
+         trace.mutable_variants(0)->set_backward_override("dequantized");
+       }},
+      {"trace.variants[0].parallel.overlap.column_dgrad", "is bulk: recipe is fp8_block: ",
+       [](Request&, Trace& trace) {
+         OverlapDgrad(trace);
+         trace.mutable_variants(0)->mutable_recipe()->set_name("fp8_block");
+       }},
+      {"trace.steps[3].change_recipe.parallel.overlap.column_dgrad",
+       "is bulk: recipe is fp8_block: ",
+       [](Request&, Trace& trace) {
+         OverlapDgrad(trace);
+         trace.add_steps()->mutable_change_recipe()->mutable_recipe()->set_name("fp8_block");
+       }},
+      {"trace.steps[0].forward.overlap.row_fprop", "is bulk: it scatters y inside its own GEMM",
+       [](Request&, Trace& trace) {
+         OverlapDgrad(trace);
+         trace.mutable_steps(0)->mutable_forward()->mutable_overlap()->set_row_fprop("bulk");
+       }},
+      {"trace.steps[0].forward.overlap", "a session on one rank communicates nothing",
+       [](Request&, Trace& trace) {
+         trace.mutable_steps(0)->mutable_forward()->mutable_overlap()->set_row_fprop("pipeline");
        }},
       {R"(trace.steps[0].subjects["z"])", "gives no such tensor",
        [](Request&, Trace& trace) { (*trace.mutable_steps(0)->mutable_subjects())["z"] = "x"; }},

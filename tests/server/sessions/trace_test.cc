@@ -595,5 +595,25 @@ TEST_F(TraceTest, ComparesNothingButParametersAfterAnUpdate) {
   }
 }
 
+// A step's default overlap does nothing where nothing is communicated (docs/ranks.md section 10.6).
+TEST_F(TraceTest, VariantsOnOneRankTakeADefaultOverlap) {
+  v1::RunTraceRequest request = TwoLayerTrace({"bf16", "bf16", "bf16"});
+  v1::SessionTrace& trace = *request.mutable_trace();
+  trace.mutable_spec()->mutable_layers(0)->mutable_layer()->set_parallel_mode("column");
+  trace.mutable_spec()->mutable_layers(1)->mutable_layer()->set_parallel_mode("row");
+  v1::Parallel& divided = *trace.mutable_variants(1)->mutable_parallel();
+  divided.set_tensor_parallel(2);
+  divided.set_sequence_parallel(true);
+  trace.mutable_variants(2)->mutable_parallel()->set_data_parallel(2);
+  trace.mutable_steps(0)->mutable_forward()->mutable_overlap();
+  const Outcome outcome = Play(request);
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+  for (int variant = 0; variant < 3; ++variant) {
+    const bool overlaps = variant == 1;
+    EXPECT_EQ(outcome.Step(1, variant).overlaps_size() > 0, overlaps) << variant;
+    EXPECT_EQ(outcome.Step(2, variant).overlaps_size() > 0, overlaps) << variant;
+  }
+}
+
 }  // namespace QG_TEST_FILE
 }  // namespace quantgate

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 
 #include <functional>
+#include <map>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -11,11 +13,14 @@
 namespace quantgate {
 namespace QG_TEST_FILE {
 
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
+using ::testing::StartsWith;
 
 constexpr int64_t kBatch = 256, kWide = 256;
 
@@ -174,7 +179,8 @@ TEST(ParallelSession, AStepThatFailsLeavesAllRanksAsTheyWere) {
 // Whatever overlaps, and with other ends of the ranks' groups after a failure.
 TEST(ParallelSession, OverlapLeavesTheBits) {
   const std::unique_ptr<Engine> engine = NewEngine();
-  for (const char* recipe : {"bf16", "fp8_delayed", "mxfp8"}) {
+  for (const char* recipe :
+       {"bf16", "bf16:backward_override=dequantized", "fp8_delayed", "mxfp8"}) {
     SessionSpec spec = LinearLayers(recipe, {ParallelMode::kColumn, ParallelMode::kRow});
     spec.parallel = Ranks(2, 1, true);
     const std::vector<std::string> gradients = {"dx", "fc1.dw", "fc2.dw"};
@@ -260,6 +266,63 @@ TEST(ParallelSession, OverlapGivesWayStepByStep) {
   }
 }
 
+// The stages of a step, and of one without a gradient of x, whichever default is named.
+TEST(ParallelSession, NamingADefaultOfOverlapChangesNothing) {
+  const std::unique_ptr<Engine> engine = NewEngine();
+  using Methods = std::map<std::pair<OverlapSide, GemmRole>, OverlapMethod>;
+  for (const Methods& named :
+       {Methods{}, {{{OverlapSide::kRow, GemmRole::kWgrad}, OverlapMethod::kExternal}}}) {
+    SessionSpec spec = LinearLayers("mxfp8", {ParallelMode::kRow});
+    std::map<std::string, Tensor> parameters = {{"fc1.weight", Normal(31, {2 * kWide, kWide})}};
+    spec.parallel = Ranks(2, 1, true);
+    const auto plain = OpenRanks(*engine, spec, parameters);
+    spec.parallel->overlap.emplace().methods = named;
+    const auto session = OpenRanks(*engine, spec, parameters);
+    const Tensor dy = Normal(2, {kBatch, 2 * kWide});
+    for (const bool needs_dx : {true, false}) {
+      ForwardStep forward = Forward(Batch(1));
+      forward.requires_grad.x = needs_dx;
+      const auto y = session->Forward(forward, nullptr);
+      EXPECT_THAT(StagesThatOverlap(y), ElementsAre("fc1.fprop"));
+      EXPECT_THAT(y->notes, Not(Contains(HasSubstr("without overlap"))));
+      ASSERT_TRUE(plain->Forward(forward, nullptr).ok());
+      const auto given = session->Backward({"0", dy}, nullptr);
+      const auto wanted = plain->Backward({"0", dy}, nullptr);
+      EXPECT_EQ(StagesThatOverlap(given),
+                needs_dx ? std::vector<std::string>{"fc1.dgrad"} : std::vector<std::string>{});
+      EXPECT_EQ(HexOf(*engine, OutputOf(given, "fc1.dw")),
+                HexOf(*engine, OutputOf(wanted, "fc1.dw")));
+    }
+  }
+}
+
+TEST(ParallelSession, RefusesANamedOverlapByItsField) {
+  const std::unique_ptr<Engine> engine = NewEngine();
+  SessionSpec spec = LinearLayers("bf16", {ParallelMode::kColumn});
+  spec.parallel = Ranks(2, 1, true);
+  spec.parallel->overlap.emplace().methods[{OverlapSide::kColumn, GemmRole::kDgrad}] =
+      OverlapMethod::kBulk;
+  const std::string named = "parallel.overlap.column_dgrad is bulk: ";
+  const auto session = OpenRanks(*engine, spec, Weights(spec));
+  for (const auto& [recipe, why] :
+       {std::pair("mxfp8:backward_override=dequantized", "backward_override is dequantized: "),
+        {"fp8_block", "recipe is fp8_block: "}}) {
+    const absl::Status changed = session->ChangeRecipe(*Recipe::Parse(recipe), nullptr);
+    EXPECT_TRUE(absl::IsInvalidArgument(changed)) << changed;
+    EXPECT_THAT(std::string(changed.message()),
+                AllOf(StartsWith(named + why), EndsWith(" (layer fc1)")));
+    SessionSpec under = spec;
+    under.recipe = *Recipe::Parse(recipe);
+    const absl::Status opened =
+        OpenSession(*engine, under, Weights(spec), nullptr, nullptr).status();
+    EXPECT_THAT(std::string(opened.message()), StartsWith(named + why));
+  }
+  // A method of units that the session does not have does nothing.
+  spec.parallel->overlap->methods = {
+      {{OverlapSide::kRow, GemmRole::kWgrad}, OverlapMethod::kExternal}};
+  EXPECT_NE(OpenRanks(*engine, spec, Weights(spec)), nullptr);
+}
+
 TEST(ParallelSession, AForwardNamesItsOwnOverlap) {
   const std::unique_ptr<Engine> engine = NewEngine();
   SessionSpec spec = LinearLayers("bf16", {ParallelMode::kColumn});
@@ -279,26 +342,34 @@ TEST(ParallelSession, AForwardNamesItsOwnOverlap) {
     return std::string(result.status().message());
   };
   forward.overlap->methods[{OverlapSide::kColumn, GemmRole::kFprop}] = OverlapMethod::kBulk;
-  EXPECT_THAT(
-      message(session->Forward(forward, nullptr)),
-      HasSubstr("layers[fc1].parallel.overlap.column_fprop is bulk: it gathers x for its own "
-                "GEMM"));
+  EXPECT_THAT(message(session->Forward(forward, nullptr)),
+              StartsWith("overlap.column_fprop is bulk: it gathers x for its own GEMM"));
   forward.overlap->methods = {
       {{OverlapSide::kColumn, GemmRole::kDgrad}, OverlapMethod::kRingExchange},
       {{OverlapSide::kColumn, GemmRole::kWgrad}, OverlapMethod::kNone}};
   EXPECT_THAT(message(session->Forward(forward, nullptr)),
               HasSubstr("layers[fc1].parallel.reduction_profile is rank_asc_fp32: a ring_exchange "
                         "reduce-scatter sums in the order of ub_p2p"));
-  forward.overlap.emplace();
+  // Where nothing is communicated, an overlap that names nothing does nothing.
   const auto alone = OpenSession(*engine, LinearLayers("bf16", {ParallelMode::kNone}),
                                  Weights(spec), nullptr, nullptr);
   ASSERT_TRUE(alone.ok()) << alone.status();
+  SessionSpec of_copies = LinearLayers("bf16", {ParallelMode::kNone});
+  of_copies.parallel = Ranks(1, 2);
+  const auto copies = OpenRanks(*engine, of_copies, Weights(spec));
+  forward.overlap.emplace().pieces = 2;
   EXPECT_THAT(message((*alone)->Forward(forward, nullptr)),
-              HasSubstr("overlap is default: a session on one rank communicates nothing"));
-  SessionSpec copies = LinearLayers("bf16", {ParallelMode::kNone});
-  copies.parallel = Ranks(1, 2);
-  EXPECT_THAT(message(OpenRanks(*engine, copies, Weights(spec))->Forward(forward, nullptr)),
-              HasSubstr("overlap is default: overlap needs tensor_parallel > 1"));
+              HasSubstr("overlap is pieces=2: a session on one rank communicates nothing"));
+  EXPECT_THAT(message(copies->Forward(forward, nullptr)),
+              HasSubstr("overlap is pieces=2: overlap needs tensor_parallel > 1"));
+  forward.overlap.emplace();
+  for (Session* const each : {alone->get(), copies.get()}) {
+    const auto with = each->Forward(forward, nullptr);
+    ASSERT_TRUE(with.ok()) << with.status();
+    const auto without = each->Forward(Forward(forward.x, "without"), nullptr);
+    EXPECT_EQ(HexOf(*engine, OutputOf(with, "y")), HexOf(*engine, OutputOf(without, "y")));
+    EXPECT_TRUE(each->Backward({"a", Batch(3)}, nullptr).ok());
+  }
 }
 
 TEST(ParallelSession, MicrobatchesGoAwayAndComeBackAndRecipesChange) {

@@ -207,7 +207,7 @@ TEST(ParallelVariants, Refusals) {
   OverlapSpec ring;
   ring.methods[{OverlapSide::kColumn, GemmRole::kFprop}] = OverlapMethod::kRingExchange;
   EXPECT_THAT(Refusal(Twins(column, "fp8_block", {.sequence_parallel = true, .overlap = ring})),
-              StartsWith("variants[1].parallel.overlap is column_fprop=ring_exchange: recipe is "
+              StartsWith("variants[1].parallel.overlap.column_fprop is ring_exchange: recipe is "
                          "fp8_block"));
   OverlapSpec bulk;
   bulk.methods[{OverlapSide::kColumn, GemmRole::kFprop}] = OverlapMethod::kBulk;

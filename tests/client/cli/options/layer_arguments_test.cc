@@ -45,6 +45,7 @@ TEST(LayerArgumentsTest, Norms) {
              R"(kind: "rmsnorm" epsilon: 0)");
   ExpectRefused(ParseNormArgument("rmsnorm,width=3").status(), "--norm: \"rmsnorm,width=3\"");
   ExpectRefused(ParseNormArgument("rmsnorm,eps=small").status(), "\"small\" is no number");
+  ExpectRefused(ParseNormArgument("rmsnorm,eps=1,eps=2").status(), "\"eps\" is given twice");
   ExpectRefused(ParseNormArgument("rmsnorm,").status(), "\"\" is none of");
 }
 
@@ -72,6 +73,10 @@ TEST(LayerArgumentsTest, Overlaps) {
   ExpectRefused(ParseOverlapArgument("fprop=none").status(), "\"fprop=none\" is none of column_");
   ExpectRefused(ParseOverlapArgument("row_fprop").status(), "\"row_fprop\" has no method");
   ExpectRefused(ParseOverlapArgument("pieces=0").status(), "\"0\" is no number from 1 on");
+  ExpectRefused(ParseOverlapArgument("column_fprop=none,column_fprop=ring_exchange").status(),
+                "\"column_fprop\" is given twice");
+  ExpectRefused(ParseOverlapArgument("aggregate,aggregate=false").status(),
+                "\"aggregate\" is given twice");
 }
 
 TEST(LayerArgumentsTest, Operations) {
