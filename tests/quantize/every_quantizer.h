@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "kernels/base/execution.h"
 #include "kernels/quantize/quantizer.h"
 
 namespace quantgate::testing {
@@ -157,11 +156,6 @@ inline void AddLibrarySteps(std::vector<NamedQuantizer>& all) {
       all.push_back({"", spec});
     }
   }
-}
-
-/// The instruction sets that have code of their own for a quantizer: the general path has none.
-inline std::vector<Isa> IsasOf(const QuantizerSpec& spec) {
-  return spec.has_library_steps() ? std::vector<Isa>{RunnableIsas().back()} : RunnableIsas();
 }
 
 /// Named by QuantizerText. Combinations that are refused are left out.

@@ -6,6 +6,8 @@
 
 #include <cmath>
 #include <cstring>
+#include <map>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/numerics/stochastic_rounding.h"
@@ -13,14 +15,12 @@
 #include "kernels/tensor/convert.h"
 #include "kernels/tensor/generate/generate.h"
 #include "tests/quantize/every_quantizer.h"
-#include "tests/quantize/identity_casts.h"
 
 namespace quantgate {
 namespace QG_TEST_FILE {
 
 using testing::EveryQuantizer;
 using ::testing::HasSubstr;
-using testing::IsasOf;
 using testing::NamedQuantizer;
 
 bool SameBytes(const Tensor& a, const Tensor& b) {
@@ -81,34 +81,59 @@ TEST(EveryFormat, BothDirectionsAreEachAlone) {
   }
 }
 
-/// Scalar code on one thread is the definition.
+/// Of scalar code on one thread, which is the definition, on `isa` and `threads`.
+void ExpectThatOfScalarCode(const NamedQuantizer& named, const Tensor& x, Usages usages,
+                            const QuantizedTensor& expected, Isa isa, int threads) {
+  SCOPED_TRACE(IsaName(isa));
+  const ExecutionContext context = {.isa = isa, .threads = threads};
+  const QuantizedTensor q = *QuantizeCpu(x, named.quantizer, usages, named.ArgumentsFor(), context);
+  if (usages.rowwise) ExpectSameCopy(q, expected, Usage::kRowwise);
+  if (usages.columnwise) ExpectSameCopy(q, expected, Usage::kColumnwise);
+  EXPECT_TRUE(q.counts == expected.counts);
+}
+
+QuantizedTensor ByScalarCode(const NamedQuantizer& named, const Tensor& x, Usages usages) {
+  const ExecutionContext scalar = {.isa = Isa::kScalar, .threads = 1};
+  return *QuantizeCpu(x, named.quantizer, usages, named.ArgumentsFor(), scalar);
+}
+
+/// Other libraries' steps have one path, scalar code that asks for no instruction set
+/// (format_quantizers.h): of those each tensor meets one of `isas`, and the next one the next.
+std::vector<Isa> IsasFor(const NamedQuantizer& named, const std::vector<Isa>& isas, size_t turn) {
+  if (!named.quantizer.rowwise.has_library_steps() || isas.empty()) return isas;
+  return {isas[turn % isas.size()]};
+}
+
+/// Several pieces of every path, and one that is not whole.
+Shape ShapeOfPieces(const NamedQuantizer& named) {
+  const QuantizerFormat format = named.quantizer.rowwise.format;
+  const bool has_tall_tiles =
+      format == QuantizerFormat::kFp8Block || format == QuantizerFormat::kFp8Rowwise;
+  // Pieces of 2^14 bytes of codes, or vector steps and pieces of 2048 columns.
+  const bool is_general = named.quantizer.rowwise.has_library_steps();
+  return {has_tall_tiles ? 128 : 64, is_general ? 576 : 2112};
+}
+
 TEST(EveryFormat, EveryPathGivesTheSameBytes) {
-  for (const NamedQuantizer& named : EveryQuantizer()) {
-    SCOPED_TRACE(named.name);
-    for (const DType dtype : kSources) {
-      for (const Distribution distribution : kDistributions) {
-        const QuantizerSpec& spec = named.quantizer.rowwise;
-        const bool has_one = dtype != DType::kBF16 || spec.has_library_steps();
-        if (has_one && distribution != Distribution::kSpecialsLaced) continue;
-        const bool is_tall = spec.format == QuantizerFormat::kFp8Block ||
-                             spec.format == QuantizerFormat::kFp8Rowwise;
-        const Tensor x = Source(dtype, {is_tall ? 128 : 64, 2112}, distribution, 7);
+  const std::vector<NamedQuantizer> quantizers = EveryQuantizer();
+  size_t turn = 0;
+  for (const DType dtype : kSources) {
+    for (const Distribution distribution : kDistributions) {
+      if (dtype != DType::kBF16 && distribution != Distribution::kSpecialsLaced) continue;
+      std::map<Shape, Tensor> sources;
+      for (const NamedQuantizer& named : quantizers) {
+        SCOPED_TRACE(named.name + " of " + std::string(DTypeName(dtype)));
+        const Shape shape = ShapeOfPieces(named);
+        Tensor& x = sources[shape];
+        if (!x.has_value()) x = Source(dtype, shape, distribution, 7);
         if (!Takes(named, x)) continue;
-        const QuantizeArguments arguments = named.ArgumentsFor();
-        const ExecutionContext scalar = {.isa = Isa::kScalar, .threads = 1};
-        const QuantizedTensor expected =
-            *QuantizeCpu(x, named.quantizer, {true, true}, arguments, scalar);
-        for (const Isa isa : IsasOf(named.quantizer.rowwise)) {
-          SCOPED_TRACE(IsaName(isa));
-          const ExecutionContext context = {.isa = isa, .threads = 2};
-          const QuantizedTensor q =
-              *QuantizeCpu(x, named.quantizer, {true, true}, arguments, context);
-          ExpectSameCopy(q, expected, Usage::kRowwise);
-          ExpectSameCopy(q, expected, Usage::kColumnwise);
-          EXPECT_TRUE(q.counts == expected.counts);
+        const QuantizedTensor expected = ByScalarCode(named, x, {true, true});
+        for (const Isa isa : IsasFor(named, RunnableIsas(), turn)) {
+          ExpectThatOfScalarCode(named, x, {true, true}, expected, isa, 2);
         }
         if (::testing::Test::HasFailure()) return;
       }
+      ++turn;
     }
   }
 }
@@ -118,26 +143,23 @@ TEST(EveryFormat, EveryPathAtTheEdges) {
   const Shape shapes[] = {{1, 1},    {3, 5},     {17, 33},   {31, 129},  {127, 64}, {129, 131},
                           {64, 127}, {32, 32},   {96, 160},  {16, 16},   {48, 80},  {32, 2080},
                           {160, 64}, {128, 128}, {256, 192}, {130, 2050}};
-  for (const NamedQuantizer& named : EveryQuantizer()) {
-    SCOPED_TRACE(named.name);
-    for (const Shape& shape : shapes) {
-      const Tensor x = Source(DType::kBF16, shape, Distribution::kNormal, 11);
-      if (!Takes(named, x)) continue;
-      SCOPED_TRACE(ShapeText(shape));
-      const QuantizeArguments arguments = named.ArgumentsFor();
-      for (const Usages usages : {Usages{true, true}, Usages{true, false}, Usages{false, true}}) {
-        const ExecutionContext scalar = {.isa = Isa::kScalar, .threads = 1};
-        const QuantizedTensor expected =
-            *QuantizeCpu(x, named.quantizer, usages, arguments, scalar);
-        for (const Isa isa : IsasOf(named.quantizer.rowwise)) {
-          const ExecutionContext context = {.isa = isa, .threads = 1};
-          const QuantizedTensor q = *QuantizeCpu(x, named.quantizer, usages, arguments, context);
-          if (usages.rowwise) ExpectSameCopy(q, expected, Usage::kRowwise);
-          if (usages.columnwise) ExpectSameCopy(q, expected, Usage::kColumnwise);
-          EXPECT_TRUE(q.counts == expected.counts) << IsaName(isa);
+  const std::vector<NamedQuantizer> quantizers = EveryQuantizer();
+  std::vector<Isa> vector_isas = RunnableIsas();
+  std::erase(vector_isas, Isa::kScalar);  // On one thread it is what is expected.
+  size_t turn = 0;
+  for (const Shape& shape : shapes) {
+    const Tensor x = Source(DType::kBF16, shape, Distribution::kNormal, 11);
+    for (const Usages usages : {Usages{true, true}, Usages{true, false}, Usages{false, true}}) {
+      for (const NamedQuantizer& named : quantizers) {
+        if (!Takes(named, x)) continue;
+        SCOPED_TRACE(named.name + " of " + ShapeText(shape));
+        const QuantizedTensor expected = ByScalarCode(named, x, usages);
+        for (const Isa isa : IsasFor(named, vector_isas, turn)) {
+          ExpectThatOfScalarCode(named, x, usages, expected, isa, 1);
         }
+        if (::testing::Test::HasFailure()) return;
       }
-      if (::testing::Test::HasFailure()) return;
+      ++turn;
     }
   }
 }
@@ -280,97 +302,6 @@ TEST(Hybrid, EachDirectionIsThatOfItsOwnQuantizer) {
   const QuantizedTensor alone = *QuantizeCpu(x, hybrid, {false, true}, {}, {});
   ExpectSameCopy(alone, expected, Usage::kColumnwise);
   EXPECT_FALSE(alone.rowwise.has_value());
-}
-
-/// A row of 16-bit codes.
-Tensor FromBits(DType dtype, const std::vector<uint16_t>& codes) {
-  return *Tensor::FromBytes(dtype, {1, static_cast<int64_t>(codes.size())},
-                            std::as_bytes(std::span(codes)));
-}
-
-TEST(Identity, KeepsTheSourcesBuffer) {
-  const Tensor x = Source(DType::kF16, {8, 8}, Distribution::kNormal, 4);
-  const QuantizedTensor q = *QuantizeCpu(x, Quantizer(), {true, true}, {}, {});
-  EXPECT_EQ(q.rowwise->data.data(), x.data());
-  EXPECT_EQ(q.columnwise->data.data(), x.data());
-  EXPECT_EQ(q.rowwise->element, DType::kF16);
-  EXPECT_EQ(SumOf(q.counts), 64);
-  EXPECT_TRUE(SameBytes(*DequantizeCpu(q, Usage::kColumnwise, DType::kF32, {}),
-                        *CastTensor(x, DType::kF32, {})));
-}
-
-// By hand: bf16 and f16 round to nearest even and overflow to infinity (docs/quantizers.md section
-// 7).
-TEST(Identity, CastsToItsElement) {
-  const std::pair<float, uint16_t> cases[] = {
-      {1.0f, 0x3C00},
-      {1.00048828125f, 0x3C00},    // 1 + 2^-11: a tie, to even.
-      {65504.0f, 0x7BFF},          // The largest.
-      {65519.996f, 0x7BFF},        // The last below the midpoint to 2^16.
-      {65520.0f, 0x7C00},          // The midpoint: infinity.
-      {6.103515625e-05f, 0x0400},  // 2^-14, the smallest normal.
-      {3.0517578125e-05f, 0x0200},
-      {4.470348358154297e-08f, 0x0001},   // 1.5 2^-25.
-      {2.9802322387695312e-08f, 0x0000},  // 2^-25: a tie, to zero.
-      {-1e-9f, 0x8000},
-      {-0.0f, 0x8000},
-      {std::numeric_limits<float>::infinity(), 0x7C00},
-      {std::numeric_limits<float>::quiet_NaN(), 0x7FFF},
-  };
-  Tensor x = *Tensor::Allocate(DType::kF32, {1, std::size(cases)});
-  for (size_t i = 0; i < std::size(cases); ++i) x.as<float>()[i] = cases[i].first;
-  const QuantizerSpec spec = {.format = QuantizerFormat::kIdentity, .element = DType::kF16};
-  EXPECT_EQ(QuantizerText(spec), "identity cast to f16");
-  const QuantizedTensor q = *QuantizeCpu(x, spec, {true, true}, {}, {});
-  EXPECT_EQ(q.source_dtype, DType::kF32);
-  EXPECT_FALSE(q.is_hybrid);
-  EXPECT_EQ(q.rowwise->data.data(), q.columnwise->data.data());
-  EXPECT_EQ(q.rowwise->element, DType::kF16);
-  EXPECT_TRUE(q.rowwise->is_cast);
-  EXPECT_FALSE(q.rowwise->scale_inv.has_value());
-  for (size_t i = 0; i < std::size(cases); ++i) {
-    EXPECT_EQ(q.rowwise->data.as<uint16_t>()[i], cases[i].second) << cases[i].first;
-  }
-  EXPECT_EQ(q.counts.normal, 5);
-  EXPECT_EQ(q.counts.subnormal, 2);
-  EXPECT_EQ(q.counts.flushed_to_zero, 2);
-  EXPECT_EQ(q.counts.saturated, 1);
-  EXPECT_EQ(q.counts.zero, 1);
-  EXPECT_EQ(q.counts.infinite, 1);
-  EXPECT_EQ(q.counts.nan, 1);
-  EXPECT_TRUE(SameBytes(*DequantizeCpu(q, Usage::kColumnwise, DType::kF32, {}),
-                        *CastTensor(q.rowwise->data, DType::kF32, {})));
-}
-
-TEST(Identity, CountsTheKindsOfItsCasts) {
-  for (const IdentityCast& cast : IdentityCasts()) {
-    const auto made = QuantizeCpu(cast.Source(), cast.Spec(), {true, true}, {}, {});
-    EXPECT_TRUE(made->counts == cast.counts) << cast.name;
-  }
-}
-
-TEST(Identity, DirectionsMayCastAndNotCast) {
-  const Tensor x = Source(DType::kBF16, {8, 8}, Distribution::kNormal, 4);
-  Quantizer quantizer;
-  quantizer.columnwise.element = DType::kF32;
-  QuantizedTensor q = *QuantizeCpu(x, quantizer, {true, true}, {}, {});
-  EXPECT_EQ(q.rowwise->data.data(), x.data());
-  EXPECT_TRUE(SameBytes(q.columnwise->data, *CastTensor(x, DType::kF32, {})));
-  QuantizedTensor rowwise = *QuantizeCpu(x, quantizer, {true, false}, {}, {});
-  EXPECT_EQ(UpdateUsagesCpu(rowwise, {true, true}, {}).code(),
-            absl::StatusCode::kFailedPrecondition);
-  // The source's own dtype is no cast.
-  quantizer = QuantizerSpec{.element = DType::kBF16};
-  q = *QuantizeCpu(x, quantizer, {true, true}, {}, {});
-  EXPECT_EQ(q.columnwise->data.data(), x.data());
-  // Columnwise from rowwise: the values of the f16 copy in the source's dtype.
-  quantizer.rowwise.element = DType::kF16;
-  quantizer.columnwise = QuantizerSpec();
-  quantizer.columnwise_source = ColumnwiseSource::kRowwiseDequantized;
-  const Tensor wide = FromBits(DType::kBF16, {0x4780, 0x3F80});  // 65536 and 1.
-  q = *QuantizeCpu(wide, quantizer, {false, true}, {}, {});
-  EXPECT_TRUE(SameBytes(q.columnwise->data, FromBits(DType::kBF16, {0x7F80, 0x3F80})));
-  EXPECT_FALSE(q.columnwise->is_cast);
 }
 
 TEST(Delayed, EachDirectionHasItsScale) {

@@ -1,6 +1,6 @@
 // QuantizeCpu and DequantizeCpu against vectors of an independent implementation (tests/vectors/
-// fp8_current_reference.py): real and adversarial tensors, every knob, every instruction set and
-// thread count.
+// fp8_current_reference.py): real and adversarial tensors, every knob, every instruction set,
+// one thread and two.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -115,17 +115,10 @@ std::string CountsText(const QuantizationCounts& c) {
   return text.str();
 }
 
-struct Path {
-  Isa isa;
-  int threads;
-};
-
-class QuantizeVectors : public ::testing::TestWithParam<Path> {};
+class QuantizeVectors : public ::testing::TestWithParam<ExecutionContext> {};
 
 TEST_P(QuantizeVectors, CodesScalesCountsAndValues) {
-  ExecutionContext context;
-  context.isa = GetParam().isa;
-  context.threads = GetParam().threads;
+  const ExecutionContext& context = GetParam();
   static const Vectors vectors = Load();
   ASSERT_GT(vectors.cases.size(), 1000u);
   for (const Case& c : vectors.cases) {
@@ -154,19 +147,8 @@ TEST_P(QuantizeVectors, CodesScalesCountsAndValues) {
   }
 }
 
-std::vector<Path> EveryPath() {
-  std::vector<Path> paths;
-  for (const Isa isa : RunnableIsas()) {
-    for (const int threads : {1, 2}) paths.push_back({isa, threads});
-  }
-  return paths;
-}
-
-INSTANTIATE_TEST_SUITE_P(EveryPath, QuantizeVectors, ::testing::ValuesIn(EveryPath()),
-                         [](const auto& path) {
-                           return std::string(IsaName(path.param.isa)) + "_" +
-                                  std::to_string(path.param.threads);
-                         });
+INSTANTIATE_TEST_SUITE_P(EveryPath, QuantizeVectors, ::testing::ValuesIn(testing::EveryPath()),
+                         [](const auto& path) { return testing::PathName(path.param); });
 
 }  // namespace QG_TEST_FILE
 }  // namespace quantgate
