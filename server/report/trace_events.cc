@@ -44,8 +44,7 @@ TraceTensor TraceEvents::TensorOf(const v1::TraceStep& step, const v1::StepCompa
   return tensor;
 }
 
-void TraceEvents::TakeNotes(const v1::TraceStep& step) {
-  const std::string& label = report_.variants[static_cast<size_t>(step.variant())];
+void TraceEvents::TakeNotes(const v1::TraceStep& step, const std::string& label) {
   const std::string place = absl::StrCat("step ", step.step(), " of ", label, ": ");
   for (const std::string& difference : step.rank_differences()) {
     report_.rank_differences.push_back(place + difference);
@@ -60,6 +59,8 @@ void TraceEvents::TakeNotes(const v1::TraceStep& step) {
   if (step.has_checkpoint()) {
     report_.notes.push_back(absl::StrCat(place, "goes on as ", step.label(), " from checkpoint ",
                                          DigestText(step.checkpoint())));
+  } else if (!step.label().empty() && step.label() != label) {
+    report_.notes.push_back(absl::StrCat(place, "goes on as ", step.label()));
   }
 }
 
@@ -74,8 +75,13 @@ void TraceEvents::TakeStep(const v1::TraceStep& step) {
     report_.steps.resize(static_cast<size_t>(index) + 1);
     report_.steps.back() = {step.round(), step.kind(), step.microbatch()};
   }
-  const std::string& label = report_.variants[variant];
-  const std::string& reference = report_.variants[reference_index];
+  // Copies: a change that is added moves the others.
+  const std::string before = LabelAt(report_, index, step.variant());
+  if (!step.label().empty() && step.label() != before) {
+    report_.changes.push_back({index, step.variant(), step.label()});
+  }
+  const std::string label = LabelAt(report_, index, step.variant());
+  const std::string reference = LabelAt(report_, index, report_.reference);
   for (const v1::StepComparison& comparison : step.against_reference()) {
     report_.tensors.push_back(TensorOf(step, comparison, label, reference));
   }
@@ -96,7 +102,7 @@ void TraceEvents::TakeStep(const v1::TraceStep& step) {
     report_.overlaps.push_back({index, step.variant(), overlap.rank(), overlap.report()});
   }
   if (step.has_memory()) report_.memories.push_back({index, step.variant(), step.memory()});
-  TakeNotes(step);
+  TakeNotes(step, before);
 }
 
 void TraceEvents::Take(const v1::RunEvent& event) {

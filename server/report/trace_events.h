@@ -23,7 +23,8 @@ class TraceEvents {
 
  private:
   void TakeStep(const v1::TraceStep& step);
-  void TakeNotes(const v1::TraceStep& step);
+  /// `label` is the variant's before the step.
+  void TakeNotes(const v1::TraceStep& step, const std::string& label);
   TraceTensor TensorOf(const v1::TraceStep& step, const v1::StepComparison& comparison,
                        const std::string& subject, const std::string& reference) const;
 

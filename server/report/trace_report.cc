@@ -38,7 +38,7 @@ void PrintTraceComparisons(const TraceReport& report, const std::vector<TraceTen
     const v1::ParityReport& parity = comparison.result.parity();
     const v1::ErrorReport& error = comparison.result.error();
     std::vector<std::string> row = {StepText(report, tensor.step), comparison.tensor,
-                                    report.variants[tensor.variant]};
+                                    LabelAt(report, tensor.step, tensor.variant)};
     if (!comparison.result.has_parity()) {
       row.insert(row.end(), {comparison.difference, ""});
     } else if (parity.equal()) {
@@ -101,7 +101,7 @@ void PrintTraceQuantizations(const TraceReport& report, bool uses_colour, std::o
     std::vector<std::string> row = {
         StepText(report, quantization.step),
         QuantizationName(quantization),
-        report.variants[quantization.variant],
+        LabelAt(report, quantization.step, quantization.variant),
         ShortReal(ShareOf(record.counts().flushed_to_zero(), record.counts())),
         ShortReal(ShareOf(record.counts().saturated(), record.counts())),
         record.has_scale() ? ShortReal(record.scale()) : "-",
@@ -117,7 +117,7 @@ void PrintTraceQuantizations(const TraceReport& report, bool uses_colour, std::o
 }
 
 Json Placed(const TraceReport& report, int step, int variant) {
-  return Json{{"step", step + 1}, {"variant", variant}, {"label", report.variants[variant]}};
+  return Json{{"step", step + 1}, {"variant", variant}, {"label", LabelAt(report, step, variant)}};
 }
 
 Json OfTensor(const TraceReport& report, const TraceTensor& tensor) {
@@ -190,8 +190,8 @@ void PrintTraceOverlaps(const TraceReport& report, bool uses_colour, std::ostrea
   TextTable table(head);
   for (const TraceOverlap& overlap : report.overlaps) {
     std::vector<std::string> row = {StepText(report, overlap.step),
-                                    report.variants[overlap.variant], absl::StrCat(overlap.rank),
-                                    overlap.report.stage()};
+                                    LabelAt(report, overlap.step, overlap.variant),
+                                    absl::StrCat(overlap.rank), overlap.report.stage()};
     const std::vector<std::string> values = OverlapRow(overlap.report);
     row.insert(row.end(), values.begin(), values.end());
     table.AddRow(row);
@@ -219,7 +219,7 @@ void PrintTraceMemories(const TraceReport& report, bool uses_colour, std::ostrea
                              Bytes(one.memory.gathered_held_bytes())});
     }
     if (std::exchange(before[one.variant], row) == row) continue;
-    row.insert(row.begin(), {StepText(report, one.step), report.variants[one.variant]});
+    row.insert(row.begin(), {StepText(report, one.step), LabelAt(report, one.step, one.variant)});
     table.AddRow(row);
   }
   table.Print(out, uses_colour);
@@ -248,6 +248,14 @@ std::optional<double> MeanCode(const v1::QuantizationRecord& record) {
 }
 
 }  // namespace
+
+const std::string& LabelAt(const TraceReport& report, int step, int variant) {
+  const std::string* label = &report.variants[variant];
+  for (const TraceLabel& change : report.changes) {
+    if (change.variant == variant && change.step <= step) label = &change.label;
+  }
+  return *label;
+}
 
 bool HasMemory(const TraceReport& report) {
   return std::any_of(report.memories.begin(), report.memories.end(),

@@ -59,9 +59,17 @@ struct TraceMemory {
   v1::SessionMemory memory;
 };
 
+/// What a variant is called from a step on that changed its recipe or its ranks.
+struct TraceLabel {
+  int step = 0;
+  int variant = 0;
+  std::string label;
+};
+
 struct TraceReport {
-  std::string command;                ///< The command as typed.
-  std::vector<std::string> variants;  ///< Their labels.
+  std::string command;                   ///< The command as typed.
+  std::vector<std::string> variants;     ///< Their labels when the trace began.
+  std::vector<TraceLabel> changes = {};  ///< Ordered by step.
   int reference = 0;
   std::vector<TraceStep> steps;
   /// Ordered by step, then variant; without the reference variant's own.
@@ -83,6 +91,8 @@ struct TraceReport {
   std::optional<v1::Verdict> verdict;
 };
 
+/// The label that a variant has after a step.
+const std::string& LabelAt(const TraceReport& report, int step, int variant);
 /// Whether any variant saved anything for backward.
 bool HasMemory(const TraceReport& report);
 /// The share of `part` in all elements that a cast counted; 0 where it counted none.

@@ -197,8 +197,7 @@ absl::Status TraceExecution::Restart(const PlannedTraceStep& step, int variant,
       TraceSessionOf(plan_, variant, player.parallel.has_value() ? &*player.parallel : nullptr));
   // The recipe that it has now, with every knob.
   session.spec.recipe = player.training().recipe();
-  session.label =
-      Variant{session.spec.recipe, session.spec.arithmetic, session.spec.parallel}.Label();
+  session.label = LabelOf(session.spec);
   // Its place is the new session's, and no client's who asks for one in between.
   QG_ASSIGN_OR_RETURN(SessionPlace place, context_.sessions.HandOver(player.use->id(), run_id_));
   player.use.reset();
@@ -233,6 +232,10 @@ absl::StatusOr<TraceExecution::Played> TraceExecution::PlayVariant(const Planned
   }
   absl::StatusOr<Played> played = TakeStep(taken, player);
   if (!played.ok()) return WithinField(step.field, played.status());
+  if (taken.kind == SessionStep::Kind::kChangeRecipe) {
+    player.session.spec.recipe = player.training().recipe();
+    player.session.label = LabelOf(player.session.spec);
+  }
   return played;
 }
 

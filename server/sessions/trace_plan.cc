@@ -456,7 +456,7 @@ absl::Status TraceReader::CheckStep(const PlannedTraceStep& planned, int variant
     }
     SessionSpec& spec = session->spec;
     spec.recipe = outline.recipe();
-    std::string label = Variant{spec.recipe, spec.arithmetic, spec.parallel}.Label();
+    std::string label = LabelOf(spec);
     QG_RETURN_IF_ERROR(WithinField(planned.field, outline.Restart(std::move(spec))));
     now.label = std::move(label);
     return absl::OkStatus();
@@ -554,8 +554,12 @@ absl::StatusOr<TraceSession> TraceSessionOf(const TracePlan& plan, int index,
     const std::string field = refusal->field.substr(refusal->field.find('.') + 1);
     return AtTraceField(plan, index, AsField(field, spec.status()));
   }
-  std::string label = Variant{spec->recipe, spec->arithmetic, spec->parallel}.Label();
+  std::string label = LabelOf(*spec);
   return TraceSession{std::move(proto), *std::move(spec), std::move(label)};
+}
+
+std::string LabelOf(const SessionSpec& spec) {
+  return Variant{spec.recipe, spec.arithmetic, spec.parallel}.Label();
 }
 
 absl::Status AtTraceStep(const std::string& label, int64_t number, const PlannedTraceStep& step,

@@ -27,6 +27,9 @@ struct TraceSession {
   std::string label;  ///< Variant::Label.
 };
 
+/// Variant::Label of a session.
+std::string LabelOf(const SessionSpec& spec);
+
 /// One step of a round.
 struct PlannedTraceStep {
   std::string kind;        ///< The field of v1.SessionTrace.Step that has it: "forward", ...

@@ -239,7 +239,7 @@ TEST(TraceEventsTest, MakeTheReportInTheOrderOfStepsAndVariants) {
   EXPECT_EQ(report.tensors[0].comparison.subject_name, "y of bf16 / none / auto");
   EXPECT_EQ(report.tensors[0].comparison.reference_name, "y of mxfp8 / none / auto");
   ASSERT_EQ(report.subjects.size(), 1u);
-  EXPECT_EQ(report.subjects[0].comparison.reference_name, "y of bf16 / none / auto");
+  EXPECT_EQ(report.subjects[0].comparison.reference_name, "y of bf16 / none / auto / tp2");
   std::vector<std::pair<int, int>> order;
   for (const TraceMemory& memory : report.memories) order.emplace_back(memory.step, memory.variant);
   EXPECT_EQ(order,
@@ -255,6 +255,10 @@ TEST(TraceEventsTest, MakeTheReportInTheOrderOfStepsAndVariants) {
   EXPECT_TRUE(report.verdict.has_value());
   const auto json = nlohmann::json::parse(TraceJson(report));
   EXPECT_EQ(json["subjects"][0]["tensor"], "y");
+  // Each row has its variant's label of that step.
+  EXPECT_EQ(json["tensors"][0]["label"], "bf16 / none / auto");
+  EXPECT_EQ(json["tensors"][1]["label"], "bf16 / none / auto / tp2");
+  EXPECT_EQ(json["tensors"][2]["label"], "bf16 / none / auto / tp2");
   EXPECT_EQ(json["quantizations"][0]["scale_against_reference_log2"], 1.5);
   std::ostringstream table;
   PrintTrace(report, /*uses_colour=*/false, table);

@@ -204,6 +204,19 @@ TEST_F(TraceTest, ScalesAreHeldAgainstTheReferences) {
   }
 }
 
+// A label is the variant's as it is after the step.
+TEST_F(TraceTest, AChangedRecipeIsInTheLabel) {
+  v1::RunTraceRequest request = TwoLayerTrace({"bf16", "mxfp8"});
+  request.mutable_trace()->add_steps()->mutable_change_recipe()->mutable_recipe()->set_name(
+      "fp8_current");
+  *request.mutable_trace()->add_steps() = request.trace().steps(0);
+  const Outcome outcome = Play(request);
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+  EXPECT_EQ(outcome.Step(3, 1).label(), "mxfp8 / none / auto");
+  EXPECT_EQ(outcome.Step(4, 1).label(), "fp8_current / none / auto");
+  EXPECT_EQ(outcome.Step(5, 0).label(), "fp8_current / none / auto");
+}
+
 TEST_F(TraceTest, BitwiseIsRequiredOfAllVariants) {
   v1::RunTraceRequest request = TwoLayerTrace({"mxfp8", "mxfp8"});
   request.set_requirement(v1::REQUIREMENT_BITWISE);
