@@ -138,6 +138,7 @@ bool ComparisonJudge::Passes(const SubjectComparison& comparison) const {
 void ComparisonJudge::Add(SubjectComparison& comparison) {
   ++checked_;
   comparison.passes = Passes(comparison);
+  if (comparison.bound) ++bounded_;
   if (comparison.bound && source_.empty()) source_ = comparison.bound->derivation();
   const v1::ParityReport& parity = comparison.result.parity();
   const NonFiniteSides sides = SidesOf(parity);
@@ -191,10 +192,21 @@ v1::Verdict ComparisonJudge::Verdict() const {
   if (!difference_.empty()) {
     verdict.set_finding(difference_);
   } else if (failed == 0) {
-    const char* const passed = criterion_ == Criterion::kBitwise ? "equal bit for bit"
-                               : criterion_ == Criterion::kUlp   ? "within it"
-                                                                 : "within their bounds";
-    verdict.set_finding(absl::StrCat(checked_, checked_ == 1 ? " tensor " : " tensors ", passed));
+    const auto tensors = [](size_t count) {
+      return absl::StrCat(count, count == 1 ? " tensor " : " tensors ");
+    };
+    const size_t by_bits = criterion_ == Criterion::kBound ? checked_ - bounded_ : 0;
+    if (criterion_ == Criterion::kBitwise) {
+      verdict.set_finding(tensors(checked_) + "equal bit for bit");
+    } else if (criterion_ == Criterion::kUlp) {
+      verdict.set_finding(tensors(checked_) + "within it");
+    } else if (by_bits == 0) {
+      verdict.set_finding(tensors(checked_) + "within their bounds");
+    } else {
+      verdict.set_finding(
+          absl::StrCat(bounded_ == 0 ? "" : tensors(bounded_) + "within their bounds, ",
+                       tensors(by_bits), "without a bound equal bit for bit"));
+    }
   } else if (failed > 1) {
     verdict.set_finding(
         absl::StrCat(finding_, "; and ", failed - 1, " more of ", checked_, " tensors"));

@@ -47,7 +47,7 @@ class ComparisonJudge {
 
   Criterion criterion_;
   std::optional<int64_t> ulp_max_;
-  size_t checked_ = 0;
+  size_t checked_ = 0, bounded_ = 0;  ///< Tensors, and those of them that have a bound.
   Listed found_, non_finite_texts_;
   std::string finding_;     ///< Of the first that fails.
   std::string source_;      ///< The derivation of the first bound.

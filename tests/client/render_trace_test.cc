@@ -299,5 +299,19 @@ TEST(ComparisonJudgeTest, WantsTheReferencesBitsAndRanksThatAgree) {
   EXPECT_THAT(judge.Verdict().finding(), HasSubstr("; and 10 more of 12 tensors"));
 }
 
+TEST(ComparisonJudgeTest, SaysWhichTensorsHadABound) {
+  ComparisonJudge judge = ComparisonJudge::ByBounds();
+  SubjectComparison by_bits = Compared(0, true).comparison;
+  judge.Add(by_bits);
+  EXPECT_TRUE(judge.Verdict().pass());
+  EXPECT_EQ(judge.Verdict().finding(), "1 tensor without a bound equal bit for bit");
+  SubjectComparison bounded = Compared(1, false).comparison;
+  bounded.bound.emplace().set_pass(true);
+  judge.Add(bounded);
+  judge.Add(bounded);
+  EXPECT_EQ(judge.Verdict().finding(),
+            "2 tensors within their bounds, 1 tensor without a bound equal bit for bit");
+}
+
 }  // namespace QG_TEST_FILE
 }  // namespace quantgate
