@@ -66,7 +66,8 @@ std::vector<Tensor> ValuesOf(const std::vector<LayerResult>& results, const std:
 
 TEST(ParallelAttention, HasTheWholeLayersHeads) {
   const LayerRequest request = AttentionOf(LayerKind::kAttention);
-  for (const char* text : {"bf16", "fp8_delayed", "mxfp8", "mxfp8:backward_override=dequantized"}) {
+  for (const char* text : {"bf16", "fp8_delayed", "fp8_rowwise", "mxfp8", "mxfp6_e2m3",
+                           "mxfp6_e3m2", "mxfp4", "mxfp8:backward_override=dequantized"}) {
     const LayerResult whole = RunCase(request, text);
     for (const int size : {2, 4}) {
       for (const bool sequence : {false, true}) {
@@ -163,7 +164,8 @@ void ExpectCoreByHand(const LayerRequest& whole, const std::vector<LayerResult>&
 TEST(ParallelTransformerLayer, IsItsPartsAndSums) {
   const LayerRequest whole = AttentionOf(LayerKind::kTransformerLayer);
   for (const char* text :
-       {"bf16", "fp8_current", "fp8_current:backward_override=high_precision", "fp8_block", "mxfp8",
+       {"bf16", "fp8_current", "fp8_current:backward_override=high_precision", "fp8_rowwise",
+        "fp8_block", "mxfp8", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4",
         "nvfp4:disable_stochastic_rounding=true", "nvfp4:backward_override=dequantized"}) {
     const Recipe recipe = *Recipe::Parse(text);
     for (const bool sequence : {false, true}) {

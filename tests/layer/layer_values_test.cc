@@ -73,6 +73,7 @@ TEST_P(LayerValues, GivesItsOutputsUnfusedAndCalibrating) {
   for (const char* text :
        {"bf16:activation_dtype=bf16", "fp8_current:activation_dtype=bf16", "fp8_current",
         "fp8_delayed:activation_dtype=bf16", "mxfp8:activation_dtype=bf16", "mxfp8",
+        "fp8_rowwise:activation_dtype=bf16", "mxfp4:activation_dtype=bf16", "mxfp6_e2m3",
         "fp8_block:activation_dtype=f16,backward_override=high_precision",
         "nvfp4:activation_dtype=bf16,backward_override=dequantized",
         "hybrid:fprop=mxfp8,activation_dtype=bf16",
@@ -92,7 +93,8 @@ TEST_P(LayerValues, GivesItsOutputsUnfusedAndCalibrating) {
 
 TEST_P(LayerValues, ForwardIsTheSameUnderEveryOverride) {
   const LayerRequest request = GetParam().request;
-  for (const std::string name : {"fp8_current", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4"}) {
+  for (const std::string name : {"fp8_current", "fp8_rowwise", "fp8_block", "mxfp8", "mxfp6_e2m3",
+                                 "mxfp6_e3m2", "mxfp4", "nvfp4"}) {
     const LayerResult none = RunCase(request, name);
     for (const std::string mode : {"high_precision", "dequantized"}) {
       const LayerResult other = RunCase(request, name + ":backward_override=" + mode);
@@ -109,7 +111,8 @@ TEST_P(LayerValues, AnActivationDTypeIsTheBitsOfACastInput) {
   LayerRequest cast = request;
   cast.x = *CastTensor(request.x, DType::kBF16, ExecutionContext());
   cast.grad_output = *CastTensor(request.grad_output, DType::kBF16, ExecutionContext());
-  for (const std::string name : {"bf16", "fp8_current", "fp8_delayed", "mxfp8", "nvfp4"}) {
+  for (const std::string name :
+       {"bf16", "fp8_current", "fp8_rowwise", "fp8_delayed", "mxfp8", "mxfp4", "nvfp4"}) {
     for (const std::string mode : {"none", "high_precision", "dequantized"}) {
       if (name == "fp8_delayed" && mode != "none") continue;
       SCOPED_TRACE(name + " " + mode);
@@ -128,8 +131,9 @@ TEST(LayerActivations, EveryKindIsTheComposition) {
       request.layer.activation.alpha = 1.25f;
       request.layer.activation.offset = 0.5f;
     }
-    for (const char* recipe : {"bf16", "fp8_delayed", "fp8_current", "fp8_block", "mxfp8", "nvfp4",
-                               "fp8_rowwise", "mxfp8:backward_override=high_precision"}) {
+    for (const char* recipe :
+         {"bf16", "fp8_delayed", "fp8_current", "fp8_block", "mxfp8", "nvfp4", "fp8_rowwise",
+          "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4", "mxfp8:backward_override=high_precision"}) {
       SCOPED_TRACE(absl::StrCat(std::string(kActivationKindNames[i]), " ", recipe));
       const auto reference = ReferenceOf(request, *Recipe::Parse(recipe));
       const LayerResult result = RunCase(request, recipe);

@@ -22,6 +22,9 @@ inline constexpr const char* kDividedRecipes[] = {
     "fp8_current",
     "fp8_current:backward_override=high_precision",
     "fp8_current:backward_override=dequantized",
+    "fp8_rowwise",
+    "fp8_rowwise:backward_override=high_precision",
+    "fp8_rowwise:backward_override=dequantized",
     "fp8_block",
     "fp8_block:x_block_dim=2,w_block_dim=1,grad_block_dim=1",
     "fp8_block:backward_override=high_precision",
@@ -29,11 +32,22 @@ inline constexpr const char* kDividedRecipes[] = {
     "mxfp8",
     "mxfp8:backward_override=high_precision",
     "mxfp8:backward_override=dequantized",
+    "mxfp6_e2m3",
+    "mxfp6_e3m2",
+    "mxfp4",
+    "mxfp4:backward_override=dequantized",
     "nvfp4:disable_stochastic_rounding=true",
     "nvfp4:disable_stochastic_rounding=true,disable_rht=true",
     "nvfp4:backward_override=high_precision",
     "nvfp4:backward_override=dequantized",
     "nvfp4:disable_rht=true,row_scaled_activation=true,backward_override=dequantized",
+    // Other libraries' steps, under the amax of all ranks where there is one.
+    "fp8_current:scale_rule=inverse,scale_dtype=source,element_operation=divide,"
+    "operation_dtype=source,zero_scale=dtype_epsilon,zero_sign=drop",
+    "fp8_block:scale_rule=reciprocal_product,element_operation=reciprocal",
+    "mxfp8:scale_rule=torchao_rceil",
+    "mxfp4:scale_rule=gguf,element_rounding=nearest_zero,zero_sign=drop_rounded",
+    "nvfp4:disable_rht=true,disable_stochastic_rounding=true,scale_rule=vllm,zero_sign=drop",
 };
 
 struct ParallelSetup {

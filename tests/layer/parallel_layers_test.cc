@@ -99,9 +99,9 @@ void ExpectMlpIsItsLinears(const std::string& text, const ParallelSetup& setup,
 }
 
 TEST(ParallelMlp, IsColumnParallelThenRowParallel) {
-  for (const char* recipe :
-       {"bf16", "fp8_current", "fp8_current:backward_override=high_precision", "fp8_block",
-        "nvfp4:disable_stochastic_rounding=true", "nvfp4:backward_override=dequantized"}) {
+  for (const char* recipe : {"bf16", "fp8_current", "fp8_current:backward_override=high_precision",
+                             "fp8_rowwise", "fp8_block", "nvfp4:disable_stochastic_rounding=true",
+                             "nvfp4:backward_override=dequantized"}) {
     for (const bool sequence : {false, true}) {
       ExpectMlpIsItsLinears(recipe, {.size = 2, .sequence_parallel = sequence},
                             ActivationKind::kGelu);
@@ -109,8 +109,10 @@ TEST(ParallelMlp, IsColumnParallelThenRowParallel) {
                             ActivationKind::kSwiglu);
     }
   }
-  // mxfp8 sums the bias gradient before it rounds; what is compared here is the same.
-  ExpectMlpIsItsLinears("mxfp8", {.size = 2, .sequence_parallel = true}, ActivationKind::kSwiglu);
+  // MX sums the bias gradient before it rounds; what is compared here is the same.
+  for (const char* recipe : {"mxfp8", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4"}) {
+    ExpectMlpIsItsLinears(recipe, {.size = 2, .sequence_parallel = true}, ActivationKind::kSwiglu);
+  }
 }
 
 // Of one rank's half of a gated fc1: gate and value of the same columns.
@@ -129,7 +131,8 @@ TEST(ParallelMlp, DividesBothHalvesOfAGatedLayer) {
 
 // fc1's columns and fc2's inputs are the whole layer's, which no rank count changes.
 TEST(ParallelMlp, HasTheWholeLayersHiddenValues) {
-  for (const char* text : {"bf16", "fp8_delayed", "mxfp8"}) {
+  for (const char* text :
+       {"bf16", "fp8_delayed", "fp8_rowwise", "mxfp8", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4"}) {
     for (const ActivationKind activation : {ActivationKind::kGelu, ActivationKind::kSwiglu}) {
       for (const bool sequence : {false, true}) {
         const LayerRequest request = MlpCase(activation);
@@ -160,7 +163,8 @@ LayerRequest NormLinear(NormKind norm) {
 
 TEST(ParallelNormLinear, IsTheWholeLayer) {
   for (const NormKind norm : {NormKind::kLayerNorm, NormKind::kRmsNorm}) {
-    for (const char* text : {"bf16", "fp8_delayed", "mxfp8"}) {
+    for (const char* text :
+         {"bf16", "fp8_delayed", "fp8_rowwise", "mxfp8", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4"}) {
       for (const bool sequence : {false, true}) {
         const LayerRequest request = NormLinear(norm);
         const LayerResult whole = RunCase(request, text);
@@ -179,8 +183,8 @@ TEST(ParallelNormLinear, IsTheWholeLayer) {
 // The gathered norm output is returned: it is gathered in high precision, shard and whole are
 // quantized each by itself, and the bits are those of the shards' codes gathered.
 TEST(ParallelNormLinear, ReturnsTheNormOutputOfAllRanks) {
-  for (const char* text : {"bf16", "fp8_current", "fp8_block", "mxfp8", "nvfp4",
-                           "mxfp8:backward_override=dequantized"}) {
+  for (const char* text : {"bf16", "fp8_current", "fp8_rowwise", "fp8_block", "mxfp8", "mxfp6_e2m3",
+                           "mxfp6_e3m2", "mxfp4", "nvfp4", "mxfp8:backward_override=dequantized"}) {
     SCOPED_TRACE(text);
     LayerRequest request = NormLinear(NormKind::kLayerNorm);
     const Recipe recipe = *Recipe::Parse(text);
@@ -250,7 +254,8 @@ TEST(ParallelChain, IsTheMlpOfTheSameOperations) {
   mlp = WithScales(mlp);
   for (const bool fused : {true, false}) {
     chain.layer.fused = mlp.layer.fused = fused;
-    for (const char* text : {"bf16", "fp8_delayed", "fp8_current", "mxfp8", "nvfp4"}) {
+    for (const char* text : {"bf16", "fp8_delayed", "fp8_current", "fp8_rowwise", "mxfp8",
+                             "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4", "nvfp4"}) {
       for (const bool sequence : {false, true}) {
         SCOPED_TRACE(absl::StrCat(text, fused, sequence));
         const ParallelSetup setup{.size = 2, .sequence_parallel = sequence};
@@ -292,7 +297,7 @@ TEST(ParallelGroupedLinear, CommunicatesNothing) {
     if (mode == ParallelMode::kRow) {
       for (const char* bias : {"bias.0", "bias.1", "bias.2"}) request.parameters.erase(bias);
     }
-    for (const char* text : {"bf16", "fp8_current", "fp8_block"}) {
+    for (const char* text : {"bf16", "fp8_current", "fp8_rowwise", "fp8_block"}) {
       for (const bool sequence : {false, true}) {
         const std::vector<LayerResult> results =
             RunRanks(request, *Recipe::Parse(text), {.size = 2, .sequence_parallel = sequence});

@@ -193,11 +193,16 @@ TEST(ParallelLinear, KeepsWhatItsFormatGathersInBackward) {
   EXPECT_EQ(saved_x("fp8_current", 256), "f8_e4m3 rowwise codes");
   EXPECT_EQ(saved_x("fp8_block", 256), "f8_e4m3 columnwise codes");
   EXPECT_EQ(saved_x("mxfp8", 256), "f8_e4m3 columnwise codes");
+  EXPECT_EQ(saved_x("mxfp6_e2m3", 256), "f6_e2m3 columnwise codes");
+  EXPECT_EQ(saved_x("mxfp6_e3m2", 256), "f6_e3m2 columnwise codes");
+  EXPECT_EQ(saved_x("mxfp4", 256), "f4_e2m1x2 columnwise codes");
   EXPECT_EQ(saved_x("nvfp4", 256), "f4_e2m1x2 columnwise codes");
   EXPECT_EQ(saved_x("mxfp8:backward_override=dequantized", 256), "f8_e4m3 rowwise codes");
   EXPECT_EQ(saved_x("mxfp8:backward_override=high_precision", 256), "bf16 as given");
   // Where nothing but the source can be gathered.
+  EXPECT_EQ(saved_x("fp8_rowwise", 256), "bf16 as given");
   EXPECT_EQ(saved_x("fp8_block", 128), "bf16 as given");
+  EXPECT_EQ(saved_x("mxfp4", 32), "bf16 as given");
   EXPECT_EQ(saved_x("mxfp8", 32), "bf16 as given");
   EXPECT_EQ(saved_x("nvfp4", 16), "bf16 as given");
   EXPECT_EQ(saved_x("hybrid:fprop=mxfp8,dgrad=mxfp8,wgrad=mxfp8", 256), "f8_e4m3 columnwise codes");
@@ -208,8 +213,9 @@ TEST(ParallelLinear, KeepsWhatItsFormatGathersInBackward) {
 
 // Shards off the blocks, uneven and empty: gathered in high precision and quantized once.
 TEST(ParallelLinear, FallsBackToTheSource) {
-  for (const char* text : {"fp8_block", "mxfp8", "mxfp8:backward_override=dequantized",
-                           "nvfp4:disable_stochastic_rounding=true"}) {
+  for (const char* text :
+       {"fp8_rowwise", "fp8_block", "mxfp8", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4",
+        "mxfp8:backward_override=dequantized", "nvfp4:disable_stochastic_rounding=true"}) {
     const Recipe recipe = *Recipe::Parse(text);
     for (const std::vector<int64_t>& rows :
          {std::vector<int64_t>{16, 48}, {24, 40}, {64, 0}, {63, 1}}) {
@@ -239,7 +245,7 @@ TEST(ParallelLinear, FallsBackToTheSource) {
 
 TEST(ParallelLinear, OfNoRowsAtAllIsEmpty) {
   for (const ParallelMode mode : {ParallelMode::kColumn, ParallelMode::kRow}) {
-    for (const char* text : {"bf16", "fp8_current", "mxfp8", "nvfp4"}) {
+    for (const char* text : {"bf16", "fp8_current", "fp8_rowwise", "mxfp8", "mxfp4", "nvfp4"}) {
       const LayerRequest request = SquareLinear(mode, 0, 128);
       const std::vector<LayerResult> results =
           RunRanks(request, *Recipe::Parse(text), {.size = 2, .sequence_parallel = true});

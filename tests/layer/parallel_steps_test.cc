@@ -141,7 +141,7 @@ TEST(ParallelSteps, KeepTheGroupOfTheirForward) {
 // Several forwards before their backwards, and an evaluation between: scales and codes stay those
 // that were saved.
 TEST(ParallelSteps, InFlightDoNotMeet) {
-  for (const char* text : {"fp8_current", "fp8_block", "mxfp8", "nvfp4"}) {
+  for (const char* text : {"fp8_current", "fp8_rowwise", "fp8_block", "mxfp8", "mxfp4", "nvfp4"}) {
     const Recipe recipe = *Recipe::Parse(text);
     const LayerRequest first = CaseOf(ParallelMode::kColumn, 60);
     const LayerRequest second = CaseOf(ParallelMode::kColumn, 70);
@@ -406,8 +406,8 @@ TEST(ParallelTraining, FollowsTheTraceOfShardsAlone) {
   down.parameters["weight"] = Generated(Distribution::kNormal, 6, DType::kF32, {128, 128});
   up.parameters.erase("bias");
   down.parameters.erase("bias");
-  for (const char* text :
-       {"bf16", "fp8_current", "fp8_block", "mxfp8", "nvfp4:disable_stochastic_rounding=true"}) {
+  for (const char* text : {"bf16", "fp8_current", "fp8_rowwise", "fp8_block", "mxfp8", "mxfp4",
+                           "nvfp4:disable_stochastic_rounding=true"}) {
     const Recipe recipe = *Recipe::Parse(text);
     const Trace expected = TraceByHand(up, down, recipe);
     for (const bool sequence : {false, true}) {

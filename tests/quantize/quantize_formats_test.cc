@@ -146,12 +146,15 @@ TEST(EveryFormat, EveryPathAtTheEdges) {
   const std::vector<NamedQuantizer> quantizers = EveryQuantizer();
   std::vector<Isa> vector_isas = RunnableIsas();
   std::erase(vector_isas, Isa::kScalar);  // On one thread it is what is expected.
+  // What is larger has more columns than a vector piece, of which other libraries' steps know none.
+  constexpr int64_t kGeneralElements = 1 << 15;
   size_t turn = 0;
   for (const Shape& shape : shapes) {
     const Tensor x = Source(DType::kBF16, shape, Distribution::kNormal, 11);
     for (const Usages usages : {Usages{true, true}, Usages{true, false}, Usages{false, true}}) {
       for (const NamedQuantizer& named : quantizers) {
-        if (!Takes(named, x)) continue;
+        const bool is_general = named.quantizer.rowwise.has_library_steps();
+        if (!Takes(named, x) || (is_general && x.element_count() > kGeneralElements)) continue;
         SCOPED_TRACE(named.name + " of " + ShapeText(shape));
         const QuantizedTensor expected = ByScalarCode(named, x, usages);
         for (const Isa isa : IsasFor(named, vector_isas, turn)) {

@@ -165,8 +165,9 @@ struct RecipeCase {
   int64_t row_multiple;
 };
 const RecipeCase kRecipeCasesOfExperts[] = {
-    {"bf16", 1},   {"fp8_current", 16}, {"fp8_delayed", 16},       {"fp8_block", 16},
-    {"mxfp8", 32}, {"nvfp4", 16},       {"hybrid:fprop=mxfp8", 32}};
+    {"bf16", 1},         {"fp8_current", 16}, {"fp8_delayed", 16},       {"fp8_block", 16},
+    {"fp8_rowwise", 16}, {"mxfp8", 32},       {"mxfp6_e2m3", 32},        {"mxfp6_e3m2", 32},
+    {"mxfp4", 32},       {"nvfp4", 16},       {"hybrid:fprop=mxfp8", 32}};
 
 TEST(ExpertParallel, RanksGiveTheBitsOfOne) {
   for (const RecipeCase& of : kRecipeCasesOfExperts) {

@@ -230,7 +230,8 @@ TEST(GroupedRun, NoBlockAndNoAmaxSeesOtherRows) {
 
 /// What docs/ranks.md section 5 says has the bits of one rank.
 TEST(GroupedRun, HasTheBitsOfOneRank) {
-  for (const char* text : {"bf16", "fp8_delayed", "mxfp8", "fp8_block"}) {
+  for (const char* text : {"bf16", "fp8_delayed", "fp8_rowwise", "fp8_block", "mxfp8", "mxfp6_e2m3",
+                           "mxfp6_e3m2", "mxfp4"}) {
     for (const ParallelMode mode : {ParallelMode::kColumn, ParallelMode::kRow}) {
       const bool is_column = mode == ParallelMode::kColumn;
       // fp8_delayed's row-parallel y and dw: the scale is everybody's.
