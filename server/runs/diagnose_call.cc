@@ -108,7 +108,7 @@ absl::Status Diagnose(CallContext& context, Device& device, const DiagnoseWork& 
     const Variant& variant = plan.request().variants[0];
     QG_RETURN_IF_ERROR(ReadOperands(*device.engine, layer, &cancellation, of));
     EngineLayerModel model(*device.engine, layer, variant.recipe, variant.arithmetic, of.expected,
-                           &cancellation);
+                           &cancellation, budget);
     QG_ASSIGN_OR_RETURN(diagnosis, DiagnoseLayer(of, model, budget));
   } else {
     NoModel model;

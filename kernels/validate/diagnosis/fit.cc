@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "kernels/base/grouped_digits.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/compare/element_values.h"
@@ -69,17 +70,31 @@ std::string Fit::Suffix() const {
     return absl::StrCat(" but for ", GroupedDigits(missed), " of ", GroupedDigits(count),
                         " elements");
   }
-  return level == FitLevel::kRounding ? " within rounding" : "";
+  if (level != FitLevel::kRounding) return "";
+  if (is_within_roundings) return " within rounding";
+  return absl::StrFormat(" but for %.2g %% of the difference", 100 * residual / difference);
+}
+
+std::string Fit::Doubt() const {
+  return distinct < kDistinctMin ? " (too few different values to be sure)" : "";
 }
 
 Fit FitOf(const std::vector<float>& predicted, const Values& subject, const Values& expected) {
   Fit fit;
   fit.count = subject.size();
+  fit.distinct = 0;
+  float values[Fit::kDistinctMin];
   double norm = 0;
   bool classes_agree = true;
   for (size_t i = 0; i < predicted.size(); ++i) {
     const float p = predicted[i], s = subject.at[i], e = expected.at[i];
-    if (!SameValue(s, e)) ++fit.changed;
+    if (!SameValue(s, e)) {
+      ++fit.changed;
+      if (fit.distinct < Fit::kDistinctMin &&
+          std::none_of(values, values + fit.distinct, [&](float v) { return SameValue(v, s); })) {
+        values[fit.distinct++] = s;
+      }
+    }
     if (!SameValue(s, p)) {
       ++fit.missed;
       classes_agree = classes_agree && std::isfinite(p) && std::isfinite(s);
@@ -101,7 +116,8 @@ Fit FitOf(const std::vector<float>& predicted, const Values& subject, const Valu
     return fit;
   }
   const double unit = UnitRoundoff(subject.dtype) + UnitRoundoff(expected.dtype);
-  const bool is_small = fit.residual <= unit * norm || fit.residual <= kTinyShare * fit.difference;
+  fit.is_within_roundings = fit.residual <= unit * norm;
+  const bool is_small = fit.is_within_roundings || fit.residual <= kTinyShare * fit.difference;
   if (!classes_agree || !is_small || fit.residual > kResidualShareMax * fit.difference) return fit;
   const double root = std::sqrt(static_cast<double>(fit.count));
   const double floor = std::max(unit * norm / root, kElementNoise * fit.difference / root);

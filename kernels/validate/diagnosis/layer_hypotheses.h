@@ -36,7 +36,8 @@ class LayerModel {
  public:
   virtual ~LayerModel() = default;
   /// The outputs under a change, in host memory. UNIMPLEMENTED for a change that the layer cannot
-  /// have; INVALID_ARGUMENT for operands that it does not take.
+  /// have; INVALID_ARGUMENT for operands that it does not take; DEADLINE_EXCEEDED where the time of
+  /// the diagnosis ended meanwhile.
   virtual absl::StatusOr<TensorsByName> Compute(const LayerChange& change) = 0;
   /// Other activations and recipes that it can have, the likeliest first.
   virtual std::vector<std::string> Activations() const { return {}; }
