@@ -1,7 +1,9 @@
 #include "kernels/validate/diagnosis/fit.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -27,9 +29,16 @@ bool HasFp32Values(DType dtype) { return IsElementFormat(dtype); }
 absl::StatusOr<Values> ValuesOf(const Tensor& tensor) {
   Values values{tensor.dtype(), tensor.rows(), tensor.columns(), {}};
   const int64_t count = tensor.element_count();
-  values.at.resize(static_cast<size_t>(count));
   if (tensor.dtype() == DType::kF32) {
-    std::copy_n(tensor.as<float>(), count, values.at.begin());
+    values.at.assign(tensor.as<float>(), tensor.as<float>() + count);
+    return values;
+  }
+  values.at.resize(static_cast<size_t>(count));
+  if (tensor.dtype() == DType::kBF16) {
+    const uint16_t* const codes = tensor.as<uint16_t>();
+    for (int64_t i = 0; i < count; ++i) {
+      values.at[static_cast<size_t>(i)] = std::bit_cast<float>(uint32_t{codes[i]} << 16);
+    }
     return values;
   }
   constexpr int64_t kPiece = 4096;
@@ -63,6 +72,39 @@ double UnitRoundoff(DType dtype) {
 
 bool SameValue(float left, float right) {
   return left == right || (std::isnan(left) && std::isnan(right));
+}
+
+bool AllFinite(const Values& values) {
+  // Without an early end, so that it is a loop over vectors.
+  bool all = true;
+  for (const float value : values.at) all &= std::abs(value) <= std::numeric_limits<float>::max();
+  return all;
+}
+
+Differences DifferencesOf(const Values& expected, const Values& subject) {
+  Differences found{0, expected.rows, -1, expected.columns, -1};
+  const auto differs = [&](int64_t row, int64_t column) {
+    return !SameValue(expected(row, column), subject(row, column));
+  };
+  for (int64_t row = 0; row < expected.rows; ++row) {
+    const float* const e = expected.at.data() + row * expected.columns;
+    const float* const s = subject.at.data() + row * expected.columns;
+    int64_t count = 0;
+    for (int64_t i = 0; i < expected.columns; ++i) {
+      count += static_cast<int64_t>(!(e[i] == s[i]) & !((e[i] != e[i]) & (s[i] != s[i])));
+    }
+    if (count == 0) continue;
+    found.count += count;
+    found.first_row = std::min(found.first_row, row);
+    found.last_row = row;
+    int64_t column = 0;
+    while (column < found.first_column && !differs(row, column)) ++column;
+    found.first_column = column;
+    column = expected.columns - 1;
+    while (column > found.last_column && !differs(row, column)) --column;
+    found.last_column = column;
+  }
+  return found;
 }
 
 std::string Fit::Suffix() const {

@@ -68,6 +68,16 @@ struct Fit {
 /// Values are equal where both are NaN or both are the same number; zeros of both signs are equal.
 bool SameValue(float left, float right);
 
+bool AllFinite(const Values& values);
+
+/// How many elements of two tensors of one size are not the same, and the lines among which they
+/// lie.
+struct Differences {
+  int64_t count = 0;
+  int64_t first_row = 0, last_row = -1, first_column = 0, last_column = -1;
+};
+Differences DifferencesOf(const Values& expected, const Values& subject);
+
 /// Holds `predicted`, rounded to the subject's dtype, against `subject`. All have the same size.
 ///
 /// kRounding asks for three things. The classes (NaN, infinities) agree. The residual's norm is at

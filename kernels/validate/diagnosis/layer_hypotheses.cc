@@ -192,7 +192,10 @@ absl::Status LayerDiagnoser::FindCauses() {
       }
       one.inputs.push_back({operand, tensor});
     }
-    QG_ASSIGN_OR_RETURN(TensorFindings findings, FindCause(one, budget_));
+    const bool is_read = subject_.contains(name);
+    QG_ASSIGN_OR_RETURN(TensorFindings findings,
+                        is_read ? FindCause(one, expected_.at(name), subject_.at(name), budget_)
+                                : FindCause(one, budget_));
     places_[name] = findings.place;
     if (findings.cause.has_value()) causes_.emplace(name, *std::move(findings.cause));
     for (const std::string& tried : findings.tried) {

@@ -273,7 +273,14 @@ class CauseSearch {
     }
     ++findings_.whole_fits;
     std::vector<float> predicted(pair_.subject.at.size());
-    for (size_t i = 0; i < predicted.size(); ++i) predicted[i] = candidate.at(int64_t(i));
+    constexpr size_t kBetweenLooks = size_t{1} << 18;
+    for (size_t i = 0; i < predicted.size(); ++i) {
+      if (i % kBetweenLooks == kBetweenLooks - 1 && pair_.is_time_spent()) {
+        is_cut_short_ = true;
+        return absl::OkStatus();
+      }
+      predicted[i] = candidate.at(int64_t(i));
+    }
     if (candidate.through.has_value()) QG_RETURN_IF_ERROR(RoundTo(*candidate.through, predicted));
     QG_RETURN_IF_ERROR(RoundTo(pair_.subject.dtype, predicted));
     Fit fit = FitOf(predicted, pair_.subject, pair_.expected);
@@ -307,17 +314,11 @@ class CauseSearch {
 }  // namespace
 
 std::string PlaceText(const Values& expected, const Values& subject) {
-  int64_t count = 0, lines[4] = {expected.rows, -1, expected.columns, -1};
-  for (int64_t row = 0; row < expected.rows; ++row) {
-    for (int64_t column = 0; column < expected.columns; ++column) {
-      if (SameValue(expected(row, column), subject(row, column))) continue;
-      ++count;
-      lines[0] = std::min(lines[0], row);
-      lines[1] = row;
-      lines[2] = std::min(lines[2], column);
-      lines[3] = std::max(lines[3], column);
-    }
-  }
+  return PlaceText(expected, DifferencesOf(expected, subject));
+}
+
+std::string PlaceText(const Values& expected, const Differences& found) {
+  const int64_t count = found.count;
   std::string text = absl::StrCat(GroupedDigits(count), " of ", GroupedDigits(expected.size()),
                                   count == 1 ? " elements differs" : " elements differ");
   if (count == 0 || count == expected.size()) return text;
@@ -326,8 +327,9 @@ std::string PlaceText(const Values& expected, const Values& subject) {
     if (last == size - 1) return absl::StrCat(each, " from ", first, " on");
     return absl::StrCat(each, " ", first, " to ", last);
   };
-  absl::StrAppend(&text, ", in ", range("rows", lines[0], lines[1], expected.rows), " and ",
-                  range("columns", lines[2], lines[3], expected.columns));
+  absl::StrAppend(&text, ", in ", range("rows", found.first_row, found.last_row, expected.rows),
+                  " and ",
+                  range("columns", found.first_column, found.last_column, expected.columns));
   return text;
 }
 
@@ -347,9 +349,19 @@ absl::StatusOr<TensorFindings> FindCause(const TensorCase& of, const DiagnosisBu
   }
   QG_ASSIGN_OR_RETURN(const Values expected, ValuesOf(e));
   QG_ASSIGN_OR_RETURN(const Values subject, ValuesOf(s));
-  findings.place = PlaceText(expected, subject);
-  QG_ASSIGN_OR_RETURN(findings.cause, CauseOfInputs(of, expected, subject));
-  if (findings.cause.has_value()) return findings;
+  return FindCause(of, expected, subject, budget);
+}
+
+absl::StatusOr<TensorFindings> FindCause(const TensorCase& of, const Values& expected,
+                                         const Values& subject, const DiagnosisBudget& budget) {
+  const Tensor &e = of.expected, &s = of.subject;
+  const Differences differences = DifferencesOf(expected, subject);
+  TensorFindings findings;
+  findings.place = PlaceText(expected, differences);
+  if (!AllFinite(subject) || !AllFinite(expected)) {
+    QG_ASSIGN_OR_RETURN(findings.cause, CauseOfInputs(of, expected, subject));
+    if (findings.cause.has_value()) return findings;
+  }
   if (e.dtype() == s.dtype()) {
     findings.cause = CauseOfBits(e, s, expected, subject);
     if (findings.cause.has_value()) return findings;
@@ -357,16 +369,12 @@ absl::StatusOr<TensorFindings> FindCause(const TensorCase& of, const DiagnosisBu
   } else if (e.byte_size() == s.byte_size()) {
     QG_ASSIGN_OR_RETURN(findings, FindCauseOfType(of));
     if (findings.cause.has_value()) return findings;
-    findings.place = PlaceText(expected, subject);
+    findings.place = PlaceText(expected, differences);
   }
-  int64_t changed = 0;
-  for (size_t i = 0; i < expected.at.size(); ++i) {
-    changed += SameValue(expected.at[i], subject.at[i]) ? 0 : 1;
-  }
-  if (changed == 0) return findings;
-  const DifferingPlaces places = PlacesOf(expected, subject, changed);
+  if (differences.count == 0) return findings;
+  const DifferingPlaces places = PlacesOf(expected, subject, differences.count);
   const Pair pair{of, expected, subject, places, [&budget] { return budget.IsSpent(); }};
-  CauseSearch search(pair, changed, findings);
+  CauseSearch search(pair, differences.count, findings);
   for (const Family& family : Families()) QG_RETURN_IF_ERROR(search.Try(family));
   return findings;
 }

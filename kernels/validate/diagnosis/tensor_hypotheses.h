@@ -51,11 +51,15 @@ inline constexpr int64_t kDiagnosedElementsMax = int64_t{1} << 24;
 /// same bits are told together. Tensors may have
 /// different dtypes and shapes. Errors: RESOURCE_EXHAUSTED (memory).
 absl::StatusOr<TensorFindings> FindCause(const TensorCase& of, const DiagnosisBudget& budget);
+/// The same of tensors of one shape whose values are at hand.
+absl::StatusOr<TensorFindings> FindCause(const TensorCase& of, const Values& expected,
+                                         const Values& subject, const DiagnosisBudget& budget);
 
 /// The same as a sentence.
 absl::StatusOr<Diagnosis> DiagnoseTensor(const TensorCase& of, const DiagnosisBudget& budget);
 
 /// "25 of 3,072 elements differ, in rows 3 to 40 and columns 2 to 61". Of values of one size.
 std::string PlaceText(const Values& expected, const Values& subject);
+std::string PlaceText(const Values& expected, const Differences& found);
 
 }  // namespace quantgate
