@@ -44,6 +44,14 @@ class LayerModel {
   virtual std::vector<std::string> Recipes() const { return {}; }
 };
 
+/// A layer that is not known has no changes.
+class UnknownLayer : public LayerModel {
+ public:
+  absl::StatusOr<TensorsByName> Compute(const LayerChange&) override {
+    return absl::UnimplementedError("how the tensors were computed is not known");
+  }
+};
+
 /// Tensors in host memory.
 struct LayerCase {
   /// "x", "grad_output" and parameters by the names of layer.h: "weight", "fc1.bias".

@@ -57,12 +57,7 @@ std::string SentenceOf(const Matrix& expected, const Matrix& subject,
 /// dw and main_grad of one weight.
 std::string LayerSentenceOf(const TensorsByName& expected, const TensorsByName& subject,
                             TensorsByName operands = {}, TensorsByName main_grads = {}) {
-  class NoModel : public LayerModel {
-    absl::StatusOr<TensorsByName> Compute(const LayerChange&) override {
-      return absl::UnimplementedError("not known");
-    }
-  };
-  NoModel model;
+  UnknownLayer model;
   LayerCase of;
   of.expected = expected;
   of.subject = subject;
