@@ -137,6 +137,11 @@ absl::StatusOr<ReportDocument> ExecuteLayer(Invocation& invocation, const LayerC
   }
   document.has_run = true;
   document.verdict = document.run.verdict();
+  if (document.run.has_diagnosis()) {
+    document.diagnosis = std::move(*document.run.mutable_diagnosis());
+    document.run.clear_diagnosis();
+  }
+  document.lists_tried = run.lists_tried;
   const int count = document.run.variants_size();
   const std::string& layer = spec.step().layer().kind();
   document.title = count == 1 ? absl::StrCat(layer, ": ", document.run.variants(0).label())

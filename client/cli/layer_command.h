@@ -23,6 +23,7 @@ struct LayerCommand {
   /// the outputs and the ranks' parts; empty: none.
   std::string output;
   bool keep_outputs = false;  ///< RunSpec.keep_outputs, to compare outputs with a subject's.
+  bool lists_tried = false;   ///< ReportDocument::lists_tried.
   int variants = 0;  ///< The number there must be, twins on several ranks included; 0: any.
   std::map<std::string, Tensor> subjects;  ///< RunSpec.subjects.
   std::set<std::string>

@@ -28,14 +28,6 @@ struct DiagnoseWork {
   double seconds = 0;
 };
 
-/// A layer that is not known has no changes.
-class NoModel : public LayerModel {
- public:
-  absl::StatusOr<TensorsByName> Compute(const LayerChange&) override {
-    return absl::UnimplementedError("how the tensors were computed is not known");
-  }
-};
-
 absl::Status CheckSpec(CallContext& context, const v1::RunSpec& spec, DiagnoseWork& work) {
   if (spec.variants_size() != 1) {
     return Refuse("spec.variants", absl::StrCat(spec.variants_size()),
@@ -108,10 +100,10 @@ absl::Status Diagnose(CallContext& context, Device& device, const DiagnoseWork& 
     const Variant& variant = plan.request().variants[0];
     QG_RETURN_IF_ERROR(ReadOperands(*device.engine, layer, &cancellation, of));
     EngineLayerModel model(*device.engine, layer, variant.recipe, variant.arithmetic, of.expected,
-                           &cancellation);
+                           &cancellation, budget);
     QG_ASSIGN_OR_RETURN(diagnosis, DiagnoseLayer(of, model, budget));
   } else {
-    NoModel model;
+    UnknownLayer model;
     QG_ASSIGN_OR_RETURN(diagnosis, DiagnoseLayer(of, model, budget));
   }
   *response.mutable_diagnosis() = DiagnosisToProto(diagnosis);

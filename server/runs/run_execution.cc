@@ -206,6 +206,9 @@ absl::StatusOr<v1::RunReport> RunExecution::ExecutePlan(const Plan& plan,
   *report.mutable_environment() = std::move(environment_);
   for (const PairSummary& pair : result_.pairs) *report.add_pairs() = PairSummaryToProto(pair);
   *report.mutable_verdict() = VerdictToProto(result_.verdict);
+  if (result_.diagnosis.has_value()) {
+    *report.mutable_diagnosis() = DiagnosisToProto(*result_.diagnosis);
+  }
   return report;
 }
 

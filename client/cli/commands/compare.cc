@@ -4,6 +4,7 @@
 
 #include "client/cli/commands/commands.h"
 #include "client/cli/commands/subcommand.h"
+#include "client/cli/commands/tensor_comparison.h"
 #include "client/cli/layer_command.h"
 #include "kernels/base/status_macros.h"
 
@@ -29,7 +30,8 @@ constexpr char kCompareExamples[] = R"(Examples:
 
 With --tp each variant is followed by its twin on N ranks, two numbers for one.
 The variants are recipes x overrides x arithmetics, numbered from 0, arithmetics fastest.
-A comparison informs and exits 0, unless --require states a criterion: then a failure exits 1.)";
+A comparison informs and exits 0, unless --require states a criterion: then a failure exits 1,
+and the first line says why, as far as it can be told; --tried lists what does not fit.)";
 
 absl::StatusOr<int> Compare(Invocation& invocation, const LayerCommand& options) {
   QG_ASSIGN_OR_RETURN(const ReportDocument document, ExecuteLayer(invocation, options, "compare"));
@@ -51,6 +53,7 @@ void AddCompareCommand(CLI::App& app, Command& chosen) {
           "Criterion: bitwise (every output equals the reference's) or bound (every output "
           "within its derived error bound)")
       ->check(CLI::IsMember({"bitwise", "bound"}));
+  AddTriedOption(*command, options->lists_tried);
   AddGateReportOptions(*command, options->report);
 }
 

@@ -3,6 +3,7 @@
 
 #include "client/cli/commands/commands.h"
 #include "client/cli/commands/subcommand.h"
+#include "client/cli/commands/tensor_comparison.h"
 #include "client/cli/layer_command.h"
 #include "kernels/base/status_macros.h"
 
@@ -38,7 +39,8 @@ given allow; fc1.dw and so on of an MLP, dw.0 and so on of experts.
 With --tp the layer runs on one rank and on N, and each output of the latter is compared with that of
 the former; --require bitwise asks that all bits are equal. -o FILE gets the whole outputs of the N
 ranks, and rank0.y, rank1.y, ... of each rank whose own tensor is another than the whole.
-A run informs and exits 0, unless --require states a criterion: then a failure exits 1.)";
+A run informs and exits 0, unless --require states a criterion: then a failure exits 1, and
+the first line says why, as far as it can be told; --tried lists what does not fit.)";
 
 absl::StatusOr<int> RunLayer(Invocation& invocation, const LayerCommand& options) {
   QG_ASSIGN_OR_RETURN(const ReportDocument document, ExecuteLayer(invocation, options, "run"));
@@ -61,6 +63,7 @@ void AddRunCommand(CLI::App& app, Command& chosen) {
       ->check(CLI::IsMember({"bitwise", "bound"}));
   command->add_option("-o,--output", options->output, "Write the outputs as safetensors")
       ->type_name("FILE");
+  AddTriedOption(*command, options->lists_tried);
   AddGateReportOptions(*command, options->report);
 }
 

@@ -52,7 +52,6 @@ struct VerifyOptions {
   std::string subject;
   std::string require = "bitwise";
   std::vector<std::string> only;
-  bool lists_tried = false;
 };
 
 /// Names that RunSpec.subjects takes: outputs with a derived bound, all but bias gradients.
@@ -192,6 +191,8 @@ absl::StatusOr<int> Verify(Invocation& invocation, const VerifyOptions& options)
   }
   run.more_inputs = {options.subject};
   QG_ASSIGN_OR_RETURN(ReportDocument document, ExecuteLayer(invocation, run, "verify"));
+  // The subject is diagnosed here, not the engine's own outputs.
+  document.diagnosis.reset();
   QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
   TensorSources sources(*connection, Placement::kInlineWhenSmall, UploadProgressOf(invocation));
   const v1::VariantReport& variant = document.run.variants(0);
@@ -231,7 +232,6 @@ absl::StatusOr<int> Verify(Invocation& invocation, const VerifyOptions& options)
     *diagnosis.mutable_spec() = document.run.request();
     diagnosis.mutable_spec()->clear_subjects();
     AddDiagnosis(*connection, std::move(diagnosis), start, document);
-    document.lists_tried = options.lists_tried;
   }
   return EmitReport(invocation, run.report, document);
 }
@@ -256,7 +256,7 @@ void AddVerifyCommand(CLI::App& app, Command& chosen) {
   command->add_option("--require", options->require, "What passes")
       ->check(CLI::IsMember({"bitwise", "bound"}))
       ->capture_default_str();
-  AddTriedOption(*command, options->lists_tried);
+  AddTriedOption(*command, options->run.lists_tried);
   AddGateReportOptions(*command, options->run.report);
 }
 

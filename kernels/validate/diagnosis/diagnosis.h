@@ -3,10 +3,13 @@
 // cause gives the very numbers that were found.
 #pragma once
 
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
+#include "kernels/base/steady_time.h"
 
 namespace quantgate {
 
@@ -23,19 +26,23 @@ struct Diagnosis {
   double seconds = 0;
 };
 
-/// How long a diagnosis may go on looking. Checked between hypotheses, so that one that has begun
-/// is finished.
+/// How long a diagnosis may go on looking. Checked before each hypothesis that is held against all
+/// elements; a layer that is computed under a hypothesis is also stopped at the end
+/// (engine_model.h).
 class DiagnosisBudget {
  public:
-  /// As much time from now on as the comparison took.
-  static DiagnosisBudget Of(absl::Duration comparison);
-  static DiagnosisBudget Unlimited() { return DiagnosisBudget(absl::InfiniteFuture()); }
-  bool IsSpent() const;
+  using Clock = std::function<absl::Time()>;
+  /// As much time from now on as the comparison took. `clock`: SteadyNow, or another that a test
+  /// winds.
+  static DiagnosisBudget Of(absl::Duration comparison, Clock clock = SteadyNow);
+  static DiagnosisBudget Unlimited() { return DiagnosisBudget(absl::InfiniteFuture(), SteadyNow); }
+  bool IsSpent() const { return end_ != absl::InfiniteFuture() && clock_() > end_; }
   absl::Time end() const { return end_; }
 
  private:
-  explicit DiagnosisBudget(absl::Time end) : end_(end) {}
+  DiagnosisBudget(absl::Time end, Clock clock) : end_(end), clock_(std::move(clock)) {}
   absl::Time end_;
+  Clock clock_;
 };
 
 }  // namespace quantgate

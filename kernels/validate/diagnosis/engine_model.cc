@@ -27,6 +27,7 @@ bool IsOfScope(ChangeScope scope, const std::string& output) {
 }  // namespace
 
 absl::StatusOr<TensorsByName> EngineLayerModel::Compute(const LayerChange& change) {
+  if (caller_ != nullptr) QG_RETURN_IF_ERROR(caller_->Check());
   const bool is_linear = request_.layer.kind == LayerKind::kLinear;
   if (change.scope == ChangeScope::kSlope || (change.scope != ChangeScope::kAll && !is_linear)) {
     return absl::UnimplementedError("a part of this layer's backward cannot be changed alone");
@@ -54,7 +55,7 @@ absl::StatusOr<TensorsByName> EngineLayerModel::Compute(const LayerChange& chang
   QG_ASSIGN_OR_RETURN(const LayerPlanPointer plan, DecideLayer(request, recipe));
   QG_RETURN_IF_ERROR(CheckLayerGemms(*plan, arithmetic_));
   QG_ASSIGN_OR_RETURN(const LayerResult result,
-                      RunLayer(engine_, request, recipe, arithmetic_, cancellation_));
+                      RunLayer(engine_, request, recipe, arithmetic_, &end_));
   TensorsByName outputs;
   for (const NamedTensor& output : result.outputs) {
     const auto expected = expected_.find(output.name);
@@ -62,7 +63,7 @@ absl::StatusOr<TensorsByName> EngineLayerModel::Compute(const LayerChange& chang
       outputs[output.name] = expected->second;
       continue;
     }
-    QG_ASSIGN_OR_RETURN(outputs[output.name], engine_.ToHost(output.tensor, cancellation_));
+    QG_ASSIGN_OR_RETURN(outputs[output.name], engine_.ToHost(output.tensor, &end_));
   }
   return outputs;
 }

@@ -1,6 +1,7 @@
 // The model of a diagnosis that computes the layer on an engine.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <vector>
@@ -15,16 +16,19 @@ namespace quantgate {
 /// only in a `linear`, whose outputs follow each from one GEMM.
 class EngineLayerModel : public LayerModel {
  public:
-  /// `expected`: the outputs without a change, in host memory. All must outlive the model.
+  /// `expected`: the outputs without a change, in host memory. `caller`: whoever waits for the
+  /// diagnosis, asked before each computation; a computation that has begun ends with `budget`. All
+  /// must outlive the model.
   EngineLayerModel(Engine& engine, const LayerRequest& request, const Recipe& recipe,
                    const Arithmetic& arithmetic, const TensorsByName& expected,
-                   const Cancellation* cancellation)
+                   const Cancellation* caller, const DiagnosisBudget& budget)
       : engine_(engine),
         request_(request),
         recipe_(recipe),
         arithmetic_(arithmetic),
         expected_(expected),
-        cancellation_(cancellation) {}
+        caller_(caller),
+        end_(caller == nullptr ? budget.end() : std::min(caller->deadline(), budget.end())) {}
 
   absl::StatusOr<TensorsByName> Compute(const LayerChange& change) override;
   std::vector<std::string> Activations() const override;
@@ -38,7 +42,8 @@ class EngineLayerModel : public LayerModel {
   const Recipe& recipe_;
   const Arithmetic& arithmetic_;
   const TensorsByName& expected_;
-  const Cancellation* const cancellation_;
+  const Cancellation* const caller_;
+  const Cancellation end_;
 };
 
 /// The operands and main gradients of a request in host memory, as a LayerCase has them. Operands

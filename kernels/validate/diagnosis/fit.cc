@@ -1,9 +1,12 @@
 #include "kernels/validate/diagnosis/fit.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "kernels/base/grouped_digits.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/compare/element_values.h"
@@ -26,9 +29,16 @@ bool HasFp32Values(DType dtype) { return IsElementFormat(dtype); }
 absl::StatusOr<Values> ValuesOf(const Tensor& tensor) {
   Values values{tensor.dtype(), tensor.rows(), tensor.columns(), {}};
   const int64_t count = tensor.element_count();
-  values.at.resize(static_cast<size_t>(count));
   if (tensor.dtype() == DType::kF32) {
-    std::copy_n(tensor.as<float>(), count, values.at.begin());
+    values.at.assign(tensor.as<float>(), tensor.as<float>() + count);
+    return values;
+  }
+  values.at.resize(static_cast<size_t>(count));
+  if (tensor.dtype() == DType::kBF16) {
+    const uint16_t* const codes = tensor.as<uint16_t>();
+    for (int64_t i = 0; i < count; ++i) {
+      values.at[static_cast<size_t>(i)] = std::bit_cast<float>(uint32_t{codes[i]} << 16);
+    }
     return values;
   }
   constexpr int64_t kPiece = 4096;
@@ -64,22 +74,69 @@ bool SameValue(float left, float right) {
   return left == right || (std::isnan(left) && std::isnan(right));
 }
 
+bool AllFinite(const Values& values) {
+  // Without an early end, so that it is a loop over vectors.
+  bool all = true;
+  for (const float value : values.at) all &= std::abs(value) <= std::numeric_limits<float>::max();
+  return all;
+}
+
+Differences DifferencesOf(const Values& expected, const Values& subject) {
+  Differences found{0, expected.rows, -1, expected.columns, -1};
+  const auto differs = [&](int64_t row, int64_t column) {
+    return !SameValue(expected(row, column), subject(row, column));
+  };
+  for (int64_t row = 0; row < expected.rows; ++row) {
+    const float* const e = expected.at.data() + row * expected.columns;
+    const float* const s = subject.at.data() + row * expected.columns;
+    int64_t count = 0;
+    for (int64_t i = 0; i < expected.columns; ++i) {
+      count += static_cast<int64_t>(!(e[i] == s[i]) & !((e[i] != e[i]) & (s[i] != s[i])));
+    }
+    if (count == 0) continue;
+    found.count += count;
+    found.first_row = std::min(found.first_row, row);
+    found.last_row = row;
+    int64_t column = 0;
+    while (column < found.first_column && !differs(row, column)) ++column;
+    found.first_column = column;
+    column = expected.columns - 1;
+    while (column > found.last_column && !differs(row, column)) --column;
+    found.last_column = column;
+  }
+  return found;
+}
+
 std::string Fit::Suffix() const {
   if (level == FitLevel::kButSome) {
     return absl::StrCat(" but for ", GroupedDigits(missed), " of ", GroupedDigits(count),
                         " elements");
   }
-  return level == FitLevel::kRounding ? " within rounding" : "";
+  if (level != FitLevel::kRounding) return "";
+  if (is_within_roundings) return " within rounding";
+  return absl::StrFormat(" but for %.2g %% of the difference", 100 * residual / difference);
+}
+
+std::string Fit::Doubt() const {
+  return distinct < kDistinctMin ? " (too few different values to be sure)" : "";
 }
 
 Fit FitOf(const std::vector<float>& predicted, const Values& subject, const Values& expected) {
   Fit fit;
   fit.count = subject.size();
+  fit.distinct = 0;
+  float values[Fit::kDistinctMin];
   double norm = 0;
   bool classes_agree = true;
   for (size_t i = 0; i < predicted.size(); ++i) {
     const float p = predicted[i], s = subject.at[i], e = expected.at[i];
-    if (!SameValue(s, e)) ++fit.changed;
+    if (!SameValue(s, e)) {
+      ++fit.changed;
+      if (fit.distinct < Fit::kDistinctMin &&
+          std::none_of(values, values + fit.distinct, [&](float v) { return SameValue(v, s); })) {
+        values[fit.distinct++] = s;
+      }
+    }
     if (!SameValue(s, p)) {
       ++fit.missed;
       classes_agree = classes_agree && std::isfinite(p) && std::isfinite(s);
@@ -101,7 +158,8 @@ Fit FitOf(const std::vector<float>& predicted, const Values& subject, const Valu
     return fit;
   }
   const double unit = UnitRoundoff(subject.dtype) + UnitRoundoff(expected.dtype);
-  const bool is_small = fit.residual <= unit * norm || fit.residual <= kTinyShare * fit.difference;
+  fit.is_within_roundings = fit.residual <= unit * norm;
+  const bool is_small = fit.is_within_roundings || fit.residual <= kTinyShare * fit.difference;
   if (!classes_agree || !is_small || fit.residual > kResidualShareMax * fit.difference) return fit;
   const double root = std::sqrt(static_cast<double>(fit.count));
   const double floor = std::max(unit * norm / root, kElementNoise * fit.difference / root);

@@ -49,14 +49,34 @@ struct Fit {
   int64_t changed = 0;  ///< Elements that do not have the expected value.
   /// Frobenius norms of what is left of the difference, and of the difference itself.
   double residual = 0, difference = 0;
+  /// At kRounding: whether the residual is no more than one rounding of each tensor may leave.
+  bool is_within_roundings = true;
+  /// The different values that the subject has where it is not as expected, as far as kDistinctMin.
+  /// Fewer are no evidence of a cause: a constant is twice another one and also a sum, a transpose
+  /// or another tensor.
+  int distinct = kDistinctMin;
+  static constexpr int kDistinctMin = 4;
 
   bool fits() const { return level != FitLevel::kNone; }
-  /// ""; " but for 3 of 512 elements"; " within rounding".
+  /// ""; " but for 3 of 512 elements"; " within rounding"; " but for 0.05 % of the difference".
   std::string Suffix() const;
+  /// "", or where there is too little evidence of a cause: " (too few different values to be
+  /// sure)".
+  std::string Doubt() const;
 };
 
 /// Values are equal where both are NaN or both are the same number; zeros of both signs are equal.
 bool SameValue(float left, float right);
+
+bool AllFinite(const Values& values);
+
+/// How many elements of two tensors of one size are not the same, and the lines among which they
+/// lie.
+struct Differences {
+  int64_t count = 0;
+  int64_t first_row = 0, last_row = -1, first_column = 0, last_column = -1;
+};
+Differences DifferencesOf(const Values& expected, const Values& subject);
 
 /// Holds `predicted`, rounded to the subject's dtype, against `subject`. All have the same size.
 ///

@@ -157,7 +157,11 @@ absl::Status GemmDiagnoser::Try(const std::string& what, std::vector<float> pred
     return absl::OkStatus();
   }
   // Mistakes that give the same numbers are told together.
-  if (best_.has_value() && best_->predicted == predicted) {
+  const auto same = [&] {
+    return best_->predicted.size() == predicted.size() &&
+           std::equal(predicted.begin(), predicted.end(), best_->predicted.begin(), SameValue);
+  };
+  if (best_.has_value() && same()) {
     best_->whats.push_back(what);
   } else if (!best_.has_value() || fit.level < best_->fit.level ||
              (fit.level == best_->fit.level && fit.residual * 4 < best_->fit.residual)) {
@@ -400,7 +404,11 @@ absl::StatusOr<Diagnosis> GemmDiagnoser::Diagnose() {
     for (const std::string& what : best_->whats) {
       absl::StrAppend(&diagnosis_.sentence, diagnosis_.sentence.empty() ? "" : ", or ", what);
     }
-    absl::StrAppend(&diagnosis_.sentence, best_->fit.Suffix());
+    absl::StrAppend(&diagnosis_.sentence, best_->fit.Suffix(), best_->fit.Doubt());
+    if (found_.size() < d_.element_count()) {
+      absl::StrAppend(&diagnosis_.sentence, ", in the ", GroupedDigits(found_.size()), " of ",
+                      GroupedDigits(d_.element_count()), " outputs that were looked at");
+    }
   } else {
     diagnosis_.sentence = absl::StrCat(
         "unknown: nothing that was tried gives d; of the exact product under this "

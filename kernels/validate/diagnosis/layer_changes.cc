@@ -81,6 +81,8 @@ class Proposer {
          [change = std::move(change)]() -> absl::StatusOr<LayerChange> { return change; }});
   }
 
+  void SayHowSure() { changes_.back().says_how_sure = true; }
+
   bool HasForwardFailed() const { return Failed("y"); }
   bool Failed(std::string_view word) const {
     return std::any_of(failing_.begin(), failing_.end(), [&](const std::string& name) {
@@ -121,6 +123,8 @@ absl::Status ProposeNonFinite(const LayerCase& of, Proposer& proposer) {
     const NonFinitePlaces lines = NewNonFinite(was, found);
     return lines.columns.size() == 1 ? lines.columns[0] : -1;
   };
+  // In y alone they may have come from anywhere behind the operands too.
+  const bool is_seen_twice = !proposer.OnlyFailed({"y"});
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const float infinity = std::numeric_limits<float>::infinity();
   const Tensor* x = proposer.Find("x");
@@ -132,15 +136,17 @@ absl::Status ProposeNonFinite(const LayerCase& of, Proposer& proposer) {
                            column < 0 ? "" : absl::StrCat(", column ", column))
             : absl::StrCat(places.rows.size(), " rows, ", places.rows[0], " the first");
     for (const float value : {nan, infinity, -infinity}) {
-      proposer.Add(
-          absl::StrCat("x has ", std::isnan(value) ? "a NaN" : "an infinity", " in ", where),
-          ChangeScope::kAll, "x", [=] {
-            return Changed(*x, [&](Values& values) {
-              for (const int64_t row : places.rows) {
-                values.at[size_t(row * values.columns + std::max<int64_t>(column, 0))] = value;
-              }
-            });
-          });
+      proposer.Add(absl::StrCat(is_seen_twice ? "x has " : "x may have ",
+                                std::isnan(value) ? "a NaN" : "an infinity", " in ", where),
+                   ChangeScope::kAll, "x", [=] {
+                     return Changed(*x, [&](Values& values) {
+                       for (const int64_t row : places.rows) {
+                         values.at[size_t(row * values.columns + std::max<int64_t>(column, 0))] =
+                             value;
+                       }
+                     });
+                   });
+      proposer.SayHowSure();
     }
   }
   const Tensor* weight = proposer.Find("weight");
@@ -163,13 +169,15 @@ absl::Status ProposeNonFinite(const LayerCase& of, Proposer& proposer) {
     }
   }
   for (const float value : {infinity, -infinity, nan}) {
-    proposer.Add(absl::StrCat("the weight has ", std::isnan(value) ? "a NaN" : "an infinity",
-                              " in row ", n, k < 0 ? "" : absl::StrCat(", column ", k)),
+    proposer.Add(absl::StrCat(is_seen_twice ? "the weight has " : "the weight may have ",
+                              std::isnan(value) ? "a NaN" : "an infinity", " in row ", n,
+                              k < 0 ? "" : absl::StrCat(", column ", k)),
                  ChangeScope::kAll, "weight", [=] {
                    return Changed(*weight, [&](Values& values) {
                      values.at[size_t(n * values.columns + std::max<int64_t>(k, 0))] = value;
                    });
                  });
+    proposer.SayHowSure();
   }
   return absl::OkStatus();
 }

@@ -15,6 +15,8 @@ namespace quantgate {
 struct ProposedChange {
   std::string what;  ///< "the weight is transposed".
   std::function<absl::StatusOr<LayerChange>()> make;
+  /// Whether `what` says itself how sure it is, where the outputs' values are no evidence: NaN.
+  bool says_how_sure = false;
 };
 
 /// The changes that could touch exactly the outputs in `failing`, the likeliest first. `row_order`:

@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
@@ -42,6 +43,8 @@ struct TriedChange {
   /// Failing outputs that the change gives, those that it gives nearly, and those that it does not.
   std::vector<std::string> given, nearly, others;
   int64_t missed = 0;
+  int distinct = 0;  ///< Fit::distinct, of the output that has the most.
+  bool says_how_sure = false;
 
   bool is_whole() const { return others.empty(); }
   std::string Outputs() const {
@@ -49,8 +52,11 @@ struct TriedChange {
                         absl::StrJoin(nearly, ", and "));
   }
   std::string Sentence() const {
-    return is_recipe ? absl::StrCat("fits ", what, " in ", Outputs())
-                     : absl::StrCat(what, ": that gives ", Outputs());
+    Fit evidence;
+    if (!says_how_sure) evidence.distinct = distinct;
+    return absl::StrCat(is_recipe ? absl::StrCat("fits ", what, " in ", Outputs())
+                                  : absl::StrCat(what, ": that gives ", Outputs()),
+                        evidence.Doubt());
   }
 };
 
@@ -150,13 +156,22 @@ absl::StatusOr<std::optional<Cause>> LayerDiagnoser::CauseOfMainGrad(const std::
   }
   hypotheses.emplace_back("is as it was: no gradient was accumulated",
                           predicted([&](size_t i) { return given.at[i]; }));
+  std::optional<Cause> best;
   for (auto& [what, values] : hypotheses) {
     const Fit fit = FitOf(values, subject, expected);
     if (!fit.fits()) continue;
-    if (what.starts_with("follows")) consequences_.insert(name);
-    return std::optional<Cause>(Cause{what, fit});
+    if (what.starts_with("follows")) {
+      consequences_.insert(name);
+      return std::optional<Cause>(Cause{what, fit});
+    }
+    if (!best.has_value() || fit.level < best->fit.level) {
+      best = Cause{what, fit};
+    } else if (fit.level == FitLevel::kBits && best->fit.level == FitLevel::kBits &&
+               !absl::StrContains(best->predicate, what)) {
+      absl::StrAppend(&best->predicate, ", or ", what);
+    }
   }
-  return std::optional<Cause>();
+  return best;
 }
 
 absl::Status LayerDiagnoser::FindCauses() {
@@ -177,7 +192,10 @@ absl::Status LayerDiagnoser::FindCauses() {
       }
       one.inputs.push_back({operand, tensor});
     }
-    QG_ASSIGN_OR_RETURN(TensorFindings findings, FindCause(one, budget_));
+    const bool is_read = subject_.contains(name);
+    QG_ASSIGN_OR_RETURN(TensorFindings findings,
+                        is_read ? FindCause(one, expected_.at(name), subject_.at(name), budget_)
+                                : FindCause(one, budget_));
     places_[name] = findings.place;
     if (findings.cause.has_value()) causes_.emplace(name, *std::move(findings.cause));
     for (const std::string& tried : findings.tried) {
@@ -194,6 +212,10 @@ absl::Status LayerDiagnoser::Try(const ProposedChange& proposed) {
   absl::StatusOr<LayerChange> change = proposed.make();
   if (!change.ok()) return change.status();
   const absl::StatusOr<TensorsByName> outputs = model_.Compute(*change);
+  if (absl::IsDeadlineExceeded(outputs.status()) && budget_.IsSpent()) {
+    diagnosis_.not_tried.push_back(absl::StrCat(proposed.what, " (no time)"));
+    return absl::OkStatus();
+  }
   if (absl::IsUnimplemented(outputs.status()) || absl::IsInvalidArgument(outputs.status()) ||
       absl::IsFailedPrecondition(outputs.status())) {
     diagnosis_.not_tried.push_back(
@@ -204,6 +226,7 @@ absl::Status LayerDiagnoser::Try(const ProposedChange& proposed) {
   TriedChange tried;
   tried.what = proposed.what;
   tried.is_recipe = !change->recipe.empty();
+  tried.says_how_sure = proposed.says_how_sure;
   for (const auto& [name, subject] : subject_) {
     const auto found = outputs->find(name);
     if (found == outputs->end() || found->second.shape() != of_.subject.at(name).shape()) {
@@ -220,6 +243,7 @@ absl::Status LayerDiagnoser::Try(const ProposedChange& proposed) {
     tried.worst = std::max(tried.worst, fit.level);
     tried.missed += fit.missed;
     if (!failing_.contains(name)) continue;
+    tried.distinct = std::max(tried.distinct, fit.distinct);
     if (fit.level == FitLevel::kBits)
       tried.given.push_back(name);
     else
@@ -279,8 +303,7 @@ void LayerDiagnoser::Conclude() {
     if (cause == causes_.end()) {
       unknown.push_back(name);
     } else if (!consequences_.contains(name)) {
-      sentences.push_back(
-          absl::StrCat(name, " ", cause->second.predicate, cause->second.fit.Suffix()));
+      sentences.push_back(absl::StrCat(name, " ", cause->second.Text()));
     } else {
       diagnosis_.figures.push_back(absl::StrCat(name, " ", cause->second.predicate));
     }

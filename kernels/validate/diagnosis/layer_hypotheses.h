@@ -36,11 +36,20 @@ class LayerModel {
  public:
   virtual ~LayerModel() = default;
   /// The outputs under a change, in host memory. UNIMPLEMENTED for a change that the layer cannot
-  /// have; INVALID_ARGUMENT for operands that it does not take.
+  /// have; INVALID_ARGUMENT for operands that it does not take; DEADLINE_EXCEEDED where the time of
+  /// the diagnosis ended meanwhile.
   virtual absl::StatusOr<TensorsByName> Compute(const LayerChange& change) = 0;
   /// Other activations and recipes that it can have, the likeliest first.
   virtual std::vector<std::string> Activations() const { return {}; }
   virtual std::vector<std::string> Recipes() const { return {}; }
+};
+
+/// A layer that is not known has no changes.
+class UnknownLayer : public LayerModel {
+ public:
+  absl::StatusOr<TensorsByName> Compute(const LayerChange&) override {
+    return absl::UnimplementedError("how the tensors were computed is not known");
+  }
 };
 
 /// Tensors in host memory.

@@ -1,293 +1,19 @@
 #include "kernels/validate/diagnosis/tensor_hypotheses.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
-#include <functional>
-#include <map>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "kernels/base/grouped_digits.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/steady_time.h"
 #include "kernels/compare/element_values.h"
-#include "kernels/validate/diagnosis/row_order.h"
+#include "kernels/validate/diagnosis/tensor_candidates.h"
 
 namespace quantgate {
 namespace {
-
-/// A prediction of the subject and what it means.
-struct Candidate {
-  std::string predicate;
-  std::vector<float> predicted;
-  std::vector<std::string> figures = {};
-  std::vector<int64_t> row_order = {};
-};
-using Candidates = std::vector<Candidate>;
-
-struct Pair {
-  const TensorCase& of;
-  const Values &expected, &subject;
-};
-
-/// A named family of hypotheses.
-struct Family {
-  const char* name;
-  std::function<absl::StatusOr<Candidates>(const Pair&)> candidates;
-};
-
-template <typename Function>
-std::vector<float> Mapped(const Values& values, Function function) {
-  std::vector<float> mapped(values.at.size());
-  for (size_t i = 0; i < mapped.size(); ++i) mapped[i] = function(values.at[i]);
-  return mapped;
-}
-
-absl::StatusOr<Candidates> Roundings(const Pair& pair) {
-  Candidates candidates;
-  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF8E4M3, DType::kF8E5M2}) {
-    if (DTypeBytes(dtype) >= DTypeBytes(pair.expected.dtype)) continue;
-    Candidate rounded{absl::StrCat("is the expected rounded to ", std::string(DTypeName(dtype))),
-                      pair.expected.at};
-    QG_RETURN_IF_ERROR(RoundTo(dtype, rounded.predicted));
-    candidates.push_back(std::move(rounded));
-  }
-  if (pair.expected.dtype == DType::kF32) {
-    candidates.push_back(
-        {"is the expected truncated to bf16", Mapped(pair.expected, [](float value) {
-           return std::bit_cast<float>(std::bit_cast<uint32_t>(value) & 0xFFFF0000u);
-         })});
-  }
-  return candidates;
-}
-
-absl::StatusOr<Candidates> Negation(const Pair& pair) {
-  return Candidates{{"is negated", Mapped(pair.expected, [](float value) { return -value; })}};
-}
-
-std::string FactorText(double factor) {
-  if (factor == 2) return "twice the expected";
-  if (factor == 0.5) return "half the expected";
-  int exponent = 0;
-  if (std::frexp(std::abs(factor), &exponent) == 0.5) {
-    return absl::StrFormat("%s2^%d times the expected", factor < 0 ? "-" : "", exponent - 1);
-  }
-  const double inverse = 1 / factor;
-  if (std::abs(inverse) > 1 && inverse == std::round(inverse)) {
-    return absl::StrFormat("1/%g of the expected", inverse);
-  }
-  return absl::StrFormat("%.6g times the expected", factor);
-}
-
-absl::StatusOr<Candidates> Scaling(const Pair& pair) {
-  // The median of the quotients of the larger elements, which a few wrong ones do not move.
-  double square = 0;
-  for (const float value : pair.expected.at) {
-    if (std::isfinite(value)) square += double(value) * value;
-  }
-  const double large = std::sqrt(square / std::max<double>(1, double(pair.expected.size()))) / 4;
-  std::vector<double> quotients;
-  const int64_t stride = std::max<int64_t>(1, pair.expected.size() / 4096);
-  for (int64_t i = 0; i < pair.expected.size(); i += stride) {
-    const float e = pair.expected.at[size_t(i)], s = pair.subject.at[size_t(i)];
-    if (std::isfinite(e) && std::isfinite(s) && std::abs(e) > large) {
-      quotients.push_back(double(s) / e);
-    }
-  }
-  if (quotients.empty()) return Candidates();
-  std::nth_element(quotients.begin(), quotients.begin() + ptrdiff_t(quotients.size() / 2),
-                   quotients.end());
-  const double factor = quotients[quotients.size() / 2];
-  if (factor == 0 || factor == 1 || !std::isfinite(factor)) return Candidates();
-  // Whole numbers and their inverses first: what causes have.
-  std::vector<double> factors;
-  if (std::abs(factor) >= 0.99) factors.push_back(std::round(factor));
-  if (std::abs(factor) <= 1.01) factors.push_back(1 / std::round(1 / factor));
-  factors.push_back(std::round(factor * 64) / 64);
-  factors.push_back(factor);
-  Candidates candidates;
-  for (const double one : factors) {
-    if (one == 0 || one == 1 || one == -1 || std::abs(one - factor) > std::abs(factor) / 64) {
-      continue;
-    }
-    candidates.push_back({absl::StrCat("is ", FactorText(one)), Mapped(pair.expected, [&](float e) {
-                            return static_cast<float>(double(e) * one);
-                          })});
-  }
-  return candidates;
-}
-
-std::vector<float> Transposed(const Values& values) {
-  std::vector<float> transposed(values.at.size());
-  for (int64_t row = 0; row < values.rows; ++row) {
-    for (int64_t column = 0; column < values.columns; ++column) {
-      transposed[static_cast<size_t>(column * values.rows + row)] = values(row, column);
-    }
-  }
-  return transposed;
-}
-
-absl::StatusOr<Candidates> Transposition(const Pair& pair) {
-  const Values& e = pair.expected;
-  if (e.rows < 2 || e.columns < 2) return Candidates();
-  Candidates candidates;
-  const bool is_square = e.rows == e.columns;
-  candidates.push_back(
-      {is_square ? "is transposed" : "has the elements of the transpose under its own shape",
-       Transposed(e)});
-  return candidates;
-}
-
-absl::StatusOr<Candidates> RowOrders(const Pair& pair) {
-  Candidates candidates;
-  for (const bool of_rows : {true, false}) {
-    std::optional<RowOrder> order = FindRowOrder(pair.expected, pair.subject, of_rows);
-    if (!order.has_value()) continue;
-    candidates.push_back({order->text,
-                          std::move(order->predicted),
-                          {},
-                          of_rows ? std::move(order->from) : std::vector<int64_t>()});
-  }
-  return candidates;
-}
-
-bool IsBias(const std::string& name) { return absl::EndsWith(name, "bias"); }
-
-absl::StatusOr<Candidates> KnownBias(const Pair& pair) {
-  Candidates candidates;
-  const Values& e = pair.expected;
-  for (const NamedTensor& related : pair.of.related) {
-    if (!IsBias(related.name) || related.tensor.element_count() != e.columns) continue;
-    QG_ASSIGN_OR_RETURN(const Values bias, ValuesOf(related.tensor));
-    const auto with = [&](double factor) {
-      std::vector<float> predicted(e.at.size());
-      for (size_t i = 0; i < predicted.size(); ++i) {
-        predicted[i] =
-            static_cast<float>(e.at[i] + factor * bias.at[i % static_cast<size_t>(e.columns)]);
-      }
-      return predicted;
-    };
-    candidates.push_back(
-        {absl::StrCat("lacks the bias: the difference is ", related.name, " (bias missing)"),
-         with(-1)});
-    candidates.push_back({absl::StrCat("has the bias twice: the difference is ", related.name,
-                                       " (bias added twice)"),
-                          with(1)});
-  }
-  return candidates;
-}
-
-absl::StatusOr<Candidates> Constants(const Pair& pair) {
-  Candidates candidates;
-  const Values& e = pair.expected;
-  for (const bool by_column : {true, false}) {
-    const int64_t lines = by_column ? e.columns : e.rows, length = by_column ? e.rows : e.columns;
-    if (length < 8) continue;
-    std::vector<float> predicted(e.at.size());
-    std::vector<double> differences(static_cast<size_t>(length));
-    double sum = 0;
-    for (int64_t line = 0; line < lines; ++line) {
-      const auto index = [&](int64_t i) {
-        return static_cast<size_t>(by_column ? i * e.columns + line : line * e.columns + i);
-      };
-      for (int64_t i = 0; i < length; ++i) {
-        const double difference = double(pair.subject.at[index(i)]) - e.at[index(i)];
-        differences[size_t(i)] = std::isfinite(difference) ? difference : 0;
-      }
-      std::nth_element(differences.begin(), differences.begin() + length / 2, differences.end());
-      const double constant = differences[size_t(length / 2)];
-      sum += std::abs(constant);
-      for (int64_t i = 0; i < length; ++i) {
-        predicted[index(i)] = static_cast<float>(e.at[index(i)] + constant);
-      }
-    }
-    if (sum == 0) continue;
-    const std::string each = by_column ? "column" : "row";
-    candidates.push_back(
-        {absl::StrCat("differs by a constant per ", each,
-                      by_column ? ", as of a bias missing or added twice"
-                                : ", as of a bias along the other dimension"),
-         std::move(predicted),
-         {absl::StrFormat("mean size of the constants: %.6g", sum / double(lines))}});
-  }
-  return candidates;
-}
-
-absl::StatusOr<Candidates> Mistaken(const Pair& pair) {
-  Candidates candidates;
-  const Values& e = pair.expected;
-  for (const NamedTensor& related : pair.of.related) {
-    if (related.tensor.rows() != e.rows || related.tensor.columns() != e.columns ||
-        !HasFp32Values(related.tensor.dtype())) {
-      continue;
-    }
-    QG_ASSIGN_OR_RETURN(const Values other, ValuesOf(related.tensor));
-    candidates.push_back({absl::StrCat("is ", related.name), other.at});
-    const auto with = [&](double factor) {
-      std::vector<float> predicted(e.at.size());
-      for (size_t i = 0; i < predicted.size(); ++i) {
-        predicted[i] = static_cast<float>(e.at[i] + factor * other.at[i]);
-      }
-      return predicted;
-    };
-    candidates.push_back({absl::StrCat("has ", related.name, " added once more"), with(1)});
-    candidates.push_back({absl::StrCat("lacks the summand ", related.name), with(-1)});
-  }
-  return candidates;
-}
-
-absl::StatusOr<Candidates> Zeros(const Pair& pair) {
-  Candidates candidates;
-  const Values &e = pair.expected, &s = pair.subject;
-  for (const bool of_rows : {true, false}) {
-    const int64_t lines = of_rows ? e.rows : e.columns, length = of_rows ? e.columns : e.rows;
-    int64_t first = -1, last = -1;
-    for (int64_t line = 0; line < lines; ++line) {
-      bool is_zero = true, was_zero = true;
-      for (int64_t i = 0; i < length && is_zero; ++i) {
-        is_zero = (of_rows ? s(line, i) : s(i, line)) == 0;
-        was_zero = was_zero && (of_rows ? e(line, i) : e(i, line)) == 0;
-      }
-      if (!is_zero || was_zero) continue;
-      if (first < 0) first = line;
-      last = line;
-    }
-    if (first < 0) continue;
-    std::vector<float> predicted = e.at;
-    for (int64_t line = first; line <= last; ++line) {
-      for (int64_t i = 0; i < length; ++i) {
-        predicted[static_cast<size_t>(of_rows ? line * e.columns + i : i * e.columns + line)] = 0;
-      }
-    }
-    const char* each = of_rows ? "rows" : "columns";
-    candidates.push_back({first == 0 && last == lines - 1 ? "is 0 everywhere"
-                          : last == lines - 1
-                              ? absl::StrCat("is 0 in ", each, " from ", first, " on")
-                              : absl::StrCat("is 0 in ", each, " ", first, " to ", last),
-                          std::move(predicted)});
-  }
-  return candidates;
-}
-
-/// From the most certain: what fewer parameters of the data decide comes first.
-const std::vector<Family>& Families() {
-  static const std::vector<Family> families = {
-      {"rounded or truncated to another dtype", Roundings},
-      {"negated", Negation},
-      {"scaled by a constant", Scaling},
-      {"transposed", Transposition},
-      {"rows or columns permuted, rotated, or halves swapped", RowOrders},
-      {"the bias missing or added twice", KnownBias},
-      {"another tensor in its place, added or missing", Mistaken},
-      {"rows or columns of zeros", Zeros},
-      {"a constant per column or row", Constants},
-  };
-  return families;
-}
 
 /// The order of the codes of a dtype of up to 32 bits: neighbours are 1 apart, zeros 0.
 int64_t OrderOf(uint64_t bits, int bytes) {
@@ -304,11 +30,17 @@ std::optional<Cause> CauseOfBits(const Tensor& expected, const Tensor& subject, 
     if (left == right) continue;
     ++differing;
     const float was = e.at[size_t(i)], is = s.at[size_t(i)];
-    if (was == 0 && is == 0) ++zeros;
-    if (std::isnan(was) && std::isnan(is)) ++nans;
     const int bytes = DTypeBytes(expected.dtype());
     const int64_t distance = OrderOf(left, bytes) - OrderOf(right, bytes);
-    if (std::isfinite(was) && std::isfinite(is) && std::abs(distance) == 1) ++steps;
+    if (was == 0 && is == 0) {
+      ++zeros;
+    } else if (std::isnan(was) && std::isnan(is)) {
+      ++nans;
+    } else if (std::isfinite(was) && std::isfinite(is) && std::abs(distance) == 1) {
+      ++steps;
+    } else {
+      return std::nullopt;
+    }
   }
   if (differing == 0) return std::nullopt;
   Cause cause;
@@ -318,8 +50,11 @@ std::optional<Cause> CauseOfBits(const Tensor& expected, const Tensor& subject, 
   } else if (nans == differing) {
     cause.predicate = absl::StrCat("differs in the bits of ", GroupedDigits(nans), " NaN only");
   } else if (steps + zeros == differing) {
-    cause.predicate = absl::StrCat("differs by rounding only: 1 ulp in ", GroupedDigits(steps),
-                                   " of ", GroupedDigits(e.size()), " elements");
+    cause.predicate = absl::StrCat("differs by 1 ulp in ", GroupedDigits(steps), " of ",
+                                   GroupedDigits(e.size()), " elements");
+    if (zeros > 0) {
+      absl::StrAppend(&cause.predicate, ", and in the sign of ", GroupedDigits(zeros), " zeros");
+    }
   } else {
     return std::nullopt;
   }
@@ -362,32 +97,35 @@ NonFiniteLines NonFiniteOf(const Values& values) {
 
 /// NaN and infinities that the inputs have in the same rows or columns: "12 NaN in x, so 512 in y".
 /// Only where each element that differs is one of them.
-absl::StatusOr<std::optional<Cause>> CauseOfInputs(const Pair& pair) {
+absl::StatusOr<std::optional<Cause>> CauseOfInputs(const TensorCase& of, const Values& expected,
+                                                   const Values& subject) {
   // One side has them, and the other has numbers there.
-  const NonFiniteLines in_subject = NonFiniteOf(pair.subject);
+  const NonFiniteLines in_subject = NonFiniteOf(subject);
   const bool has_subject = in_subject.count() > 0;
-  const NonFiniteLines found = has_subject ? in_subject : NonFiniteOf(pair.expected);
+  const NonFiniteLines found = has_subject ? in_subject : NonFiniteOf(expected);
   if (found.count() == 0) return std::optional<Cause>();
   int64_t differing = 0;
-  for (size_t i = 0; i < pair.subject.at.size(); ++i) {
-    const float s = pair.subject.at[i], e = pair.expected.at[i];
+  for (size_t i = 0; i < subject.at.size(); ++i) {
+    const float s = subject.at[i], e = expected.at[i];
     const bool same_bits = s == e && std::signbit(s) == std::signbit(e);
     if (same_bits || (std::isnan(s) && std::isnan(e))) continue;
     if (std::isfinite(has_subject ? s : e)) return std::optional<Cause>();
     ++differing;
   }
-  for (const NamedTensor& input : pair.of.inputs) {
+  for (const NamedTensor& input : of.inputs) {
     if (!HasFp32Values(input.tensor.dtype())) continue;
     QG_ASSIGN_OR_RETURN(const Values values, ValuesOf(input.tensor));
     const NonFiniteLines given = NonFiniteOf(values);
-    const bool by_row = values.rows == pair.subject.rows && given.rows == found.rows;
-    const bool by_column = values.rows == pair.subject.columns && given.rows == found.columns;
+    // All of a vector lies in one row, which says nothing.
+    const bool by_row = subject.rows > 1 && values.rows == subject.rows && given.rows == found.rows;
+    const bool by_column =
+        subject.columns > 1 && values.rows == subject.columns && given.rows == found.columns;
     if (given.count() == 0 || !(by_row || by_column)) continue;
     Cause cause;
-    cause.fit = {FitLevel::kBits, pair.subject.size(), 0, differing};
+    cause.fit = {FitLevel::kBits, subject.size(), 0, differing};
     const std::string because =
         absl::StrCat(given.Text(), " in ", input.name, ", so ", GroupedDigits(found.count()),
-                     " in ", has_subject ? "" : "the expected ", pair.of.name);
+                     " in ", has_subject ? "" : "the expected ", of.name);
     // NaN on both sides, of other bits.
     cause.predicate = differing == 0 ? absl::StrCat("differs in the bits of NaN only: ", because)
                       : has_subject  ? absl::StrCat("has ", found.Text(), ": ", because)
@@ -397,10 +135,21 @@ absl::StatusOr<std::optional<Cause>> CauseOfInputs(const Pair& pair) {
   return std::optional<Cause>();
 }
 
+/// Whether the transpose has the same elements in the same order: a vector, or a constant.
+bool IsSameTransposed(const Values& values) {
+  const auto transposed = TransposedOf(values);
+  for (int64_t i = 0; i < values.size(); ++i) {
+    if (!SameValue(values.at[size_t(i)], transposed(i))) return false;
+  }
+  return true;
+}
+
 /// Shapes or dtypes that differ: what they and the bytes say.
 absl::StatusOr<TensorFindings> FindCauseOfType(const TensorCase& of) {
   const Tensor &e = of.expected, &s = of.subject;
   TensorFindings findings;
+  const bool is_reversed =
+      e.rank() == 2 && s.shape() == Shape(e.shape().rbegin(), e.shape().rend());
   const bool same_bytes =
       e.byte_size() == s.byte_size() && std::memcmp(e.data(), s.data(), e.byte_size()) == 0;
   Cause cause;
@@ -413,21 +162,31 @@ absl::StatusOr<TensorFindings> FindCauseOfType(const TensorCase& of) {
     cause.predicate =
         absl::StrCat("has the expected elements under another shape: ", ShapeText(s.shape()),
                      " in place of ", ShapeText(e.shape()));
-  } else if (s.shape() == Shape(e.shape().rbegin(), e.shape().rend()) && e.rank() == 2 &&
-             HasFp32Values(e.dtype()) && HasFp32Values(s.dtype()) &&
+    if (is_reversed && HasFp32Values(e.dtype()) && e.element_count() <= kDiagnosedElementsMax) {
+      QG_ASSIGN_OR_RETURN(const Values expected, ValuesOf(e));
+      if (IsSameTransposed(expected)) {
+        absl::StrAppend(&cause.predicate, ", or is transposed, which is the same here");
+      }
+    }
+  } else if (is_reversed && HasFp32Values(e.dtype()) && HasFp32Values(s.dtype()) &&
              e.element_count() <= kDiagnosedElementsMax) {
     findings.tried.push_back("transposed");
     QG_ASSIGN_OR_RETURN(const Values expected, ValuesOf(e));
     QG_ASSIGN_OR_RETURN(const Values subject, ValuesOf(s));
-    std::vector<float> predicted = Transposed(expected);
+    std::vector<float> predicted(expected.at.size());
+    const auto transposed = TransposedOf(expected);
+    for (size_t i = 0; i < predicted.size(); ++i) predicted[i] = transposed(int64_t(i));
     QG_RETURN_IF_ERROR(RoundTo(s.dtype(), predicted));
     // Nothing is expected under this shape, so that the fit is held against zeros.
     Values nothing = subject;
     std::fill(nothing.at.begin(), nothing.at.end(), 0.0f);
     cause.fit = FitOf(predicted, subject, nothing);
     if (!cause.fit.fits()) return findings;
-    cause.predicate = absl::StrCat("is transposed: ", ShapeText(s.shape()), " in place of ",
-                                   ShapeText(e.shape()));
+    cause.predicate =
+        absl::StrCat(IsSameTransposed(expected)
+                         ? "has the expected values under another shape, or is transposed: "
+                         : "is transposed: ",
+                     ShapeText(s.shape()), " in place of ", ShapeText(e.shape()));
   } else {
     findings.tried = {"the same bytes under another dtype or shape", "transposed"};
     return findings;
@@ -444,20 +203,122 @@ bool IsBetterFit(const Fit& fit, const Fit& best) {
   return fit.level == FitLevel::kRounding && fit.residual * 4 < best.residual;
 }
 
+/// Whether the values of a candidate at the places of a large difference leave it a chance to fit:
+/// what fits but for 1 % misses few of the places that are spread, and what fits within rounding
+/// takes most of the largest differences away (fit.h).
+absl::StatusOr<bool> IsPlausible(const Candidate& candidate, const Pair& pair) {
+  constexpr size_t kMissedPart = 10;
+  const auto predict =
+      [&](const std::vector<int64_t>& places) -> absl::StatusOr<std::vector<float>> {
+    std::vector<float> predicted;
+    for (const int64_t i : places) predicted.push_back(candidate.at(i));
+    if (candidate.through.has_value()) QG_RETURN_IF_ERROR(RoundTo(*candidate.through, predicted));
+    QG_RETURN_IF_ERROR(RoundTo(pair.subject.dtype, predicted));
+    return predicted;
+  };
+  QG_ASSIGN_OR_RETURN(std::vector<float> predicted, predict(pair.places.spread));
+  size_t missed = 0;
+  for (size_t i = 0; i < predicted.size(); ++i) {
+    missed += SameValue(predicted[i], pair.subject.at[size_t(pair.places.spread[i])]) ? 0 : 1;
+  }
+  if (missed * kMissedPart <= predicted.size()) return true;
+  QG_ASSIGN_OR_RETURN(predicted, predict(pair.places.largest));
+  double residual = 0, difference = 0;
+  for (size_t i = 0; i < predicted.size(); ++i) {
+    const auto place = size_t(pair.places.largest[i]);
+    const double p = predicted[i], s = pair.subject.at[place], e = pair.expected.at[place];
+    if (!std::isfinite(p) || !std::isfinite(s) || !std::isfinite(e)) continue;
+    residual += (s - p) * (s - p);
+    difference += (s - e) * (s - e);
+  }
+  return residual <= difference / 4;
+}
+
+/// Takes the best of the candidates, and those that give the same bits together.
+class CauseSearch {
+ public:
+  CauseSearch(const Pair& pair, int64_t changed, TensorFindings& findings)
+      : pair_(pair), is_screened_(changed > kScreenedPlaces), findings_(findings) {}
+
+  absl::Status Try(const Family& family) {
+    if (family.is_last_resort && has_bits()) return absl::OkStatus();
+    is_cut_short_ = pair_.is_time_spent();
+    has_fit_ = false;
+    if (!is_cut_short_) {
+      QG_RETURN_IF_ERROR(family.candidates(
+          pair_, [this](Candidate candidate) { return Take(std::move(candidate)); }));
+      is_cut_short_ = is_cut_short_ || (!has_fit_ && pair_.is_time_spent());
+    }
+    if (is_cut_short_) {
+      findings_.not_tried.push_back(absl::StrCat(family.name, " (no time)"));
+    } else if (!has_fit_) {
+      findings_.tried.push_back(family.name);
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  bool has_bits() const {
+    return findings_.cause.has_value() && findings_.cause->fit.level == FitLevel::kBits;
+  }
+
+  absl::Status Take(Candidate candidate) {
+    if (is_screened_) {
+      QG_ASSIGN_OR_RETURN(const bool is_plausible, IsPlausible(candidate, pair_));
+      if (!is_plausible) return absl::OkStatus();
+    }
+    if (pair_.is_time_spent()) {
+      is_cut_short_ = true;
+      return absl::OkStatus();
+    }
+    ++findings_.whole_fits;
+    std::vector<float> predicted(pair_.subject.at.size());
+    constexpr size_t kBetweenLooks = size_t{1} << 18;
+    for (size_t i = 0; i < predicted.size(); ++i) {
+      if (i % kBetweenLooks == kBetweenLooks - 1 && pair_.is_time_spent()) {
+        is_cut_short_ = true;
+        return absl::OkStatus();
+      }
+      predicted[i] = candidate.at(int64_t(i));
+    }
+    if (candidate.through.has_value()) QG_RETURN_IF_ERROR(RoundTo(*candidate.through, predicted));
+    QG_RETURN_IF_ERROR(RoundTo(pair_.subject.dtype, predicted));
+    Fit fit = FitOf(predicted, pair_.subject, pair_.expected);
+    if (!fit.fits()) return absl::OkStatus();
+    has_fit_ = true;
+    if (candidate.needs_no_evidence) fit.distinct = Fit::kDistinctMin;
+    if (has_bits() && fit.level == FitLevel::kBits) {
+      if (std::find(predicates_.begin(), predicates_.end(), candidate.predicate) !=
+          predicates_.end()) {
+        return absl::OkStatus();
+      }
+      predicates_.push_back(candidate.predicate);
+      absl::StrAppend(&findings_.cause->predicate, ", or ", candidate.predicate);
+      return absl::OkStatus();
+    }
+    if (findings_.cause.has_value() && !IsBetterFit(fit, findings_.cause->fit)) {
+      return absl::OkStatus();
+    }
+    predicates_ = {candidate.predicate};
+    findings_.cause = Cause{candidate.predicate, fit, candidate.figures, candidate.row_order};
+    return absl::OkStatus();
+  }
+
+  const Pair& pair_;
+  const bool is_screened_;
+  TensorFindings& findings_;
+  std::vector<std::string> predicates_;
+  bool has_fit_ = false, is_cut_short_ = false;
+};
+
 }  // namespace
 
 std::string PlaceText(const Values& expected, const Values& subject) {
-  int64_t count = 0, lines[4] = {expected.rows, -1, expected.columns, -1};
-  for (int64_t row = 0; row < expected.rows; ++row) {
-    for (int64_t column = 0; column < expected.columns; ++column) {
-      if (SameValue(expected(row, column), subject(row, column))) continue;
-      ++count;
-      lines[0] = std::min(lines[0], row);
-      lines[1] = row;
-      lines[2] = std::min(lines[2], column);
-      lines[3] = std::max(lines[3], column);
-    }
-  }
+  return PlaceText(expected, DifferencesOf(expected, subject));
+}
+
+std::string PlaceText(const Values& expected, const Differences& found) {
+  const int64_t count = found.count;
   std::string text = absl::StrCat(GroupedDigits(count), " of ", GroupedDigits(expected.size()),
                                   count == 1 ? " elements differs" : " elements differ");
   if (count == 0 || count == expected.size()) return text;
@@ -466,8 +327,9 @@ std::string PlaceText(const Values& expected, const Values& subject) {
     if (last == size - 1) return absl::StrCat(each, " from ", first, " on");
     return absl::StrCat(each, " ", first, " to ", last);
   };
-  absl::StrAppend(&text, ", in ", range("rows", lines[0], lines[1], expected.rows), " and ",
-                  range("columns", lines[2], lines[3], expected.columns));
+  absl::StrAppend(&text, ", in ", range("rows", found.first_row, found.last_row, expected.rows),
+                  " and ",
+                  range("columns", found.first_column, found.last_column, expected.columns));
   return text;
 }
 
@@ -487,10 +349,19 @@ absl::StatusOr<TensorFindings> FindCause(const TensorCase& of, const DiagnosisBu
   }
   QG_ASSIGN_OR_RETURN(const Values expected, ValuesOf(e));
   QG_ASSIGN_OR_RETURN(const Values subject, ValuesOf(s));
-  findings.place = PlaceText(expected, subject);
-  const Pair pair{of, expected, subject};
-  QG_ASSIGN_OR_RETURN(findings.cause, CauseOfInputs(pair));
-  if (findings.cause.has_value()) return findings;
+  return FindCause(of, expected, subject, budget);
+}
+
+absl::StatusOr<TensorFindings> FindCause(const TensorCase& of, const Values& expected,
+                                         const Values& subject, const DiagnosisBudget& budget) {
+  const Tensor &e = of.expected, &s = of.subject;
+  const Differences differences = DifferencesOf(expected, subject);
+  TensorFindings findings;
+  findings.place = PlaceText(expected, differences);
+  if (!AllFinite(subject) || !AllFinite(expected)) {
+    QG_ASSIGN_OR_RETURN(findings.cause, CauseOfInputs(of, expected, subject));
+    if (findings.cause.has_value()) return findings;
+  }
   if (e.dtype() == s.dtype()) {
     findings.cause = CauseOfBits(e, s, expected, subject);
     if (findings.cause.has_value()) return findings;
@@ -498,26 +369,13 @@ absl::StatusOr<TensorFindings> FindCause(const TensorCase& of, const DiagnosisBu
   } else if (e.byte_size() == s.byte_size()) {
     QG_ASSIGN_OR_RETURN(findings, FindCauseOfType(of));
     if (findings.cause.has_value()) return findings;
-    findings.place = PlaceText(expected, subject);
+    findings.place = PlaceText(expected, differences);
   }
-  for (const Family& family : Families()) {
-    if (budget.IsSpent()) {
-      findings.not_tried.push_back(absl::StrCat(family.name, " (no time)"));
-      continue;
-    }
-    QG_ASSIGN_OR_RETURN(Candidates candidates, family.candidates(pair));
-    bool has_fit = false;
-    for (Candidate& candidate : candidates) {
-      QG_RETURN_IF_ERROR(RoundTo(s.dtype(), candidate.predicted));
-      const Fit fit = FitOf(candidate.predicted, subject, expected);
-      if (!fit.fits()) continue;
-      has_fit = true;
-      if (findings.cause.has_value() && !IsBetterFit(fit, findings.cause->fit)) continue;
-      findings.cause = Cause{candidate.predicate, fit, candidate.figures, candidate.row_order};
-    }
-    if (!has_fit) findings.tried.push_back(family.name);
-    if (findings.cause.has_value() && findings.cause->fit.level == FitLevel::kBits) break;
-  }
+  if (differences.count == 0) return findings;
+  const DifferingPlaces places = PlacesOf(expected, subject, differences.count);
+  const Pair pair{of, expected, subject, places, [&budget] { return budget.IsSpent(); }};
+  CauseSearch search(pair, differences.count, findings);
+  for (const Family& family : Families()) QG_RETURN_IF_ERROR(search.Try(family));
   return findings;
 }
 
@@ -529,8 +387,7 @@ absl::StatusOr<Diagnosis> DiagnoseTensor(const TensorCase& of, const DiagnosisBu
   diagnosis.tried = findings.tried;
   diagnosis.not_tried = findings.not_tried;
   if (findings.cause.has_value()) {
-    diagnosis.sentence =
-        absl::StrCat(of.name, " ", findings.cause->predicate, findings.cause->fit.Suffix());
+    diagnosis.sentence = absl::StrCat(of.name, " ", findings.cause->Text());
     diagnosis.figures = findings.cause->figures;
     if (!findings.place.empty()) diagnosis.figures.push_back(findings.place);
   } else {

@@ -252,9 +252,17 @@ absl::StatusOr<const ReportedOutput*> OutputReporter::Finish(Started started) {
   if (started.known != nullptr) return started.known;
   QG_ASSIGN_OR_RETURN(ReportedOutput reported, Read(std::move(started.measurement)));
   QG_ASSIGN_OR_RETURN(reported.report.bound, started.bound.Finish());
+  KeepExactIfItFails(reported.report);
   const std::string contents = reported.report.fingerprint.Hex();
   reported.identity = absl::StrCat(started.identity, " ", contents);
   return &reported_[started.identity].emplace(contents, std::move(reported)).first->second;
+}
+
+void OutputReporter::KeepExactIfItFails(OutputReport& report) const {
+  const bool fails = requirement_ == Requirement::kBitwise
+                         ? !report.against_exact.parity.equal
+                         : report.bound.has_value() && !report.bound->pass;
+  if (!fails) report.exact = Tensor();
 }
 
 absl::StatusOr<OutputReporter::StartedBound> OutputReporter::StartBound(const OutputSource& source,
@@ -346,6 +354,7 @@ absl::StatusOr<OutputReporter::Measurement> OutputReporter::StartMeasurement(
                         engine_.StartMeasureError(value, original, cancellation_));
   }
   started.reported.exact_f32 = std::move(truth_f32);
+  if (requirement_ != Requirement::kNone) report.exact = truth_own;
   return started;
 }
 

@@ -28,9 +28,17 @@ struct ReportedOutput {
 /// by one thread.
 class OutputReporter {
  public:
+  /// `requirement`: what holds outputs to `exact`, which reports of those that fail it then keep.
   OutputReporter(Engine& engine, const LayerRequest& request, ExactValues& exact,
-                 const Cancellation* cancellation)
-      : engine_(engine), request_(request), exact_(exact), cancellation_(cancellation) {}
+                 const Cancellation* cancellation, Requirement requirement = Requirement::kNone)
+      : engine_(engine),
+        request_(request),
+        exact_(exact),
+        cancellation_(cancellation),
+        requirement_(requirement) {}
+
+  /// Drops OutputReport::exact of an output that does not fail.
+  void KeepExactIfItFails(OutputReport& report) const;
 
   /// Comparisons of one output that the engine has begun.
   struct Measurement {
@@ -117,6 +125,7 @@ class OutputReporter {
   const LayerRequest& request_;
   ExactValues& exact_;
   const Cancellation* const cancellation_;
+  const Requirement requirement_;
   /// By Started::identity, then by contents.
   std::map<std::string, std::map<std::string, ReportedOutput>> reported_;
   std::map<std::string, TensorComparison> compared_;  ///< By identity and the reference's bits.

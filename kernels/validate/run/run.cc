@@ -10,12 +10,14 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/steady_time.h"
 #include "kernels/layer/experts/stacked_experts.h"
 #include "kernels/layer/linear/given_codes.h"
 #include "kernels/validate/ranks/parallel_report.h"
 #include "kernels/validate/ranks/parallel_run.h"
 #include "kernels/validate/reference/exact_values.h"
 #include "kernels/validate/run/output_report.h"
+#include "kernels/validate/run/run_diagnosis.h"
 #include "kernels/validate/run/verdict.h"
 
 namespace quantgate {
@@ -187,7 +189,7 @@ class PlanRun {
         observer_(observer),
         setting_(setting),
         exact_(engine, request_.step, cancellation),
-        reporter_(engine, request_.step, exact_, cancellation),
+        reporter_(engine, request_.step, exact_, cancellation, RequirementOfExact()),
         progress_(observer, plan, cancellation),
         rank_engines_(engine) {}
 
@@ -207,6 +209,7 @@ class PlanRun {
   }
 
   absl::StatusOr<RunReport> Run() {
+    const absl::Time start = SteadyNow();
     QG_RETURN_IF_ERROR(ComputeUnquantized());
     report_.variants.resize(request_.variants.size());
     // The reference goes first, so that other variants' reports are complete when handed out.
@@ -221,6 +224,11 @@ class PlanRun {
     QG_ASSIGN_OR_RETURN(const std::vector<NonFinite> non_finite, NonFiniteInputs());
     report_.verdict =
         JudgeRun(request_.requirement, request_.reference, report_.variants, non_finite);
+    QG_ASSIGN_OR_RETURN(report_.diagnosis, DiagnoseRun(request_, report_, engine_, cancellation_,
+                                                       DiagnosisBudget::Of(SteadyNow() - start)));
+    for (VariantReport& variant : report_.variants) {
+      for (OutputReport& output : variant.outputs) output.exact = Tensor();
+    }
     for (const NamedTensor& input : GivenInputsOf(request_)) {
       QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
                           exact_.contents().FingerprintOf(input.tensor));
@@ -231,6 +239,12 @@ class PlanRun {
   }
 
  private:
+  /// What holds outputs to `exact`.
+  Requirement RequirementOfExact() const {
+    const bool by_reference =
+        request_.requirement == Requirement::kBitwise && request_.reference.has_value();
+    return by_reference ? Requirement::kNone : request_.requirement;
+  }
   bool IsLinear() const { return request_.step.layer.traits().is_one_linear(); }
   bool HasIntermediates() const { return ReportsIntermediates(request_.step); }
 
@@ -327,6 +341,7 @@ class PlanRun {
       QG_ASSIGN_OR_RETURN(const ReportedOutput reported, reporter.Report(name));
       QG_RETURN_IF_ERROR(CompareIfAsked(index, reported, report));
       report.outputs.push_back(reported.report);
+      reporter_.KeepExactIfItFails(report.outputs.back());
       report.outputs.back().is_intermediate = is_intermediate;
       observer_.on_output(index, report.outputs.back());
       report.outputs.back().read_value = nullptr;
@@ -452,6 +467,7 @@ class PlanRun {
     for (size_t i = 0; i < started.size(); ++i) {
       if (started[i].known != nullptr) continue;
       QG_ASSIGN_OR_RETURN(report.outputs[i].bound, started[i].bound.Finish());
+      reporter_.KeepExactIfItFails(report.outputs[i]);
     }
     return absl::OkStatus();
   }

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/comm/group/world.h"
 #include "kernels/engine/engine.h"
+#include "kernels/validate/diagnosis/diagnosis.h"
 #include "kernels/validate/plan.h"
 #include "kernels/validate/reference/error_budget.h"
 
@@ -37,6 +38,9 @@ struct OutputReport {
   /// For RunObserver::on_output: reads `value` without waiting for work that the engine was given
   /// after this report began. Empty if several ranks have the value.
   Engine::HostRead read_value;
+  /// `exact` in the value's own dtype, kept only where the run's requirement holds the value to it
+  /// and the value fails.
+  Tensor exact;
   Fingerprint fingerprint;
   ErrorReport against_unquantized;  ///< Against `exact` of the original operands, rounded to f32.
   TensorComparison against_exact;   ///< Against `exact` of the subject's own quantized operands.
@@ -135,6 +139,7 @@ struct RunReport {
   std::vector<VariantReport> variants;
   std::vector<PairSummary> pairs;  ///< For each tensor and each two variants, subject > reference.
   Verdict verdict;
+  std::optional<Diagnosis> diagnosis;  ///< Of a verdict that fails.
   /// A tensor that the run was given.
   struct Input {
     /// "x", "grad_output", "parameters[weight]", "main_grads[weight]",

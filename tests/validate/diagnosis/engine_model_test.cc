@@ -43,7 +43,7 @@ class EngineModelTest : public ::testing::Test {
     of.subject = std::move(subject);
     EXPECT_TRUE(ReadOperands(*engine_, request, nullptr, of).ok());
     const Recipe parsed = *Recipe::Parse(recipe);
-    EngineLayerModel model(*engine_, request, parsed, arithmetic_, of.expected, nullptr);
+    EngineLayerModel model(*engine_, request, parsed, arithmetic_, of.expected, nullptr, budget);
     const auto diagnosis = DiagnoseLayer(of, model, budget);
     EXPECT_TRUE(diagnosis.ok()) << diagnosis.status();
     return *diagnosis;
@@ -83,6 +83,58 @@ TEST_F(EngineModelTest, ATransposedWeightIsNamedUnderAnyRecipe) {
     EXPECT_EQ(DiagnosisOf(recipe, of_dgrad).sentence,
               "the weight of dgrad is transposed (weight): that gives dx");
   }
+}
+
+TEST_F(EngineModelTest, NanInOneOutputAloneMayHaveComeFromAnywhere) {
+  LayerRequest request = LayerOf();
+  request.x = *Tensor::FromBytes(DType::kBF16, {kM, kK}, request.x.bytes());
+  request.x.as<uint16_t>()[7 * kK + 5] = 0x7FC0;
+  TensorsByName found = Outputs(request, "bf16");
+  EXPECT_EQ(DiagnosisOf("bf16", found).sentence,
+            "x has a NaN in row 7, column 5: that gives y and dw");
+  EXPECT_EQ(DiagnosisOf("bf16", {{"y", found["y"]}}).sentence,
+            "x may have a NaN in row 7: that gives y");
+}
+
+TEST_F(EngineModelTest, ALayerUnderWayEndsWithTheTime) {
+  const LayerRequest request = LayerOf();
+  const TensorsByName expected = Outputs(request, "bf16");
+  const Recipe recipe = *Recipe::Parse("bf16");
+  EngineLayerModel model(*engine_, request, recipe, arithmetic_, expected, nullptr,
+                         DiagnosisBudget::Of(absl::Seconds(-1)));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(model.Compute({}).status()));
+}
+
+TEST_F(EngineModelTest, WhatTheTimeEndedIsNotTried) {
+  // The clock stands until the first layer is computed, which takes all of the time.
+  bool is_over = false;
+  const DiagnosisBudget budget = DiagnosisBudget::Of(absl::Seconds(1), [&] {
+    return absl::UnixEpoch() + (is_over ? absl::Seconds(2) : absl::ZeroDuration());
+  });
+  class Slow : public LayerModel {
+   public:
+    explicit Slow(bool& is_over) : is_over_(is_over) {}
+    absl::StatusOr<TensorsByName> Compute(const LayerChange&) override {
+      ++computed;
+      is_over_ = true;
+      return absl::DeadlineExceededError("the time is over");
+    }
+    std::vector<std::string> Recipes() const override { return {"mxfp8", "fp8_current"}; }
+    int computed = 0;
+
+   private:
+    bool& is_over_;
+  } model(is_over);
+  LayerCase of;
+  of.expected = Outputs(LayerOf(), "bf16");
+  of.subject = of.expected;
+  of.subject["y"] = Generated(Distribution::kNormal, 9, DType::kBF16, {kM, kN});
+  const auto diagnosis = DiagnoseLayer(of, model, budget);
+  ASSERT_TRUE(diagnosis.ok()) << diagnosis.status();
+  EXPECT_TRUE(diagnosis->is_unknown);
+  EXPECT_EQ(model.computed, 1);
+  EXPECT_THAT(diagnosis->not_tried,
+              ::testing::ElementsAre("mxfp8 (no time)", "fp8_current (no time)"));
 }
 
 TEST_F(EngineModelTest, WhatCannotBeTriedIsListed) {

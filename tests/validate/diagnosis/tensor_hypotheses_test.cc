@@ -161,7 +161,7 @@ TEST(TensorHypothesesTest, BitsByThemselvesAreNamed) {
   Tensor codes = TensorOfMatrix(y, DType::kBF16);
   for (int i = 100; i < 110; ++i) ++codes.as<uint16_t>()[i];
   EXPECT_EQ(DiagnosisOf({"", TensorOfMatrix(y, DType::kBF16), codes, {}, {}}).sentence,
-            "y differs by rounding only: 1 ulp in 10 of 1,536 elements");
+            "y differs by 1 ulp in 10 of 1,536 elements");
 }
 
 TEST(TensorHypothesesTest, BytesReadAsAnotherTypeAreNamed) {
@@ -211,6 +211,58 @@ TEST(TensorHypothesesTest, ASpentBudgetSaysWhatWasNotTried) {
   ASSERT_TRUE(diagnosis.ok());
   EXPECT_TRUE(diagnosis->is_unknown);
   EXPECT_THAT(diagnosis->not_tried, ::testing::Contains("transposed (no time)"));
+}
+
+/// The clock ticks with each look.
+TEST(TensorHypothesesTest, EachHypothesisIsTriedOrListed) {
+  const Matrix y = Drawn();
+  const Matrix other = Rounded(Draw(99).Normals(kRows, kColumns, 1), "bf16");
+  const TensorCase of{
+      "y", TensorOfMatrix(y, DType::kBF16), TensorOfMatrix(other, DType::kBF16), {}, {}};
+  const auto findings_after = [&](int looks) {
+    int ticks = 0;
+    const auto findings = FindCause(of, DiagnosisBudget::Of(absl::Seconds(looks), [&] {
+                                      return absl::UnixEpoch() + absl::Seconds(ticks++);
+                                    }));
+    EXPECT_TRUE(findings.ok()) << findings.status();
+    return *findings;
+  };
+  const TensorFindings all = findings_after(1000);
+  EXPECT_TRUE(all.not_tried.empty());
+  for (int looks = 0; looks < 30; ++looks) {
+    const TensorFindings some = findings_after(looks);
+    EXPECT_EQ(some.tried.size() + some.not_tried.size(), all.tried.size()) << looks;
+    // A look at the clock before each hypothesis that is held against all elements.
+    EXPECT_LE(some.whole_fits, looks) << looks;
+  }
+  EXPECT_EQ(findings_after(0).tried.size(), 1u);
+}
+
+/// What a large tensor costs: hardly a hypothesis that does not fit is held against all of it.
+TEST(TensorHypothesesTest, FewPlacesRefuteMostHypotheses) {
+  const Matrix y = Drawn(256, 256), other = Rounded(Draw(99).Normals(256, 256, 1), "bf16");
+  const NamedTensor related{
+      "dx", TensorOfMatrix(Rounded(Draw(98).Normals(256, 256, 1), "bf16"), DType::kBF16)};
+  const auto findings = [&](const Matrix& subject) {
+    const auto found = FindCause({"y",
+                                  TensorOfMatrix(y, DType::kBF16),
+                                  TensorOfMatrix(subject, DType::kBF16),
+                                  {related},
+                                  {}},
+                                 DiagnosisBudget::Unlimited());
+    EXPECT_TRUE(found.ok()) << found.status();
+    return *found;
+  };
+  // Where differences are largest, the other tensor looks a little as if it were negated.
+  EXPECT_LE(findings(other).whole_fits, 1);
+  const TensorFindings twice = findings(y.Mapped([](double v) { return 2 * v; }));
+  EXPECT_EQ(twice.cause->predicate, "is twice the expected");
+  EXPECT_EQ(twice.whole_fits, 1);
+  // What is wrong in the largest differences alone is not refuted by them.
+  Matrix spoilt = y.Mapped([](double v) { return 2 * v; });
+  for (size_t i = 0; i < spoilt.at.size(); i += 128) spoilt.at[i] = 1024;
+  EXPECT_EQ(findings(spoilt).cause->Text(), "is twice the expected but for 512 of 65,536 elements");
+  EXPECT_EQ(findings(y.Transposed()).cause->Text(), "is transposed");
 }
 
 }  // namespace QG_TEST_FILE

@@ -83,11 +83,14 @@ TEST_F(DiagnosisCommandTest, AWrongShape) {
 }
 
 TEST_F(DiagnosisCommandTest, ATransposedWeight) {
-  // One that is not square is refused; a square one gives other numbers.
+  // One that is not square is refused; a square one gives other numbers (below).
   const ProcessResult refused =
       Quantgate(Arguments{"run"} + With(Layer(), "--weight", "gen:normal,shape=64x48,dtype=bf16"));
   EXPECT_EQ(refused.exit_code, 2);
   EXPECT_THAT(FirstLine(refused.err), HasSubstr("is the weight transposed?"));
+}
+
+TEST_F(DiagnosisCommandTest, ATransposedSquareWeight) {
   const Tensor weight = ReadNpy(Of("weight")).value();
   ASSERT_TRUE(WriteNpy(Path("w_t.npy"), *Transpose2d(weight, ExecutionContext())).ok());
   EXPECT_EQ(Verified(Outputs(With(Layer(), "--weight", Path("w_t.npy"))).tensors, Layer()),
@@ -109,8 +112,11 @@ TEST_F(DiagnosisCommandTest, CodesAsBytes) {
 
 TEST_F(DiagnosisCommandTest, AMissingBias) {
   const TensorFile mine = Outputs(Without(Layer(), "--bias"));
-  EXPECT_THAT(Verified(mine.tensors, Layer() + Arguments{"--only", "y"}),
-              StartsWith("the bias is missing (bias): that gives y"));
+  EXPECT_EQ(Verified(mine.tensors, Layer() + Arguments{"--only", "y"}),
+            "the bias is missing (bias): that gives y");
+  // Who has no bias has no gradient of it either.
+  EXPECT_EQ(Verified(mine.tensors, Layer()), "db is missing: not in " + Path("mine.safetensors") +
+                                                 "; the bias is missing (bias): that gives y");
 }
 
 TEST_F(DiagnosisCommandTest, AGradientAccumulatedTwice) {
@@ -224,6 +230,29 @@ TEST_F(DiagnosisCommandTest, ReportsHaveWhatWasTried) {
   }
   // Nothing failed, so nothing is diagnosed.
   EXPECT_TRUE(QuantgateJson({"diff", Of("x"), Of("x")})["diagnosis"].is_null());
+}
+
+TEST_F(DiagnosisCommandTest, ARunThatFailsSaysWhy) {
+  const Arguments fast =
+      With(With(Layer(), "--recipe", "fp8_current"), "--arithmetic", "sm90:fast");
+  const ProcessResult run = Quantgate(Arguments{"run"} + fast + Arguments{"--require", "bitwise"});
+  EXPECT_EQ(run.exit_code, 1) << run.err;
+  EXPECT_THAT(FirstLine(run.out),
+              HasSubstr("the roundings of sm90:fast, which exact has not: all within what it may"));
+  const Arguments variants =
+      With(Without(Layer(), "--arithmetic"), "--recipe", "bf16,fp8_current") +
+      Arguments{"--arithmetic", "sm90", "--reference", "0", "--require", "bitwise"};
+  const std::string json = Path("compare.json"), html = Path("compare.html"),
+                    cause = "since its recipe is fp8_current and not bf16";
+  for (const Where where : {Where::kInProcess, Where::kServer}) {
+    const ProcessResult compared = Quantgate(
+        Arguments{"compare"} + variants + Arguments{"--report", json, "--report", html}, where);
+    EXPECT_EQ(compared.exit_code, 1) << compared.err;
+    EXPECT_THAT(FirstLine(compared.out), HasSubstr(cause));
+    const nlohmann::json report = nlohmann::json::parse(ReadFile(json));
+    EXPECT_THAT(report["diagnosis"]["sentence"].get<std::string>(), HasSubstr(cause));
+    EXPECT_THAT(ReadFile(html), HasSubstr(cause));
+  }
 }
 
 }  // namespace QG_TEST_FILE
