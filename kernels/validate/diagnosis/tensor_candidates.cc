@@ -50,7 +50,7 @@ std::string FactorText(double factor) {
   return absl::StrFormat("%.6g times the expected", factor);
 }
 
-absl::Status Scaling(const Pair& pair, const CandidateTaker& take) {
+absl::Status ScaleByConstant(const Pair& pair, const CandidateTaker& take) {
   // The median of the quotients of the larger elements, which a few wrong ones do not move.
   const Values &expected = pair.expected, &subject = pair.subject;
   const std::vector<int64_t>& sample = pair.places.spread;
@@ -292,7 +292,7 @@ const std::vector<Family>& Families() {
       {"rows or columns of zeros", Zeros},
       {"rounded or truncated to another dtype", Roundings},
       {"negated", Negation},
-      {"scaled by a constant", Scaling},
+      {"scaled by a constant", ScaleByConstant},
       {"transposed", Transposition},
       {"rows or columns permuted, rotated, or halves swapped", RowOrders},
       {"the bias missing or added twice", KnownBias},
