@@ -31,7 +31,7 @@ constexpr char kCompareExamples[] = R"(Examples:
 With --tp each variant is followed by its twin on N ranks, two numbers for one.
 The variants are recipes x overrides x arithmetics, numbered from 0, arithmetics fastest.
 A comparison informs and exits 0, unless --require states a criterion: then a failure exits 1,
-and the first line says why, as far as it can be told; --tried lists what does not fit.)";
+and the first line says why, as far as it can be told, and --tried lists what does not fit.)";
 
 absl::StatusOr<int> Compare(Invocation& invocation, const LayerCommand& options) {
   QG_ASSIGN_OR_RETURN(const ReportDocument document, ExecuteLayer(invocation, options, "compare"));

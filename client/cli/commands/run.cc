@@ -40,7 +40,7 @@ With --tp the layer runs on one rank and on N, and each output of the latter is 
 the former; --require bitwise asks that all bits are equal. -o FILE gets the whole outputs of the N
 ranks, and rank0.y, rank1.y, ... of each rank whose own tensor is another than the whole.
 A run informs and exits 0, unless --require states a criterion: then a failure exits 1, and
-the first line says why, as far as it can be told; --tried lists what does not fit.)";
+the first line says why, as far as it can be told, and --tried lists what does not fit.)";
 
 absl::StatusOr<int> RunLayer(Invocation& invocation, const LayerCommand& options) {
   QG_ASSIGN_OR_RETURN(const ReportDocument document, ExecuteLayer(invocation, options, "run"));

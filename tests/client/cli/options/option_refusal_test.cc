@@ -206,14 +206,14 @@ TEST_F(OptionRefusalTest, OfRun) {
   ExpectLayerOptionsNamed({"run"});
   ExpectNamed({"run"}, {{"--input", kX}, {"--weight", kX}, {"--recipe", "bf16"}},
               {{"-o", {"x.bin", "/nonexistent/x.safetensors"}}});
-  ExpectCovered({"run"}, {"--unfused", "--error-budget"});
+  ExpectCovered({"run"}, {"--unfused", "--error-budget", "--tried"});
 }
 
 TEST_F(OptionRefusalTest, OfCompare) {
   ExpectLayerOptionsNamed({"compare"});
   ExpectNamed({"compare"}, {{"--input", kX}, {"--weight", kX}, {"--recipe", "bf16"}},
               {{"--reference", {"9", "nope"}}, {"--recipe", {"bf16,bf16", "bf16,,"}}});
-  ExpectCovered({"compare"}, {"--unfused", "--error-budget"});
+  ExpectCovered({"compare"}, {"--unfused", "--error-budget", "--tried"});
 }
 
 TEST_F(OptionRefusalTest, OfVerify) {
@@ -354,7 +354,7 @@ TEST_F(OptionRefusalTest, OfSessions) {
           {"--is-first", {"nope"}},
           {"--requires-grad", {"q"}},
           {"--amax-group", {"nope", "nope=world"}},
-          {"--overlap", {"nope=1", "column_fprop=nope", "default"}},
+          {"--overlap", {"nope=1", "column_fprop=nope", "column_fprop=ring_exchange"}},
           {"--learning-rate", {"x", "1"}},
           {"--recipe", {"bf16"}},
           {"--grad-output", {x}},
