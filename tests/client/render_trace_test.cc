@@ -248,7 +248,8 @@ TEST(TraceEventsTest, MakeTheReportInTheOrderOfStepsAndVariants) {
   EXPECT_FALSE(report.quantizations[1].scale_against_reference.has_value());
   ASSERT_EQ(report.rank_differences.size(), 1u);
   EXPECT_EQ(report.rank_differences[0], "step 2 of bf16 / none / auto: y: ranks 0 and 1 differ");
-  ASSERT_EQ(report.notes.size(), 4u);  // Each variant's note once.
+  ASSERT_EQ(report.notes.size(), 5u);  // Each variant's note once, by each of its labels.
+  EXPECT_EQ(report.notes[4], "bf16 / none / auto / tp2: the same note");
   EXPECT_THAT(report.notes[3],
               testing::StartsWith("step 2 of bf16 / none / auto: goes on as bf16 / none / auto / "
                                   "tp2 from checkpoint 1111"));

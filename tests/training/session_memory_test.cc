@@ -178,7 +178,7 @@ TEST_F(SessionMemoryTest, DeferredGradientsKeepTheirOperands) {
   // x of both layers, and their grad_output, [64][96] and [64][64], columnwise.
   ExpectSaved(2 * kMxX, 0);
   // Until the backward has succeeded, beside all that the forward saved.
-  ExpectPeak(kMx + kMxX, 1);
+  ExpectPeak(kMx + kMxX, 2);
   for (const SessionOperand& operand : session_->saved_memory().operands) {
     EXPECT_EQ(operand.microbatch, "");
   }
