@@ -128,6 +128,37 @@ bool AreOneWay(const ScaledGroup& one, const ScaledGroup& other) {
   });
 }
 
+/// Counts distinct values among many that are mostly alike: a table of places, open to the next.
+class DistinctValues {
+ public:
+  void Add(uint32_t value) {
+    if (places_[PlaceOf(value)] == kTaken + value) return;
+    places_[PlaceOf(value)] = kTaken + value;
+    if (++count_ * 2 > static_cast<int64_t>(places_.size())) Grow();
+  }
+  int64_t count() const { return count_; }
+
+ private:
+  static constexpr uint64_t kTaken = uint64_t(1) << 32;  ///< Added to a value in a place; 0: free.
+
+  size_t PlaceOf(uint32_t value) const {
+    const size_t mask = places_.size() - 1;
+    size_t place = value * 0x9E3779B97F4A7C15u >> 32 & mask;
+    while (places_[place] != 0 && places_[place] != kTaken + value) place = (place + 1) & mask;
+    return place;
+  }
+  void Grow() {
+    const std::vector<uint64_t> known = std::exchange(places_, {});
+    places_.resize(known.size() * 4);
+    for (const uint64_t taken : known) {
+      if (taken != 0) places_[PlaceOf(static_cast<uint32_t>(taken))] = taken;
+    }
+  }
+
+  int64_t count_ = 0;
+  std::vector<uint64_t> places_ = std::vector<uint64_t>(1024);
+};
+
 /// Of several equivalent rules the one with the fewest amaxes whose scales it computes counts.
 std::pair<int64_t, int64_t> DistinctAmaxes(const std::vector<ScaledBy>& by) {
   std::pair<int64_t, int64_t> fewest(by.front().scaled->amax_distinct,
@@ -199,6 +230,23 @@ std::vector<std::string> UntoldRoundings(const RoundingCounts& counts) {
   return untold;
 }
 
+/// Adds elements to counts.
+struct ElementCounter {
+  const ElementScaler scaler;
+  const bool has_no_nan;
+  RoundingTally tally;
+
+  ElementCounter(const ScaledGroup& group, bool counts_spread)
+      : scaler(group.by.front().scaling, group.stored->source),
+        has_no_nan(scaler.is_flushed && !group.format->has_nan),
+        tally(*group.format, group.overflow, counts_spread) {}
+  void operator()(float factor, float value, uint8_t code, int64_t at) {
+    float scaled = scaler(value, factor);
+    if (has_no_nan && scaled != scaled) scaled = -0.0f;  // qwix: 0 / 0 is the code of -0.
+    tally.Add(scaled, code, at);
+  }
+};
+
 }  // namespace
 
 void AddOrJoin(ScaledGroup group, std::vector<ScaledGroup>& groups) {
@@ -230,14 +278,19 @@ TileMaxima MaximaOfTiles(const CodedElements& elements, int64_t tile_rows, int64
         const float* const values = elements.values.data() + row * elements.columns;
         for (int64_t tile = 0; tile < across; ++tile) {
           const int64_t stop = std::min((tile + 1) * tile_columns, elements.columns);
-          uint32_t most = tiles[tile] & 0x7FFFFFFF, is_nan = tiles[tile] >> 31;
-          for (int64_t column = tile * tile_columns; column < stop; ++column) {
-            const uint32_t bits = std::bit_cast<uint32_t>(values[column]) & 0x7FFFFFFF;
-            const bool has_value = bits <= 0x7F800000;
-            is_nan |= has_value ? 0 : 1;
-            most = std::max(most, has_value ? bits : 0);
-          }
-          tiles[tile] = most | is_nan << 31;
+          const uint32_t known = tiles[tile] & 0x7FFFFFFF, has_nan = tiles[tile] >> 31;
+          const auto most_of = [&](uint32_t limit) {
+            uint32_t most = known;
+            for (int64_t column = tile * tile_columns; column < stop; ++column) {
+              const uint32_t bits = std::bit_cast<uint32_t>(values[column]) & 0x7FFFFFFF;
+              most = std::max(most, bits <= limit ? bits : 0);
+            }
+            return most;
+          };
+          constexpr uint32_t kInfinity = 0x7F800000;
+          const uint32_t most = most_of(0x7FFFFFFF);
+          const bool is_nan = most > kInfinity;
+          tiles[tile] = (is_nan ? most_of(kInfinity) : most) | (has_nan | uint32_t(is_nan)) << 31;
         }
       }
     }
@@ -259,18 +312,53 @@ TileMaxima MaximaOfTiles(const CodedElements& elements, int64_t tile_rows, int64
   return maxima;
 }
 
-int64_t CountDistinct(std::vector<uint32_t> values) {
-  std::sort(values.begin(), values.end());
-  return std::unique(values.begin(), values.end()) - values.begin();
+int64_t CountDistinct(const std::vector<uint32_t>& values) {
+  DistinctValues distinct;
+  for (const uint32_t value : values) distinct.Add(value);
+  return distinct.count();
 }
 
 void CountDistinctAmaxes(ScaledBlocks& scaled) {
-  std::vector<uint32_t> amaxes[2];
+  DistinctValues amaxes[2];
   for (size_t i = 0; i < scaled.bits.size(); ++i) {
-    amaxes[scaled.is_at_bound[i]].push_back(std::bit_cast<uint32_t>(scaled.maxima->amaxes[i]));
+    amaxes[scaled.is_at_bound[i]].Add(std::bit_cast<uint32_t>(scaled.maxima->amaxes[i]));
   }
-  scaled.amax_distinct = CountDistinct(std::move(amaxes[0]));
-  scaled.amax_bound_count = CountDistinct(std::move(amaxes[1]));
+  scaled.amax_distinct = amaxes[0].count();
+  scaled.amax_bound_count = amaxes[1].count();
+}
+
+RoundingCounts CountSample(const ScaledGroup& group, bool counts_spread) {
+  const StoredCodes& stored = *group.stored;
+  const ScaledBlocks& scaled = group.scaled();
+  const CodeBlocks& blocks = scaled.blocks();
+  const std::vector<float>& factors = scaled.factors_of(group.by.front().scaling);
+  ElementCounter counter(group, counts_spread);
+  for (const int64_t at : stored.sample) {
+    const int64_t scale = at / stored.columns / blocks.rows * stored.scale_columns +
+                          at % stored.columns / blocks.columns;
+    counter(factors[scaled.Slot(scale)], stored.elements->values[at], stored.elements->codes[at],
+            at);
+  }
+  return counter.tally.Take();
+}
+
+RoundingCounts CountAll(const ScaledGroup& group, bool counts_spread) {
+  const StoredCodes& stored = *group.stored;
+  const CodeBlocks& blocks = group.scaled().blocks();
+  const std::vector<float>& factors = group.scaled().factors_of(group.by.front().scaling);
+  ElementCounter counter(group, counts_spread);
+  const CodedElements& elements = *stored.elements;
+  for (int64_t row = 0; row < stored.rows; ++row) {
+    const float* const of_row = factors.data() + row / blocks.rows * stored.scale_columns;
+    for (int64_t first = 0; first < stored.columns; first += blocks.columns) {
+      const float factor = of_row[first / blocks.columns];
+      const int64_t end = std::min(first + blocks.columns, stored.columns);
+      for (int64_t at = row * stored.columns + first; at < row * stored.columns + end; ++at) {
+        counter(factor, elements.values[at], elements.codes[at], at);
+      }
+    }
+  }
+  return counter.tally.Take();
 }
 
 std::vector<CodesCandidate> DeterministicOf(const ScaledGroup& group,

@@ -148,9 +148,13 @@ struct TileMaxima {
 TileMaxima MaximaOfTiles(const CodedElements& elements, int64_t tile_rows, int64_t tile_columns,
                          const ExecutionContext& context);
 
-int64_t CountDistinct(std::vector<uint32_t> values);
+int64_t CountDistinct(const std::vector<uint32_t>& values);
 /// Sets ScaledBlocks::amax_distinct and amax_bound_count.
 void CountDistinctAmaxes(ScaledBlocks& scaled);
+
+/// The counts of a group over the elements of the sample, and over all.
+RoundingCounts CountSample(const ScaledGroup& group, bool counts_spread);
+RoundingCounts CountAll(const ScaledGroup& group, bool counts_spread);
 
 /// The candidates with deterministic roundings: one for each rounding that this data tells from
 /// nearest_even.

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -141,6 +142,8 @@ class CauseFinder {
   std::vector<const CodeFormat*> formats_, other_formats_;
   StoredCodes given_;  // The scales as given.
   float global_amax_ = 0;
+  /// Indices of codes that were not those of some candidate, found on all elements.
+  mutable std::set<int64_t> failed_at_;
   std::map<std::tuple<std::shared_ptr<const CodedElements>, int64_t, int64_t, int64_t>,
            std::shared_ptr<const BlockMaxima>>
       maxima_;
@@ -231,14 +234,22 @@ bool CauseFinder::Fits(const Reading& reading, const CodeBlocks& blocks, int64_t
            std::isnan(format.values[given]);
   };
   const int64_t count = reading.rows * reading.columns;
-  // A few of them first, which most candidates fail.
-  const int64_t step = std::max<int64_t>(1, count / 64 | 1);
-  for (int64_t at = 0; at < count; at += step) {
+  const auto is_code_at = [&](int64_t at) {
     const int64_t scale =
         at / reading.columns / blocks.rows * scale_columns + at % reading.columns / blocks.columns;
-    if (!is_code(factor_of(scale), at)) return false;
+    return is_code(factor_of(scale), at);
+  };
+  // A few of them first, which most candidates fail, and those that others failed: one stray code
+  // has every candidate fail at the same place.
+  const int64_t step = std::max<int64_t>(1, count / 64 | 1);
+  for (int64_t at = 0; at < count; at += step) {
+    if (!is_code_at(at)) return false;
+  }
+  for (const int64_t at : failed_at_) {
+    if (!is_code_at(at)) return false;
   }
   std::atomic<bool> fits = true;
+  std::atomic<int64_t> failed_at = -1;
   ParallelFor(context_, reading.rows, 16, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end && fits; ++row) {
       for (int64_t first = 0; first < reading.columns; first += blocks.columns) {
@@ -246,6 +257,7 @@ bool CauseFinder::Fits(const Reading& reading, const CodeBlocks& blocks, int64_t
         const int64_t stop = std::min(first + blocks.columns, reading.columns);
         for (int64_t column = first; column < stop; ++column) {
           if (!is_code(factor, row * reading.columns + column)) {
+            failed_at = row * reading.columns + column;
             fits = false;
             return;
           }
@@ -253,6 +265,7 @@ bool CauseFinder::Fits(const Reading& reading, const CodeBlocks& blocks, int64_t
       }
     }
   });
+  if (!fits) failed_at_.insert(failed_at);
   return fits;
 }
 

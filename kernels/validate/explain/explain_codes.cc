@@ -87,8 +87,6 @@ class CodesExplainer {
   void KeepBestGroups();
   /// Applies the kept rules to all scales.
   absl::Status ApplyToAll();
-  RoundingCounts CountSample(const ScaledGroup& group) const;
-  RoundingCounts CountAll(const ScaledGroup& group, bool counts_spread) const;
   /// The counts of every kept group over all elements. Of one whose codes overflow to NaN there are
   /// none where that of saturated codes has nothing that overflows: its candidates are the same.
   std::vector<RoundingCounts> CountGroups() const;
@@ -222,60 +220,6 @@ absl::StatusOr<ScaledBlocks> CodesExplainer::ScaleByFourOverSix(const Stored& st
   return scaled;
 }
 
-/// Adds elements to counts.
-struct ElementCounter {
-  const ScaledGroup& group;
-  const ElementScaler scaler;
-  const bool has_no_nan;
-  RoundingCounts counts;
-
-  ElementCounter(const ScaledGroup& group, bool counts_spread)
-      : group(group),
-        scaler(group.by.front().scaling, group.stored->source),
-        has_no_nan(scaler.is_flushed && !group.format->has_nan) {
-    counts.counts_spread = counts_spread;
-  }
-  void operator()(float factor, float value, uint8_t code, int64_t at) {
-    float scaled = scaler(value, factor);
-    if (has_no_nan && scaled != scaled) scaled = -0.0f;  // qwix: 0 / 0 is the code of -0.
-    counts.Add(*group.format, group.overflow, scaled, code, at);
-  }
-};
-
-RoundingCounts CodesExplainer::CountSample(const ScaledGroup& group) const {
-  const StoredCodes& stored = *group.stored;
-  const ScaledBlocks& scaled = group.scaled();
-  const CodeBlocks& blocks = scaled.blocks();
-  const std::vector<float>& factors = scaled.factors_of(group.by.front().scaling);
-  ElementCounter counter(group, false);
-  for (const int64_t at : stored.sample) {
-    const int64_t scale = at / stored.columns / blocks.rows * stored.scale_columns +
-                          at % stored.columns / blocks.columns;
-    counter(factors[scaled.Slot(scale)], stored.elements->values[at], stored.elements->codes[at],
-            at);
-  }
-  return std::move(counter.counts);
-}
-
-RoundingCounts CodesExplainer::CountAll(const ScaledGroup& group, bool counts_spread) const {
-  const StoredCodes& stored = *group.stored;
-  const CodeBlocks& blocks = group.scaled().blocks();
-  const std::vector<float>& factors = group.scaled().factors_of(group.by.front().scaling);
-  ElementCounter counter(group, counts_spread);
-  const CodedElements& elements = *stored.elements;
-  for (int64_t row = 0; row < stored.rows; ++row) {
-    const float* const of_row = factors.data() + row / blocks.rows * stored.scale_columns;
-    for (int64_t first = 0; first < stored.columns; first += blocks.columns) {
-      const float factor = of_row[first / blocks.columns];
-      const int64_t end = std::min(first + blocks.columns, stored.columns);
-      for (int64_t at = row * stored.columns + first; at < row * stored.columns + end; ++at) {
-        counter(factor, elements.values[at], elements.codes[at], at);
-      }
-    }
-  }
-  return std::move(counter.counts);
-}
-
 void CodesExplainer::AddGroups(const CodeFormat& format, const Stored& stored,
                                ScaledBlocks scaled) {
   const auto shared = std::make_shared<const ScaledBlocks>(std::move(scaled));
@@ -361,6 +305,11 @@ absl::Status CodesExplainer::AddNvfp4(const CodeFormat& format, const Stored& st
 absl::Status CodesExplainer::AddHadamard(const CodeFormat& format, const StoredCodes& stored) {
   // Only bf16 is transformed, in whole groups (docs/quantizers.md section 6.4).
   if (request_.source.dtype() != DType::kBF16 || stored.columns % 16 != 0) return absl::OkStatus();
+  // The transform of a large tensor takes as long as all else.
+  if (request_.source.element_count() > kSmallElements &&
+      !MayBeTransformed(format.sign, stored, context_)) {
+    return absl::OkStatus();
+  }
   StoredCodes transformed = stored;
   transformed.hadamard = true;
   auto elements = std::make_shared<CodedElements>();
@@ -429,7 +378,7 @@ void CodesExplainer::KeepBestGroups() {
   ParallelFor(context_, static_cast<int64_t>(groups_.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       ScaledGroup& group = groups_[i];
-      const RoundingCounts counts = CountSample(group);
+      const RoundingCounts counts = CountSample(group, false);
       int64_t best = 0;
       for (const RuleCount& rule : counts.rules) best = std::max(best, rule.matches);
       const int64_t zeros = counts.of(counts.BestZeroSign()).matches;
@@ -508,6 +457,21 @@ std::vector<RoundingCounts> CodesExplainer::CountGroups() const {
   return counts;
 }
 
+/// Whether the spread of all codes is worth counting: `counts` of all codes leave a stochastic
+/// candidate entire, or the sample does not yet reject it beyond doubt (1.5e-23 by chance).
+bool MayBeStochastic(const ScaledGroup& group, const RoundingCounts& counts) {
+  if (group.overflow != Overflow::kSaturate) return false;
+  if (counts.neighbours + counts.of(counts.BestZeroSign()).matches == counts.count) return true;
+  constexpr double kBeyondDoubt = 10;
+  const RoundingCounts of_sample = CountSample(group, true);
+  const auto is_rejected = [](const StochasticSpread& spread) {
+    const SpreadResult result = spread.Result();
+    return std::max({std::fabs(result.bias), std::fabs(result.slope), std::fabs(result.nearness)}) >
+           kBeyondDoubt;
+  };
+  return !is_rejected(of_sample.fraction_chance) || !is_rejected(of_sample.eight_bits);
+}
+
 /// Adds the stochastic candidates whose codes pass the test. Returns the test's result for the
 /// first candidate that matches everything but does not pass.
 std::optional<SpreadResult> AddStochastic(const std::vector<ScaledGroup>& groups,
@@ -583,7 +547,7 @@ absl::StatusOr<CodesExplanation> CodesExplainer::Explain() {
   if (!candidates.front().is_entire()) {
     ParallelFor(context_, static_cast<int64_t>(groups_.size()), 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        if (groups_[i].overflow == Overflow::kSaturate) counts[i] = CountAll(groups_[i], true);
+        if (MayBeStochastic(groups_[i], counts[i])) counts[i] = CountAll(groups_[i], true);
       }
     });
     QG_RETURN_IF_ERROR(context_.CheckCancelled());

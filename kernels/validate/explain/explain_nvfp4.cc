@@ -1,6 +1,7 @@
 #include "kernels/validate/explain/explain_nvfp4.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
@@ -81,6 +82,26 @@ std::vector<float> HadamardTransformed(const std::vector<float>& values,
     }
   });
   return transformed;
+}
+
+bool MayBeTransformed(uint8_t sign_bit, const StoredCodes& stored,
+                      const ExecutionContext& context) {
+  std::vector<float> groups;
+  for (const int64_t at : stored.sample) {
+    const auto first = stored.elements->values.begin() + at / 16 * 16;
+    groups.insert(groups.end(), first, first + 16);
+  }
+  const std::vector<float> transformed = HadamardTransformed(groups, context);
+  int64_t compared = 0, others = 0;
+  for (size_t i = 0; i < stored.sample.size(); ++i) {
+    const int64_t at = stored.sample[i];
+    const uint8_t code = stored.elements->codes[at];
+    const float value = transformed[16 * i + at % 16];
+    if ((code & (sign_bit - 1)) == 0 || std::isnan(value)) continue;
+    ++compared;
+    others += ((code & sign_bit) != 0) != std::signbit(value);
+  }
+  return others * 4 <= compared;
 }
 
 }  // namespace quantgate

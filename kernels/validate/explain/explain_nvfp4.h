@@ -13,6 +13,7 @@
 #include "kernels/base/execution.h"
 #include "kernels/quantize/quantizer.h"
 #include "kernels/tensor/tensor.h"
+#include "kernels/validate/explain/explain_candidates.h"
 
 namespace quantgate {
 
@@ -46,5 +47,10 @@ absl::StatusOr<Tensor> FourOverSixScaleCodes(const Tensor& padded, const FourOve
 /// must be values of bf16, and their number a multiple of 16.
 std::vector<float> HadamardTransformed(const std::vector<float>& values,
                                        const ExecutionContext& context);
+
+/// Whether of the sample at most a quarter of the codes have another sign than the transformed
+/// values, where half would by chance. No rounding changes the sign of what it does not make 0.
+/// `stored` has whole groups of 16 columns.
+bool MayBeTransformed(uint8_t sign_bit, const StoredCodes& stored, const ExecutionContext& context);
 
 }  // namespace quantgate

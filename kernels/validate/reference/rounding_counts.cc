@@ -1,8 +1,10 @@
 #include "kernels/validate/reference/rounding_counts.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 namespace quantgate {
 namespace {
@@ -145,15 +147,15 @@ bool IsSame(const CodeFormat& format, uint8_t a, uint8_t b) {
 }
 
 void Keep(FirstMiss& first, int64_t at, uint8_t given, uint8_t expected) {
-  if (first.at < 0) first = {at, given, expected};
+  if (first.at < 0 || at < first.at) first = {at, given, expected};
 }
 
 void CountRules(std::array<RuleCount, kCodeRoundingCount>& rules, const CodeFormat& format,
-                const Expected& expected, uint8_t given, int64_t at) {
+                const Expected& expected, uint8_t given, int64_t at, int64_t equal) {
   for (int i = 0; i < kCodeRoundingCount; ++i) {
-    rules[i].telling += !IsSame(format, expected[i], expected[0]);
+    if (!IsSame(format, expected[i], expected[0])) rules[i].telling += equal;
     if (IsSame(format, expected[i], given)) {
-      ++rules[i].matches;
+      rules[i].matches += equal;
     } else {
       Keep(rules[i].first, at, given, expected[i]);
     }
@@ -172,18 +174,18 @@ std::string_view CodeRoundingName(CodeRounding rounding) {
   return kNames[static_cast<int>(rounding)];
 }
 
-void RoundingCounts::Add(const CodeFormat& format, Overflow overflow, float scaled, uint8_t given,
-                         int64_t at) {
-  ++count;
+void RoundingCounts::AddEqual(const CodeFormat& format, Overflow overflow, float scaled,
+                              uint8_t given, int64_t at, int64_t equal) {
+  count += equal;
   const uint8_t sign = std::signbit(scaled) ? format.sign : uint8_t(0);
   if (scaled == 0) {
-    ++zeros;
+    zeros += equal;
     const uint8_t expected[kZeroSignCount] = {format.Signed(0, sign), 0,
                                               format.Signed(0, format.sign)};
     for (int i = 0; i < kZeroSignCount; ++i) {
-      zero_signs[i].telling += expected[i] != expected[0];
+      if (expected[i] != expected[0]) zero_signs[i].telling += equal;
       if (given == expected[i]) {
-        ++zero_signs[i].matches;
+        zero_signs[i].matches += equal;
       } else {
         Keep(zero_signs[i].first, at, given, expected[i]);
       }
@@ -193,19 +195,20 @@ void RoundingCounts::Add(const CodeFormat& format, Overflow overflow, float scal
   const float magnitude = std::fabs(scaled);
   const bool is_beyond = magnitude > format.values[format.max];
   if (std::isnan(scaled) || is_beyond) {
-    overflowing += is_beyond;
+    if (is_beyond) overflowing += equal;
     const Expected expected =
         is_beyond ? OfOverflow(format, overflow, scaled, sign)
                   : All(format.encode(scaled, ElementRounding::kNearestEven, overflow));
-    CountRules(rules, format, expected, given, at);
+    CountRules(rules, format, expected, given, at, equal);
     if (is_beyond) {
       const Expected other = OfOverflow(format, Overflow::kNan, scaled, sign);
       for (int i = 0; i < kCodeRoundingCount; ++i) {
-        rules[i].overflow_telling += !format.has_nan || other[i] != (sign | format.max);
+        const bool tells = !format.has_nan || other[i] != (sign | format.max);
+        if (tells) rules[i].overflow_telling += equal;
       }
     }
     if (IsSame(format, expected[0], given)) {
-      ++neighbours;
+      neighbours += equal;
     } else {
       Keep(first_non_neighbour, at, given, expected[0]);
     }
@@ -216,9 +219,9 @@ void RoundingCounts::Add(const CodeFormat& format, Overflow overflow, float scal
   const float value = format.values[nearest];
   if (value == magnitude) {
     const uint8_t code = format.Signed(nearest, sign);
-    CountRules(rules, format, All(code), given, at);
+    CountRules(rules, format, All(code), given, at, equal);
     if (given == code) {
-      ++neighbours;
+      neighbours += equal;
     } else {
       Keep(first_non_neighbour, at, given, code);
     }
@@ -228,24 +231,24 @@ void RoundingCounts::Add(const CodeFormat& format, Overflow overflow, float scal
   const double below = format.values[lower];
   const double fraction = (double(magnitude) - below) / (format.values[lower + 1] - below);
   const bool is_tie = fraction == 0.5;
-  ++between;
-  ties += is_tie;
+  between += equal;
+  if (is_tie) ties += equal;
   Expected expected = OfNeighbours(lower, nearest, is_tie, sign != 0);
   for (uint8_t& code : expected) code = format.Signed(code, sign);
-  CountRules(rules, format, expected, given, at);
+  CountRules(rules, format, expected, given, at, equal);
   const bool is_lower = given == format.Signed(lower, sign);
   const bool is_upper = given == (sign | (lower + 1));
   if (!is_lower && !is_upper) {
     return Keep(first_non_neighbour, at, given, format.Signed(lower, sign));
   }
-  ++neighbours;
+  neighbours += equal;
   if (counts_spread) {
     fraction_chance.Add(fraction, is_upper);
     eight_bits.Add(fraction, is_upper);
   }
   for (int i = 0; i < kCodeRoundingCount; ++i) {
     if (expected[i] == given) continue;
-    ++(is_upper ? rules[i].step_up : rules[i].step_down);
+    (is_upper ? rules[i].step_up : rules[i].step_down) += equal;
     rules[i].off_tie_max = std::max(rules[i].off_tie_max, std::fabs(fraction - 0.5));
   }
 }
@@ -256,6 +259,57 @@ ZeroSign RoundingCounts::BestZeroSign() const {
     if (of(sign).matches > of(best).matches) best = sign;
   }
   return best;
+}
+
+RoundingTally::RoundingTally(const CodeFormat& format, Overflow overflow, bool counts_spread)
+    : format_(format), overflow_(overflow) {
+  counts_.counts_spread = counts_spread;
+  const auto bits_of = [](float value) { return std::bit_cast<uint32_t>(value); };
+  least_ = bits_of(std::ldexp(format.values[1], -kOctavesBelow)) >> kCellShift << kCellShift;
+  range_ = bits_of(format.max_value()) - least_;
+  const uint32_t cells = (range_ >> kCellShift) + 1;
+  neighbours_.resize(cells << 2);
+  alike_.resize(cells << 3);
+  for (uint32_t cell = 0; cell < cells << 2; ++cell) {
+    const uint32_t beyond = cell >> 1 & 1;
+    const auto magnitude = std::bit_cast<float>((least_ + (cell >> 2 << kCellShift)) | beyond);
+    const uint8_t nearest =
+        format.encode(magnitude, ElementRounding::kNearestEven, Overflow::kSaturate);
+    const float value = format.values[nearest];
+    const int lower = value > magnitude ? nearest - 1 : nearest;
+    const int upper = value == magnitude ? lower : lower + 1;
+    const uint8_t sign = (cell & 1) != 0 ? format.sign : uint8_t(0);
+    neighbours_[cell] = {format.Signed(static_cast<uint8_t>(lower), sign),
+                         format.Signed(static_cast<uint8_t>(upper), sign)};
+  }
+}
+
+void RoundingTally::AddToSpread(float magnitude, const Neighbours& neighbours, uint8_t given) {
+  const double below = std::fabs(format_.values[neighbours.lower]);
+  const double above = std::fabs(format_.values[neighbours.upper]);
+  const double fraction = (double(magnitude) - below) / (above - below);
+  counts_.fraction_chance.Add(fraction, given == neighbours.upper);
+  counts_.eight_bits.Add(fraction, given == neighbours.upper);
+}
+
+RoundingCounts RoundingTally::Take() {
+  const bool counts_spread = std::exchange(counts_.counts_spread, false);  // It has them already.
+  for (size_t i = 0; i < alike_.size(); ++i) {
+    const Alike& alike = alike_[i];
+    if (alike.count == 0) continue;
+    const uint32_t cell = static_cast<uint32_t>(i) >> 1;
+    const uint8_t given = i % 2 == 0 ? neighbours_[cell].lower : neighbours_[cell].upper;
+    const uint32_t sign = cell << 31;
+    // The farthest from the tie is one of the two; which of them the others are like is no matter.
+    counts_.AddEqual(format_, overflow_, std::bit_cast<float>(alike.least | sign), given,
+                     alike.first, 1);
+    if (alike.count == 1) continue;
+    counts_.AddEqual(format_, overflow_, std::bit_cast<float>(alike.most | sign), given,
+                     alike.first, alike.count - 1);
+  }
+  alike_.clear();
+  counts_.counts_spread = counts_spread;
+  return std::move(counts_);
 }
 
 }  // namespace quantgate

@@ -2,10 +2,13 @@
 // codes, how many values tell the rules apart, and how far off other codes are.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "kernels/numerics/cast.h"
 #include "kernels/tensor/dtype.h"
@@ -103,11 +106,76 @@ struct RoundingCounts {
   StochasticSpread eight_bits{StochasticChance::kEightBits};
 
   /// Adds one value: `given` is the code of the scaled value, `at` its index.
-  void Add(const CodeFormat& format, Overflow overflow, float scaled, uint8_t given, int64_t at);
+  void Add(const CodeFormat& format, Overflow overflow, float scaled, uint8_t given, int64_t at) {
+    AddEqual(format, overflow, scaled, given, at, 1);
+  }
+  /// Adds `equal` values alike, the first of them at index `at`; to the spread only one of them.
+  void AddEqual(const CodeFormat& format, Overflow overflow, float scaled, uint8_t given,
+                int64_t at, int64_t equal);
   const RuleCount& of(CodeRounding rounding) const { return rules[static_cast<int>(rounding)]; }
   const ZeroCount& of(ZeroSign sign) const { return zero_signs[static_cast<int>(sign)]; }
   /// The treatment that gives most zeros; kKept among equals.
   ZeroSign BestZeroSign() const;
+};
+
+/// Fills RoundingCounts of the values of a large tensor: what RoundingCounts::Add would count one
+/// by one. Values between the same two codes and on the same side of their tie differ only in how
+/// far from the tie they are, so they are tallied, with the least and the largest of them, and
+/// counted at the end; to the spread each is added at once. Not thread-safe.
+class RoundingTally {
+ public:
+  /// Keeps the reference. `counts_spread`: RoundingCounts::counts_spread.
+  RoundingTally(const CodeFormat& format, Overflow overflow, bool counts_spread);
+
+  void Add(float scaled, uint8_t given, int64_t at) {
+    const auto bits = std::bit_cast<uint32_t>(scaled);
+    // Below `least_` it wraps around.
+    const uint32_t magnitude = bits & 0x7FFFFFFF, place = magnitude - least_;
+    if (place <= range_) {
+      const uint32_t cell = place >> kCellShift << 2 |
+                            uint32_t((magnitude & ((1u << kCellShift) - 1)) != 0) << 1 | bits >> 31;
+      const Neighbours& neighbours = neighbours_[cell];
+      if (given == neighbours.lower || given == neighbours.upper) {
+        Alike& alike = alike_[cell << 1 | uint32_t(given != neighbours.lower)];
+        if (alike.count++ == 0) alike.first = at;
+        alike.least = std::min(alike.least, magnitude);
+        alike.most = std::max(alike.most, magnitude);
+        if (counts_.counts_spread && neighbours.lower != neighbours.upper) {
+          AddToSpread(std::bit_cast<float>(magnitude), neighbours, given);
+        }
+        return;
+      }
+    }
+    counts_.Add(format_, overflow_, scaled, given, at);
+  }
+  /// What was added. Afterwards nothing more may be.
+  RoundingCounts Take();
+
+ private:
+  /// The codes of formats, and what lies halfway between them, have at most 4 bits after the
+  /// leading one: bits below these only tell whether a value is beyond that boundary.
+  static constexpr int kCellShift = 23 - 4;
+  /// Values of fewer octaves than these below the least code are added one by one, as zeros are.
+  static constexpr int kOctavesBelow = 8;
+
+  /// The codes around the values of a cell; the same where they are a code's.
+  struct Neighbours {
+    uint8_t lower, upper;
+  };
+  /// The values of a cell that have the same code. Magnitudes are the bits of fp32.
+  struct Alike {
+    int64_t count = 0, first = 0;
+    uint32_t least = 0xFFFFFFFF, most = 0;
+  };
+
+  void AddToSpread(float magnitude, const Neighbours& neighbours, uint8_t given);
+
+  const CodeFormat& format_;
+  const Overflow overflow_;
+  uint32_t least_ = 0, range_ = 0;  ///< Bits of the least magnitude of cells, and beyond it.
+  std::vector<Neighbours> neighbours_;
+  std::vector<Alike> alike_;
+  RoundingCounts counts_;
 };
 
 }  // namespace quantgate
