@@ -135,6 +135,11 @@ std::optional<ChangedScales> Rearranged(const OwnScaleArray& own, const GivenSca
       })) {
     return ChangedScales{"scales lie K-major", "the given ones lie column after column"};
   }
+  if (rows > 1 && columns > 1 && rows != columns && given.rows == columns &&
+      given.columns == rows &&
+      comparison.LiesAt([&](int64_t i, int64_t j) { return j * rows + i; })) {
+    return ChangedScales{"scales are transposed", "the given ones are their transpose"};
+  }
   const int64_t padded_rows = (rows + 127) / 128 * 128, padded_columns = (columns + 3) / 4 * 4;
   const ScaleGrid grid = {.outer = rows, .blocks = columns};
   if (own.dtype != DType::kF32 && rows * columns > 1 &&

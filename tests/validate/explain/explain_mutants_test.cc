@@ -4,13 +4,17 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/quantize/quantizer.h"
+#include "kernels/quantize/recipe/recipe.h"
 #include "kernels/tensor/files/tensor_file.h"
 #include "kernels/validate/explain/explain_codes.h"
+#include "tests/engine/tensor_values.h"
 
 namespace quantgate {
 namespace QG_TEST_FILE {
@@ -62,6 +66,37 @@ TEST(ExplainMutants, NamesTheCauseAndNeverAWrongOne) {
   EXPECT_EQ(with_cause, 60);
   EXPECT_GE(named * 100, with_cause * 95);
   EXPECT_EQ(unknown, without);
+}
+
+// Scales of a square tensor under their transposed shape have that of blocks that lie down the
+// columns, so that they are no other reading of the scales but a mutant.
+TEST(ExplainMutants, ScalesOfSquareTensorsAreTransposed) {
+  for (const uint64_t seed : {1, 2}) {
+    for (const int64_t side : {256, 512}) {
+      for (const char* recipe : {"fp8_block", "mxfp8", "nvfp4"}) {
+        SCOPED_TRACE(absl::StrCat(recipe, " ", side, " seed ", seed));
+        ExplainCodesRequest request;
+        request.source = Generated(Distribution::kNormal, seed, DType::kBF16, {side, side});
+        const auto quantizer = Recipe::Parse(recipe)->QuantizerFor(TensorRole::kInput);
+        const auto quantized = *QuantizeCpu(request.source, quantizer, {true, false}, {}, {});
+        const Tensor& scales = quantized.rowwise->scale_inv;
+        request.codes = quantized.rowwise->data;
+        if (quantized.rowwise->amax.has_value()) request.amax = quantized.rowwise->amax;
+        request.scale_inv = *Tensor::Allocate(scales.dtype(), {scales.columns(), scales.rows()});
+        const int64_t bytes = DTypeBytes(scales.dtype());
+        for (int64_t i = 0; i < scales.rows(); ++i) {
+          for (int64_t j = 0; j < scales.columns(); ++j) {
+            std::memcpy(request.scale_inv.as<uint8_t>() + (j * scales.rows() + i) * bytes,
+                        scales.as<uint8_t>() + (i * scales.columns() + j) * bytes, bytes);
+          }
+        }
+        const auto explanation = ExplainCodes(request, {});
+        ASSERT_TRUE(explanation.ok()) << explanation.status();
+        EXPECT_EQ(explanation->cause, "scales are transposed")
+            << absl::StrJoin(explanation->conclusion, "\n");
+      }
+    }
+  }
 }
 
 // Codes as they should be have no cause.
