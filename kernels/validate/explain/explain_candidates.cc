@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -416,10 +417,19 @@ void SortBestFirst(std::vector<CodesCandidate>& candidates) {
                      return key(left) > key(right);
                    });
   // Scales whose shape fits two readings may give one description twice; the better stays.
-  std::set<std::tuple<std::string, std::string, std::string, std::string>> described;
-  std::erase_if(candidates, [&](const CodesCandidate& c) {
-    return !described.insert({c.element, c.block, c.scale_rule, c.element_rule}).second;
-  });
+  std::map<std::tuple<std::string, std::string, std::string, std::string>, size_t> described;
+  std::vector<CodesCandidate> kept;
+  for (CodesCandidate& c : candidates) {
+    const auto [place, is_new] =
+        described.try_emplace({c.element, c.block, c.scale_rule, c.element_rule}, kept.size());
+    if (is_new) {
+      kept.push_back(std::move(c));
+    } else if (c.is_entire()) {
+      // So is the better; whose of the two's libraries' it is cannot be told.
+      kept[place->second].libraries.insert(c.libraries.begin(), c.libraries.end());
+    }
+  }
+  candidates = std::move(kept);
 }
 
 std::set<std::string> LibrariesOf(const std::vector<CodesCandidate>& candidates) {

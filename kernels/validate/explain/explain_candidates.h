@@ -166,7 +166,8 @@ inline constexpr int kStochasticCount = 2;
 std::vector<CodesCandidate> StochasticOf(const ScaledGroup& group, const RoundingCounts& counts);
 
 /// Sorts by the numbers of codes and scales that match; among equals, stochastic candidates are
-/// last. Of those with one description the first stays.
+/// last. Of those with one description the first stays, with the libraries of all that give
+/// everything.
 void SortBestFirst(std::vector<CodesCandidate>& candidates);
 
 /// The libraries whose rules are those of the established candidates.

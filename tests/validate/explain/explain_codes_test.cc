@@ -15,6 +15,7 @@
 #include "absl/strings/str_split.h"
 #include "kernels/quantize/quantizer.h"
 #include "kernels/tensor/files/tensor_file.h"
+#include "kernels/validate/explain/explain_candidates.h"
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
@@ -219,6 +220,28 @@ TEST(ExplainCodes, WhatIsOneRuleIsOneRow) {
                                           "scale); also divide or maximum"));
   EXPECT_EQ(best.block, "one per row or 1x64");
   EXPECT_LE(entire, 3);  // x * scale, x * (1 / scale_inv) and x / scale_inv may differ.
+}
+
+// Two readings under one description are one row. Where both give everything, it is not known whose
+// of their libraries' it is; what one gives that does not give everything is no matter.
+TEST(ExplainCodes, OneDescriptionHasTheLibrariesOfAllThatGiveEverything) {
+  CodesCandidate one;
+  one.element = "f8_e4m3";
+  one.block = "1x128";
+  one.scale_rule = "divide";
+  one.element_rule = "x * scale, nearest_even, saturate";
+  one.scale_matches = one.scale_count = 4;
+  one.code_matches = one.code_count = 512;
+  one.libraries = {"A"};
+  CodesCandidate other = one, partial = one;
+  other.libraries = {"B"};
+  partial.libraries = {"C"};
+  partial.code_matches = 511;
+  std::vector<CodesCandidate> candidates = {partial, one, other};
+  SortBestFirst(candidates);
+  ASSERT_EQ(candidates.size(), 1u);
+  EXPECT_TRUE(candidates.front().is_entire());
+  EXPECT_EQ(candidates.front().libraries, (std::set<std::string>{"A", "B"}));
 }
 
 TEST(ExplainCodes, RefusesWhatDoesNotFit) {
