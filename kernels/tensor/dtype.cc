@@ -53,6 +53,7 @@ const std::vector<DTypeRow>& Rows() {
       {{DType::kF6E2M3, "f6_e2m3", "U8", 1, true}, kFormatId<E2M3>, {"float6_e2m3fn", "e2m3"}},
       {{DType::kF6E3M2, "f6_e3m2", "U8", 1, true}, kFormatId<E3M2>, {"float6_e3m2fn", "e3m2"}},
       {{DType::kI16, "i16", "I16", 2, false}, kNoFormat, {"int16", "I16"}},
+      {{DType::kI8, "i8", "I8", 1, false}, kNoFormat, {"int8", "I8"}},
   };
   return rows;
 }

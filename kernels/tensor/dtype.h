@@ -28,6 +28,7 @@ enum class DType {
   kF6E2M3,    ///< OCP E2M3, one code in the low six bits of a byte.
   kF6E3M2,    ///< OCP E3M2, likewise.
   kI16,
+  kI8,
 };
 
 /// Properties of one element type.

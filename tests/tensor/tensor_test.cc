@@ -52,6 +52,8 @@ TEST(DTypes, OtherLibrariesNamesOfTheSameTypes) {
                                                             {"float6_e2m3fn", DType::kF6E2M3},
                                                             {"float6_e3m2fn", DType::kF6E3M2},
                                                             {"uint8", DType::kU8},
+                                                            {"int8", DType::kI8},
+                                                            {"torch.int8", DType::kI8},
                                                             {"int32", DType::kI32},
                                                             {"BF16", DType::kBF16},
                                                             {"F8_E4M3", DType::kF8E4M3},
@@ -188,8 +190,8 @@ TEST(FormatOf, GivesTheFormatOfADtypesCodes) {
   EXPECT_EQ(FormatOf(DType::kF6E2M3), kFormatId<E2M3>);
   EXPECT_EQ(FormatOf(DType::kF6E3M2), kFormatId<E3M2>);
   EXPECT_EQ(FormatOf(DType::kF4E2M1x2), kFormatId<E2M1>);
-  for (const DType dtype :
-       {DType::kF64, DType::kF8E8M0, DType::kU8, DType::kI16, DType::kI32, DType::kI64}) {
+  for (const DType dtype : {DType::kF64, DType::kF8E8M0, DType::kU8, DType::kI8, DType::kI16,
+                            DType::kI32, DType::kI64}) {
     EXPECT_EQ(FormatOf(dtype), kNoFormat) << DTypeName(dtype);
   }
 }
