@@ -87,8 +87,6 @@ TEST(DTypes, NamesOfOtherTypesAreRefused) {
                            "f2",
                            "fp8",
                            "fp4",
-                           "int8",
-                           "I8",
                            "int4",
                            "bool",
                            "complex64",
