@@ -331,6 +331,18 @@ absl::Status CheckQuantizer(const Quantizer& quantizer) {
   return absl::OkStatus();
 }
 
+absl::Status CheckDescription(const QuantizerSpec& spec) {
+  if (!spec.traits().has_levels()) return CheckQuantizer(spec);
+  QG_RETURN_IF_ERROR(WithinField("quantizer", CheckElement(spec)));
+  QuantizerSpec made = spec;
+  for (const LevelForm& form : AllLevelForms()) {
+    if (form.format != spec.format || form.element != spec.element) continue;
+    made.scale_rule = form.rule;
+    made.zero_point = form.zero_point;
+  }
+  return CheckQuantizer(made);
+}
+
 absl::Status CheckQuantization(DType source, const Shape& shape, const Quantizer& quantizer,
                                Usages usages) {
   QG_RETURN_IF_ERROR(CheckQuantizer(quantizer));

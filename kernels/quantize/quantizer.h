@@ -196,6 +196,10 @@ struct QuantizeArguments {
 /// tensor (docs/quantizers.md section 7.1).
 absl::Status CheckQuantizer(const Quantizer& quantizer);
 
+/// CheckQuantizer of what codes and scales say of the rule that made them, which of codes of levels
+/// is not their scale rule and zero point.
+absl::Status CheckDescription(const QuantizerSpec& spec);
+
 /// As CheckQuantizer, and INVALID_ARGUMENT also if a tensor of this dtype and shape cannot be
 /// quantized so in these usages.
 absl::Status CheckQuantization(DType source, const Shape& shape, const Quantizer& quantizer,

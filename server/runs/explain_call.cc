@@ -1,6 +1,7 @@
 // Engine.Explain.
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -174,9 +175,13 @@ absl::StatusOr<GemmExplainWork> CheckGemmSubject(CallContext& context,
 
 absl::Status ExplainGemmOf(CallContext& context, Device& device, const GemmExplainWork& work,
                            const Cancellation& cancellation, v1::ExplainResponse& response) {
-  QG_ASSIGN_OR_RETURN(const GemmPlan plan, work.gemm.plan.WithTensors([&](const std::string& slot) {
-    return context.loader.LoadToHost(work.gemm.references.at(slot), device, &cancellation);
-  }));
+  QG_ASSIGN_OR_RETURN(
+      const GemmPlan loaded, work.gemm.plan.WithTensors([&](const std::string& slot) {
+        return context.loader.LoadToHost(work.gemm.references.at(slot), device, &cancellation);
+      }));
+  const std::unique_ptr<Engine> host =
+      MakeCpuEngine({.isa = context.host.isa, .threads = context.host.threads});
+  QG_ASSIGN_OR_RETURN(const GemmPlan plan, loaded.Dequantized(*host, &cancellation));
   const absl::Time start = SteadyNow();
   ExplainGemmRequest request;
   request.desc = plan.desc();

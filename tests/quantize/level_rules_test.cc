@@ -15,7 +15,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/quantize/recipe/recipe_json.h"
-#include "kernels/tensor/convert.h"
 #include "tests/quantize/library_cases.h"
 
 namespace quantgate {
@@ -270,8 +269,9 @@ std::string DifferenceOf(const char* what, const std::vector<Value>& made,
 }
 
 /// What differs; empty for nothing.
-std::string Difference(const Library& library, const Case& of, const Asked& asked) {
-  const Tensor source = *testing::LibrarySources().Find(of.source);
+std::string Difference(const TensorFile& sources, const Library& library, const Case& of,
+                       const Asked& asked) {
+  const Tensor source = *sources.Find(of.source);
   const bool is_rowwise = asked.usage == Usage::kRowwise;
   const auto quantized = QuantizeCpu(source, asked.quantizer, {is_rowwise, !is_rowwise}, {}, {});
   if (!quantized.ok()) return std::string(quantized.status().message());
@@ -301,7 +301,7 @@ TEST(LevelRules, GiveEveryStoredCodeScaleAndZeroPoint) {
         ++not_covered[of.rule];
         continue;
       }
-      EXPECT_EQ(Difference(library, of, *asked), "")
+      EXPECT_EQ(Difference(testing::LibrarySources(), library, of, *asked), "")
           << library.name << " " << of.name << ": " << QuantizerText(asked->quantizer);
       ++of_library;
     }
@@ -312,6 +312,26 @@ TEST(LevelRules, GiveEveryStoredCodeScaleAndZeroPoint) {
   EXPECT_EQ(not_covered, kNotCovered);
   EXPECT_EQ(all, 175);
   EXPECT_EQ(covered, 164);
+}
+
+// What rules.py, which those libraries hold, makes of hostile values: ragged tails, zeros of both
+// signs, subnormals, the largest values, ties at every code, infinities.
+TEST(LevelRules, GiveTheCodesOfAnotherImplementationForHostileValues) {
+  Library file;
+  file.file =
+      *ReadSafetensors(std::string(QUANTGATE_SOURCE_DIR) + "/tests/data/level_vectors.safetensors");
+  int compared = 0;
+  for (const Json& json : Json::parse(file.file.metadata.at("cases"))) {
+    const Case of = {json["library"], json["name"],  json["source"],
+                     json["rule"],    json["block"], json["arguments"]};
+    const auto asked = Ask(of, QuantizerOf(of));
+    ASSERT_TRUE(asked.has_value()) << of.name;
+    EXPECT_EQ(Difference(file.file, file, of, *asked), "")
+        << of.rule << " " << of.arguments << " " << of.block << " " << of.source << ": "
+        << QuantizerText(asked->quantizer);
+    ++compared;
+  }
+  EXPECT_EQ(compared, 298);
 }
 
 /// How many cases of a rule differ once its quantizer is changed so.
@@ -327,7 +347,7 @@ int DifferingCases(const std::string& rule, const Json& change) {
       if (!parsed.ok() || !CheckQuantizer(parsed->spec).ok()) continue;
       const Asked asked = {parsed->spec,
                            of.block == "column" ? Usage::kColumnwise : Usage::kRowwise};
-      differing += !Difference(library, of, asked).empty();
+      differing += !Difference(testing::LibrarySources(), library, of, asked).empty();
     }
   }
   return differing;
