@@ -452,6 +452,11 @@ QG_HOST_DEVICE inline LevelCode LevelCodeOf(const LevelRule& rule, const LevelSc
       break;
     }
   }
+  // These libraries cast NaN to 0 in a numbering that begins at their lowest level.
+  const bool begins_at_low = rule.rule == ScaleRule::kTinygemm ||
+                             (rule.levels == Levels::kI4 &&
+                              (rule.rule == ScaleRule::kGguf || rule.rule == ScaleRule::kModelopt));
+  if (number != number && begins_at_low) return place(low);
   const float least = static_cast<float>(low), most = static_cast<float>(high);
   const float within = level_steps::Clamped(number, least, most);
   return {CodeOfNumber(rule.levels, static_cast<int>(within)), number < least || number > most};

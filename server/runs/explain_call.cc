@@ -12,6 +12,7 @@
 #include "kernels/validate/diagnosis/gemm_hypotheses.h"
 #include "kernels/validate/explain/explain_codes.h"
 #include "kernels/validate/explain/explain_gemm.h"
+#include "kernels/validate/explain/explain_levels.h"
 #include "server/runs/engine_calls.h"
 #include "server/wire/convert_report.h"
 #include "server/wire/convert_tensor.h"
@@ -134,8 +135,9 @@ absl::Status ExplainCodesOf(CallContext& context, Device& device, const CodesWor
   QG_RETURN_IF_ERROR(LoadSlot("codes", load, request.codes));
   QG_RETURN_IF_ERROR(LoadSlot("scale_inv", load, request.scale_inv));
   QG_RETURN_IF_ERROR(LoadSlot("amax", load, request.amax));
+  const auto explain = AreLevels(request.codes) ? &ExplainLevels : &ExplainCodes;
   QG_ASSIGN_OR_RETURN(const CodesExplanation explanation,
-                      ExplainCodes(request, ContextOf(context, cancellation)));
+                      explain(request, ContextOf(context, cancellation)));
   for (const CodesCandidate& candidate : explanation.candidates) {
     *response.add_codes() = CandidateToProto(candidate);
   }

@@ -2,7 +2,8 @@
 
 Its cases are in the form of a library's file (case_file.py) with their sources beside them. rules.py is numpy alone, and
 is held to what the libraries made (check_rules.py); here it meets what their cases lack: ragged tails, zeros of both
-signs, subnormals, the largest values, ties at every code, and infinities where a rule has no NaN for them.
+signs, subnormals, the largest values, ties at every code, and infinities. "tame" sources have no subnormals, for rules
+that multiply by an infinite reciprocal of them and cast the infinity, of which a processor makes what it likes.
 """
 
 import json
@@ -20,13 +21,13 @@ LARGEST = {"f32": F32(3.4028235e38), "bf16": F32(3.3895314e38), "f16": F32(65504
 LEAST = {"f32": F32(2.0**-149), "bf16": F32(2.0**-133), "f16": F32(2.0**-24)}
 
 
-def hostile(dtype, seed, columns, infinite):
-    """Twelve rows of `columns`."""
+def hostile(dtype, seed, columns, infinite, least):
+    """Twelve rows of `columns`, one of multiples of `least`."""
     random = np.random.default_rng(seed)
     rows = []
     rows.append(np.zeros(columns))
     rows.append(np.full(columns, -0.0))
-    rows.append(random.integers(-9, 9, columns) * float(LEAST[dtype]))
+    rows.append(random.integers(-9, 9, columns) * least)
     rows.append(np.where(random.random(columns) < 0.5, -1, 1) * float(LARGEST[dtype]))
     rows.append(random.integers(-255, 256, columns) / 2.0)  # Ties between codes, once the amax is 127 or 127.5.
     rows[-1][0] = 127
@@ -36,7 +37,7 @@ def hostile(dtype, seed, columns, infinite):
     rows.append(-np.abs(random.standard_normal(columns)) - 3)
     rows.append(np.full(columns, 0.375))
     rows.append(random.standard_normal(columns) * 2.0 ** random.integers(-12, 12, columns))
-    rows.append(np.where(np.arange(columns) % 7 == 3, float(LEAST[dtype]), -0.0))
+    rows.append(np.where(np.arange(columns) % 7 == 3, least, -0.0))
     rows.append(random.standard_normal(columns))
     if infinite:
         rows[-1][1] = np.inf
@@ -62,12 +63,13 @@ def calls():
     for block in ("row", "1x32", "tensor"):
         yield "modelopt", "modelopt_int8", block, {}, every, ragged
         yield "optimum_quanto", "quanto_eight_bits", block, dict(element="int8"), every, ragged
+    yield "modelopt", "modelopt_int4", "1x32", {}, every, ("plain", "infinite")
     yield "torchao", "torchao_tinygemm", "1x32", {}, every, ("plain",)
     for kind in ("nf4", "fp4"):
         yield "bitsandbytes", "bitsandbytes_four_bits", "", dict(size=64, kind=kind), every, ("plain", "ragged")
-    yield "bitsandbytes", "bitsandbytes_int8", "row", dict(threshold=0.0), every, ("plain", "ragged")
+    yield "bitsandbytes", "bitsandbytes_int8", "row", dict(threshold=0.0), every, ("tame", "tame_ragged")
     yield "transformers", "transformers_bitnet", "row", {}, every, whole
-    yield "gguf", "gguf_q8_0", "1x32", {}, every, ("plain",)
+    yield "gguf", "gguf_q8_0", "1x32", {}, every, ("tame",)
     yield "gguf", "gguf_q4_0", "1x32", {}, every, ("plain",)
     yield "gguf", "gguf_q4_1", "1x32", {}, every, ("plain",)
     for library, levels in (("torchao", None), ("modelopt", "bf16")):
@@ -80,8 +82,9 @@ def calls():
 def main():
     tensors, cases, sources = {}, [], {}
     for dtype in ("f32", "bf16", "f16"):
-        for name, columns, infinite in (("plain", 128, False), ("ragged", 74, False), ("infinite", 128, True)):
-            values = hostile(dtype, len(sources), columns, infinite)
+        for name, columns in (("plain", 128), ("ragged", 74), ("infinite", 128), ("tame", 128), ("tame_ragged", 74)):
+            least = 0.25 if name.startswith("tame") else float(LEAST[dtype])
+            values = hostile(dtype, len(sources), columns, name == "infinite", least)
             sources[dtype, name] = values
             tensors[f"{name}_{dtype}.source"] = formats.stored(values, dtype)
     for library, rule, block, arguments, dtypes, names in calls():
