@@ -57,7 +57,7 @@ absl::StatusOr<std::vector<NamedTensor>> FetchAndWrite(
   std::vector<NamedTensor> fetched;
   for (const v1::NamedTensor& tensor : tensors) {
     QG_ASSIGN_OR_RETURN(Tensor value, FetchTensor(connection, tensor));
-    if (value.dtype() == DType::kF4E2M1x2) {
+    if (CodesPerElement(value.dtype()) == 2) {
       // Two codes a byte: the files' own F4 counts codes, and few readers know it.
       QG_ASSIGN_OR_RETURN(value, value.Reinterpret(DType::kU8, value.shape()));
     }

@@ -83,7 +83,7 @@ auto WithCodes(DType dtype, Function f) {
         return f(UnsignedCodes<uint32_t>{});
       case DType::kI64:
         return f(UnsignedCodes<uint64_t>{});
-      default:  // kU8 and kF4E2M1x2.
+      default:  // One byte each: kU8, kI8 and two codes.
         return f(UnsignedCodes<uint8_t>{});
     }
   });

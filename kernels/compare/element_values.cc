@@ -67,7 +67,7 @@ void Decode(DType dtype, const void* data, int64_t begin, int64_t count, double*
                     [&table = ValuesOfCodes<F>()](uint8_t code) { return table[code]; });
     }
   });
-  // kU8 and kF4E2M1x2.
+  // One byte each: kU8, kI8 and two codes.
   if (!has_format) Fill<uint8_t>(data, begin, count, values, widen);
 }
 

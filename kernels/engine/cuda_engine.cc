@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/cuda_status.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/compare/compare_cuda.h"
@@ -138,7 +139,13 @@ absl::Status CudaEngine::Health() const { return CudaHealth(); }
 
 bool CudaEngine::RunsAhead() const { return true; }
 
-absl::Status CudaEngine::CheckArithmetic(const Arithmetic&) const { return absl::OkStatus(); }
+absl::Status CudaEngine::CheckArithmetic(const Arithmetic& arithmetic) const {
+  if (arithmetic.family != ArithmeticFamily::kInt32) return absl::OkStatus();
+  return StatusOf({.code = absl::StatusCode::kUnimplemented,
+                   .field = "arithmetic",
+                   .value = arithmetic.ToString(),
+                   .rule = "the CPU engine alone adds integers"});
+}
 
 template <typename Argument>
 absl::Status CudaEngine::MoveToDevice(Argument& argument, const Cancellation* cancellation) {

@@ -25,6 +25,7 @@ enum class ArithmeticFamily {
   kExact,     ///< The correctly rounded result of the real-number GEMM.
   kFp32,      ///< Sequential fp32 FMA over k.
   kCublasLt,  ///< The hardware through cuBLASLt, the subject under test; CUDA engine only.
+  kInt32,     ///< Sums of integers; CPU engine only.
 };
 /// "sm90", "sm90_mma_fp8", "exact", "auto".
 std::string_view ArithmeticFamilyName(ArithmeticFamily family);

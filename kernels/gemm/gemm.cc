@@ -9,6 +9,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/epilogue.h"
 #include "kernels/gemm/exact/exact.h"
+#include "kernels/gemm/integer_gemm.h"
 #include "kernels/gemm/models/accumulate.h"
 #include "kernels/gemm/models/rules.h"
 #include "kernels/gemm/operand_view.h"
@@ -24,7 +25,7 @@ void RaiseTo(std::atomic<uint32_t>& maximum, uint32_t value) {
 
 constexpr ScaleMode kScaleModes[] = {ScaleMode::kNone,  ScaleMode::kTensor,  ScaleMode::kOuter,
                                      ScaleMode::k1x128, ScaleMode::k128x128, ScaleMode::kMx32,
-                                     ScaleMode::kNv16};
+                                     ScaleMode::kNv16,  ScaleMode::kGroup};
 
 }  // namespace
 
@@ -32,6 +33,7 @@ absl::StatusOr<GemmResult> GemmCpu(const GemmDesc& desc, const ExecutionContext&
   QG_ASSIGN_OR_RETURN(const GemmShape shape, CheckGemm(desc));
   QG_RETURN_IF_ERROR(context.CheckCancelled());
   const Arithmetic arithmetic = ResolvedFor(desc);
+  if (HasIntegers(desc)) return IntegerGemm(desc, shape, context);
   if (arithmetic.family == ArithmeticFamily::kExact) return ExactGemm(desc, context);
 
   const ScopedIeeeEnvironment ieee;
@@ -80,6 +82,8 @@ std::string_view ScaleModeName(ScaleMode mode) {
       return "mx32";
     case ScaleMode::kNv16:
       return "nv16";
+    case ScaleMode::kGroup:
+      return "group";
   }
   return "unknown";
 }
@@ -100,6 +104,12 @@ GemmOperand OperandOf(const QuantizedCopy& copy) {
   const ScalingTraits& traits = TraitsOf(copy.format);
   operand.scaling = traits.scale_modes[copy.block_dim - 1];
   operand.scale_inv = copy.scale_inv;
+  operand.zero_point = copy.zero_point;
+  if (traits.has_levels()) {
+    operand.scaling = copy.group == kTensorGroup ? ScaleMode::kTensor
+                      : copy.group == kLineGroup ? ScaleMode::kOuter
+                                                 : ScaleMode::kGroup;
+  }
   if (traits.scales == ScaleKind::kTwoLevel) {
     operand.amax = copy.amax;
     operand.e4m3_max = copy.e4m3_max;

@@ -22,18 +22,20 @@ enum class GemmLayout {
   kNT,  ///< a is [k][m], b is [k][n].
 };
 
-/// "none", "tensor", "outer", "1x128", "128x128", "mx32", "nv16".
+/// "none", "tensor", "outer", "1x128", "128x128", "mx32", "nv16", "group".
 std::string_view ScaleModeName(ScaleMode mode);
 absl::StatusOr<ScaleMode> ParseScaleMode(std::string_view name);
 
 /// One operand: its data and the scales that belong to it.
 struct GemmOperand {
-  /// 2-D; f32, bf16, f16, f8_e4m3, f8_e5m2, f6_e2m3, f6_e3m2, or f4_e2m1x2 (two codes a byte along
-  /// its last dim, which must be k).
+  /// 2-D; f32, bf16, f16, i8, u8 (sums of integers), f8_e4m3, f8_e5m2, f6_e2m3, f6_e3m2, or
+  /// f4_e2m1x2 (two codes a byte along its last dim, which must be k).
   Tensor data;
   ScaleMode scaling = ScaleMode::kNone;
   Tensor scale_inv;  ///< Present unless scaling is kNone.
-  Tensor amax;       ///< kNv16 only: f32 [1], or [rows] where row-scaled; absent: no global scale.
+  /// Integers: in the shape of scale_inv, what stands for zero; absent: 0.
+  Tensor zero_point;
+  Tensor amax;  ///< kNv16 only: f32 [1], or [rows] where row-scaled; absent: no global scale.
   int e4m3_max = 448;  ///< kNv16: the quantizer's largest block scale, 256 under 4over6.
 };
 /// One direction (copy) of a quantized tensor as an operand.
@@ -66,8 +68,9 @@ struct GemmDesc {
 };
 /// The tensors that a GEMM reads: all but d.
 inline std::vector<Tensor*> TensorsOf(GemmDesc& desc) {
-  return {&desc.a.data, &desc.a.scale_inv, &desc.a.amax, &desc.b.data, &desc.b.scale_inv,
-          &desc.b.amax, &desc.c,           &desc.bias,   &desc.d_scale};
+  return {&desc.a.data, &desc.a.scale_inv, &desc.a.zero_point, &desc.a.amax,
+          &desc.b.data, &desc.b.scale_inv, &desc.b.zero_point, &desc.b.amax,
+          &desc.c,      &desc.bias,        &desc.d_scale};
 }
 
 /// A copy of `desc` with copy(tensor) (absl::StatusOr<Tensor>) in place of each tensor that it has:
@@ -112,7 +115,8 @@ absl::StatusOr<Tensor> OutputOf(const GemmDesc& desc, const GemmShape& shape, Al
 }
 
 /// desc.arithmetic with what the operands decide filled in: the family of auto (sm100 for mx32,
-/// nv16, FP6 and FP4 operands, sm90 for others) and, for FP8 under sm90, the accumulation.
+/// nv16, FP6 and FP4 operands, int32 for integers, sm90 for others) and, for FP8 under sm90, the
+/// accumulation.
 Arithmetic ResolvedFor(const GemmDesc& desc);
 
 /// Computes a GEMM on the CPU, with the same bits for every instruction set and number of threads.

@@ -6,6 +6,7 @@
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/gemm.h"
+#include "kernels/gemm/integer_gemm.h"
 #include "kernels/gemm/models/rules.h"
 #include "kernels/gemm/scaling_check.h"
 
@@ -32,10 +33,12 @@ absl::Status CheckData(std::string_view field, const GemmOperand& operand, bool 
   const Tensor& data = operand.data;
   if (!data.has_value()) return RefuseAbsent(field, "a GEMM needs both operands");
   if (data.rank() != 2) return Refuse(field, TensorText(data), "operands are 2-D");
-  if (!IsCode(data.dtype()) && !IsHighPrecision(data.dtype())) {
-    return Refuse(field, TensorText(data),
-                  "operands are f32, bf16, f16, f8_e4m3, f8_e5m2, f6_e2m3, f6_e3m2 or f4_e2m1x2; "
-                  "dequantize others first");
+  const bool is_integer = data.dtype() == DType::kI8 || data.dtype() == DType::kU8;
+  if (!IsCode(data.dtype()) && !IsHighPrecision(data.dtype()) && !is_integer) {
+    return Refuse(
+        field, TensorText(data),
+        "operands are f32, bf16, f16, i8, u8, f8_e4m3, f8_e5m2, f6_e2m3, f6_e3m2 or f4_e2m1x2; "
+        "dequantize others first");
   }
   // Columnwise MX codes lie as the source does (docs/quantizers.md section 10.1).
   if (data.dtype() == DType::kF4E2M1x2 && !k_contiguous && operand.scaling != ScaleMode::kMx32) {
@@ -131,7 +134,8 @@ absl::StatusOr<GemmShape> CheckGemm(const GemmDesc& desc) {
   QG_RETURN_IF_ERROR(CheckData("b", desc.b, desc.layout == GemmLayout::kTN));
   const DType a = desc.a.data.dtype();
   const DType b = desc.b.data.dtype();
-  if (IsCode(a) != IsCode(b) || (!IsCode(a) && a != b)) {
+  const bool has_integers = HasIntegers(desc);
+  if (!has_integers && (IsCode(a) != IsCode(b) || (!IsCode(a) && a != b))) {
     return Refuse("b", Name(b),
                   absl::StrCat("operands are both codes (FP8, FP6, FP4) or of one high-precision "
                                "type, and a is ",
@@ -151,6 +155,15 @@ absl::StatusOr<GemmShape> CheckGemm(const GemmDesc& desc) {
   }
   if (shape.k < 1) return Refuse("k", absl::StrCat(shape.k), "must be at least 1");
   if (shape.n < 1) return Refuse("n", absl::StrCat(shape.n), "must be at least 1");
+  if (has_integers) {
+    QG_RETURN_IF_ERROR(CheckIntegerGemm(desc, shape));
+    QG_RETURN_IF_ERROR(CheckEpilogue(desc, shape));
+    return shape;
+  }
+  if (desc.arithmetic.family == ArithmeticFamily::kInt32) {
+    return Refuse("arithmetic", "int32",
+                  absl::StrCat("it adds integers of 8 bits (i8, u8), and a is ", Name(a)));
+  }
   QG_RETURN_IF_ERROR(CheckScaling(desc, shape));
   if (IsTensorCore(ResolvedFor(desc).family)) {
     QG_RETURN_IF_ERROR(RuleFor(desc).status());

@@ -5,6 +5,7 @@
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/epilogue.h"
+#include "kernels/gemm/integer_gemm.h"
 #include "kernels/gemm/models/accumulate_cuda.h"
 #include "kernels/gemm/scaling_check.h"
 #include "kernels/tensor/visit_format.h"
@@ -96,6 +97,12 @@ absl::StatusOr<GemmResult> GemmCudaBy(CudaPath path, CudaDevice& device, const G
   const Arithmetic arithmetic = ResolvedFor(desc);
   if (arithmetic.family == ArithmeticFamily::kExact) {
     return ExactGemmCuda(device, desc, cancellation);
+  }
+  if (HasIntegers(desc)) {
+    return StatusOf({.code = absl::StatusCode::kUnimplemented,
+                     .field = "arithmetic",
+                     .value = "int32",
+                     .rule = "the CPU engine alone adds integers"});
   }
   if (arithmetic.family == ArithmeticFamily::kCublasLt) {
     return Refuse("arithmetic", arithmetic.ToString(), "it is hardware, not a model");

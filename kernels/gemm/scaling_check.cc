@@ -96,6 +96,15 @@ absl::Status CheckAmax(const Side& side) {
 absl::Status CheckSide(const Side& side) {
   const GemmOperand& operand = side.operand;
   QG_RETURN_IF_ERROR(CheckAmax(side));
+  if (operand.zero_point.has_value()) {
+    return Refuse(side.Field("zero_point"), TensorText(operand.zero_point),
+                  "only operands of integers have one");
+  }
+  if (operand.scaling == ScaleMode::kGroup) {
+    return Refuse(side.Field("scaling"), "group",
+                  "codes with scales of groups are dequantized before a GEMM: give them to gemm "
+                  "beside an operand in high precision");
+  }
   if (operand.scaling == ScaleMode::kNone) {
     if (!operand.scale_inv.has_value()) return absl::OkStatus();
     return Refuse(side.Field("scale_inv"), TensorText(operand.scale_inv),

@@ -194,6 +194,7 @@ absl::Status CheckLayer(const LayerRequest& request, const Recipe& recipe) {
 
 absl::StatusOr<LayerPlanPointer> DecideLayer(const LayerRequest& request, const Recipe& given) {
   const Recipe recipe = RecipeOfLayer(request.layer, given);
+  QG_RETURN_IF_ERROR(recipe.CheckForLayers());
   QG_RETURN_IF_ERROR(CheckDelayed(request, recipe));
   const auto plan = std::make_shared<const LayerPlan>(PlanOf(request, recipe));
   for (size_t i = 0; i < plan->programs.size(); ++i) {

@@ -505,6 +505,8 @@ QG_HOST_DEVICE inline UnitScale MakeUnitScale(const LibraryRule& rule, float ama
     case ScaleKind::kTensor:
     case ScaleKind::kLine:
     case ScaleKind::kF32:
+    case ScaleKind::kLine:
+    case ScaleKind::kLevels:  // level_rule.h.
       break;
   }
   return library_steps::MakeFloatScale<F>(rule, amax);

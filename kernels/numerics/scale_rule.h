@@ -18,6 +18,7 @@ enum class ScaleKind {
   kE8m0,      ///< E8M0 per block: powers of two.
   kTwoLevel,  ///< E4M3 per block, under an f32 amax of the tensor or of each row.
   kLine,      ///< One f32 per line along the contracted dim: row, or column.
+  kLevels,    ///< f32 per group, with or without zero points; codes number levels (level_rule.h).
 };
 
 /// How a scale follows from an amax. Each rule is for the formats named above it; the first of each
@@ -53,6 +54,13 @@ enum class ScaleRule {
   kCompressedTensors,  ///< mxfp8, nvfp4.
   kModelopt,           ///< mxfp8, nvfp4.
   kQwix,               ///< All formats.
+  // int8, int4, nf4 and bnb_fp4, which also have gguf, compressed_tensors, modelopt and qwix:
+  // level_rule.h.
+  kTorchao,
+  kQuanto,
+  kTinygemm,
+  kBitsandbytes,
+  kBitnet,
 };
 
 /// Whether only the general path of an engine has the rule (library_rule.h).

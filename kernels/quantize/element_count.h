@@ -9,12 +9,9 @@
 
 namespace quantgate {
 
-/// Counts one element. `scaled` is the value that was cast to `code`; under stochastic rounding,
-/// AddRandomPart of it.
-template <class F>
-constexpr void CountElement(FloatClass source, float scaled, uint8_t code, ElementRounding rounding,
-                            QuantizationCounts& counts) {
-  switch (KindOfElement<F>(source, scaled, code, rounding)) {
+/// Counts one element of a kind.
+constexpr void AddKind(ElementKind kind, QuantizationCounts& counts) {
+  switch (kind) {
     case ElementKind::kNormal:
       ++counts.normal;
       return;
@@ -37,6 +34,14 @@ constexpr void CountElement(FloatClass source, float scaled, uint8_t code, Eleme
       ++counts.nan;
       return;
   }
+}
+
+/// Counts one element. `scaled` is the value that was cast to `code`; under stochastic rounding,
+/// AddRandomPart of it.
+template <class F>
+constexpr void CountElement(FloatClass source, float scaled, uint8_t code, ElementRounding rounding,
+                            QuantizationCounts& counts) {
+  AddKind(KindOfElement<F>(source, scaled, code, rounding), counts);
 }
 
 inline void AddCounts(const QuantizationCounts& part, QuantizationCounts& sum) {

@@ -34,7 +34,8 @@ absl::Status QuantizeFp8Rowwise(const FormatRequest& request, QuantizedTensor& q
 absl::Status QuantizeFp8Block(const FormatRequest& request, QuantizedTensor& quantized);
 absl::Status QuantizeMxfp8(const FormatRequest& request, QuantizedTensor& quantized);
 absl::Status QuantizeNvfp4(const FormatRequest& request, QuantizedTensor& quantized);
-/// Every format, where QuantizerSpec::has_library_steps.
+absl::Status QuantizeLevels(const FormatRequest& request, QuantizedTensor& quantized);
+/// Every format but those of levels, where QuantizerSpec::has_library_steps.
 absl::Status QuantizeGenerally(const FormatRequest& request, QuantizedTensor& quantized);
 
 /// max |x| over the elements, exact (docs/quantizers.md section 1.5).
@@ -78,6 +79,9 @@ absl::StatusOr<AmaxPlan> PlanAmaxes(const Tensor& source, const Quantizer& quant
 
 /// The largest finite value of `source`: f32, bf16 or f16.
 float LargestFiniteOf(DType source);
+
+/// UNIMPLEMENTED: codes of levels on a GPU, of which `field` has the format.
+absl::Status LevelsNeedCpu(std::string_view field, QuantizerFormat format);
 
 /// Returns what DequantizeCpu refuses.
 absl::Status CheckDequantization(const QuantizedTensor& quantized, Usage usage, DType out_dtype);

@@ -8,6 +8,7 @@
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/quantize/format_quantizers.h"
+#include "kernels/quantize/general/level_forms.h"
 
 namespace quantgate {
 namespace {
@@ -136,6 +137,7 @@ absl::Status CheckRules(const QuantizerSpec& spec) {
     return Refuse("overflow", "nan",
                   absl::StrCat(std::string(DTypeName(spec.element)), " has no NaN"));
   }
+  if (spec.traits().has_levels()) return CheckLevelForm(spec);
   QG_RETURN_IF_ERROR(CheckElementOfRule(spec));
   return CheckStepsOfRule(spec);
 }
@@ -168,8 +170,26 @@ absl::Status CheckForeignFields(const QuantizerSpec& spec) {
   if (!spec.is_quantized() && spec.zero_sign != SignOfZero::kKeep) {
     return Refuse("zero_sign", SignOfZeroName(spec.zero_sign), rule);
   }
-  const auto [step, value] = FirstStepOfFp32Scales(spec);
+  QuantizerSpec steps = spec;
+  if (traits.has_levels()) steps.operation_dtype = plain.operation_dtype;  // CheckLevelForm.
+  const auto [step, value] = FirstStepOfFp32Scales(steps);
   if (!has_fp32_scales && !step.empty()) return Refuse(step, value, rule);
+  if (traits.has_levels()) {
+    if (spec.overflow != plain.overflow) {
+      return Refuse("overflow", OverflowName(spec.overflow), rule);
+    }
+    if (spec.element_rounding != plain.element_rounding) {
+      return Refuse("element_rounding", ElementRoundingName(spec.element_rounding), rule);
+    }
+    if (spec.zero_sign != plain.zero_sign) {
+      return Refuse("zero_sign", SignOfZeroName(spec.zero_sign), rule);
+    }
+  } else {
+    if (spec.group != plain.group) return Refuse("group", GroupText(spec.group), rule);
+    if (spec.zero_point != plain.zero_point) {
+      return Refuse("zero_point", ZeroPointName(spec.zero_point), rule);
+    }
+  }
   if (has_tensor_scale && spec.scaling == Scaling::kDelayed && IsLibraryRule(spec.scale_rule)) {
     return Refuse("scale_rule", ScaleRuleName(spec.scale_rule), rule);
   }
@@ -279,6 +299,7 @@ absl::Status CheckSource(DType source, int64_t rows, int64_t columns, const Quan
     QG_RETURN_IF_ERROR(
         CheckDims(rows, columns, BlockLength(spec.format), QuantizerFormatName(spec.format)));
   }
+  if (spec.traits().has_levels()) return CheckLevelSource(spec, usage, rows, columns);
   if (spec.hadamard && usage == Usage::kColumnwise && source != DType::kBF16) {
     return Refuse(PathOf(quantizer, usage) + ".hadamard", "true",
                   absl::StrCat("needs a bf16 source, not ", of));
@@ -310,6 +331,18 @@ absl::Status CheckQuantizer(const Quantizer& quantizer) {
   return absl::OkStatus();
 }
 
+absl::Status CheckDescription(const QuantizerSpec& spec) {
+  if (!spec.traits().has_levels()) return CheckQuantizer(spec);
+  QG_RETURN_IF_ERROR(WithinField("quantizer", CheckElement(spec)));
+  QuantizerSpec made = spec;
+  for (const LevelForm& form : AllLevelForms()) {
+    if (form.format != spec.format || form.element != spec.element) continue;
+    made.scale_rule = form.rule;
+    made.zero_point = form.zero_point;
+  }
+  return CheckQuantizer(made);
+}
+
 absl::Status CheckQuantization(DType source, const Shape& shape, const Quantizer& quantizer,
                                Usages usages) {
   QG_RETURN_IF_ERROR(CheckQuantizer(quantizer));
@@ -333,6 +366,13 @@ absl::Status CheckQuantization(DType source, const Shape& shape, const Quantizer
     QG_RETURN_IF_ERROR(CheckSource(source, rows, shape.back(), quantizer, Usage::kColumnwise));
   }
   return absl::OkStatus();
+}
+
+absl::Status LevelsNeedCpu(std::string_view field, QuantizerFormat format) {
+  return StatusOf({.code = absl::StatusCode::kUnimplemented,
+                   .field = std::string(field),
+                   .value = std::string(QuantizerFormatName(format)),
+                   .rule = "the CPU engine alone has integers and places in tables"});
 }
 
 absl::Status CheckDequantization(const QuantizedTensor& quantized, Usage usage, DType out_dtype) {

@@ -67,6 +67,7 @@ absl::StatusOr<QuantizedTensor> QuantizeOneRule(const Tensor& source, QuantizerS
                                                 const QuantizeArguments& arguments,
                                                 RuleQuantizer quantize) {
   spec.scale_rule = ResolveScaleRule(spec.scale_rule, spec.format);
+  spec.group = ResolveGroup(spec.group, spec.format);
   QuantizedTensor quantized;
   quantized.source_dtype = source.dtype();
   quantized.shape = source.shape();

@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "kernels/base/round_up.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/quantize/scale_layout.h"
 
@@ -10,6 +11,19 @@ namespace quantgate {
 absl::StatusOr<Tensor> OutlineTensor(DType dtype, Shape shape) {
   return Tensor::View(dtype, std::move(shape),
                       Buffer::Wrap(nullptr, std::numeric_limits<size_t>::max(), nullptr));
+}
+
+Shape GroupShape(QuantizerFormat format, int group, Usage usage, int64_t rows, int64_t columns) {
+  if (TraitsOf(format).has_runs) return {DivideUp(rows * columns, int64_t{group})};
+  const bool is_rowwise = usage == Usage::kRowwise;
+  const int64_t lines = is_rowwise ? rows : columns, length = is_rowwise ? columns : rows;
+  if (group == kTensorGroup) return {1};
+  if (group == kLineGroup) return {lines};
+  return {lines, DivideUp(length, int64_t{group})};
+}
+
+DType ZeroDType(DType element) {
+  return element == DType::kI8 || element == DType::kI4x2 ? DType::kI8 : DType::kU8;
 }
 
 absl::StatusOr<QuantizedCopy> OutlineCopy(const QuantizerSpec& spec, Usage usage, DType source,
@@ -29,9 +43,18 @@ absl::StatusOr<QuantizedCopy> OutlineCopy(const QuantizerSpec& spec, Usage usage
   const bool is_turned = !is_rowwise && traits.turns_columnwise;
   Shape data = is_rowwise ? shape : is_turned ? Shape{columns, rows} : Shape{rows, columns};
   if (!spec.is_quantized()) data = shape;
-  if (copy.element == DType::kF4E2M1x2) data.back() /= 2;
+  data.back() /= CodesPerElement(copy.element);
   QG_ASSIGN_OR_RETURN(copy.data, OutlineTensor(copy.element, std::move(data)));
   if (!spec.is_quantized()) return copy;
+  if (traits.has_levels()) {
+    copy.group = ResolveGroup(spec.group, spec.format);
+    const Shape scales = GroupShape(copy.format, copy.group, usage, rows, columns);
+    QG_ASSIGN_OR_RETURN(copy.scale_inv, OutlineTensor(DType::kF32, scales));
+    if (spec.zero_point == ZeroPoint::kNone) return copy;
+    const DType zero = spec.zero_point == ZeroPoint::kFloat ? DType::kF32 : ZeroDType(copy.element);
+    QG_ASSIGN_OR_RETURN(copy.zero_point, OutlineTensor(zero, scales));
+    return copy;
+  }
   if (traits.scales == ScaleKind::kTensor) {
     QG_ASSIGN_OR_RETURN(copy.scale_inv, OutlineTensor(DType::kF32, {1}));
     QG_ASSIGN_OR_RETURN(copy.amax, OutlineTensor(DType::kF32, {1}));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <charconv>
 #include <span>
 
 #include "absl/strings/str_cat.h"
@@ -43,6 +44,11 @@ constexpr Named<ScaleRule> kScaleRules[] = {
     {ScaleRule::kCompressedTensors, "compressed_tensors"},
     {ScaleRule::kModelopt, "modelopt"},
     {ScaleRule::kQwix, "qwix"},
+    {ScaleRule::kTorchao, "torchao"},
+    {ScaleRule::kQuanto, "quanto"},
+    {ScaleRule::kTinygemm, "tinygemm"},
+    {ScaleRule::kBitsandbytes, "bitsandbytes"},
+    {ScaleRule::kBitnet, "bitnet"},
 };
 constexpr Named<ElementRounding> kRoundings[] = {
     {ElementRounding::kNearestEven, "nearest_even"},
@@ -79,6 +85,11 @@ constexpr Named<SignOfZero> kZeroSigns[] = {
     {SignOfZero::kDropRounded, "drop_rounded"},
     {SignOfZero::kNegative, "negative"},
 };
+constexpr Named<ZeroPoint> kZeroPoints[] = {
+    {ZeroPoint::kNone, "none"},
+    {ZeroPoint::kInteger, "integer"},
+    {ZeroPoint::kFloat, "float"},
+};
 constexpr Named<FourOverSix> kFourOverSixModes[] = {
     {FourOverSix::kNone, "none"},
     {FourOverSix::kMae, "mae"},
@@ -111,6 +122,21 @@ std::string BlockText(const QuantizerSpec& spec) {
 
 std::string BoolText(bool value) { return value ? "true" : "false"; }
 
+/// The same of a format of levels.
+std::string LevelsText(const QuantizerSpec& spec) {
+  const int group = ResolveGroup(spec.group, spec.format);
+  const bool is_length = group > 0;
+  std::string text = absl::StrCat(
+      std::string(DTypeName(spec.element)), " ", std::string(QuantizerFormatName(spec.format)),
+      " per ", is_length ? absl::StrCat(group, " elements") : GroupText(group),
+      ", scale_rule=", std::string(ScaleRuleName(ResolveScaleRule(spec.scale_rule, spec.format))),
+      ", zero_point=", std::string(ZeroPointName(spec.zero_point)));
+  if (spec.operation_dtype != StepDType::kF32) {
+    absl::StrAppend(&text, ", operation_dtype=", std::string(StepDTypeName(spec.operation_dtype)));
+  }
+  return text;
+}
+
 /// The rule of one direction: the element, the blocks, then all fields of the format that change
 /// bits.
 std::string SpecText(const QuantizerSpec& spec) {
@@ -120,6 +146,7 @@ std::string SpecText(const QuantizerSpec& spec) {
   const bool is_tensor = spec.traits().scales == ScaleKind::kTensor;
   const bool is_line = spec.traits().scales == ScaleKind::kLine;
   const bool is_delayed = is_tensor && spec.scaling == Scaling::kDelayed;
+  if (spec.traits().has_levels()) return LevelsText(spec);
   if (is_tensor) {
     absl::StrAppend(&text, " per tensor", is_delayed ? ", scale delayed" : "");
   } else if (is_line) {
@@ -248,6 +275,30 @@ absl::StatusOr<ZeroScale> ParseZeroScale(std::string_view name) {
 
 absl::StatusOr<SignOfZero> ParseSignOfZero(std::string_view name) {
   return ParseName<SignOfZero>(kZeroSigns, "zero_sign", name);
+}
+
+std::string_view ZeroPointName(ZeroPoint zero_point) {
+  return NameOf<ZeroPoint>(kZeroPoints, zero_point);
+}
+
+absl::StatusOr<ZeroPoint> ParseZeroPoint(std::string_view name) {
+  return ParseName<ZeroPoint>(kZeroPoints, "zero_point", name);
+}
+
+absl::StatusOr<int> ParseGroup(std::string_view text) {
+  for (const int group : {kTensorGroup, kLineGroup}) {
+    if (GroupText(group) == text) return group;
+  }
+  int length = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), length);
+  const bool is_number = error == std::errc() && end == text.data() + text.size();
+  if (is_number && length >= 2 && length <= kGroupMax) return length;
+  return Refuse("group", absl::StrCat("\"", std::string(text.substr(0, 80)), "\""),
+                absl::StrCat("must be tensor, row or a number from 2 to ", kGroupMax));
+}
+
+int ResolveGroup(int group, QuantizerFormat format) {
+  return group == 0 ? TraitsOf(format).group : group;
 }
 
 ScaleRule ResolveScaleRule(ScaleRule rule, QuantizerFormat format) {

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/base/execution.h"
 #include "kernels/numerics/cast.h"
+#include "kernels/numerics/level_rule.h"
 #include "kernels/numerics/library_rule.h"
 #include "kernels/numerics/scale_rule.h"
 #include "kernels/tensor/quantized_tensor.h"
@@ -26,6 +27,7 @@ std::string_view StepDTypeName(StepDType dtype);  ///< "f32", "source".
 std::string_view ElementOperationName(ElementOperation operation);
 std::string_view ZeroScaleName(ZeroScale zero_scale);
 std::string_view SignOfZeroName(SignOfZero zero_sign);
+std::string_view ZeroPointName(ZeroPoint zero_point);  ///< "none", "integer", "float".
 absl::StatusOr<ScaleRule> ParseScaleRule(std::string_view name);
 absl::StatusOr<ElementRounding> ParseElementRounding(std::string_view name);
 absl::StatusOr<Overflow> ParseOverflow(std::string_view name);
@@ -34,9 +36,15 @@ absl::StatusOr<StepDType> ParseStepDType(std::string_view field, std::string_vie
 absl::StatusOr<ElementOperation> ParseElementOperation(std::string_view name);
 absl::StatusOr<ZeroScale> ParseZeroScale(std::string_view name);
 absl::StatusOr<SignOfZero> ParseSignOfZero(std::string_view name);
+absl::StatusOr<ZeroPoint> ParseZeroPoint(std::string_view name);
+/// Of what a scale of levels is: "tensor", "row", or a number of at least 2.
+absl::StatusOr<int> ParseGroup(std::string_view text);
+inline constexpr int kGroupMax = 65536;
 
 /// The first rule of the format for kUsual; other rules unchanged.
 ScaleRule ResolveScaleRule(ScaleRule rule, QuantizerFormat format);
+/// The usual group of the format for 0; other groups unchanged.
+int ResolveGroup(int group, QuantizerFormat format);
 
 /// Where a per-tensor FP8 scale comes from.
 enum class Scaling {
@@ -84,14 +92,18 @@ struct QuantizerSpec {
   StepDType operation_dtype = StepDType::kF32;  ///< What is cast is rounded to it before.
   ZeroScale zero_scale = ZeroScale::kOne;
   SignOfZero zero_sign = SignOfZero::kKeep;
+  // Formats of levels: int8, int4, nf4, bnb_fp4. Their scale_rule says the other steps, but that
+  // torchao's are rounded to operation_dtype.
+  int group = 0;  ///< Elements under one scale; 0: the format's usual number.
+  ZeroPoint zero_point = ZeroPoint::kNone;
 
   /// Whether a step is not Transformer Engine's, so that the general path of an engine has it
   /// (format_quantizers.h).
   bool has_library_steps() const {
-    return IsLibraryRule(scale_rule) || element_rounding == ElementRounding::kNearestZero ||
-           scale_dtype != StepDType::kF32 || element_operation != ElementOperation::kMultiply ||
-           operation_dtype != StepDType::kF32 || zero_scale != ZeroScale::kOne ||
-           zero_sign != SignOfZero::kKeep;
+    return traits().has_levels() || IsLibraryRule(scale_rule) ||
+           element_rounding == ElementRounding::kNearestZero || scale_dtype != StepDType::kF32 ||
+           element_operation != ElementOperation::kMultiply || operation_dtype != StepDType::kF32 ||
+           zero_scale != ZeroScale::kOne || zero_sign != SignOfZero::kKeep;
   }
   bool is_quantized() const { return format != QuantizerFormat::kIdentity; }
   /// Whether it is an identity that casts its source.
@@ -183,6 +195,10 @@ struct QuantizeArguments {
 /// INVALID_ARGUMENT naming the field, its value and the rule if `quantizer` is invalid for every
 /// tensor (docs/quantizers.md section 7.1).
 absl::Status CheckQuantizer(const Quantizer& quantizer);
+
+/// CheckQuantizer of what codes and scales say of the rule that made them, which of codes of levels
+/// is not their scale rule and zero point.
+absl::Status CheckDescription(const QuantizerSpec& spec);
 
 /// As CheckQuantizer, and INVALID_ARGUMENT also if a tensor of this dtype and shape cannot be
 /// quantized so in these usages.

@@ -53,6 +53,13 @@ const std::vector<DTypeRow>& Rows() {
       {{DType::kF6E2M3, "f6_e2m3", "U8", 1, true}, kFormatId<E2M3>, {"float6_e2m3fn", "e2m3"}},
       {{DType::kF6E3M2, "f6_e3m2", "U8", 1, true}, kFormatId<E3M2>, {"float6_e3m2fn", "e3m2"}},
       {{DType::kI16, "i16", "I16", 2, false}, kNoFormat, {"int16", "I16"}},
+      {{DType::kI8, "i8", "I8", 1, false}, kNoFormat, {"int8", "I8"}},
+      // safetensors and NumPy have no types for these either. ml_dtypes' int4 and uint4 have one
+      // code per byte.
+      {{DType::kI4x2, "i4x2", "U8", 1, false}, kNoFormat, {}},
+      {{DType::kU4x2, "u4x2", "U8", 1, false}, kNoFormat, {}},
+      {{DType::kNf4x2, "nf4x2", "U8", 1, false}, kNoFormat, {}},
+      {{DType::kBnbFp4x2, "bnb_fp4x2", "U8", 1, false}, kNoFormat, {}},
   };
   return rows;
 }
@@ -107,6 +114,19 @@ const std::vector<DTypeTraits>& AllDTypes() {
 }
 
 const DTypeTraits& TraitsOf(DType dtype) { return AllDTypes()[static_cast<size_t>(dtype)]; }
+
+int CodesPerElement(DType dtype) {
+  switch (dtype) {
+    case DType::kF4E2M1x2:
+    case DType::kI4x2:
+    case DType::kU4x2:
+    case DType::kNf4x2:
+    case DType::kBnbFp4x2:
+      return 2;
+    default:
+      return 1;
+  }
+}
 
 FormatId FormatOf(DType dtype) { return Rows()[static_cast<size_t>(dtype)].format; }
 

@@ -28,6 +28,12 @@ enum class DType {
   kF6E2M3,    ///< OCP E2M3, one code in the low six bits of a byte.
   kF6E3M2,    ///< OCP E3M2, likewise.
   kI16,
+  kI8,
+  // Two codes of four bits per byte, the even index in the low nibble; shapes count bytes.
+  kI4x2,      ///< Integers from -8 to 7 in two's complement.
+  kU4x2,      ///< Integers from 0 to 15.
+  kNf4x2,     ///< Places in the table of NF4 (level_rule.h).
+  kBnbFp4x2,  ///< Places in the table that bitsandbytes calls FP4, which is not E2M1.
 };
 
 /// Properties of one element type.
@@ -44,6 +50,8 @@ const std::vector<DTypeTraits>& AllDTypes();
 
 inline std::string_view DTypeName(DType dtype) { return TraitsOf(dtype).name; }
 inline int DTypeBytes(DType dtype) { return TraitsOf(dtype).bytes; }
+/// The number of codes in one element of the shape: 2 for types of four bits.
+int CodesPerElement(DType dtype);
 inline bool IsFp8(DType dtype) { return dtype == DType::kF8E4M3 || dtype == DType::kF8E5M2; }
 /// Whether it is f32, bf16 or f16: the types in which layers take and return activations.
 inline bool IsHighPrecision(DType dtype) {

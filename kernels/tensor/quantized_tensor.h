@@ -37,6 +37,12 @@ struct Usages {
 /// | nvfp4      | [M][K/2] bytes, e4m3 [M][K/16]        | [K][M/2] bytes, e4m3 [K][M/16]        |
 /// | identity   | [M][K], none                          | [M][K] (the same buffer), none        |
 /// | fp8_rowwise| [M][K], f32 [M]                       | [K][M], f32 [K]                       |
+/// | int8, int4 | [M][K]                                | [K][M]                                |
+/// |   by group:|   f32 [1]; [M]; [M][ceil(K/group)]    |   f32 [1]; [K]; [K][ceil(M/group)]    |
+/// | nf4, bnb_fp4 | [M][K/2] bytes, f32 [ceil(M K/group)] | none                                |
+///
+/// int4 has two codes a byte along the last dim, [M][K/2] or [K][M/2]. A zero point has the shape
+/// of scale_inv.
 ///
 /// The data of an identity copy are the source, or its cast.
 ///
@@ -47,8 +53,13 @@ struct QuantizedCopy {
   DType element = DType::kF8E4M3;  ///< kF4E2M1x2 for nvfp4.
   bool is_cast = false;            ///< identity: the source was cast to `element`.
   int block_dim = 1;               ///< 1: blocks are rows; 2: square tiles.
+  int group = 0;                   ///< Formats of levels: elements under one scale.
   Tensor data;
   Tensor scale_inv;
+  /// Formats of levels: what zero is, of each group, and absent where it is level 0. Of an integer
+  /// dtype (that of the codes, one to a byte) value = (level - zero_point) * scale_inv; of f32
+  /// value = level * scale_inv + zero_point.
+  Tensor zero_point;
   /// f32 [1], the largest magnitude (NaN elements ignored), from which the scales were made; nvfp4
   /// needs it to dequantize, and has one per row, [M], when row-scaled. Absent for formats whose
   /// amaxes are per block or per line.
@@ -108,7 +119,8 @@ inline std::vector<Tensor*> TensorsOf(QuantizedTensor& quantized) {
   std::vector<Tensor*> tensors;
   for (std::optional<QuantizedCopy>* const copy : {&quantized.rowwise, &quantized.columnwise}) {
     if (!copy->has_value()) continue;
-    tensors.insert(tensors.end(), {&(*copy)->data, &(*copy)->scale_inv, &(*copy)->amax});
+    tensors.insert(tensors.end(),
+                   {&(*copy)->data, &(*copy)->scale_inv, &(*copy)->zero_point, &(*copy)->amax});
   }
   tensors.push_back(&quantized.scale);
   return tensors;

@@ -10,6 +10,22 @@ constexpr DType kMxElements[] = {DType::kF8E4M3, DType::kF8E5M2, DType::kF6E2M3,
                                  DType::kF4E2M1x2};
 constexpr DType kFp4Elements[] = {DType::kF4E2M1x2};
 
+constexpr DType kInt8Elements[] = {DType::kI8, DType::kU8};
+constexpr DType kInt4Elements[] = {DType::kI4x2, DType::kU4x2};
+constexpr DType kNf4Elements[] = {DType::kNf4x2};
+constexpr DType kBnbFp4Elements[] = {DType::kBnbFp4x2};
+
+constexpr ScaleRule kInt8Rules[] = {ScaleRule::kTorchao,      ScaleRule::kCompressedTensors,
+                                    ScaleRule::kModelopt,     ScaleRule::kQuanto,
+                                    ScaleRule::kBitsandbytes, ScaleRule::kBitnet,
+                                    ScaleRule::kGguf,         ScaleRule::kQwix};
+constexpr ScaleRule kInt4Rules[] = {ScaleRule::kTorchao,  ScaleRule::kCompressedTensors,
+                                    ScaleRule::kModelopt, ScaleRule::kQuanto,
+                                    ScaleRule::kTinygemm, ScaleRule::kGguf,
+                                    ScaleRule::kQwix};
+constexpr ScaleRule kNf4Rules[] = {ScaleRule::kBitsandbytes, ScaleRule::kTorchao,
+                                   ScaleRule::kModelopt, ScaleRule::kQwix};
+constexpr ScaleRule kBnbFp4Rules[] = {ScaleRule::kBitsandbytes};
 constexpr ScaleRule kFp8Rules[] = {
     ScaleRule::kDivide,  ScaleRule::kReciprocal, ScaleRule::kReciprocalProduct,
     ScaleRule::kInverse, ScaleRule::kFloat64,    ScaleRule::kQwix};
@@ -85,6 +101,48 @@ constexpr ScalingTraits kFormats[] = {
      .scale_modes = {ScaleMode::kOuter, ScaleMode::kOuter},
      .elements = kFp8Elements,
      .rules = kFp8Rules},
+    {.format = QuantizerFormat::kInt8,
+     .name = "int8",
+     .scales = ScaleKind::kLevels,
+     .block_length = 1,
+     .is_micro = false,
+     .turns_columnwise = true,
+     .scale_modes = {ScaleMode::kGroup, ScaleMode::kGroup},
+     .elements = kInt8Elements,
+     .rules = kInt8Rules,
+     .group = kLineGroup},
+    {.format = QuantizerFormat::kInt4,
+     .name = "int4",
+     .scales = ScaleKind::kLevels,
+     .block_length = 1,
+     .is_micro = false,
+     .turns_columnwise = true,
+     .scale_modes = {ScaleMode::kGroup, ScaleMode::kGroup},
+     .elements = kInt4Elements,
+     .rules = kInt4Rules,
+     .group = 128},
+    {.format = QuantizerFormat::kNf4,
+     .name = "nf4",
+     .scales = ScaleKind::kLevels,
+     .block_length = 1,
+     .is_micro = false,
+     .turns_columnwise = true,
+     .scale_modes = {ScaleMode::kGroup, ScaleMode::kGroup},
+     .elements = kNf4Elements,
+     .rules = kNf4Rules,
+     .group = 64,
+     .has_runs = true},
+    {.format = QuantizerFormat::kBnbFp4,
+     .name = "bnb_fp4",
+     .scales = ScaleKind::kLevels,
+     .block_length = 1,
+     .is_micro = false,
+     .turns_columnwise = true,
+     .scale_modes = {ScaleMode::kGroup, ScaleMode::kGroup},
+     .elements = kBnbFp4Elements,
+     .rules = kBnbFp4Rules,
+     .group = 64,
+     .has_runs = true},
 };
 
 constexpr bool IsInOrder() {
@@ -111,6 +169,10 @@ std::string QuantizerFormatNames() {
   return names;
 }
 
+std::string GroupText(int group) {
+  return group == kTensorGroup ? "tensor" : group == kLineGroup ? "row" : std::to_string(group);
+}
+
 DType ScaleDType(ScaleKind scales) {
   switch (scales) {
     case ScaleKind::kE8m0:
@@ -121,6 +183,7 @@ DType ScaleDType(ScaleKind scales) {
     case ScaleKind::kTensor:
     case ScaleKind::kLine:
     case ScaleKind::kF32:
+    case ScaleKind::kLevels:
       break;
   }
   return DType::kF32;

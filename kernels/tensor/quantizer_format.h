@@ -20,7 +20,17 @@ enum class QuantizerFormat {
   kMxfp8,       ///< FP8 (or FP6, FP4), one E8M0 scale per 32 elements or per 32x32 tile.
   kNvfp4,       ///< FP4 E2M1, one E4M3 scale per 16 elements or per 16x16 tile, and an f32 amax.
   kFp8Rowwise,  ///< FP8, one f32 scale per row; of a columnwise copy per column.
+  // Codes that number levels (level_rule.h); one f32 scale per group of elements.
+  kInt8,    ///< Integers, with or without a zero point.
+  kInt4,    ///< Integers of four bits, likewise.
+  kNf4,     ///< Places in the table of NF4.
+  kBnbFp4,  ///< Places in the table that bitsandbytes calls FP4.
 };
+
+/// The elements under one scale of ScaleKind::kLevels, where they are no number of neighbours along
+/// the contracted dim.
+inline constexpr int kTensorGroup = -1;  ///< The whole tensor.
+inline constexpr int kLineGroup = -2;    ///< A line along the contracted dim: row, or column.
 
 /// How scale_inv applies to the codes of a GEMM's operand. Block scales have the data's layout with
 /// the contracted dim (and, for tiles, both dims) divided by the block and rounded up; shapes below
@@ -33,6 +43,7 @@ enum class ScaleMode {
   k128x128,  ///< f32 [ceil(rows/128)][ceil(k/128)].
   kMx32,     ///< f8_e8m0 [rows][k/32].
   kNv16,     ///< f8_e4m3 [rows][k/16], with `amax`.
+  kGroup,    ///< f32 [rows][ceil(k/group)], of runs [ceil(rows * k/group)]; codes of levels.
 };
 
 /// The properties of one format.
@@ -53,11 +64,18 @@ struct ScalingTraits {
   ScaleMode scale_modes[2];
   std::span<const DType> elements;   ///< The default first; empty for identity.
   std::span<const ScaleRule> rules;  ///< Transformer Engine's first; empty for identity.
+  int group = 0;                     ///< kLevels: the usual group.
+  /// kLevels: groups are runs of the row-major tensor, which may go from one row into the next;
+  /// there are no columnwise copies.
+  bool has_runs = false;
 
   bool has_blocks() const { return block_length > 1; }
+  bool has_levels() const { return scales == ScaleKind::kLevels; }
   /// Whether a tensor has scales of parts of it: of blocks or of lines. What is made of a shard's
   /// rows alone, is sent to other ranks or is counted then includes them.
-  bool has_many_scales() const { return has_blocks() || scales == ScaleKind::kLine; }
+  bool has_many_scales() const {
+    return has_blocks() || scales == ScaleKind::kLine || has_levels();
+  }
 };
 
 const ScalingTraits& TraitsOf(QuantizerFormat format);
@@ -70,6 +88,9 @@ inline std::string_view QuantizerFormatName(QuantizerFormat format) {
   return TraitsOf(format).name;
 }
 inline int BlockLength(QuantizerFormat format) { return TraitsOf(format).block_length; }
+
+/// "tensor", "row" or the number.
+std::string GroupText(int group);
 
 /// The dtype of stored scales: f8_e8m0, f8_e4m3 or f32.
 DType ScaleDType(ScaleKind scales);

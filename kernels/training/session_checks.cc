@@ -254,6 +254,7 @@ absl::Status CheckSessionSpec(const SessionSpec& spec) {
       return Refuse("layers.name", layer.name, "it is given twice; names are unique");
     }
   }
+  QG_RETURN_IF_ERROR(spec.recipe.CheckForLayers());
   if (spec.weights == WeightStorage::kQuantized) {
     QG_RETURN_IF_ERROR(CheckQuantizedWeightsOf(spec.layers, spec.recipe));
   } else if (spec.built_without_grad) {

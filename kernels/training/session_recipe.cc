@@ -144,6 +144,7 @@ absl::Status RecipeChange::RequantizeWeights() {
 }
 
 absl::Status RecipeChange::Run() {
+  QG_RETURN_IF_ERROR(to_.CheckForLayers());
   QG_RETURN_IF_ERROR(CheckQuantizedWeights());
   if (session_.spec.weights == WeightStorage::kQuantized) {
     QG_RETURN_IF_ERROR(CheckQuantizedWeightsOf(session_.spec.layers, to_));

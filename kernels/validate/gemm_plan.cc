@@ -1,6 +1,9 @@
 #include "kernels/validate/gemm_plan.h"
 
+#include <algorithm>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -8,6 +11,7 @@
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/cublaslt/cublaslt_algorithm.h"
+#include "kernels/quantize/quantized_outline.h"
 #include "kernels/validate/run/described_copy.h"
 
 namespace quantgate {
@@ -122,6 +126,82 @@ absl::Status Flatten(GemmSide& side) {
   return ReadAs(side.data.dtype(), {side.data.rows(), side.data.columns()}, side.data);
 }
 
+/// Whether a format of levels has these codes. u8 are bytes whose type must be said, unless a
+/// scaling that integers have and a zero point do.
+bool HasLevels(const GemmOperandRequest& request) {
+  if (!request.data.has_value()) return false;
+  if (request.data.dtype() == DType::kU8) {
+    return request.zero_point.has_value() &&
+           (request.scaling == ScaleMode::kTensor || request.scaling == ScaleMode::kOuter);
+  }
+  for (const ScalingTraits& traits : AllQuantizerFormats()) {
+    const auto& elements = traits.elements;
+    if (traits.has_levels() &&
+        std::find(elements.begin(), elements.end(), request.data.dtype()) != elements.end()) {
+      return true;
+    }
+  }
+  return false;
+}
+
+/// Codes of levels with their scales, as outlines.
+absl::StatusOr<QuantizedTensor> LevelsFrom(GemmOperandRequest request, const std::string& name,
+                                           bool k_contiguous) {
+  if (!k_contiguous || request.data.rank() != 2) {
+    return Refuse(name + ".tensor", TensorText(request.data),
+                  "codes of levels are [rows][k] with k as the last dim: layout tn");
+  }
+  if (request.amax.has_value() || request.e4m3_max.has_value()) {
+    return Refuse(name + (request.amax.has_value() ? ".amax" : ".e4m3_max"), "given",
+                  "only nv16 operands have one");
+  }
+  std::optional<int> group = request.group;
+  if (request.scaling.has_value() && *request.scaling != ScaleMode::kGroup) {
+    if (*request.scaling != ScaleMode::kTensor && *request.scaling != ScaleMode::kOuter) {
+      return Refuse(name + ".scaling", ScaleModeName(*request.scaling),
+                    "codes of levels have scales of the tensor (tensor), of rows (outer) or of "
+                    "groups (group)");
+    }
+    group = *request.scaling == ScaleMode::kTensor ? kTensorGroup : kLineGroup;
+    if (request.group.has_value() && group != request.group) {
+      return Refuse(name + ".group", GroupText(*request.group),
+                    absl::StrCat("scaling is ", std::string(ScaleModeName(*request.scaling))));
+    }
+  }
+  QuantizedDescription description;
+  if (group.has_value()) {
+    QuantizerSpec spec = {.element = request.data.dtype()};
+    for (const ScalingTraits& traits : AllQuantizerFormats()) {
+      const auto& elements = traits.elements;
+      const bool has_element =
+          std::find(elements.begin(), elements.end(), spec.element) != elements.end();
+      if (traits.has_levels() && has_element) spec.format = traits.format;
+    }
+    spec.group = *group;
+    if (const absl::Status status = CheckDescription(spec); !status.ok()) {
+      return Refuse(name + ".group", GroupText(spec.group), std::string(status.message()));
+    }
+    description.spec = spec;
+  }
+  QuantizedCopy parts;
+  parts.data = std::move(request.data);
+  parts.scale_inv = std::move(request.scale_inv);
+  parts.zero_point = std::move(request.zero_point);
+  absl::StatusOr<DescribedCopy> described =
+      DescribeCopy(description, Usage::kRowwise, std::move(parts));
+  if (!described.ok()) return WithinField(name, described.status());
+  QuantizedTensor quantized;
+  quantized.shape = described->shape;
+  quantized.rowwise = std::move(described->copy);
+  return quantized;
+}
+
+bool IsSumOfIntegers(const QuantizedTensor& levels) {
+  const QuantizedCopy& copy = *levels.rowwise;
+  const bool has_float_zero = copy.zero_point.has_value() && copy.zero_point.dtype() == DType::kF32;
+  return copy.format == QuantizerFormat::kInt8 && copy.group < 0 && !has_float_zero;
+}
+
 absl::StatusOr<GemmOperand> OperandFrom(GemmOperandRequest request, const std::string& name,
                                         bool k_contiguous) {
   if (!request.data.has_value()) return RefuseAbsent(name + ".tensor", "it must be given");
@@ -146,6 +226,10 @@ absl::StatusOr<GemmOperand> OperandFrom(GemmOperandRequest request, const std::s
   operand.data = std::move(request.data);
   operand.scale_inv = std::move(request.scale_inv);
   operand.amax = std::move(request.amax);
+  operand.zero_point = std::move(request.zero_point);
+  if (request.group.has_value()) {
+    return Refuse(name + ".group", GroupText(*request.group), "only codes of levels have one");
+  }
   return operand;
 }
 
@@ -165,7 +249,47 @@ absl::Status CheckEveryAlgorithm(const GemmRequest& request) {
 absl::Status LoadOperand(const std::string& name, SlotLoader load, GemmOperand& operand) {
   QG_RETURN_IF_ERROR(LoadSlot(name + ".tensor", load, operand.data));
   QG_RETURN_IF_ERROR(LoadSlot(name + ".scale_inv", load, operand.scale_inv));
+  QG_RETURN_IF_ERROR(LoadSlot(name + ".zero_point", load, operand.zero_point));
   return LoadSlot(name + ".amax", load, operand.amax);
+}
+
+absl::Status LoadLevels(const std::string& name, SlotLoader load, QuantizedTensor& levels) {
+  QuantizedCopy& copy = *levels.rowwise;
+  QG_RETURN_IF_ERROR(LoadSlot(name + ".tensor", load, copy.data));
+  QG_RETURN_IF_ERROR(LoadSlot(name + ".scale_inv", load, copy.scale_inv));
+  return LoadSlot(name + ".zero_point", load, copy.zero_point);
+}
+
+/// Puts operands of levels into `desc`: as they are where integers are added, else as the values
+/// that they are to be dequantized to.
+absl::Status SetLevels(std::optional<QuantizedTensor>& a, std::optional<QuantizedTensor>& b,
+                       GemmDesc& desc) {
+  if (a.has_value() && b.has_value()) {
+    for (const auto& [name, levels] : {std::pair("a", &a), std::pair("b", &b)}) {
+      if (IsSumOfIntegers(**levels)) continue;
+      return Refuse(absl::StrCat(name, ".tensor"), TensorText((*levels)->rowwise->data),
+                    "both operands are codes of levels, of which only int8 with scales of the "
+                    "tensor or of rows is added; give one of them in f32, bf16 or f16");
+    }
+    desc.a = OperandOf(*a->rowwise);
+    desc.b = OperandOf(*b->rowwise);
+    a.reset();
+    b.reset();
+    desc.arithmetic = ResolvedFor(desc);
+    return absl::OkStatus();
+  }
+  for (const auto& [name, levels, own, other] :
+       {std::tuple("a", &a, &desc.a, &desc.b), std::tuple("b", &b, &desc.b, &desc.a)}) {
+    if (!levels->has_value()) continue;
+    if (!IsHighPrecision(other->data.dtype())) {
+      return Refuse(absl::StrCat(name, ".tensor"), TensorText((*levels)->rowwise->data),
+                    absl::StrCat("codes of levels are dequantized to the dtype of the other "
+                                 "operand, which is f32, bf16 or f16 and not ",
+                                 std::string(DTypeName(other->data.dtype()))));
+    }
+    QG_ASSIGN_OR_RETURN(own->data, OutlineTensor(other->data.dtype(), (*levels)->shape));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -186,23 +310,48 @@ absl::StatusOr<GemmPlan> GemmPlan::Create(GemmRequest request) {
   desc.d_scale = std::move(request.d_scale);
   desc.in_place = request.in_place;
   desc.out_dtype = request.out_dtype;
-  QG_ASSIGN_OR_RETURN(desc.a,
-                      OperandFrom(std::move(request.a), "a", desc.layout != GemmLayout::kNT));
-  QG_ASSIGN_OR_RETURN(desc.b,
-                      OperandFrom(std::move(request.b), "b", desc.layout == GemmLayout::kTN));
+  std::optional<QuantizedTensor> levels_a, levels_b;
+  for (const auto& [name, given, operand, levels, k_contiguous] :
+       {std::tuple("a", &request.a, &desc.a, &levels_a, desc.layout != GemmLayout::kNT),
+        std::tuple("b", &request.b, &desc.b, &levels_b, desc.layout == GemmLayout::kTN)}) {
+    if (HasLevels(*given)) {
+      QG_ASSIGN_OR_RETURN(*levels, LevelsFrom(std::move(*given), name, k_contiguous));
+    } else {
+      QG_ASSIGN_OR_RETURN(*operand, OperandFrom(std::move(*given), name, k_contiguous));
+    }
+  }
+  QG_RETURN_IF_ERROR(SetLevels(levels_a, levels_b, desc));
   const bool is_hardware = desc.arithmetic.family == ArithmeticFamily::kCublasLt;
   QG_ASSIGN_OR_RETURN(const GemmShape shape,
                       is_hardware ? CheckCublasLtGemm(desc) : CheckGemm(desc));
-  return GemmPlan(std::move(desc), shape, request.every_algorithm);
+  GemmPlan plan(std::move(desc), shape, request.every_algorithm);
+  plan.levels_a_ = std::move(levels_a);
+  plan.levels_b_ = std::move(levels_b);
+  return plan;
 }
 
 absl::StatusOr<GemmPlan> GemmPlan::WithTensors(SlotLoader load) const {
   GemmPlan plan = *this;
-  QG_RETURN_IF_ERROR(LoadOperand("a", load, plan.desc_.a));
-  QG_RETURN_IF_ERROR(LoadOperand("b", load, plan.desc_.b));
+  QG_RETURN_IF_ERROR(plan.levels_a_.has_value() ? LoadLevels("a", load, *plan.levels_a_)
+                                                : LoadOperand("a", load, plan.desc_.a));
+  QG_RETURN_IF_ERROR(plan.levels_b_.has_value() ? LoadLevels("b", load, *plan.levels_b_)
+                                                : LoadOperand("b", load, plan.desc_.b));
   QG_RETURN_IF_ERROR(LoadSlot("c", load, plan.desc_.c));
   QG_RETURN_IF_ERROR(LoadSlot("bias", load, plan.desc_.bias));
   QG_RETURN_IF_ERROR(LoadSlot("d_scale", load, plan.desc_.d_scale));
+  return plan;
+}
+
+absl::StatusOr<GemmPlan> GemmPlan::Dequantized(Engine& engine,
+                                               const Cancellation* cancellation) const {
+  GemmPlan plan = *this;
+  for (const auto& [levels, operand] :
+       {std::pair(&plan.levels_a_, &plan.desc_.a), std::pair(&plan.levels_b_, &plan.desc_.b)}) {
+    if (!levels->has_value()) continue;
+    QG_ASSIGN_OR_RETURN(operand->data, engine.Dequantize(**levels, Usage::kRowwise,
+                                                         operand->data.dtype(), cancellation));
+    levels->reset();
+  }
   return plan;
 }
 

@@ -166,6 +166,7 @@ absl::StatusOr<DequantizePlan> DequantizePlan::WithTensors(SlotLoader load) cons
   QuantizedCopy& copy = plan.described_.copy;
   QG_RETURN_IF_ERROR(LoadSlot(PartField(usage_, "data"), load, copy.data));
   QG_RETURN_IF_ERROR(LoadSlot(PartField(usage_, "scale_inv"), load, copy.scale_inv));
+  QG_RETURN_IF_ERROR(LoadSlot(PartField(usage_, "zero_point"), load, copy.zero_point));
   QG_RETURN_IF_ERROR(LoadSlot(PartField(usage_, "amax"), load, copy.amax));
   return plan;
 }

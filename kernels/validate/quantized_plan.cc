@@ -21,7 +21,7 @@ bool HasScales(const QuantizedCopy& copy) {
 /// Whether two directions are copies of one rule, up to a Hadamard transform.
 bool IsOneFormat(const QuantizedCopy& a, const QuantizedCopy& b) {
   return a.format == b.format && a.element == b.element && a.block_dim == b.block_dim &&
-         a.e4m3_max == b.e4m3_max;
+         a.e4m3_max == b.e4m3_max && a.group == b.group;
 }
 
 Usage DirectionOfValues(const QuantizedTensor& quantized) {
@@ -134,6 +134,7 @@ absl::StatusOr<QuantizedPlan> QuantizedPlan::WithTensors(SlotLoader load) const 
     if (!copy.has_value()) continue;
     QG_RETURN_IF_ERROR(LoadSlot(PartField(usage, "data"), load, copy->data));
     QG_RETURN_IF_ERROR(LoadSlot(PartField(usage, "scale_inv"), load, copy->scale_inv));
+    QG_RETURN_IF_ERROR(LoadSlot(PartField(usage, "zero_point"), load, copy->zero_point));
     QG_RETURN_IF_ERROR(LoadSlot(PartField(usage, "amax"), load, copy->amax));
   }
   QG_RETURN_IF_ERROR(LoadSlot(kScaleSlot, load, plan.given_.scale));

@@ -1,6 +1,7 @@
 // Engine.Explain.
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -11,6 +12,7 @@
 #include "kernels/validate/diagnosis/gemm_hypotheses.h"
 #include "kernels/validate/explain/explain_codes.h"
 #include "kernels/validate/explain/explain_gemm.h"
+#include "kernels/validate/explain/explain_levels.h"
 #include "server/runs/engine_calls.h"
 #include "server/wire/convert_report.h"
 #include "server/wire/convert_tensor.h"
@@ -133,8 +135,9 @@ absl::Status ExplainCodesOf(CallContext& context, Device& device, const CodesWor
   QG_RETURN_IF_ERROR(LoadSlot("codes", load, request.codes));
   QG_RETURN_IF_ERROR(LoadSlot("scale_inv", load, request.scale_inv));
   QG_RETURN_IF_ERROR(LoadSlot("amax", load, request.amax));
+  const auto explain = AreLevels(request.codes) ? &ExplainLevels : &ExplainCodes;
   QG_ASSIGN_OR_RETURN(const CodesExplanation explanation,
-                      ExplainCodes(request, ContextOf(context, cancellation)));
+                      explain(request, ContextOf(context, cancellation)));
   for (const CodesCandidate& candidate : explanation.candidates) {
     *response.add_codes() = CandidateToProto(candidate);
   }
@@ -174,9 +177,13 @@ absl::StatusOr<GemmExplainWork> CheckGemmSubject(CallContext& context,
 
 absl::Status ExplainGemmOf(CallContext& context, Device& device, const GemmExplainWork& work,
                            const Cancellation& cancellation, v1::ExplainResponse& response) {
-  QG_ASSIGN_OR_RETURN(const GemmPlan plan, work.gemm.plan.WithTensors([&](const std::string& slot) {
-    return context.loader.LoadToHost(work.gemm.references.at(slot), device, &cancellation);
-  }));
+  QG_ASSIGN_OR_RETURN(
+      const GemmPlan loaded, work.gemm.plan.WithTensors([&](const std::string& slot) {
+        return context.loader.LoadToHost(work.gemm.references.at(slot), device, &cancellation);
+      }));
+  const std::unique_ptr<Engine> host =
+      MakeCpuEngine({.isa = context.host.isa, .threads = context.host.threads});
+  QG_ASSIGN_OR_RETURN(const GemmPlan plan, loaded.Dequantized(*host, &cancellation));
   const absl::Time start = SteadyNow();
   ExplainGemmRequest request;
   request.desc = plan.desc();

@@ -40,6 +40,8 @@ absl::StatusOr<SlotReferences> GemmReferences(const v1::GemmRequest& request, in
       {"b.tensor", &request.b().tensor()},
       {"a.scale_inv", &request.a().scale_inv()},
       {"b.scale_inv", &request.b().scale_inv()},
+      {"a.zero_point", &request.a().zero_point()},
+      {"b.zero_point", &request.b().zero_point()},
       {"a.amax", &request.a().amax()},
       {"b.amax", &request.b().amax()},
       {"c", &request.c()},
@@ -61,6 +63,12 @@ absl::StatusOr<GemmOperandRequest> OperandFromProto(const v1::GemmOperandSpec& p
   operand.data = OutlineOf(references, name + ".tensor");
   operand.scale_inv = OutlineOf(references, name + ".scale_inv");
   operand.amax = OutlineOf(references, name + ".amax");
+  operand.zero_point = OutlineOf(references, name + ".zero_point");
+  if (!proto.group().empty()) {
+    const auto group = ParseGroup(proto.group());
+    if (!group.ok()) return WithinField(name, group.status());
+    operand.group = *group;
+  }
   if (proto.e4m3_max() != 0) operand.e4m3_max = proto.e4m3_max();
   if (proto.scaling().empty()) return operand;
   const auto mode = ParseScaleMode(proto.scaling());
@@ -193,9 +201,10 @@ absl::Status CompareAlgorithms(Engine& engine, const GemmDesc& desc, const Timed
 
 absl::Status Gemm(CallContext& context, Device& device, const GemmWork& work,
                   const Cancellation& cancellation, v1::GemmResponse& response) {
-  QG_ASSIGN_OR_RETURN(const GemmPlan plan, work.plan.WithTensors([&](const std::string& slot) {
+  QG_ASSIGN_OR_RETURN(const GemmPlan loaded, work.plan.WithTensors([&](const std::string& slot) {
     return context.loader.Load(work.references.at(slot), device, &cancellation);
   }));
+  QG_ASSIGN_OR_RETURN(const GemmPlan plan, loaded.Dequantized(*device.engine, &cancellation));
   const GemmDesc& desc = plan.desc();
   QG_ASSIGN_OR_RETURN(const TimedGemm ran, RunTimedGemm(*device.engine, desc, cancellation));
   const GemmResult& result = ran.result;

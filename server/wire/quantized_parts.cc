@@ -22,6 +22,7 @@ v1::QuantizedDirection DirectionToProto(const QuantizedCopy& copy) {
   proto.set_block_dim(copy.block_dim);
   proto.set_e4m3_max(copy.e4m3_max);
   proto.set_hadamard(copy.hadamard);
+  if (TraitsOf(copy.format).has_levels()) proto.set_group(GroupText(copy.group));
   return proto;
 }
 
@@ -50,7 +51,12 @@ absl::StatusOr<QuantizerSpec> SpecFromProto(const v1::QuantizedDirection& proto,
   if (proto.e4m3_max() != 0) spec.e4m3_max = proto.e4m3_max();
   // A description has the bound of 4over6, not its rule, which dequantization does not need.
   if (spec.e4m3_max == 256) spec.four_over_six = FourOverSix::kMae;
-  if (absl::Status status = CheckQuantizer(spec); !status.ok()) {
+  if (!proto.group().empty()) {
+    const auto group = ParseGroup(proto.group());
+    if (!group.ok()) return WithinField(field, group.status());
+    spec.group = *group;
+  }
+  if (absl::Status status = CheckDescription(spec); !status.ok()) {
     return Refuse(field, proto.format(), std::string(status.message()));
   }
   return spec;

@@ -22,11 +22,13 @@ struct QuantizedPart {
   Usage usage;
   Tensor QuantizedCopy::*member;
 };
-inline constexpr std::array<QuantizedPart, 6> kQuantizedParts = {{
+inline constexpr std::array<QuantizedPart, 8> kQuantizedParts = {{
     {"rowwise_data", Usage::kRowwise, &QuantizedCopy::data},
     {"rowwise_scale_inv", Usage::kRowwise, &QuantizedCopy::scale_inv},
     {"columnwise_data", Usage::kColumnwise, &QuantizedCopy::data},
     {"columnwise_scale_inv", Usage::kColumnwise, &QuantizedCopy::scale_inv},
+    {"rowwise_zero_point", Usage::kRowwise, &QuantizedCopy::zero_point},
+    {"columnwise_zero_point", Usage::kColumnwise, &QuantizedCopy::zero_point},
     {"amax_rowwise", Usage::kRowwise, &QuantizedCopy::amax},
     {"amax_columnwise", Usage::kColumnwise, &QuantizedCopy::amax},
 }};

@@ -21,58 +21,17 @@
 #include "kernels/numerics/e8m0.h"
 #include "kernels/quantize/recipe/recipe_json.h"
 #include "kernels/tensor/convert.h"
-#include "kernels/tensor/files/tensor_file.h"
+#include "tests/quantize/library_cases.h"
 
 namespace quantgate {
 namespace QG_TEST_FILE {
 
-const std::string kFolder = std::string(QUANTGATE_SOURCE_DIR) + "/tests/data/libraries/";
-
-struct Case {
-  std::string library, name, source, rule, block;
-  Json arguments;
-
-  std::string Argument(const char* key) const {
-    return arguments.contains(key) ? arguments[key].get<std::string>() : "";
-  }
-  bool IsTrue(const char* key) const { return arguments.value(key, false); }
-};
-
-struct Library {
-  std::string name;
-  TensorFile file;
-  std::vector<Case> cases;
-
-  std::optional<Tensor> Find(const Case& of, const char* kind) const {
-    const auto tensor = file.Find(absl::StrCat(of.name, ".", kind));
-    return tensor.ok() ? std::optional<Tensor>(*tensor) : std::nullopt;
-  }
-};
-
-const TensorFile& Sources() {
-  static const auto& file = *new TensorFile(*ReadSafetensors(kFolder + "sources.safetensors"));
-  return file;
-}
-
-const std::vector<Library>& Libraries() {
-  static const auto& all = *[] {
-    auto* list = new std::vector<Library>;
-    for (const char* name : {"bitsandbytes", "compressed_tensors", "gfloat", "gguf", "modelopt",
-                             "optimum_quanto", "qwix", "torch", "torchao", "transformers"}) {
-      Library library;
-      library.file = *ReadKnownSafetensors(absl::StrCat(kFolder, name, ".safetensors"));
-      library.name =
-          library.file.metadata.at("library") + " " + library.file.metadata.at("version");
-      for (const Json& json : Json::parse(library.file.metadata.at("cases"))) {
-        library.cases.push_back(
-            {name, json["name"], json["source"], json["rule"], json["block"], json["arguments"]});
-      }
-      list->push_back(std::move(library));
-    }
-    return list;
-  }();
-  return all;
-}
+using Case = testing::LibraryCase;
+using Library = testing::LibraryFile;
+using testing::IsSameFloat;
+using testing::RoundedTo;
+using testing::RowsOf;
+using testing::StoredScales;
 
 // ---- the table: which quantizer a rule is
 
@@ -180,39 +139,14 @@ const Row kRows[] = {
     {"qwix", R"({"kind": "nvfp4"})", R"({"format": "nvfp4", "scale_rule": "qwix"})", Stored::kE4M3},
 };
 
-/// How many cases of each rule no quantizer is, whose codes, elements or blocks this build lacks:
-/// integers and tables of levels, FNUZ elements, casts without a scale to FP6 and FP4 or toward
-/// zero, containers of ggml, and fp32 scales of 16, 32, 64 or 256 elements or of rows longer than
-/// 128.
+/// How many cases of each rule no quantizer is, whose elements or blocks this build lacks: FNUZ
+/// elements, casts without a scale to FP6 and FP4 or toward zero, MXINT8, and fp32 scales of 16,
+/// 32, 64 or 256 elements or of rows longer than 128. Cases of levels are of level_rules_test.
 const std::map<std::string, int> kNotCovered = {
-    {"bitsandbytes_four_bits", 22},
-    {"bitsandbytes_int8", 5},
-    {"compressed_fp8", 5},
-    {"compressed_int", 19},
-    {"gfloat_cast", 14},
-    {"gfloat_mx", 2},
-    {"gguf_q4_0", 4},
-    {"gguf_q4_1", 4},
-    {"gguf_q5_0", 4},
-    {"gguf_q5_1", 4},
-    {"gguf_q8_0", 7},
-    {"gguf_tq2_0", 1},
-    {"modelopt_fp8", 4},
-    {"modelopt_int4", 5},
-    {"modelopt_int8", 7},
-    {"nf4_of_rounded_quotient", 4},
-    {"quanto_eight_bits", 13},
-    {"quanto_few_bits", 11},
-    {"qwix", 27},
-    {"torch_affine", 12},
-    {"torch_cast", 8},
-    {"torch_number_over_amax", 4},
-    {"torchao_float8", 10},
-    {"torchao_int", 24},
-    {"torchao_tinygemm", 4},
-    {"torchao_training", 2},
-    {"transformers_bitnet", 7},
-    {"transformers_fp8", 10},
+    {"compressed_fp8", 5},   {"gfloat_cast", 14},           {"gfloat_mx", 2},
+    {"modelopt_fp8", 4},     {"quanto_eight_bits", 2},      {"qwix", 7},
+    {"torch_cast", 8},       {"torch_number_over_amax", 4}, {"torchao_float8", 10},
+    {"torchao_training", 2}, {"transformers_fp8", 10},
 };
 
 const Row* RowOf(const Case& of) {
@@ -307,10 +241,6 @@ std::optional<Asked> Ask(const Case& of, const Json& row_quantizer, const Tensor
 
 // ---- what a library stored, in the order of the source
 
-int64_t RowsOf(const Case& of, const Tensor& source) {
-  return of.arguments.value("rows", source.rows());
-}
-
 /// Codes one to a byte, [rows][columns].
 std::vector<uint8_t> StoredCodes(const Case& of, const Tensor& stored, DType element, int64_t rows,
                                  int64_t columns) {
@@ -359,28 +289,7 @@ std::vector<float> Unswizzled(const std::vector<float>& stored, int64_t rows, in
   return scales;
 }
 
-/// The values of stored scales; those of bytes by `of_byte`.
-std::vector<float> StoredScales(const Tensor& stored, float (*of_byte)(uint8_t)) {
-  const bool has_bytes = DTypeBytes(stored.dtype()) == 1;
-  const Tensor values = has_bytes ? stored : *CastTensor(stored, DType::kF32, {});
-  std::vector<float> scales;
-  for (int64_t i = 0; i < stored.element_count(); ++i) {
-    if (has_bytes) {
-      scales.push_back(of_byte(stored.as<uint8_t>()[i]));
-    } else {
-      scales.push_back(values.as<float>()[i]);
-    }
-  }
-  return scales;
-}
-
 float ValueOfE4M3(uint8_t code) { return DecodeFloat<E4M3>(code); }
-
-float RoundedTo(DType dtype, float value) {
-  if (dtype == DType::kBF16) return DecodeFloat<BFloat16>(EncodeFloat<BFloat16>(value));
-  if (dtype == DType::kF16) return DecodeFloat<Float16>(EncodeFloat<Float16>(value));
-  return value;
-}
 
 /// What a library made: codes in the order of the source, scales row by row of blocks.
 struct Expected {
@@ -451,10 +360,6 @@ bool IsNanCode(DType element, uint8_t code) {
   return element == DType::kF8E5M2 && (code & 0x7F) > 0x7C;
 }
 
-bool IsSameFloat(float a, float b) {
-  return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b) || (a != a && b != b);
-}
-
 /// What differs; empty for nothing. NaN codes of either sign are one: which a library has depends
 /// on the processor.
 std::string Difference(const Library& library, const Case& of, const Row& row, const Asked& asked,
@@ -510,11 +415,15 @@ std::string Difference(const Library& library, const Case& of, const Row& row, c
 
 TEST(LibraryRules, GiveEveryStoredCodeAndScale) {
   std::map<std::string, int> not_covered;
-  int covered = 0, all = 0;
-  for (const Library& library : Libraries()) {
+  int covered = 0, all = 0, of_levels = 0;
+  for (const Library& library : testing::LibraryFiles()) {
     int of_library = 0;
     for (const Case& of : library.cases) {
-      const Tensor source = *Sources().Find(of.source);
+      if (of.HasLevels()) {
+        ++of_levels;
+        continue;
+      }
+      const Tensor source = *testing::LibrarySources().Find(of.source);
       const Row* const row = RowOf(of);
       const auto asked =
           row == nullptr ? std::nullopt : Ask(of, Json::parse(row->quantizer), source);
@@ -531,9 +440,9 @@ TEST(LibraryRules, GiveEveryStoredCodeAndScale) {
     covered += of_library;
     all += static_cast<int>(library.cases.size());
   }
-  EXPECT_EQ(all, 610);
+  EXPECT_EQ(all, testing::kLibraryCases);
   EXPECT_EQ(
-      covered, all - [&] {
+      covered, all - of_levels - [&] {
         int count = 0;
         for (const auto& [rule, cases] : kNotCovered) count += cases;
         return count;
@@ -545,9 +454,9 @@ TEST(LibraryRules, GiveEveryStoredCodeAndScale) {
 template <class Fits>
 int DifferingCases(const Fits& fits, const Json& change) {
   int differing = 0;
-  for (const Library& library : Libraries()) {
+  for (const Library& library : testing::LibraryFiles()) {
     for (const Case& of : library.cases) {
-      const Row* const row = RowOf(of);
+      const Row* const row = of.HasLevels() ? nullptr : RowOf(of);
       if (row == nullptr) continue;
       Json json = Json::parse(row->quantizer);
       if (!fits(json)) continue;
@@ -558,7 +467,7 @@ int DifferingCases(const Fits& fits, const Json& change) {
           json[key] = value;
         }
       }
-      const Tensor source = *Sources().Find(of.source);
+      const Tensor source = *testing::LibrarySources().Find(of.source);
       const auto asked = Ask(of, json, source);
       if (!asked.has_value() || !CheckQuantizer(asked->quantizer).ok()) continue;
       differing += !Difference(library, of, *row, *asked, source).empty();

@@ -58,6 +58,17 @@ QuantizedTensor Made(QuantizerFormat format, int block_dim, Usages usages) {
         copy.scale_inv = Numbered(DType::kF8E4M3, {rows, columns / 16});
         copy.amax = *Tensor::FromScalar(3.0f);
         break;
+      case QuantizerFormat::kInt8:
+      case QuantizerFormat::kInt4:
+      case QuantizerFormat::kNf4:
+      case QuantizerFormat::kBnbFp4: {
+        const bool is_8_bits = format == QuantizerFormat::kInt8;
+        copy.element = TraitsOf(format).elements.front();
+        copy.group = is_8_bits ? kLineGroup : 32;
+        copy.data = Numbered(copy.element, {rows, columns / (is_8_bits ? 1 : 2)});
+        copy.scale_inv = Numbered(DType::kF32, {is_8_bits ? rows : rows * columns / 32});
+        break;
+      }
     }
   };
   if (usages.rowwise) fill(quantized.rowwise.emplace(), false);
@@ -85,6 +96,8 @@ constexpr Row kTable[] = {
     {QuantizerFormat::kFp8Block, 2, true},  {QuantizerFormat::kMxfp8, 1, false},
     {QuantizerFormat::kMxfp8, 2, false},    {QuantizerFormat::kNvfp4, 1, false},
     {QuantizerFormat::kNvfp4, 2, true},     {QuantizerFormat::kFp8Rowwise, 1, false},
+    {QuantizerFormat::kInt8, 1, false},     {QuantizerFormat::kInt4, 1, false},
+    {QuantizerFormat::kNf4, 1, false},      {QuantizerFormat::kBnbFp4, 1, false},
 };
 
 TEST(Usages, FollowTheTable) {

@@ -19,9 +19,12 @@ TEST(DTypes, NamesRoundTrip) {
   for (const DTypeTraits& traits : AllDTypes()) {
     EXPECT_EQ(&TraitsOf(traits.dtype), &traits);
     EXPECT_EQ(*ParseDType(traits.name), traits.dtype);
-    // Files have no type for single FP6 codes; their bytes are read as what they say, U8.
+    // Files have no type for single FP6 codes, nor for integers and places in tables of four bits;
+    // their bytes are read as what they say, U8.
     const bool is_fp6 = traits.dtype == DType::kF6E2M3 || traits.dtype == DType::kF6E3M2;
-    EXPECT_EQ(*ParseSafetensorsDType(traits.safetensors), is_fp6 ? DType::kU8 : traits.dtype);
+    const bool is_nibbles = CodesPerElement(traits.dtype) == 2 && traits.dtype != DType::kF4E2M1x2;
+    EXPECT_EQ(*ParseSafetensorsDType(traits.safetensors),
+              is_fp6 || is_nibbles ? DType::kU8 : traits.dtype);
   }
   EXPECT_EQ(DTypeBytes(DType::kBF16), 2);
   const auto unknown = ParseDType("fp8");
@@ -52,6 +55,8 @@ TEST(DTypes, OtherLibrariesNamesOfTheSameTypes) {
                                                             {"float6_e2m3fn", DType::kF6E2M3},
                                                             {"float6_e3m2fn", DType::kF6E3M2},
                                                             {"uint8", DType::kU8},
+                                                            {"int8", DType::kI8},
+                                                            {"torch.int8", DType::kI8},
                                                             {"int32", DType::kI32},
                                                             {"BF16", DType::kBF16},
                                                             {"F8_E4M3", DType::kF8E4M3},
@@ -82,8 +87,6 @@ TEST(DTypes, NamesOfOtherTypesAreRefused) {
                            "f2",
                            "fp8",
                            "fp4",
-                           "int8",
-                           "I8",
                            "int4",
                            "bool",
                            "complex64",
@@ -188,8 +191,8 @@ TEST(FormatOf, GivesTheFormatOfADtypesCodes) {
   EXPECT_EQ(FormatOf(DType::kF6E2M3), kFormatId<E2M3>);
   EXPECT_EQ(FormatOf(DType::kF6E3M2), kFormatId<E3M2>);
   EXPECT_EQ(FormatOf(DType::kF4E2M1x2), kFormatId<E2M1>);
-  for (const DType dtype :
-       {DType::kF64, DType::kF8E8M0, DType::kU8, DType::kI16, DType::kI32, DType::kI64}) {
+  for (const DType dtype : {DType::kF64, DType::kF8E8M0, DType::kU8, DType::kI8, DType::kI16,
+                            DType::kI32, DType::kI64}) {
     EXPECT_EQ(FormatOf(dtype), kNoFormat) << DTypeName(dtype);
   }
 }

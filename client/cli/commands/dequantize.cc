@@ -124,7 +124,7 @@ void AddDequantizeCommand(CLI::App& app, Command& chosen) {
       ->check(CLI::IsMember({"rowwise", "columnwise"}));
   command
       ->add_option("--format-hint", options->format_hint,
-                   "FORMAT[:element=DTYPE,block_dim=N,e4m3_max=N], where the file does not say")
+                   "FORMAT[:element=DTYPE,block_dim=N,e4m3_max=N,group=N], where the file does not say")
       ->type_name("HINT");
   command->add_option("--out-dtype", options->out_dtype, "f32, bf16 or f16")
       ->capture_default_str()

@@ -23,13 +23,15 @@ constexpr char kQuantizeExamples[] = R"(Examples:
   quantgate quantize m.safetensors:fc1.x --recipe fp8_current --role input -o codes.safetensors
   quantgate quantize m.safetensors:fc1.dy --recipe nvfp4 --role grad_output --seed 7 \
       --usage rowwise,columnwise -o codes.safetensors
+  quantgate quantize m.safetensors:fc1.weight --recipe int4:group=32,zero_point=integer \
+      --role weight -o codes.safetensors
   quantgate quantize gen:normal,shape=256x512 --recipe fp8_current:power_2_scales=true \
       --role grad_output --usage rowwise,columnwise --format json
 
 -o FILE gets rowwise_data, rowwise_scale_inv, columnwise_data, columnwise_scale_inv,
-amax_rowwise, amax_columnwise and scale, as the recipe's format has them. columnwise_data of
-per-tensor FP8, fp8_block, fp8_rowwise and nvfp4 is the transpose, [K][M]. FP4 codes are U8, two
-a byte.
+rowwise_zero_point, columnwise_zero_point, amax_rowwise, amax_columnwise and scale, as the recipe's
+format has them. columnwise_data of all but mxfp8 is the transpose, [K][M]. Codes of four bits are
+U8, two a byte.
 The file's metadata says what the codes are; dequantize reads it.)";
 
 struct QuantizeOptions {

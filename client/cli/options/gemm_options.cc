@@ -27,6 +27,7 @@ absl::Status ApplyScaleMetadata(const std::string& option, const OperandOptions&
   const bool is_columnwise = name.entry == "columnwise_scale_inv";
   const v1::QuantizedDirection& direction =
       is_columnwise ? description.columnwise() : description.rowwise();
+  if (operand.group().empty()) operand.set_group(direction.group());
   if (direction.format() != "nvfp4") return absl::OkStatus();
   if (operand.e4m3_max() == 0) operand.set_e4m3_max(direction.e4m3_max());
   const char* const amax = is_columnwise ? "amax_columnwise" : "amax_rowwise";
@@ -48,6 +49,11 @@ absl::Status SetOperand(const std::string& option, const OperandOptions& options
   if (!options.amax.empty()) {
     QG_ASSIGN_OR_RETURN(*operand.mutable_amax(), sources.Resolve(option + "-amax", options.amax));
   }
+  if (!options.zero_point.empty()) {
+    QG_ASSIGN_OR_RETURN(*operand.mutable_zero_point(),
+                        sources.Resolve(option + "-zero-point", options.zero_point));
+  }
+  operand.set_group(options.group);
   operand.set_scaling(options.scaling);
   operand.set_e4m3_max(options.e4m3_max);
   if (options.scale_inv.empty()) return absl::OkStatus();
@@ -61,6 +67,16 @@ void AddOperand(CLI::App& command, const std::string& option, OperandOptions& op
       ->type_name("TENSOR");
   command.add_option(option + "-scale-inv", options.scale_inv, "Scales of its codes")
       ->type_name("TENSOR");
+  command
+      .add_option(option + "-zero-point", options.zero_point,
+                  "Integers: what stands for zero, in the shape of the scales")
+      ->type_name("TENSOR");
+  command
+      .add_option(
+          option + "-group", options.group,
+          "Codes of int8, int4, nf4, bnb_fp4: tensor, row or a number of elements; default: "
+          "what the file of the scales says, or what their number tells")
+      ->type_name("GROUP");
   command
       .add_option(option + "-scaling", options.scaling,
                   "How they apply: tensor, outer, 1x128, 128x128, mx32 or nv16")

@@ -11,7 +11,7 @@
 namespace quantgate {
 
 struct OperandOptions {
-  std::string tensor, scale_inv, scaling, amax;
+  std::string tensor, scale_inv, zero_point, group, scaling, amax;
   int e4m3_max = 0;
 };
 

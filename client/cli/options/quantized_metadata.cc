@@ -18,18 +18,16 @@ constexpr char kColumnwise[] = "quantgate.columnwise";
 constexpr char kScaleLayout[] = "quantgate.scale_layout";
 constexpr char kSourceDType[] = "quantgate.source_dtype";
 /// The tensors of a quantized tensor's file that a request takes (docs/file-formats.md section 2).
-constexpr std::array<const char*, 7> kParts = {"rowwise_data",
-                                               "rowwise_scale_inv",
-                                               "columnwise_data",
-                                               "columnwise_scale_inv",
-                                               "amax_rowwise",
-                                               "amax_columnwise",
-                                               "scale"};
+constexpr std::array<const char*, 9> kParts = {
+    "rowwise_data",         "rowwise_scale_inv",  "columnwise_data",
+    "columnwise_scale_inv", "rowwise_zero_point", "columnwise_zero_point",
+    "amax_rowwise",         "amax_columnwise",    "scale"};
 
 std::string DirectionText(const v1::QuantizedDirection& direction) {
   return absl::StrCat(direction.format(), ":element=", direction.element(),
                       ",block_dim=", direction.block_dim(), ",e4m3_max=", direction.e4m3_max(),
-                      ",hadamard=", direction.hadamard() ? "true" : "false");
+                      ",hadamard=", direction.hadamard() ? "true" : "false",
+                      direction.group().empty() ? "" : ",group=", direction.group());
 }
 
 absl::Status RefuseField(const std::string& field, const std::string& text,
@@ -86,6 +84,8 @@ absl::StatusOr<v1::QuantizedDirection> ParseFormatHint(const std::string& field,
     const bool is_number = pair.size() == 2 && absl::SimpleAtoi(pair[1], &number) && number > 0;
     if (pair.size() == 2 && pair[0] == "element") {
       direction.set_element(pair[1]);
+    } else if (pair.size() == 2 && pair[0] == "group") {
+      direction.set_group(pair[1]);
     } else if (pair[0] == "block_dim" && is_number) {
       direction.set_block_dim(number);
     } else if (pair[0] == "e4m3_max" && is_number) {
@@ -97,7 +97,7 @@ absl::StatusOr<v1::QuantizedDirection> ParseFormatHint(const std::string& field,
           field, text,
           absl::StrCat("\"", item,
                        "\" is none of element=DTYPE, block_dim=1|2, e4m3_max=448|256, "
-                       "hadamard=true|false"));
+                       "hadamard=true|false, group=tensor|row|N"));
     }
   }
   return direction;

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
+#include "kernels/gemm/integer_gemm.h"
 #include "kernels/gemm/scaling_check.h"
 
 namespace quantgate {
@@ -110,6 +111,10 @@ OperandClass OperandClassOf(const GemmOperand& a, const GemmOperand& b) {
 
 Arithmetic ResolvedFor(const GemmDesc& desc) {
   Arithmetic arithmetic = desc.arithmetic;
+  if (arithmetic.family == kAuto && HasIntegers(desc)) {
+    arithmetic.family = kInt32;
+    return arithmetic;
+  }
   const OperandClass operands = OperandClassOf(desc.a, desc.b);
   if (arithmetic.family == kAuto) {
     const bool is_blackwell = operands == OperandClass::kMx32 || operands == OperandClass::kNv16 ||

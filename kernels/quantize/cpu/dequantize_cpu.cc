@@ -10,6 +10,7 @@
 #include "kernels/numerics/nvfp4.h"
 #include "kernels/quantize/compiled_formats.h"
 #include "kernels/quantize/cpu/block_lines.h"
+#include "kernels/quantize/general/quantize_levels.h"
 #include "kernels/tensor/convert.h"
 #include "kernels/tensor/transpose.h"
 #include "kernels/tensor/visit_format.h"
@@ -197,6 +198,10 @@ absl::StatusOr<Tensor> DequantizeCpu(const QuantizedTensor& quantized, Usage usa
     return CastTensor(copy->data, out_dtype, context);
   }
   QG_ASSIGN_OR_RETURN(Tensor out, Tensor::Allocate(out_dtype, quantized.shape));
+  if (TraitsOf(copy->format).has_levels()) {
+    QG_RETURN_IF_ERROR(DequantizeLevels(*copy, usage, out, context));
+    return out;
+  }
   absl::Status status;
   VisitFormat<QuantizedFormats>(
       copy->element, [&]<class F>() { status = Dequantize<F>(*copy, usage, out, context); });

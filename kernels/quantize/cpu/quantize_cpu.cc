@@ -68,6 +68,7 @@ absl::Status KeepSource(const FormatRequest& request, QuantizedTensor& quantized
 }
 
 FormatQuantizer QuantizerOf(const QuantizerSpec& spec) {
+  if (spec.traits().has_levels()) return &QuantizeLevels;
   if (spec.has_library_steps()) return &QuantizeGenerally;
   switch (spec.traits().scales) {
     case ScaleKind::kNone:
@@ -82,6 +83,8 @@ FormatQuantizer QuantizerOf(const QuantizerSpec& spec) {
       return &QuantizeMxfp8;
     case ScaleKind::kTwoLevel:
       return &QuantizeNvfp4;
+    case ScaleKind::kLevels:
+      break;
   }
   return nullptr;
 }

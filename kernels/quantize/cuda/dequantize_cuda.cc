@@ -72,6 +72,7 @@ absl::StatusOr<Tensor> DequantizeCuda(CudaDevice& device, const QuantizedTensor&
   if (TraitsOf(copy.format).scales == ScaleKind::kNone) {
     return CastTensorCuda(device, copy.data, out_dtype);
   }
+  if (TraitsOf(copy.format).has_levels()) return LevelsNeedCpu("format", copy.format);
   QG_ASSIGN_OR_RETURN(Tensor out, device.Allocate(out_dtype, quantized.shape));
   QG_RETURN_IF_ERROR(TraitsOf(copy.format).scales == ScaleKind::kTwoLevel
                          ? DequantizeNvfp4Cuda(device, copy, out)

@@ -224,6 +224,8 @@ absl::Status QuantizeFormat(const CudaRequest& request, QuantizedTensor& quantiz
       return QuantizeBlocks(request, quantized);
     case ScaleKind::kTwoLevel:
       return QuantizeNvfp4(request, quantized);
+    case ScaleKind::kLevels:
+      break;
   }
   return absl::InternalError("quantize: unknown format");
 }
@@ -236,6 +238,9 @@ absl::StatusOr<QuantizedTensor> QuantizeCuda(CudaDevice& device, const Tensor& s
   auto quantized = QuantizeByRules(
       source, quantizer, usages, arguments,
       [&](const RuleRequest& rule, QuantizedTensor& quantized) {
+        if (rule.spec.traits().has_levels()) {
+          return LevelsNeedCpu("quantizer.format", rule.spec.format);
+        }
         if (rule.spec.has_library_steps()) return QuantizeGenerallyCuda(device, rule, quantized);
         return QuantizeFormat(
             {device, rule.source, rule.spec, rule.usages, rule.arguments, rule.hadamard},

@@ -19,11 +19,6 @@ namespace {
 
 constexpr int64_t kGrainElements = 1 << 14;
 
-StepFormat StepFormatOf(DType source) {
-  if (source == DType::kBF16) return StepFormat::kBF16;
-  return source == DType::kF16 ? StepFormat::kF16 : StepFormat::kF32;
-}
-
 /// One direction of a request.
 struct Direction {
   const FormatRequest& request;
@@ -174,6 +169,11 @@ absl::StatusOr<QuantizationCounts> QuantizeDirection(const FormatRequest& reques
 }
 
 }  // namespace
+
+StepFormat StepFormatOf(DType source) {
+  if (source == DType::kBF16) return StepFormat::kBF16;
+  return source == DType::kF16 ? StepFormat::kF16 : StepFormat::kF32;
+}
 
 LibraryRule MakeLibraryRule(const QuantizerSpec& spec, DType source) {
   LibraryRule rule;

@@ -8,6 +8,9 @@
 
 namespace quantgate {
 
+/// Of f32, bf16 or f16.
+StepFormat StepFormatOf(DType source);
+
 /// `spec` has its scale rule resolved, and is quantized.
 LibraryRule MakeLibraryRule(const QuantizerSpec& spec, DType source);
 GeneralGrid MakeGeneralGrid(int64_t rows, int64_t columns, const QuantizerSpec& spec, Usage usage);

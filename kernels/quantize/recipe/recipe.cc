@@ -393,6 +393,22 @@ absl::Status Recipe::CheckRole(TensorRole role) const {
   return Refuse("recipe", name_, absl::StrCat(place_.Text(), ": ", status.message()));
 }
 
+absl::Status Recipe::CheckForLayers() const {
+  for (size_t role = 0; role < kTensorRoleCount; ++role) {
+    for (const Quantizer& quantizer : QuantizersOf(static_cast<TensorRole>(role))) {
+      for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+        const ScalingTraits& traits = quantizer.spec(usage).traits();
+        if (!traits.has_levels()) continue;
+        return Refuse("recipe", ShortText(),
+                      absl::StrCat(std::string(traits.name),
+                                   " is for quantize, dequantize, explain and gemm; layers and "
+                                   "sessions have no such codes"));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Recipe::CheckFits(TensorRole role) const {
   if (rules_->Fits(role, place_)) return absl::OkStatus();
   return Refuse("recipe", name_, CustomRules::NoRuleText(role, place_));

@@ -123,6 +123,9 @@ class Recipe {
   absl::Status CheckModule() const;
   /// The same of one role, whatever the others are.
   absl::Status CheckRole(TensorRole role) const;
+  /// INVALID_ARGUMENT naming the recipe if some role of some module has codes of levels (int8, int4,
+  /// nf4, bnb_fp4), which no layer reads.
+  absl::Status CheckForLayers() const;
   /// Every quantizer that tensors of this role may have in some module.
   std::vector<Quantizer> QuantizersOf(TensorRole role) const;
   /// A sentence for each rule of a custom recipe that is the first to fit no tensor of these

@@ -111,6 +111,10 @@ absl::Status SetField(const std::string& key, const Json& value, QuantizerSpec& 
     spec.amax_epsilon = *parsed;
     return absl::OkStatus();
   }
+  if (key == "group" && value.is_number_integer()) {
+    QG_ASSIGN_OR_RETURN(spec.group, ParseGroup(value.dump()));
+    return absl::OkStatus();
+  }
   QG_RETURN_IF_ERROR(wants(value.is_string(), "a name"));
   const std::string name = value.get<std::string>();
   if (key == "element") {
@@ -134,6 +138,10 @@ absl::Status SetField(const std::string& key, const Json& value, QuantizerSpec& 
     QG_ASSIGN_OR_RETURN(spec.zero_scale, ParseZeroScale(name));
   } else if (key == "zero_sign") {
     QG_ASSIGN_OR_RETURN(spec.zero_sign, ParseSignOfZero(name));
+  } else if (key == "zero_point") {
+    QG_ASSIGN_OR_RETURN(spec.zero_point, ParseZeroPoint(name));
+  } else if (key == "group") {
+    QG_ASSIGN_OR_RETURN(spec.group, ParseGroup(name));
   } else if (key == "4over6") {
     QG_ASSIGN_OR_RETURN(spec.four_over_six, ParseFourOverSix(name));
   } else {
@@ -170,6 +178,13 @@ Json CanonicalSpec(const QuantizerSpec& spec, const QuantizerSpec& plain) {
   add("zero_scale", spec.zero_scale != plain.zero_scale,
       std::string(ZeroScaleName(spec.zero_scale)));
   add("zero_sign", spec.zero_sign != plain.zero_sign, std::string(SignOfZeroName(spec.zero_sign)));
+  add("zero_point", spec.zero_point != plain.zero_point,
+      std::string(ZeroPointName(spec.zero_point)));
+  if (spec.group > 0) {
+    json["group"] = spec.group;
+  } else {
+    add("group", spec.group != plain.group, GroupText(spec.group));
+  }
   add("hadamard", spec.hadamard, true);
   add("row_scaled", spec.row_scaled, true);
   add("4over6", spec.four_over_six != plain.four_over_six,
@@ -202,19 +217,20 @@ absl::Status CheckOfCodes(const QuantizerSpec& spec, const std::string& key, con
                         : Refuse(key, ShownJson(value), "identity casts to f32, bf16 or f16");
   }
   static const std::set<std::string> kOfCodes = {
-      "overflow",          "scale_rule",      "element_rounding", "scale_dtype",
-      "element_operation", "operation_dtype", "zero_scale",       "zero_sign"};
+      "overflow",        "scale_rule", "element_rounding", "scale_dtype", "element_operation",
+      "operation_dtype", "zero_scale", "zero_sign",        "group",       "zero_point"};
   if (!kOfCodes.contains(key)) return absl::OkStatus();
   return Refuse(key, ShownJson(value), "not a field of identity, which makes no codes");
 }
 
 /// A quantizer given by fields. Delayed scaling is a recipe by name.
 absl::StatusOr<QuantizerRule> SpecRule(const Json& json) {
-  QG_RETURN_IF_ERROR(
-      CheckKeys(json, {"format", "element", "block_dim", "power_2_scale", "amax_epsilon",
-                       "scale_rule", "scale_dtype", "element_operation", "operation_dtype",
-                       "zero_scale", "zero_sign", "element_rounding", "overflow", "hadamard",
-                       "row_scaled", "4over6", "e4m3_max", "flush_subnormals"}));
+  QG_RETURN_IF_ERROR(CheckKeys(
+      json,
+      {"format",     "element",          "block_dim",         "power_2_scale",   "amax_epsilon",
+       "scale_rule", "scale_dtype",      "element_operation", "operation_dtype", "zero_scale",
+       "zero_sign",  "element_rounding", "overflow",          "hadamard",        "row_scaled",
+       "4over6",     "e4m3_max",         "flush_subnormals",  "group",           "zero_point"}));
   QuantizerSpec plain;
   QG_RETURN_IF_ERROR(SetField("format", json["format"], plain));
   if (plain.is_quantized()) plain.element = plain.traits().elements.front();
@@ -228,6 +244,7 @@ absl::StatusOr<QuantizerRule> SpecRule(const Json& json) {
   if (rule.spec.scale_rule == ResolveScaleRule(ScaleRule::kUsual, rule.spec.format)) {
     rule.spec.scale_rule = ScaleRule::kUsual;
   }
+  if (rule.spec.group == ResolveGroup(0, rule.spec.format)) rule.spec.group = 0;
   rule.canonical = CanonicalSpec(rule.spec, plain);
   return rule;
 }

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/quantize/general/level_forms.h"
 
 namespace quantgate {
 namespace {
@@ -204,6 +205,42 @@ absl::StatusOr<RecipeRules> RulesOfNvfp4(const Recipe::Knobs& knobs) {
   return Nvfp4Rules(knobs);
 }
 
+absl::StatusOr<RecipeRules> LevelRules(QuantizerFormat format, const Recipe::Knobs& knobs) {
+  QuantizerSpec spec;
+  spec.format = format;
+  const ScaleRule rule = *ParseScaleRule(Value(knobs, "scale_rule"));
+  spec.scale_rule = rule == ResolveScaleRule(ScaleRule::kUsual, format) ? ScaleRule::kUsual : rule;
+  const int group = *ParseGroup(Value(knobs, "group"));
+  spec.group = group == ResolveGroup(0, format) ? 0 : group;
+  spec.element = spec.traits().elements.front();
+  if (knobs.contains("zero_point")) {
+    spec.operation_dtype = *ParseStepDType("operation_dtype", Value(knobs, "operation_dtype"));
+    const std::string& zero_point = Value(knobs, "zero_point");
+    const std::string& element = Value(knobs, "element");
+    std::optional<ZeroPoint> wanted;
+    if (zero_point != "usual") wanted = *ParseZeroPoint(zero_point);
+    const LevelForm form = FirstForm(format, rule, wanted);
+    spec.zero_point = form.zero_point;
+    spec.element = element == "usual" ? form.element : *ParseDType(element);
+  }
+  RecipeRules rules;
+  for (const TensorRole role : kTensorRoles) rules.of(role) = spec;
+  return rules;
+}
+
+absl::StatusOr<RecipeRules> RulesOfInt8(const Recipe::Knobs& knobs) {
+  return LevelRules(QuantizerFormat::kInt8, knobs);
+}
+absl::StatusOr<RecipeRules> RulesOfInt4(const Recipe::Knobs& knobs) {
+  return LevelRules(QuantizerFormat::kInt4, knobs);
+}
+absl::StatusOr<RecipeRules> RulesOfNf4(const Recipe::Knobs& knobs) {
+  return LevelRules(QuantizerFormat::kNf4, knobs);
+}
+absl::StatusOr<RecipeRules> RulesOfBnbFp4(const Recipe::Knobs& knobs) {
+  return LevelRules(QuantizerFormat::kBnbFp4, knobs);
+}
+
 absl::StatusOr<RecipeRules> NothingQuantized(const Recipe::Knobs&) { return RecipeRules{}; }
 
 /// The functions from knobs to rules, for the recipes of recipe_table.cc.
@@ -219,6 +256,10 @@ constexpr std::pair<std::string_view, absl::StatusOr<RecipeRules> (*)(const Reci
         {"mxfp4", &RulesOfMxfp4},
         {"nvfp4", &RulesOfNvfp4},
         {"fp8_rowwise", &RulesOfFp8Rowwise},
+        {"int8", &RulesOfInt8},
+        {"int4", &RulesOfInt4},
+        {"nf4", &RulesOfNf4},
+        {"bnb_fp4", &RulesOfBnbFp4},
 };
 
 std::string OperandName(TensorRole role, Usage usage) {

@@ -246,6 +246,55 @@ RecipeEntry Nvfp4() {
           std::move(knobs)};
 }
 
+/// The knobs of a format of levels, which no layer takes: those of layers have no effect.
+std::vector<Knob> LevelKnobs(Choices scale_rules, Choices groups) {
+  std::vector<Knob> knobs = {BackwardOverrideKnob(), ActivationKnob()};
+  for (Knob& knob : knobs) knob.is_void = true;
+  knobs.push_back(Choice("scale_rule", std::move(scale_rules),
+                         "the library whose steps make scales, zero points and codes"));
+  knobs.push_back(
+      Choice("group", std::move(groups), "what has one scale: elements along the rows"));
+  return knobs;
+}
+
+/// The knobs of integers. `elements`: "usual", and those of the format.
+std::vector<Knob> IntegerKnobs(Choices scale_rules, Choices groups, Choices zero_points,
+                               Choices elements) {
+  std::vector<Knob> knobs = LevelKnobs(std::move(scale_rules), std::move(groups));
+  knobs.push_back(Choice("zero_point", std::move(zero_points),
+                         "usual: what the rule has first, most of all zero as level 0; a code; "
+                         "or a number that is added"));
+  knobs.push_back(
+      Choice("element", std::move(elements), "unsigned codes; usual: what the rule has first"));
+  knobs.push_back(Choice("operation_dtype", {"f32", "source"},
+                         "what scale_rule torchao rounds its operations on elements to"));
+  return knobs;
+}
+
+RecipeEntry Int8() {
+  return {RecipeKind::kBase, "int8",
+          "integers of 8 bits with fp32 scales of rows, of the tensor or of groups; not of layers",
+          IntegerKnobs({"torchao", "compressed_tensors", "modelopt", "quanto", "bitsandbytes",
+                        "bitnet", "gguf", "qwix"},
+                       {"row", "tensor", "32", "64", "128", "256"}, {"usual", "integer"},
+                       {"usual", "u8"})};
+}
+
+RecipeEntry Int4() {
+  return {RecipeKind::kBase, "int4",
+          "integers of 4 bits with fp32 scales of groups, of rows or of the tensor; not of layers",
+          IntegerKnobs(
+              {"torchao", "compressed_tensors", "modelopt", "quanto", "tinygemm", "gguf", "qwix"},
+              {"128", "32", "64", "256", "row", "tensor"}, {"usual", "integer", "float"},
+              {"usual", "u4x2"})};
+}
+
+RecipeEntry TableOfLevels(std::string_view name, std::string_view summary, Choices scale_rules) {
+  return {RecipeKind::kBase, name, summary,
+          LevelKnobs(std::move(scale_rules),
+                     {"64", "32", "128", "256", "512", "1024", "2048", "4096"})};
+}
+
 RecipeEntry Hybrid() {
   const auto rule = [](std::string_view name, std::string_view summary) {
     return Knob{name, KnobKind::kRule, {"bf16"}, summary};
@@ -292,6 +341,13 @@ const std::vector<RecipeEntry>& RecipeEntries() {
                {"compressed_tensors", "modelopt", "gguf", "qwix"}),
       Nvfp4(),
       Fp8Rowwise(),
+      Int8(),
+      Int4(),
+      TableOfLevels("nf4", "NF4 with an fp32 scale of each run of elements; not of layers",
+                    {"bitsandbytes", "torchao", "modelopt", "qwix"}),
+      TableOfLevels("bnb_fp4",
+                    "bitsandbytes' FP4 with an fp32 scale of each run of elements; not of layers",
+                    {"bitsandbytes"}),
       Hybrid(),
       Custom(),
   };

@@ -27,7 +27,8 @@ struct DescrName {
 constexpr DescrName kDescrs[] = {
     {"<f8", DType::kF64},  {"<f4", DType::kF32},       {"<f2", DType::kF16}, {"<V2", DType::kBF16},
     {"|V2", DType::kBF16}, {"bfloat16", DType::kBF16}, {"|u1", DType::kU8},  {"<u1", DType::kU8},
-    {"<i2", DType::kI16},  {"<i4", DType::kI32},       {"<i8", DType::kI64},
+    {"|i1", DType::kI8},   {"<i1", DType::kI8},        {"<i2", DType::kI16}, {"<i4", DType::kI32},
+    {"<i8", DType::kI64},
 };
 // The only one-byte type of ml_dtypes that NumPy writes with a name, which it cannot read back.
 constexpr std::string_view kE5m2Descr = "<f1";

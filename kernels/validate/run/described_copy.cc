@@ -48,6 +48,39 @@ std::optional<ScaleKind> ScaleKindOf(const Tensor& scale) {
   return std::nullopt;
 }
 
+/// The format of levels whose codes have this element; absent if there is none. u8 may be anything.
+std::optional<QuantizerFormat> LevelFormatOf(DType element) {
+  for (const ScalingTraits& traits : AllQuantizerFormats()) {
+    const bool has_element =
+        std::find(traits.elements.begin(), traits.elements.end(), element) != traits.elements.end();
+    if (traits.has_levels() && has_element && element != DType::kU8) return traits.format;
+  }
+  return std::nullopt;
+}
+
+/// The same, and its group, which the number of scales tells if all groups are whole.
+absl::StatusOr<QuantizerSpec> InferLevels(QuantizerFormat format, Usage usage, const Tensor& data,
+                                          const Tensor& scale) {
+  QuantizerSpec spec = {.format = format, .element = data.dtype()};
+  const bool has_runs = spec.traits().has_runs;
+  const int64_t codes = data.columns() * CodesPerElement(data.dtype());
+  const int64_t lines = has_runs ? 1 : data.rows(), length = has_runs ? data.rows() * codes : codes;
+  const int64_t scales = scale.element_count();
+  if (!has_runs && scales == 1) {
+    spec.group = kTensorGroup;
+  } else if (!has_runs && scales == lines) {
+    spec.group = kLineGroup;
+  } else if (lines > 0 && scales > 0 && scales % lines == 0 && length % (scales / lines) == 0 &&
+             length / (scales / lines) <= kGroupMax) {
+    spec.group = static_cast<int>(length / (scales / lines));
+  } else {
+    return RefuseAbsent(DirectionField(usage),
+                        absl::StrCat("codes ", TensorText(data), " with scales ", TensorText(scale),
+                                     " do not tell the group; say it"));
+  }
+  return spec;
+}
+
 /// The format, if dtypes and shapes leave no doubt.
 absl::StatusOr<QuantizerSpec> InferSpec(Usage usage, const QuantizedCopy& outlines) {
   const Tensor& data = outlines.data;
@@ -57,6 +90,9 @@ absl::StatusOr<QuantizerSpec> InferSpec(Usage usage, const QuantizedCopy& outlin
   if (!scale.has_value()) {
     if (IsHighPrecision(data.dtype())) return spec;  // Identity.
     return RefuseAbsent(PartField(usage, "scale_inv"), "codes need their scales");
+  }
+  if (const auto levels = LevelFormatOf(data.dtype()); levels.has_value()) {
+    return InferLevels(*levels, usage, data, scale);
   }
   const std::optional<ScaleKind> scales = ScaleKindOf(scale);
   if (scales == ScaleKind::kTwoLevel && data.dtype() == DType::kU8) {
@@ -100,7 +136,7 @@ absl::StatusOr<Shape> SourceShape(const QuantizerSpec& spec, Usage usage, const 
   if (shape.empty()) {
     return Refuse(PartField(usage, "data"), TensorText(data), "the rank is at least 1");
   }
-  if (spec.element == DType::kF4E2M1x2) shape.back() *= 2;
+  if (spec.is_quantized()) shape.back() *= CodesPerElement(spec.element);
   const bool is_turned = usage == Usage::kColumnwise && spec.traits().turns_columnwise;
   if (!is_turned) return shape;
   if (shape.size() != 2) {
@@ -122,6 +158,16 @@ absl::Status CheckGivenPart(const char* part, Usage usage, const Tensor& given,
     return RefuseAbsent(field, absl::StrCat("expected ", TensorText(expected)));
   }
   return Refuse(field, TensorText(given), absl::StrCat("expected ", TensorText(expected)));
+}
+
+/// Gives scales of groups their shape: libraries keep dims of 1, and those of runs by rows.
+absl::Status Reshape(const Tensor& expected, Tensor& given) {
+  if (!given.has_value() || !expected.has_value() ||
+      given.element_count() != expected.element_count()) {
+    return absl::OkStatus();
+  }
+  QG_ASSIGN_OR_RETURN(given, given.Reinterpret(given.dtype(), expected.shape()));
+  return absl::OkStatus();
 }
 
 int64_t ElementCountOf(const Shape& shape) {
@@ -200,6 +246,10 @@ absl::StatusOr<DescribedCopy> DescribeCopy(const QuantizedDescription& descripti
   if (has_two_levels && !copy.amax.has_value()) {
     spec.scale_rule = ScaleRule::kSingleLevel;
   }
+  if (spec.traits().has_levels() && copy.zero_point.has_value()) {
+    spec.zero_point =
+        copy.zero_point.dtype() == DType::kF32 ? ZeroPoint::kFloat : ZeroPoint::kInteger;
+  }
   QG_ASSIGN_OR_RETURN(QuantizedCopy expected,
                       OutlineCopy(spec, usage, copy.data.dtype(), described.shape));
   described.scale_layout = description.scale_layout;
@@ -216,7 +266,12 @@ absl::StatusOr<DescribedCopy> DescribeCopy(const QuantizedDescription& descripti
     QG_RETURN_IF_ERROR(
         RetypeTensor(expected.scale_inv.dtype(), PartField(usage, "scale_inv"), copy.scale_inv));
   }
+  if (spec.traits().has_levels()) {
+    QG_RETURN_IF_ERROR(Reshape(expected.scale_inv, copy.scale_inv));
+    QG_RETURN_IF_ERROR(Reshape(expected.zero_point, copy.zero_point));
+  }
   QG_RETURN_IF_ERROR(CheckGivenPart("data", usage, copy.data, expected.data));
+  QG_RETURN_IF_ERROR(CheckGivenPart("zero_point", usage, copy.zero_point, expected.zero_point));
   QG_RETURN_IF_ERROR(CheckGivenPart("scale_inv", usage, copy.scale_inv, expected.scale_inv));
   // Per-tensor FP8 does not need its amax to dequantize.
   if (has_two_levels) {
@@ -224,6 +279,7 @@ absl::StatusOr<DescribedCopy> DescribeCopy(const QuantizedDescription& descripti
   }
   expected.data = copy.data;
   expected.scale_inv = copy.scale_inv;
+  expected.zero_point = copy.zero_point;
   expected.amax = copy.amax;
   if (description.spec.has_value()) expected.hadamard = description.spec->hadamard;
   copy = std::move(expected);

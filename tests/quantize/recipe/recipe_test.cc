@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
@@ -95,7 +96,11 @@ TEST(Recipe, EveryKnobReachesTheQuantizer) {
 
 TEST(Recipe, KnobsOfAllRecipes) {
   for (const RecipeDescription& description : AllRecipes()) {
-    if (description.name == "fp8_delayed") continue;  // It has no override.
+    // fp8_delayed has no override, and what layers do not take none of the two.
+    const bool has_override =
+        std::any_of(description.knobs.begin(), description.knobs.end(),
+                    [](const KnobDescription& knob) { return knob.name == "backward_override"; });
+    if (description.name == "fp8_delayed" || !has_override) continue;
     const Recipe recipe =
         Parsed(description.name + ":backward_override=dequant,activation_dtype=f16");
     EXPECT_EQ(recipe.backward_override(), BackwardOverride::kDequantized);
@@ -142,7 +147,8 @@ TEST(Recipe, RefusesWithRecipeKnobValueAndChoices) {
   const Case cases[] = {
       {"fp9",
        "name is \"fp9\": unknown recipe; known: bf16, fp8_delayed, fp8_current, fp8_block, mxfp8, "
-       "mxfp6_e2m3, mxfp6_e3m2, mxfp4, nvfp4, fp8_rowwise, hybrid, custom"},
+       "mxfp6_e2m3, mxfp6_e3m2, mxfp4, nvfp4, fp8_rowwise, int8, int4, nf4, bnb_fp4, hybrid, "
+       "custom"},
       {"", "name is \"\": unknown recipe"},
       {"bf16:fp8_format=e4m3",
        "knobs[\"fp8_format\"] is \"e4m3\": a knob of fp8_delayed, fp8_current, fp8_block, mxfp8, "
@@ -221,6 +227,9 @@ TEST(AllRecipes, EveryListedKnobHasAnEffect) {
   // What else has to be given, first of all nothing.
   const std::pair<std::string_view, std::string_view> others[] = {
       {"", ""},
+      {"int8", "zero_point=integer,"},
+      {"int4", "zero_point=integer,"},
+      {"int4", "scale_rule=gguf,"},
       {"fp8_block", "w_block_dim=1,"},
       {"fp8_block", "power_2_scales=false,"},
       {"nvfp4", "disable_rht=true,"},

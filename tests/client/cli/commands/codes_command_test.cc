@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/str_cat.h"
 #include "tests/base/repository_file.h"
 #include "tests/client/cli/commands/command_fixture.h"
 
@@ -12,6 +13,7 @@ namespace QG_TEST_FILE {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using Arguments = std::vector<std::string>;
 using Json = nlohmann::json;
 
@@ -227,6 +229,63 @@ TEST_F(CodesCommandTest, ATraceTakesCodesAsParametersAndInSteps) {
     EXPECT_EQ(report["subjects"].size(), 3u);
     // The codes were read as they are: nothing was quantized again.
     EXPECT_EQ(report["quantizations"].size(), 0u) << report["quantizations"];
+  }
+}
+
+// Integers and places in a table by the command: quantize, dequantize by the file's metadata and by
+// a hint, explain, and a GEMM beside the tensor itself, which is that of the dequantized values.
+TEST_F(CodesCommandTest, CodesOfLevelsAreDequantizedExplainedAndMultiplied) {
+  struct Row {
+    const char* recipe;
+    const char* element;
+    const char* hint;
+    bool has_zero_point;
+  };
+  const Row rows[] = {
+      {"int8:scale_rule=modelopt", "i8", "int8:group=row", false},
+      {"int8:zero_point=integer", "i8", "int8:group=row", true},
+      {"int4:scale_rule=compressed_tensors,group=32", "i4x2", "int4:element=i4x2,group=32", false},
+      {"int4:scale_rule=quanto,group=64", "u4x2", "int4:element=u4x2,group=64", true},
+      {"nf4", "nf4x2", "nf4:group=64", false}};
+  for (const Row& row : rows) {
+    SCOPED_TRACE(row.recipe);
+    const std::string codes = Codes("fc1.weight", "weight", row.recipe, {});
+    const Arguments values = {"dequantize", codes, "--out-dtype", "bf16", "-o"};
+    EXPECT_EQ(Quantgate(values + Arguments{Path("values.safetensors")}).exit_code, 0);
+    EXPECT_EQ(Quantgate(values + Arguments{Path("hinted.safetensors"), "--format-hint", row.hint})
+                  .exit_code,
+              0);
+    EXPECT_EQ(BytesOf(Path("values.safetensors"), "data"),
+              BytesOf(Path("hinted.safetensors"), "data"));
+    const Json explained =
+        QuantgateJson(Arguments{"explain", "--source", Sample("fc1.weight"), "--codes",
+                                absl::StrCat(codes, ":rowwise_data@", row.element), "--scale-inv",
+                                codes + ":rowwise_scale_inv"},
+                      Where::kInProcess);
+    EXPECT_THAT(explained.dump(),
+                AllOf(HasSubstr("all codes and scales"), Not(HasSubstr("no rule of this build"))));
+    Arguments gemm = {"gemm", "--a", Sample("fc1.x"), "--out-dtype", "f32", "--arithmetic", "fp32"};
+    Arguments of_codes = {"--b", absl::StrCat(codes, ":rowwise_data@", row.element),
+                          "--b-scale-inv", codes + ":rowwise_scale_inv"};
+    if (row.has_zero_point) {
+      of_codes = of_codes + Arguments{"--b-zero-point", codes + ":rowwise_zero_point"};
+    }
+    EXPECT_EQ(Quantgate(gemm + of_codes + Arguments{"-o", Path("d.safetensors")}).exit_code, 0);
+    EXPECT_EQ(Quantgate(gemm + Arguments{"--b", Path("values.safetensors") + ":data", "-o",
+                                         Path("plain.safetensors")})
+                  .exit_code,
+              0);
+    EXPECT_EQ(BytesOf(Path("d.safetensors"), "d"), BytesOf(Path("plain.safetensors"), "d"));
+  }
+}
+
+TEST_F(CodesCommandTest, LayersRefuseRecipesOfLevels) {
+  for (const char* recipe : {"int8", "int4", "nf4", "bnb_fp4"}) {
+    const ProcessResult result =
+        Quantgate({"run", "--recipe", recipe, "--input", Sample("fc1.x"), "--weight",
+                   Sample("fc1.weight"), "--grad-output", Sample("fc1.dy")});
+    EXPECT_NE(result.exit_code, 0);
+    EXPECT_THAT(result.err, HasSubstr("layers and sessions have no such codes"));
   }
 }
 

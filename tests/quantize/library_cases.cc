@@ -1,0 +1,94 @@
+#include "tests/quantize/library_cases.h"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "kernels/numerics/cast.h"
+#include "kernels/tensor/convert.h"
+
+namespace quantgate::testing {
+namespace {
+
+std::string Folder() { return std::string(QUANTGATE_SOURCE_DIR) + "/tests/data/libraries/"; }
+
+}  // namespace
+
+bool LibraryCase::HasLevels() const {
+  static constexpr const char* kRules[] = {"bitsandbytes_four_bits",
+                                           "bitsandbytes_int8",
+                                           "compressed_int",
+                                           "gguf_q4_0",
+                                           "gguf_q4_1",
+                                           "gguf_q5_0",
+                                           "gguf_q5_1",
+                                           "gguf_q8_0",
+                                           "gguf_tq2_0",
+                                           "modelopt_int4",
+                                           "modelopt_int8",
+                                           "nf4_of_rounded_quotient",
+                                           "quanto_few_bits",
+                                           "torch_affine",
+                                           "torchao_int",
+                                           "torchao_tinygemm",
+                                           "transformers_bitnet"};
+  if (std::find(std::begin(kRules), std::end(kRules), rule) != std::end(kRules)) return true;
+  if (rule == "quanto_eight_bits") return Argument("element") == "int8";
+  const std::string kind = rule == "qwix" ? Argument("kind") : "";
+  return kind == "int8" || kind == "int4" || kind == "nf4";
+}
+
+const TensorFile& LibrarySources() {
+  static const auto& file = *new TensorFile(*ReadSafetensors(Folder() + "sources.safetensors"));
+  return file;
+}
+
+const std::vector<LibraryFile>& LibraryFiles() {
+  static const auto& all = *[] {
+    auto* list = new std::vector<LibraryFile>;
+    for (const char* name : {"bitsandbytes", "compressed_tensors", "gfloat", "gguf", "modelopt",
+                             "optimum_quanto", "qwix", "torch", "torchao", "transformers"}) {
+      LibraryFile library;
+      library.file = *ReadKnownSafetensors(absl::StrCat(Folder(), name, ".safetensors"));
+      library.name =
+          library.file.metadata.at("library") + " " + library.file.metadata.at("version");
+      for (const auto& json : nlohmann::json::parse(library.file.metadata.at("cases"))) {
+        library.cases.push_back(
+            {name, json["name"], json["source"], json["rule"], json["block"], json["arguments"]});
+      }
+      list->push_back(std::move(library));
+    }
+    return list;
+  }();
+  return all;
+}
+
+int64_t RowsOf(const LibraryCase& of, const Tensor& source) {
+  return of.arguments.value("rows", source.rows());
+}
+
+std::vector<float> StoredScales(const Tensor& stored, float (*of_byte)(uint8_t)) {
+  const bool has_bytes = DTypeBytes(stored.dtype()) == 1;
+  const Tensor values = has_bytes ? stored : *CastTensor(stored, DType::kF32, {});
+  std::vector<float> scales;
+  for (int64_t i = 0; i < stored.element_count(); ++i) {
+    if (has_bytes) {
+      scales.push_back(of_byte(stored.as<uint8_t>()[i]));
+    } else {
+      scales.push_back(values.as<float>()[i]);
+    }
+  }
+  return scales;
+}
+
+float RoundedTo(DType dtype, float value) {
+  if (dtype == DType::kBF16) return DecodeFloat<BFloat16>(EncodeFloat<BFloat16>(value));
+  if (dtype == DType::kF16) return DecodeFloat<Float16>(EncodeFloat<Float16>(value));
+  return value;
+}
+
+bool IsSameFloat(float a, float b) {
+  return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b) || (a != a && b != b);
+}
+
+}  // namespace quantgate::testing
