@@ -81,6 +81,11 @@ absl::Status CheckScaleLayout(const QuantizeRequest& request) {
         ScaleArrayTypeOf(ScaleArrayOf(spec.format, spec.block_dim, usage, request.source.shape()),
                          request.scale_layout);
     if (!type.ok()) return AsField("scale_layout", type.status());
+    const bool is_e8m0 = HoldsE8m0(request.scale_layout);
+    if (is_e8m0 && spec.traits().scales == ScaleKind::kF32 && !spec.power_2_scale) {
+      return Refuse("scale_layout", ScaleLayoutName(request.scale_layout),
+                    "it holds powers of two: power_2_scales=true makes such scales");
+    }
   }
   return absl::OkStatus();
 }

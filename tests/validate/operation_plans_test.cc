@@ -46,6 +46,11 @@ TEST(QuantizePlan, NamesTheFieldThatIsWrong) {
   request = GoodQuantize("fp8_current");
   request.scale_layout = ScaleLayout::kSwizzled;
   EXPECT_EQ(RefusedField(QuantizePlan::Create(request).status()), "scale_layout");
+  request = GoodQuantize("fp8_block:power_2_scales=false");
+  request.scale_layout = ScaleLayout::kPackedUe8m0;
+  EXPECT_EQ(QuantizePlan::Create(request).status().message(),
+            "scale_layout is packed_ue8m0: it holds powers of two: power_2_scales=true makes such "
+            "scales");
   request = GoodQuantize("fp8_current");
   request.state.scale = Outline(DType::kF32, {1});
   EXPECT_EQ(RefusedField(QuantizePlan::Create(request).status()), "scale");

@@ -288,7 +288,7 @@ void CodesExplainer::AddGroups(const CodeFormat& format, const Stored& stored,
 }
 
 absl::Status CodesExplainer::AddTrials(const CodeFormat& format, const Stored& stored) {
-  const DType dtype = request_.scale_inv.dtype();
+  const DType dtype = stored->scale_dtype;
   bool gives_scales = false;
   for (const CodeBlocks& blocks : BlocksThatFit(*stored)) {
     const Maxima maxima = MaximaOf(*stored, blocks, context_);
@@ -392,7 +392,7 @@ absl::Status CodesExplainer::AddFormat(const CodeFormat& format, CodePacking pac
       QG_RETURN_IF_ERROR(AddTrials(format, stored));
       const bool may_be_nvfp4 = format.dtype == DType::kF4E2M1x2 &&
                                 packing == CodePacking::kUsual &&
-                                IsScaleDType(request_.scale_inv.dtype(), DType::kF8E4M3);
+                                IsScaleDType(stored->scale_dtype, DType::kF8E4M3);
       if (!may_be_nvfp4) continue;
       QG_RETURN_IF_ERROR(AddNvfp4(format, stored));
       QG_RETURN_IF_ERROR(AddHadamard(format, *stored));

@@ -48,8 +48,60 @@ std::optional<ScaleKind> ScaleKindOf(const Tensor& scale) {
   return std::nullopt;
 }
 
+/// The shape of the source, from the codes alone.
+absl::StatusOr<Shape> SourceShape(const QuantizerSpec& spec, Usage usage, const Tensor& data) {
+  Shape shape = data.shape();
+  if (shape.empty()) {
+    return Refuse(PartField(usage, "data"), TensorText(data), "the rank is at least 1");
+  }
+  if (spec.element == DType::kF4E2M1x2) shape.back() *= 2;
+  const bool is_turned = usage == Usage::kColumnwise && spec.traits().turns_columnwise;
+  if (!is_turned) return shape;
+  if (shape.size() != 2) {
+    return Refuse(PartField(usage, "data"), TensorText(data),
+                  "columnwise codes are the transpose [K][M]");
+  }
+  return Shape{shape[1], shape[0]};
+}
+
+/// The format and the blocks whose scales in `layout` have the dtype and shape of the given ones,
+/// if these leave no doubt.
+absl::StatusOr<QuantizerSpec> InferSpecOfLayout(Usage usage, const QuantizedCopy& outlines,
+                                                ScaleLayout layout) {
+  const Tensor& data = outlines.data;
+  const Tensor& scale = outlines.scale_inv;
+  std::vector<QuantizerSpec> found;
+  for (const ScalingTraits& traits : AllQuantizerFormats()) {
+    if (!traits.has_blocks()) continue;
+    for (const DType element : traits.elements) {
+      if (element != data.dtype() && data.dtype() != DType::kU8) continue;
+      for (const int block_dim : {1, 2}) {
+        if (block_dim == 2 && traits.is_micro) continue;  // Stored as those of lines.
+        QuantizerSpec spec;
+        spec.format = traits.format;
+        spec.element = element;
+        spec.block_dim = block_dim;
+        const auto shape = SourceShape(spec, usage, data);
+        if (!shape.ok()) continue;
+        const auto type =
+            ScaleArrayTypeOf(ScaleArrayOf(traits.format, block_dim, usage, *shape), layout);
+        const bool has_type = type.ok() && type->shape == scale.shape() &&
+                              (type->dtype == scale.dtype() ||
+                               (scale.dtype() == DType::kU8 && DTypeBytes(type->dtype) == 1));
+        if (has_type) found.push_back(spec);
+      }
+    }
+  }
+  if (found.size() == 1) return found.front();
+  return Doubt(usage,
+               absl::StrCat("codes ", TensorText(data), " with ",
+                            std::string(ScaleLayoutName(layout)), " scales ", TensorText(scale),
+                            " may be of ", found.empty() ? "no format" : "several formats"));
+}
+
 /// The format, if dtypes and shapes leave no doubt.
-absl::StatusOr<QuantizerSpec> InferSpec(Usage usage, const QuantizedCopy& outlines) {
+absl::StatusOr<QuantizerSpec> InferSpec(Usage usage, const QuantizedCopy& outlines,
+                                        ScaleLayout layout) {
   const Tensor& data = outlines.data;
   const Tensor& scale = outlines.scale_inv;
   QuantizerSpec spec;
@@ -57,6 +109,9 @@ absl::StatusOr<QuantizerSpec> InferSpec(Usage usage, const QuantizedCopy& outlin
   if (!scale.has_value()) {
     if (IsHighPrecision(data.dtype())) return spec;  // Identity.
     return RefuseAbsent(PartField(usage, "scale_inv"), "codes need their scales");
+  }
+  if (layout != ScaleLayout::kLogical && scale.rank() == 2 && !outlines.amax.has_value()) {
+    return InferSpecOfLayout(usage, outlines, layout);
   }
   const std::optional<ScaleKind> scales = ScaleKindOf(scale);
   if (scales == ScaleKind::kTwoLevel && data.dtype() == DType::kU8) {
@@ -92,22 +147,6 @@ absl::Status RetypeTensor(DType dtype, const std::string& field, Tensor& tensor)
   }
   return Refuse(field, TensorText(tensor),
                 absl::StrCat("expected ", std::string(DTypeName(dtype))));
-}
-
-/// The shape of the source, from the codes alone.
-absl::StatusOr<Shape> SourceShape(const QuantizerSpec& spec, Usage usage, const Tensor& data) {
-  Shape shape = data.shape();
-  if (shape.empty()) {
-    return Refuse(PartField(usage, "data"), TensorText(data), "the rank is at least 1");
-  }
-  if (spec.element == DType::kF4E2M1x2) shape.back() *= 2;
-  const bool is_turned = usage == Usage::kColumnwise && spec.traits().turns_columnwise;
-  if (!is_turned) return shape;
-  if (shape.size() != 2) {
-    return Refuse(PartField(usage, "data"), TensorText(data),
-                  "columnwise codes are the transpose [K][M]");
-  }
-  return Shape{shape[1], shape[0]};
 }
 
 absl::Status CheckGivenPart(const char* part, Usage usage, const Tensor& given,
@@ -175,7 +214,7 @@ absl::StatusOr<DescribedCopy> DescribeCopy(const QuantizedDescription& descripti
   if (description.spec.has_value()) {
     spec = *description.spec;
   } else {
-    QG_ASSIGN_OR_RETURN(spec, InferSpec(usage, outlines));
+    QG_ASSIGN_OR_RETURN(spec, InferSpec(usage, outlines, description.scale_layout));
   }
   DescribedCopy described;
   QuantizedCopy& copy = described.copy;
