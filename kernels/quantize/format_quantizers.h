@@ -34,7 +34,7 @@ absl::Status QuantizeFp8Rowwise(const FormatRequest& request, QuantizedTensor& q
 absl::Status QuantizeFp8Block(const FormatRequest& request, QuantizedTensor& quantized);
 absl::Status QuantizeMxfp8(const FormatRequest& request, QuantizedTensor& quantized);
 absl::Status QuantizeNvfp4(const FormatRequest& request, QuantizedTensor& quantized);
-/// Every format, where QuantizerSpec::has_library_steps.
+/// Every format, where QuantizerSpec::takes_general_path.
 absl::Status QuantizeGenerally(const FormatRequest& request, QuantizedTensor& quantized);
 
 /// max |x| over the elements, exact (docs/quantizers.md section 1.5).

@@ -93,6 +93,12 @@ struct QuantizerSpec {
            operation_dtype != StepDType::kF32 || zero_scale != ZeroScale::kOne ||
            zero_sign != SignOfZero::kKeep;
   }
+  /// Whether the general path of an engine quantizes so: for such a step, and for fp32 scales of
+  /// blocks of another length than 128, which the tuned paths have.
+  bool takes_general_path() const {
+    const bool is_group = traits().scales == ScaleKind::kF32 && traits().block_length != 128;
+    return has_library_steps() || is_group;
+  }
   bool is_quantized() const { return format != QuantizerFormat::kIdentity; }
   /// Whether it is an identity that casts its source.
   bool casts() const { return !is_quantized() && IsHighPrecision(element); }

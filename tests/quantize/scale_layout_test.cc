@@ -283,7 +283,8 @@ TEST(ScaleLayout, RefusalsNameWhatIsWrong) {
     return message(ScaleArrayTypeOf(array, layout).status());
   };
   EXPECT_EQ(type({QuantizerFormat::kFp8Tensor}, ScaleLayout::kLogical),
-            "scales is of fp8_tensor: it has no block scales; fp8_block, mxfp8, nvfp4 have");
+            "scales is of fp8_tensor: it has no block scales; fp8_block, mxfp8, nvfp4, "
+            "fp8_block32, fp8_block64, fp8_block256 have");
   EXPECT_EQ(
       type({kBlock, 1, kRow, 4, 4}, ScaleLayout::kSwizzled),
       "scale_layout is swizzled: fp8_block has no such layout; its GEMM reads the padded one");

@@ -123,7 +123,8 @@ TEST(GemmPlan, NamesTheFieldThatIsWrong) {
   request.a.scale_inv = Outline(DType::kF32, {1});
   EXPECT_EQ(GemmPlan::Create(request).status().message(),
             "a.scaling is absent: scale_inv f32[1] with 1 rows fits tensor and outer; say which of "
-            "tensor, outer, 1x128, 128x128, mx32, nv16");
+            "tensor, outer, 1x128, 128x128, mx32, nv16, 1x32, 32x32, 1x64, 64x64, 1x256, "
+            "256x256");
   request.a.scaling = ScaleMode::kTensor;
   request.a.e4m3_max = 256;
   EXPECT_EQ(RefusedField(GemmPlan::Create(request).status()), "a.e4m3_max");

@@ -68,7 +68,7 @@ absl::Status KeepSource(const FormatRequest& request, QuantizedTensor& quantized
 }
 
 FormatQuantizer QuantizerOf(const QuantizerSpec& spec) {
-  if (spec.has_library_steps()) return &QuantizeGenerally;
+  if (spec.takes_general_path()) return &QuantizeGenerally;
   switch (spec.traits().scales) {
     case ScaleKind::kNone:
       return &KeepSource;

@@ -190,6 +190,7 @@ LibraryRule MakeLibraryRule(const QuantizerSpec& spec, DType source) {
   rule.zero_sign = spec.zero_sign;
   rule.rounding = spec.element_rounding;
   rule.overflow = spec.overflow;
+  rule.subnormals = spec.subnormals();
   rule.is_whole = rule.scales == ScaleKind::kTensor;
   rule.e4m3_max = spec.e4m3_max;
   return rule;
