@@ -187,8 +187,10 @@ ScaleArray ScaleArrayOf(QuantizerFormat format, int block_dim, Usage usage, cons
   return {format, block_dim, usage, rows, shape.back()};
 }
 
-Shape FlattenScales(const Shape& scales, const Shape& codes) {
-  if (scales.size() < 3 || scales.size() != codes.size()) return scales;
+Shape FlattenScales(const Shape& scales, const Shape& codes, ScaleLayout layout) {
+  const bool has_lines = layout == ScaleLayout::kLogical || layout == ScaleLayout::kKMajor ||
+                         layout == ScaleLayout::kUe8m0;
+  if (!has_lines || scales.size() < 3 || scales.size() != codes.size()) return scales;
   const size_t row_dim = scales.size() - 2;
   if (!std::equal(scales.begin(), scales.begin() + row_dim, codes.begin())) return scales;
   // A row has one scale, or one for each block of some format.
@@ -208,7 +210,8 @@ absl::StatusOr<DescribedCopy> DescribeCopy(const QuantizedDescription& descripti
   if (Tensor& scales = outlines.scale_inv; scales.has_value()) {
     QG_ASSIGN_OR_RETURN(
         scales,
-        scales.Reinterpret(scales.dtype(), FlattenScales(scales.shape(), outlines.data.shape())));
+        scales.Reinterpret(scales.dtype(), FlattenScales(scales.shape(), outlines.data.shape(),
+                                                         description.scale_layout)));
   }
   QuantizerSpec spec;
   if (description.spec.has_value()) {
