@@ -405,7 +405,7 @@ QG_HOST_DEVICE inline UnitScale MakeE8m0Scale(const LibraryRule& rule, float ama
     case ScaleRule::kQwix:
       return QwixMxScale<F>(rule, amax);
     default:
-      unit.code = E8m0Scale<F>(amax, rule.options.rule);
+      unit.code = E8m0Scale<F>(amax, rule.options.rule, rule.subnormals);
       unit.factor = E8m0Multiplier(unit.code);
       return unit;
   }

@@ -34,7 +34,7 @@ absl::Status QuantizeFp8Rowwise(const FormatRequest& request, QuantizedTensor& q
 absl::Status QuantizeFp8Block(const FormatRequest& request, QuantizedTensor& quantized);
 absl::Status QuantizeMxfp8(const FormatRequest& request, QuantizedTensor& quantized);
 absl::Status QuantizeNvfp4(const FormatRequest& request, QuantizedTensor& quantized);
-/// Every format, where QuantizerSpec::takes_general_path.
+/// Every format, where TakesGeneralPath.
 absl::Status QuantizeGenerally(const FormatRequest& request, QuantizedTensor& quantized);
 
 /// max |x| over the elements, exact (docs/quantizers.md section 1.5).
@@ -63,6 +63,13 @@ absl::StatusOr<QuantizedTensor> QuantizeByRules(const Tensor& source, const Quan
                                                 Usages usages, const QuantizeArguments& arguments,
                                                 RuleQuantizer quantize,
                                                 RowwiseDequantizer dequantize);
+
+/// Whether rows off the multiples of a micro format's blocks are quantized rowwise by this rule:
+/// blocks within a row, by steps that the general path has.
+bool TakesRaggedRows(const QuantizerSpec& spec);
+/// Whether an engine quantizes `source` on its general path: what QuantizerSpec::takes_general_path
+/// says, and such rows.
+bool TakesGeneralPath(const QuantizerSpec& spec, const Tensor& source);
 
 /// Whether a copy by this rule has an amax that the maximum over a group may replace.
 bool ReadsGroupAmax(const QuantizerSpec& spec);

@@ -74,10 +74,14 @@ absl::Status CheckArray(const ScaleArray& array) {
   }
   if (!traits.is_micro) return absl::OkStatus();
   const int64_t length = BlockLength(array.format);
-  if (array.rows % length == 0 && array.columns % length == 0) return absl::OkStatus();
-  return Refuse(
-      "scales", of_dims,
-      absl::StrCat("both dims must be multiples of ", length, " under ", Name(array.format)));
+  // Rowwise blocks lie within rows, of which there may be any number.
+  const bool is_line_wise = array.usage == Usage::kRowwise && array.block_dim == 1;
+  const bool has_whole_rows = is_line_wise || array.rows % length == 0;
+  if (has_whole_rows && array.columns % length == 0) return absl::OkStatus();
+  return Refuse("scales", of_dims,
+                absl::StrCat(is_line_wise ? "the last dim must be a multiple of "
+                                          : "both dims must be multiples of ",
+                             length, " under ", Name(array.format)));
 }
 
 /// Moves all scales in the order of the lines, up to the first that cannot be moved.

@@ -289,7 +289,10 @@ TEST(ScaleLayout, RefusalsNameWhatIsWrong) {
       type({kBlock, 1, kRow, 4, 4}, ScaleLayout::kSwizzled),
       "scale_layout is swizzled: fp8_block has no such layout; its GEMM reads the padded one");
   EXPECT_EQ(type({kMx, 1, kRow, 32, 48}, ScaleLayout::kPadded),
-            "scales is of 32x48: both dims must be multiples of 32 under mxfp8");
+            "scales is of 32x48: the last dim must be a multiple of 32 under mxfp8");
+  EXPECT_EQ(type({kMx, 1, kColumn, 48, 32}, ScaleLayout::kPadded),
+            "scales is of 48x32: both dims must be multiples of 32 under mxfp8");
+  EXPECT_EQ(ScaleArrayTypeOf({kMx, 1, kRow, 33, 64}, ScaleLayout::kLogical)->shape, (Shape{33, 2}));
   EXPECT_EQ(
       message(ConvertScales(*Tensor::Allocate(DType::kF8E8M0, {32, 2}), {kMx, 1, kRow, 32, 32},
                             ScaleLayout::kLogical, ScaleLayout::kPadded)

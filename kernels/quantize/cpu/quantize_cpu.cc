@@ -67,8 +67,8 @@ absl::Status KeepSource(const FormatRequest& request, QuantizedTensor& quantized
   return request.context.CheckCancelled();
 }
 
-FormatQuantizer QuantizerOf(const QuantizerSpec& spec) {
-  if (spec.takes_general_path()) return &QuantizeGenerally;
+FormatQuantizer QuantizerOf(const QuantizerSpec& spec, const Tensor& source) {
+  if (TakesGeneralPath(spec, source)) return &QuantizeGenerally;
   switch (spec.traits().scales) {
     case ScaleKind::kNone:
       return &KeepSource;
@@ -95,7 +95,7 @@ absl::StatusOr<QuantizedTensor> QuantizeCpu(const Tensor& source, const Quantize
   return QuantizeByRules(
       source, quantizer, usages, arguments,
       [&](const RuleRequest& rule, QuantizedTensor& quantized) {
-        return QuantizerOf(rule.spec)(
+        return QuantizerOf(rule.spec, rule.source)(
             {rule.source, rule.spec, rule.usages, rule.arguments, context, rule.hadamard},
             quantized);
       },

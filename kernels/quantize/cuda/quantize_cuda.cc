@@ -236,7 +236,8 @@ absl::StatusOr<QuantizedTensor> QuantizeCuda(CudaDevice& device, const Tensor& s
   auto quantized = QuantizeByRules(
       source, quantizer, usages, arguments,
       [&](const RuleRequest& rule, QuantizedTensor& quantized) {
-        if (rule.spec.takes_general_path()) return QuantizeGenerallyCuda(device, rule, quantized);
+        if (TakesGeneralPath(rule.spec, rule.source))
+          return QuantizeGenerallyCuda(device, rule, quantized);
         return QuantizeFormat(
             {device, rule.source, rule.spec, rule.usages, rule.arguments, rule.hadamard},
             quantized);
