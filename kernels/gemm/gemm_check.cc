@@ -32,6 +32,12 @@ absl::Status CheckData(std::string_view field, const GemmOperand& operand, bool 
   const Tensor& data = operand.data;
   if (!data.has_value()) return RefuseAbsent(field, "a GEMM needs both operands");
   if (data.rank() != 2) return Refuse(field, TensorText(data), "operands are 2-D");
+  if (IsFnuz(data.dtype())) {
+    return StatusOf({.code = absl::StatusCode::kUnimplemented,
+                     .field = std::string(field),
+                     .value = TensorText(data),
+                     .rule = "no arithmetic here multiplies AMD's FP8 formats; dequantize them"});
+  }
   if (!IsCode(data.dtype()) && !IsHighPrecision(data.dtype())) {
     return Refuse(field, TensorText(data),
                   "operands are f32, bf16, f16, f8_e4m3, f8_e5m2, f6_e2m3, f6_e3m2 or f4_e2m1x2; "

@@ -261,6 +261,9 @@ absl::Status CheckSpec(const QuantizerSpec& spec, Usage usage) {
   QG_RETURN_IF_ERROR(CheckForeignFields(spec));
   if (!spec.is_quantized()) return absl::OkStatus();
   QG_RETURN_IF_ERROR(CheckElement(spec));
+  if (IsFnuz(spec.element) && spec.scaling == Scaling::kDelayed) {
+    return Refuse("element", DTypeName(spec.element), "delayed scaling has f8_e4m3 and f8_e5m2");
+  }
   QG_RETURN_IF_ERROR(CheckRules(spec));
   return spec.traits().scales == ScaleKind::kTwoLevel ? CheckNvfp4(spec, usage) : absl::OkStatus();
 }

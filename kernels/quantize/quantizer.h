@@ -94,10 +94,10 @@ struct QuantizerSpec {
            zero_sign != SignOfZero::kKeep;
   }
   /// Whether the general path of an engine quantizes so: for such a step, and for fp32 scales of
-  /// blocks of another length than 128, which the tuned paths have.
+  /// blocks of another length than 128 and elements of AMD's, which the tuned paths do not have.
   bool takes_general_path() const {
     const bool is_group = traits().scales == ScaleKind::kF32 && traits().block_length != 128;
-    return has_library_steps() || is_group;
+    return has_library_steps() || is_group || IsFnuz(element);
   }
   bool is_quantized() const { return format != QuantizerFormat::kIdentity; }
   /// Whether it is an identity that casts its source.

@@ -53,6 +53,12 @@ const std::vector<DTypeRow>& Rows() {
       {{DType::kF6E2M3, "f6_e2m3", "U8", 1, true}, kFormatId<E2M3>, {"float6_e2m3fn", "e2m3"}},
       {{DType::kF6E3M2, "f6_e3m2", "U8", 1, true}, kFormatId<E3M2>, {"float6_e3m2fn", "e3m2"}},
       {{DType::kI16, "i16", "I16", 2, false}, kNoFormat, {"int16", "I16"}},
+      {{DType::kF8E4M3Fnuz, "f8_e4m3fnuz", "F8_E4M3FNUZ", 1, true},
+       kFormatId<E4M3Fnuz>,
+       {"float8_e4m3fnuz", "e4m3fnuz", "F8_E4M3FNUZ"}},
+      {{DType::kF8E5M2Fnuz, "f8_e5m2fnuz", "F8_E5M2FNUZ", 1, true},
+       kFormatId<E5M2Fnuz>,
+       {"float8_e5m2fnuz", "e5m2fnuz", "F8_E5M2FNUZ"}},
   };
   return rows;
 }

@@ -28,6 +28,8 @@ enum class DType {
   kF6E2M3,    ///< OCP E2M3, one code in the low six bits of a byte.
   kF6E3M2,    ///< OCP E3M2, likewise.
   kI16,
+  kF8E4M3Fnuz,  ///< AMD's E4M3 with bias 8: one zero, no infinities, NaN 0x80.
+  kF8E5M2Fnuz,  ///< AMD's E5M2 with bias 16, likewise.
 };
 
 /// Properties of one element type.
@@ -44,7 +46,12 @@ const std::vector<DTypeTraits>& AllDTypes();
 
 inline std::string_view DTypeName(DType dtype) { return TraitsOf(dtype).name; }
 inline int DTypeBytes(DType dtype) { return TraitsOf(dtype).bytes; }
+/// OCP's FP8, which GEMMs read; not AMD's.
 inline bool IsFp8(DType dtype) { return dtype == DType::kF8E4M3 || dtype == DType::kF8E5M2; }
+/// AMD's FP8, which quantizers alone have.
+inline bool IsFnuz(DType dtype) {
+  return dtype == DType::kF8E4M3Fnuz || dtype == DType::kF8E5M2Fnuz;
+}
 /// Whether it is f32, bf16 or f16: the types in which layers take and return activations.
 inline bool IsHighPrecision(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;

@@ -5,7 +5,8 @@
 namespace quantgate {
 namespace {
 
-constexpr DType kFp8Elements[] = {DType::kF8E4M3, DType::kF8E5M2};
+constexpr DType kFp8Elements[] = {DType::kF8E4M3, DType::kF8E5M2, DType::kF8E4M3Fnuz,
+                                  DType::kF8E5M2Fnuz};
 constexpr DType kMxElements[] = {DType::kF8E4M3, DType::kF8E5M2, DType::kF6E2M3, DType::kF6E3M2,
                                  DType::kF4E2M1x2};
 constexpr DType kFp4Elements[] = {DType::kF4E2M1x2};

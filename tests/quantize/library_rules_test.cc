@@ -186,7 +186,7 @@ const Row kRows[] = {
 };
 
 /// How many cases of each rule no quantizer is, whose codes, elements or blocks this build lacks:
-/// integers and tables of levels, FNUZ elements, casts without a scale to FP6 and FP4 or toward
+/// integers and tables of levels, casts without a scale to FNUZ, FP6 and FP4 or toward
 /// zero, containers of ggml, and fp32 scales of 16 elements.
 const std::map<std::string, int> kNotCovered = {
     {"bitsandbytes_four_bits", 22},
@@ -203,16 +203,13 @@ const std::map<std::string, int> kNotCovered = {
     {"modelopt_int4", 5},
     {"modelopt_int8", 7},
     {"nf4_of_rounded_quotient", 4},
-    {"quanto_eight_bits", 13},
+    {"quanto_eight_bits", 11},
     {"quanto_few_bits", 11},
     {"qwix", 24},
     {"torch_affine", 12},
     {"torch_cast", 8},
-    {"torch_number_over_amax", 4},
-    {"torchao_float8", 4},
     {"torchao_int", 24},
     {"torchao_tinygemm", 4},
-    {"torchao_training", 2},
     {"transformers_bitnet", 7},
     {"transformers_fp8", 4},
 };
@@ -241,9 +238,11 @@ std::string ElementOf(const Case& of) {
 /// The dtype of our name, if this build has it.
 std::optional<DType> DTypeOf(const std::string& element) {
   static const std::map<std::string, DType> kDTypes = {
-      {"e4m3", DType::kF8E4M3},    {"e5m2", DType::kF8E5M2},   {"e2m3", DType::kF6E2M3},
-      {"e3m2", DType::kF6E3M2},    {"e2m1", DType::kF4E2M1x2}, {"mxfp8", DType::kF8E4M3},
-      {"mxfp4", DType::kF4E2M1x2}, {"nvfp4", DType::kF4E2M1x2}};
+      {"e4m3", DType::kF8E4M3},         {"e5m2", DType::kF8E5M2},
+      {"e2m3", DType::kF6E2M3},         {"e3m2", DType::kF6E3M2},
+      {"e2m1", DType::kF4E2M1x2},       {"mxfp8", DType::kF8E4M3},
+      {"mxfp4", DType::kF4E2M1x2},      {"nvfp4", DType::kF4E2M1x2},
+      {"e4m3fnuz", DType::kF8E4M3Fnuz}, {"e5m2fnuz", DType::kF8E5M2Fnuz}};
   const auto found = kDTypes.find(element);
   return found == kDTypes.end() ? std::nullopt : std::optional<DType>(found->second);
 }
@@ -464,6 +463,7 @@ float ScaleAt(const QuantizedCopy& copy, int64_t index) {
 }
 
 bool IsNanCode(DType element, uint8_t code) {
+  if (IsFnuz(element)) return code == 0x80;
   if (element == DType::kF8E4M3) return (code & 0x7F) == 0x7F;
   return element == DType::kF8E5M2 && (code & 0x7F) > 0x7C;
 }

@@ -198,7 +198,7 @@ absl::StatusOr<Tensor> DequantizeCpu(const QuantizedTensor& quantized, Usage usa
   }
   QG_ASSIGN_OR_RETURN(Tensor out, Tensor::Allocate(out_dtype, quantized.shape));
   absl::Status status;
-  VisitFormat<QuantizedFormats>(
+  VisitFormat<GeneralFormats>(
       copy->element, [&]<class F>() { status = Dequantize<F>(*copy, usage, out, context); });
   QG_RETURN_IF_ERROR(status);
   QG_RETURN_IF_ERROR(context.CheckCancelled());

@@ -231,7 +231,7 @@ absl::Status QuantizeGenerally(const FormatRequest& request, QuantizedTensor& qu
   for (const Usage usage : {Usage::kColumnwise, Usage::kRowwise}) {
     if (!HasUsage(request.usages, usage)) continue;
     VisitFormat<SourceFormats>(request.source.dtype(), [&]<class Source>() {
-      VisitFormat<QuantizedFormats>(request.spec.element, [&]<class Element>() {
+      VisitFormat<GeneralFormats>(request.spec.element, [&]<class Element>() {
         counts = QuantizeDirection<Source, Element>(request, usage, quantized);
       });
     });

@@ -39,7 +39,8 @@ constexpr char kUnknown[] = "unknown";
 constexpr char kRowScaledText[] = ", row_scaled_activation=true";
 
 bool IsElementDType(DType given, const CodeFormat& format) {
-  return given == DType::kU8 || (given == format.dtype && !format.is_fnuz);
+  if (given == DType::kU8 || !format.is_fnuz) return given == DType::kU8 || given == format.dtype;
+  return given == (format.dtype == DType::kF8E4M3 ? DType::kF8E4M3Fnuz : DType::kF8E5M2Fnuz);
 }
 
 /// The scalings that go with a source: an f32 one tells no rounding to its type. kDivideInBf16 is
