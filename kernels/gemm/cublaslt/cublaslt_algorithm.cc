@@ -28,7 +28,7 @@ absl::Status CheckFormat(const std::string& side, const GemmOperand& operand) {
                          "cuBLASLt on sm_90 has no NVFP4; the model of sm100 has");
   }
   if (IsFp8Block(operand.scaling) && ScaleBlockOf(operand.scaling).k != 128) {
-    return CublasLtLacks(side + ".scaling", ScaleModeName(operand.scaling),
+    return CublasLtLacks(side + ".scaling", std::string(ScaleModeName(operand.scaling)),
                          "cuBLASLt on sm_90 has fp32 scales of 128; the models of sm100 and exact "
                          "have others");
   }
