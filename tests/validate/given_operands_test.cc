@@ -179,6 +179,18 @@ TEST(QuantizedPlan, PutsScalesOfEveryLayoutBackAndRefusesWhatDoesNotFit) {
       EXPECT_TRUE(SameBits(plan->Codes(*engine)->rowwise->scale_inv, blocks.rowwise->scale_inv));
     }
   }
+  // Without a description the shape of the scales tells the length of blocks.
+  const Tensor longer = Generated(Distribution::kNormal, 3, DType::kBF16, {64, 640});
+  for (const char* recipe : {"fp8_block", "fp8_block:group_size=32", "fp8_block:group_size=64",
+                             "fp8_block:group_size=256"}) {
+    const QuantizedTensor blocks = CodesOf(longer, recipe, TensorRole::kInput);
+    QuantizedParts parts;
+    parts.rowwise = *blocks.rowwise;
+    const absl::StatusOr<QuantizedPlan> plan = QuantizedPlan::Create(parts);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(plan->outline().rowwise->format, blocks.rowwise->format);
+    EXPECT_EQ(plan->outline().rowwise->block_dim, 1);
+  }
   QuantizedParts none;
   EXPECT_THAT(std::string(QuantizedPlan::Create(none).status().message()),
               HasSubstr("tensors[\"rowwise_data\"] is absent"));

@@ -64,10 +64,9 @@ absl::StatusOr<Shape> SourceShape(const QuantizerSpec& spec, Usage usage, const 
   return Shape{shape[1], shape[0]};
 }
 
-/// The format and the blocks whose scales in `layout` have the dtype and shape of the given ones,
-/// if these leave no doubt.
-absl::StatusOr<QuantizerSpec> InferSpecOfLayout(Usage usage, const QuantizedCopy& outlines,
-                                                ScaleLayout layout) {
+/// The block formats whose scales in `layout` have the dtype and shape of the given ones.
+std::vector<QuantizerSpec> SpecsOfLayout(Usage usage, const QuantizedCopy& outlines,
+                                         ScaleLayout layout) {
   const Tensor& data = outlines.data;
   const Tensor& scale = outlines.scale_inv;
   std::vector<QuantizerSpec> found;
@@ -92,11 +91,36 @@ absl::StatusOr<QuantizerSpec> InferSpecOfLayout(Usage usage, const QuantizedCopy
       }
     }
   }
+  return found;
+}
+
+/// The only one of them.
+absl::StatusOr<QuantizerSpec> InferSpecOfLayout(Usage usage, const QuantizedCopy& outlines,
+                                                ScaleLayout layout) {
+  const std::vector<QuantizerSpec> found = SpecsOfLayout(usage, outlines, layout);
   if (found.size() == 1) return found.front();
-  return Doubt(usage,
-               absl::StrCat("codes ", TensorText(data), " with ",
-                            std::string(ScaleLayoutName(layout)), " scales ", TensorText(scale),
-                            " may be of ", found.empty() ? "no format" : "several formats"));
+  return Doubt(usage, absl::StrCat("codes ", TensorText(outlines.data), " with ",
+                                   std::string(ScaleLayoutName(layout)), " scales ",
+                                   TensorText(outlines.scale_inv), " may be of ",
+                                   found.empty() ? "no format" : "several formats"));
+}
+
+/// The length of blocks under fp32 scales: 128 where their shape may be its, or is no other's; else
+/// the only one whose it is.
+absl::StatusOr<QuantizerFormat> InferFp8Block(Usage usage, const QuantizedCopy& outlines) {
+  std::vector<QuantizerSpec> found = SpecsOfLayout(usage, outlines, ScaleLayout::kLogical);
+  std::erase_if(found,
+                [](const QuantizerSpec& spec) { return spec.traits().scales != ScaleKind::kF32; });
+  const bool is_of_one = std::all_of(found.begin(), found.end(), [&](const QuantizerSpec& spec) {
+    return spec.format == found.front().format;
+  });
+  const bool has_128 = std::any_of(found.begin(), found.end(), [](const QuantizerSpec& spec) {
+    return spec.format == QuantizerFormat::kFp8Block;
+  });
+  if (found.empty() || has_128) return QuantizerFormat::kFp8Block;
+  if (is_of_one) return found.front().format;
+  return Doubt(usage, absl::StrCat("codes ", TensorText(outlines.data), " with scales ",
+                                   TensorText(outlines.scale_inv), " may be of several formats"));
 }
 
 /// The format, if dtypes and shapes leave no doubt.
@@ -117,8 +141,11 @@ absl::StatusOr<QuantizerSpec> InferSpec(Usage usage, const QuantizedCopy& outlin
   if (scales == ScaleKind::kTwoLevel && data.dtype() == DType::kU8) {
     spec.element = DType::kF4E2M1x2;
   }
-  const std::optional<QuantizerFormat> format =
+  std::optional<QuantizerFormat> format =
       scales.has_value() ? OnlyFormatOf(*scales, spec.element) : std::nullopt;
+  if (scales == ScaleKind::kF32 && (IsFp8(spec.element) || IsFnuz(spec.element))) {
+    QG_ASSIGN_OR_RETURN(format, InferFp8Block(usage, outlines));
+  }
   if (!format.has_value()) {
     return Doubt(usage, absl::StrCat("codes ", TensorText(data), " with scales ", TensorText(scale),
                                      " may be of several formats"));
