@@ -122,6 +122,10 @@ absl::StatusOr<Arithmetic> Arithmetic::Parse(std::string_view text) {
   if (parts.size() == 1) return arithmetic;
   if (!HasParameters(*family)) return RefuseText(text, absl::StrCat(name, " takes no parameters"));
   for (const std::string& parameter : Split(parts[1])) {
+    if (arithmetic.family == ArithmeticFamily::kSm100 && parameter == "mma") {
+      arithmetic.family = ArithmeticFamily::kSm100MmaFp8;
+      continue;
+    }
     QG_RETURN_IF_ERROR(ApplyParameter(text, parameter, arithmetic));
   }
   return arithmetic;

@@ -25,6 +25,7 @@ enum class ArithmeticFamily {
   kExact,     ///< The correctly rounded result of the real-number GEMM.
   kFp32,      ///< Sequential fp32 FMA over k.
   kCublasLt,  ///< The hardware through cuBLASLt, the subject under test; CUDA engine only.
+  kSm100MmaFp8,  ///< Blackwell's (B200) mma.sync FP8, "sm100:mma": the rule of kSm90MmaFp8.
   kInt32,     ///< Sums of integers; CPU engine only.
 };
 /// "sm90", "sm90_mma_fp8", "exact", "auto".

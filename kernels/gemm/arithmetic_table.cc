@@ -51,10 +51,15 @@ std::vector<OperandRule> AdaRules() {
 
 /// `plain` is the evidence for the rules of bf16 and fp16.
 std::vector<OperandRule> BlackwellRules(RuleEvidence plain) {
-  return {{kF16, Chained(16, 25), true, plain},    {kBF16, Chained(16, 25), false, plain},
-          {kTf32, Chained(8, 25), false, kRead},   {kFp8, Chained(32, 25), true, kRead},
-          {kF8F6F4, Chained(32, 25), true, kRead}, {kFp8Block, Chained(32, 25), false, kRead},
-          {kMx32, Chained(32, 25), false, kRead},  {kNv16, Nvfp4(), false, kRead}};
+  return {{kF16, Chained(16, 25), true, plain},
+          {kBF16, Chained(16, 25), false, plain},
+          {kTf32, Chained(8, 25), false, kRead},
+          {kFp8, Chained(32, 25), true, kRead},
+          {kF8F6F4, Chained(32, 25), true, kRead},
+          {kFp8Block, Chained(32, 25), false, kRead},
+          {kFp8Group, Chained(32, 25), false, kRead},
+          {kMx32, Chained(32, 25), false, kRead},
+          {kNv16, Nvfp4(), false, kRead}};
 }
 
 std::vector<ArithmeticRow> MakeTable() {
@@ -129,6 +134,11 @@ std::vector<ArithmeticRow> MakeTable() {
          false}},
        BlackwellRules(kRecorded),
        true},
+      {kSm100MmaFp8,
+       {{"sm100_mma_fp8",
+         "Blackwell's (B200) mma.sync m16n8k32 FP8, also sm100:mma: the rule of sm90_mma_fp8",
+         "docs/tensor-cores.md section 2", recorded, false}},
+       {{kFp8, EmulatedFp8(), true, kRecorded}}},
       {kSm120,
        {{"sm120", "Blackwell (RTX), mma.sync: the rules of sm100",
          "docs/tensor-cores.md sections 2 and 3.5", read, false}},

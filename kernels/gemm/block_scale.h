@@ -26,9 +26,8 @@ QG_HOST_DEVICE constexpr float E4m3ScaleValue(uint8_t code) {
 
 /// Whether an fp32 scale is a number of E8M0: a power of two from 2^-127 to 2^127.
 QG_HOST_DEVICE constexpr bool IsE8m0Number(float scale) {
-  const uint32_t bits = std::bit_cast<uint32_t>(scale);
-  const bool is_normal = bits >= 0x00800000 && bits < 0x7F800000;
-  return (is_normal && (bits & 0x7FFFFF) == 0) || bits == 0x00400000;
+  uint8_t code = 0;
+  return ExactE8m0(std::bit_cast<uint32_t>(scale), code) && code != kE8m0Nan;
 }
 
 /// The factor of an fp32 scale by its bits. The scale must be a power of two of at least 2^-127,

@@ -23,9 +23,11 @@ void RaiseTo(std::atomic<uint32_t>& maximum, uint32_t value) {
   }
 }
 
-constexpr ScaleMode kScaleModes[] = {ScaleMode::kNone,  ScaleMode::kTensor,  ScaleMode::kOuter,
-                                     ScaleMode::k1x128, ScaleMode::k128x128, ScaleMode::kMx32,
-                                     ScaleMode::kNv16,  ScaleMode::kGroup};
+constexpr ScaleMode kScaleModes[] = {ScaleMode::kNone,   ScaleMode::kTensor,  ScaleMode::kOuter,
+                                     ScaleMode::k1x128,  ScaleMode::k128x128, ScaleMode::kMx32,
+                                     ScaleMode::kNv16,   ScaleMode::k1x32,    ScaleMode::k32x32,
+                                     ScaleMode::k1x64,   ScaleMode::k64x64,   ScaleMode::k1x256,
+                                     ScaleMode::k256x256, ScaleMode::kGroup};
 
 }  // namespace
 
@@ -84,6 +86,18 @@ std::string_view ScaleModeName(ScaleMode mode) {
       return "nv16";
     case ScaleMode::kGroup:
       return "group";
+    case ScaleMode::k1x32:
+      return "1x32";
+    case ScaleMode::k32x32:
+      return "32x32";
+    case ScaleMode::k1x64:
+      return "1x64";
+    case ScaleMode::k64x64:
+      return "64x64";
+    case ScaleMode::k1x256:
+      return "1x256";
+    case ScaleMode::k256x256:
+      return "256x256";
   }
   return "unknown";
 }

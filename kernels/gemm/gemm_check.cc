@@ -33,6 +33,12 @@ absl::Status CheckData(std::string_view field, const GemmOperand& operand, bool 
   const Tensor& data = operand.data;
   if (!data.has_value()) return RefuseAbsent(field, "a GEMM needs both operands");
   if (data.rank() != 2) return Refuse(field, TensorText(data), "operands are 2-D");
+  if (IsFnuz(data.dtype())) {
+    return StatusOf({.code = absl::StatusCode::kUnimplemented,
+                     .field = std::string(field),
+                     .value = TensorText(data),
+                     .rule = "no arithmetic here multiplies AMD's FP8 formats; dequantize them"});
+  }
   const bool is_integer = data.dtype() == DType::kI8 || data.dtype() == DType::kU8;
   if (!IsCode(data.dtype()) && !IsHighPrecision(data.dtype()) && !is_integer) {
     return Refuse(

@@ -8,22 +8,6 @@
 namespace quantgate {
 namespace {
 
-/// The number of rows and of elements along k that one scale is for.
-std::pair<int, int> BlockOf(ScaleMode mode) {
-  switch (mode) {
-    case ScaleMode::k1x128:
-      return {1, 128};
-    case ScaleMode::k128x128:
-      return {128, 128};
-    case ScaleMode::kMx32:
-      return {1, 32};
-    case ScaleMode::kNv16:
-      return {1, 16};
-    default:
-      return {1, 1};
-  }
-}
-
 absl::StatusOr<std::shared_ptr<Buffer>> UnpackFp4(const Tensor& packed) {
   const int64_t bytes = packed.element_count();
   QG_ASSIGN_OR_RETURN(auto codes, Buffer::Allocate(static_cast<size_t>(2 * bytes)));
@@ -58,7 +42,7 @@ absl::StatusOr<OperandView> View(const GemmOperand& operand, int64_t rows, int64
 BlockScaleView BlockScalesOf(const GemmOperand& operand, int64_t rows, int64_t k,
                              bool k_contiguous) {
   BlockScaleView view;
-  const auto [row_block, k_block] = BlockOf(operand.scaling);
+  const auto [dtype, row_block, k_block] = ScaleBlockOf(operand.scaling);
   if (k_block == 1) return view;
   view.data = operand.scale_inv.data();
   view.dtype = operand.scale_inv.dtype();

@@ -48,31 +48,12 @@ absl::Status CheckElements(const Side& side) {
   return IsFp8(dtype) ? absl::OkStatus() : refuse("only FP8 operands have scales of this mode");
 }
 
-struct ScaleLayout {
-  DType dtype;
-  int row_block, k_block;
-};
-ScaleLayout ScaleLayoutOf(ScaleMode mode) {
-  switch (mode) {
-    case ScaleMode::k1x128:
-      return {DType::kF32, 1, 128};
-    case ScaleMode::k128x128:
-      return {DType::kF32, 128, 128};
-    case ScaleMode::kMx32:
-      return {DType::kF8E8M0, 1, 32};
-    case ScaleMode::kNv16:
-      return {DType::kF8E4M3, 1, 16};
-    default:
-      return {DType::kF32, 1, 1};
-  }
-}
-
 Shape ExpectedScaleShape(const Side& side) {
   if (side.operand.scaling == ScaleMode::kTensor) return {1};
   if (side.operand.scaling == ScaleMode::kOuter) return {side.rows};
-  const ScaleLayout layout = ScaleLayoutOf(side.operand.scaling);
-  const int64_t row_blocks = (side.rows + layout.row_block - 1) / layout.row_block;
-  const int64_t k_blocks = (side.k + layout.k_block - 1) / layout.k_block;
+  const ScaleBlock block = ScaleBlockOf(side.operand.scaling);
+  const int64_t row_blocks = (side.rows + block.rows - 1) / block.rows;
+  const int64_t k_blocks = (side.k + block.k - 1) / block.k;
   return side.k_contiguous ? Shape{row_blocks, k_blocks} : Shape{k_blocks, row_blocks};
 }
 
@@ -114,21 +95,21 @@ absl::Status CheckSide(const Side& side) {
   if (!operand.scale_inv.has_value()) {
     return RefuseAbsent(side.Field("scale_inv"), "scaling other than none needs it");
   }
-  const ScaleLayout layout = ScaleLayoutOf(operand.scaling);
+  const ScaleBlock block = ScaleBlockOf(operand.scaling);
   const bool may_have_partial_blocks =
       operand.scaling != ScaleMode::kMx32 && operand.scaling != ScaleMode::kNv16;
-  if (!may_have_partial_blocks && side.k % layout.k_block != 0) {
+  if (!may_have_partial_blocks && side.k % block.k != 0) {
     return Refuse("k", absl::StrCat(side.k),
-                  absl::StrCat("must be a multiple of ", layout.k_block, " under ",
+                  absl::StrCat("must be a multiple of ", block.k, " under ",
                                NameOfMode(operand.scaling), " scales"));
   }
   const Shape expected = ExpectedScaleShape(side);
   const Tensor& scale = operand.scale_inv;
-  if (scale.dtype() == layout.dtype && scale.shape() == expected) return absl::OkStatus();
+  if (scale.dtype() == block.dtype && scale.shape() == expected) return absl::OkStatus();
   std::string dims = absl::StrCat(expected[0]);
   if (expected.size() > 1) absl::StrAppend(&dims, "x", expected[1]);
   return Refuse(side.Field("scale_inv"), TensorText(scale),
-                absl::StrCat("must be ", std::string(DTypeName(layout.dtype)), "[", dims, "]"));
+                absl::StrCat("must be ", std::string(DTypeName(block.dtype)), "[", dims, "]"));
 }
 
 absl::Status CheckPair(ScaleMode a, ScaleMode b) {
@@ -138,13 +119,15 @@ absl::Status CheckPair(ScaleMode a, ScaleMode b) {
                                "a.scaling is ",
                                NameOfMode(a)));
   }
-  if (a == ScaleMode::k128x128 && b == ScaleMode::k128x128) {
-    return Refuse(
-        "b.scaling", "128x128",
-        "2-D by 2-D blocks: at most one operand may have 128x128 scales, the other 1x128");
+  const ScaleBlock of_a = ScaleBlockOf(a), of_b = ScaleBlockOf(b);
+  if (of_a.rows > 1 && of_b.rows > 1) {
+    return Refuse("b.scaling", NameOfMode(b),
+                  absl::StrCat("2-D by 2-D blocks: at most one operand may have ", NameOfMode(a),
+                               " scales, the other 1x", of_a.k));
   }
+  // Blocks of one kind have one length.
   const auto family = [](ScaleMode mode) {
-    if (IsFp8Block(mode)) return 1;
+    if (IsFp8Block(mode)) return ScaleBlockOf(mode).k;
     return mode == ScaleMode::kMx32 ? 2 : mode == ScaleMode::kNv16 ? 3 : 0;
   };
   if (family(a) == family(b)) return absl::OkStatus();
@@ -197,8 +180,9 @@ absl::Status CheckRowScaled(const GemmDesc& desc, ArithmeticFamily family) {
 }  // namespace
 
 absl::Status ScaleNotE8M0Error(std::string_view operand, float scale, int64_t index) {
-  return Refuse(absl::StrCat(std::string(operand), ".scale_inv[", index, "]"), absl::StrCat(scale),
-                "Blackwell takes scales of 128 that are powers of two from 2^-127 to 2^127");
+  return Refuse(
+      absl::StrCat(std::string(operand), ".scale_inv[", index, "]"), absl::StrCat(scale),
+      "Blackwell takes fp32 scales of blocks that are powers of two from 2^-127 to 2^127");
 }
 
 bool NeedsPowersOfTwo(const GemmDesc& desc) {

@@ -14,9 +14,10 @@ inline bool IsFp6OrFp4(DType dtype) {
   return dtype == DType::kF6E2M3 || dtype == DType::kF6E3M2 || dtype == DType::kF4E2M1x2;
 }
 
-/// Whether the scales are fp32 ones of 1x128 blocks or 128x128 tiles.
+/// Whether the scales are fp32 ones of blocks or tiles, of 128 or of another length.
 inline bool IsFp8Block(ScaleMode mode) {
-  return mode == ScaleMode::k1x128 || mode == ScaleMode::k128x128;
+  const ScaleBlock block = ScaleBlockOf(mode);
+  return block.k > 1 && block.dtype == DType::kF32;
 }
 
 /// Whether an nv16 operand has an amax for each row.

@@ -71,18 +71,20 @@ QG_HOST_DEVICE constexpr uint32_t RoundAndPack(uint64_t significand, int exponen
   return static_cast<uint32_t>(code);
 }
 
-/// Adds the sign to a magnitude code. NaN is canonical and gets no sign.
+/// Adds the sign to a magnitude code. NaN is canonical and gets no sign, nor does a zero that has
+/// none.
 template <class F>
 QG_HOST_DEVICE constexpr typename F::Storage WithSign(uint32_t magnitude, bool negative) {
   using Storage = typename F::Storage;
   if (F::kSpecials != Specials::kNone && magnitude == F::kCanonicalNan) return F::kCanonicalNan;
+  if (F::kSpecials == Specials::kFnuz && magnitude == 0) return 0;
   return Storage(magnitude | (negative ? FormatConstants<F>::kSignMask : Storage(0)));
 }
 
 }  // namespace cast_steps
 
 /// The code of `value` in F. NaN gives the canonical NaN; the sign of zero, and of what rounds to
-/// zero, is kept.
+/// zero, is kept where the format has one.
 template <class F>
 QG_HOST_DEVICE constexpr typename F::Storage EncodeFloat(
     float value, ElementRounding rounding = ElementRounding::kNearestEven,

@@ -30,6 +30,18 @@ QG_HOST_DEVICE constexpr float DecodeE8m0(uint8_t code) {
   return std::bit_cast<float>(code == 0 ? 0x00400000u : uint32_t(code) << 23);
 }
 
+/// The code of the fp32 number with these bits; false where it is none of E8M0's: 2^-127 to 2^127,
+/// and NaN of either sign.
+QG_HOST_DEVICE constexpr bool ExactE8m0(uint32_t bits, uint8_t& code) {
+  if ((bits & 0x7FFFFFFF) > 0x7F800000) {
+    code = kE8m0Nan;
+    return true;
+  }
+  code = static_cast<uint8_t>(bits >> 23);
+  const bool is_normal = bits >= 0x00800000 && bits < 0x7F800000;
+  return (is_normal && (bits & 0x7FFFFF) == 0) || bits == 0x00400000;
+}
+
 /// 2^(127 - code), the factor of the elements on quantization; 0xFF is NaN.
 QG_HOST_DEVICE constexpr float E8m0Multiplier(uint8_t code) {
   return DecodeE8m0(code == kE8m0Nan ? kE8m0Nan : static_cast<uint8_t>(254 - code));

@@ -14,6 +14,7 @@ enum class Specials {
   kIeee,     ///< Exponent all ones: mantissa 0 is an infinity, else NaN.
   kOnlyNan,  ///< No infinities; exponent and mantissa all ones is NaN (the "fn" formats).
   kNone,     ///< Every code is finite.
+  kFnuz,     ///< No infinities and no -0, whose code is the one NaN (the "fnuz" formats).
 };
 
 /// IEEE 754 binary32.
@@ -55,6 +56,21 @@ struct E5M2 {
   static constexpr int kExponentBits = 5, kMantissaBits = 2, kBias = 15;
   static constexpr Specials kSpecials = Specials::kIeee;
   static constexpr Storage kCanonicalNan = 0x7F;
+};
+
+/// AMD's FP8 of gfx940 to gfx942, whose biases are one more than OCP's: maximum 240 and 57344, both
+/// 0x7F; the only NaN is 0x80.
+struct E4M3Fnuz {
+  using Storage = uint8_t;
+  static constexpr int kExponentBits = 4, kMantissaBits = 3, kBias = 8;
+  static constexpr Specials kSpecials = Specials::kFnuz;
+  static constexpr Storage kCanonicalNan = 0x80;
+};
+struct E5M2Fnuz {
+  using Storage = uint8_t;
+  static constexpr int kExponentBits = 5, kMantissaBits = 2, kBias = 16;
+  static constexpr Specials kSpecials = Specials::kFnuz;
+  static constexpr Storage kCanonicalNan = 0x80;
 };
 
 /// OCP FP6 E2M3 and E3M2, one code in the low six bits of a byte, and FP4 E2M1: every code is
@@ -112,6 +128,9 @@ template <class F>
 QG_HOST_DEVICE constexpr Unpacked Unpack(typename F::Storage code) {
   using C = FormatConstants<F>;
   const bool negative = (code & C::kSignMask) != 0;
+  if (F::kSpecials == Specials::kFnuz && code == C::kSignMask) {
+    return {FloatClass::kNan, false, 0, 0};
+  }
   const int field = static_cast<int>((code & ~C::kSignMask) >> F::kMantissaBits);
   const uint32_t mantissa = code & C::kMantissaMask;
   if (F::kSpecials == Specials::kIeee && field == C::kExponentAllOnes) {
@@ -133,6 +152,7 @@ QG_HOST_DEVICE constexpr Unpacked Unpack(typename F::Storage code) {
 template <class F>
 QG_HOST_DEVICE constexpr FloatClass FloatClassOf(typename F::Storage code) {
   using C = FormatConstants<F>;
+  if (F::kSpecials == Specials::kFnuz && code == C::kSignMask) return FloatClass::kNan;
   const uint32_t magnitude = code & (C::kSignMask - 1u);
   if (magnitude == 0) return FloatClass::kZero;
   if (magnitude <= C::kMaxFinite) return FloatClass::kFinite;

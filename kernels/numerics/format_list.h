@@ -37,8 +37,9 @@ constexpr uint8_t PlaceOf(FormatTypes<Listed...>) {
 
 }  // namespace format_list_internal
 
-/// All formats: these and E2M1, whose tensors hold two codes per byte.
-using AllFormats = format_list_internal::Appended<ElementFormats, E2M1>::Types;
+/// All formats: these, E2M1, whose tensors hold two codes per byte, and AMD's, which quantizers
+/// alone have.
+using AllFormats = format_list_internal::Appended<ElementFormats, E2M1, E4M3Fnuz, E5M2Fnuz>::Types;
 
 /// A format at run time: its place in AllFormats.
 enum class FormatId : uint8_t {};

@@ -56,7 +56,8 @@ struct LibraryRule {
   SignOfZero zero_sign = SignOfZero::kKeep;
   ElementRounding rounding = ElementRounding::kNearestEven;
   Overflow overflow = Overflow::kSaturate;
-  bool is_whole = false;  ///< One scale for the whole tensor (fp8_tensor).
+  Subnormals subnormals = Subnormals::kKept;  ///< Of the steps of fp32 scales by usual rules.
+  bool is_whole = false;                      ///< One scale for the whole tensor (fp8_tensor).
   int e4m3_max = 448;
 };
 
@@ -266,7 +267,7 @@ QG_HOST_DEVICE constexpr UnitScale MakeFloatScale(const LibraryRule& rule, float
     default: {
       ScaleOptions options = rule.options;
       options.amax_epsilon = epsilon;
-      unit.scale = RoundTo(dtype, ComputeScale(amax, max_finite, options));
+      unit.scale = RoundTo(dtype, ComputeScale(amax, max_finite, options, rule.subnormals));
       // ComputeScale has 1 for an amax of 0.
       if (amax == 0.0f)
         unit.scale = std::bit_cast<float>(0x7F800000u);
@@ -276,7 +277,9 @@ QG_HOST_DEVICE constexpr UnitScale MakeFloatScale(const LibraryRule& rule, float
     }
   }
   const bool inverse_first = rule.options.rule == ScaleRule::kInverse;
-  if (!inverse_first) unit.scale_inv = RoundTo(dtype, 1.0f / unit.scale);
+  if (!inverse_first) {
+    unit.scale_inv = RoundTo(dtype, ScaleInverse(unit.scale, rule.subnormals));
+  }
   if (rule.options.rule == ScaleRule::kReciprocalProduct && rule.options.power_2) {
     const float smallest = 0x1p-126f;
     const float inverse = unit.scale_inv < smallest ? smallest : unit.scale_inv;
@@ -402,7 +405,7 @@ QG_HOST_DEVICE inline UnitScale MakeE8m0Scale(const LibraryRule& rule, float ama
     case ScaleRule::kQwix:
       return QwixMxScale<F>(rule, amax);
     default:
-      unit.code = E8m0Scale<F>(amax, rule.options.rule);
+      unit.code = E8m0Scale<F>(amax, rule.options.rule, rule.subnormals);
       unit.factor = E8m0Multiplier(unit.code);
       return unit;
   }

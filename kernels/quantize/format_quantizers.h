@@ -35,7 +35,7 @@ absl::Status QuantizeFp8Block(const FormatRequest& request, QuantizedTensor& qua
 absl::Status QuantizeMxfp8(const FormatRequest& request, QuantizedTensor& quantized);
 absl::Status QuantizeNvfp4(const FormatRequest& request, QuantizedTensor& quantized);
 absl::Status QuantizeLevels(const FormatRequest& request, QuantizedTensor& quantized);
-/// Every format but those of levels, where QuantizerSpec::has_library_steps.
+/// Every format but those of levels, where TakesGeneralPath.
 absl::Status QuantizeGenerally(const FormatRequest& request, QuantizedTensor& quantized);
 
 /// max |x| over the elements, exact (docs/quantizers.md section 1.5).
@@ -64,6 +64,13 @@ absl::StatusOr<QuantizedTensor> QuantizeByRules(const Tensor& source, const Quan
                                                 Usages usages, const QuantizeArguments& arguments,
                                                 RuleQuantizer quantize,
                                                 RowwiseDequantizer dequantize);
+
+/// Whether rows off the multiples of a micro format's blocks are quantized rowwise by this rule:
+/// blocks within a row, by steps that the general path has.
+bool TakesRaggedRows(const QuantizerSpec& spec);
+/// Whether an engine quantizes `source` on its general path: what QuantizerSpec::takes_general_path
+/// says, and such rows.
+bool TakesGeneralPath(const QuantizerSpec& spec, const Tensor& source);
 
 /// Whether a copy by this rule has an amax that the maximum over a group may replace.
 bool ReadsGroupAmax(const QuantizerSpec& spec);

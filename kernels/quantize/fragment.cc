@@ -36,6 +36,10 @@ absl::Status CheckFormat(const QuantizerSpec& spec, Usage usage) {
     return Refuse("quantizer", QuantizerText(spec),
                   "fragments are quantized by Transformer Engine's steps alone");
   }
+  if (IsFnuz(spec.element)) {
+    return Refuse("quantizer.element", DTypeName(spec.element),
+                  "no GEMM reads such a weight, so none is divided into fragments");
+  }
   if (spec.four_over_six != FourOverSix::kNone) {
     return Refuse("quantizer.4over6", FourOverSixName(spec.four_over_six),
                   "it compares all elements of a tile, and a fragment may hold only some");

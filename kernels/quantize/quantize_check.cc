@@ -281,6 +281,9 @@ absl::Status CheckSpec(const QuantizerSpec& spec, Usage usage) {
   QG_RETURN_IF_ERROR(CheckForeignFields(spec));
   if (!spec.is_quantized()) return absl::OkStatus();
   QG_RETURN_IF_ERROR(CheckElement(spec));
+  if (IsFnuz(spec.element) && spec.scaling == Scaling::kDelayed) {
+    return Refuse("element", DTypeName(spec.element), "delayed scaling has f8_e4m3 and f8_e5m2");
+  }
   QG_RETURN_IF_ERROR(CheckRules(spec));
   return spec.traits().scales == ScaleKind::kTwoLevel ? CheckNvfp4(spec, usage) : absl::OkStatus();
 }
@@ -291,13 +294,20 @@ absl::Status CheckDims(int64_t rows, int64_t columns, int64_t multiple, std::str
                 absl::StrCat(std::string(why), " needs both dims in multiples of ", multiple));
 }
 
+/// `usages` are all that are asked for.
 absl::Status CheckSource(DType source, int64_t rows, int64_t columns, const Quantizer& quantizer,
-                         Usage usage) {
+                         Usages usages, Usage usage) {
   const QuantizerSpec& spec = quantizer.spec(usage);
   const std::string of(DTypeName(source));
-  if (spec.traits().is_micro) {
-    QG_RETURN_IF_ERROR(
-        CheckDims(rows, columns, BlockLength(spec.format), QuantizerFormatName(spec.format)));
+  const int64_t length = BlockLength(spec.format);
+  if (spec.traits().is_micro && !usages.columnwise && TakesRaggedRows(spec)) {
+    if (columns % length != 0) {
+      return Refuse("source", absl::StrCat(rows, "x", columns),
+                    absl::StrCat(std::string(QuantizerFormatName(spec.format)),
+                                 " needs the last dim in multiples of ", length));
+    }
+  } else if (spec.traits().is_micro) {
+    QG_RETURN_IF_ERROR(CheckDims(rows, columns, length, QuantizerFormatName(spec.format)));
   }
   if (spec.traits().has_levels()) return CheckLevelSource(spec, usage, rows, columns);
   if (spec.hadamard && usage == Usage::kColumnwise && source != DType::kBF16) {
@@ -315,6 +325,18 @@ absl::Status CheckSource(DType source, int64_t rows, int64_t columns, const Quan
 }
 
 }  // namespace
+
+bool TakesRaggedRows(const QuantizerSpec& spec) {
+  const bool is_plain = spec.traits().scales != ScaleKind::kTwoLevel ||
+                        (!spec.row_scaled && spec.four_over_six == FourOverSix::kNone &&
+                         spec.element_rounding != ElementRounding::kStochastic);
+  return spec.traits().is_micro && spec.block_dim == 1 && is_plain;
+}
+
+bool TakesGeneralPath(const QuantizerSpec& spec, const Tensor& source) {
+  const bool is_ragged = spec.traits().is_micro && source.rows() % BlockLength(spec.format) != 0;
+  return spec.takes_general_path() || is_ragged;
+}
 
 absl::Status CheckQuantizer(const Quantizer& quantizer) {
   if (quantizer.rowwise.hadamard) {
@@ -358,12 +380,13 @@ absl::Status CheckQuantization(DType source, const Shape& shape, const Quantizer
   const bool reads_rowwise =
       usages.rowwise || quantizer.columnwise_source == ColumnwiseSource::kRowwiseDequantized;
   if (reads_rowwise) {
-    QG_RETURN_IF_ERROR(CheckSource(source, rows, shape.back(), quantizer, Usage::kRowwise));
+    QG_RETURN_IF_ERROR(CheckSource(source, rows, shape.back(), quantizer, usages, Usage::kRowwise));
   }
   if (usages.columnwise) {
     QG_RETURN_IF_ERROR(WithinField(PathOf(quantizer, Usage::kColumnwise),
                                    CheckSpec(quantizer.columnwise, Usage::kColumnwise)));
-    QG_RETURN_IF_ERROR(CheckSource(source, rows, shape.back(), quantizer, Usage::kColumnwise));
+    QG_RETURN_IF_ERROR(
+        CheckSource(source, rows, shape.back(), quantizer, usages, Usage::kColumnwise));
   }
   return absl::OkStatus();
 }

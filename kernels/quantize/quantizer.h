@@ -105,6 +105,12 @@ struct QuantizerSpec {
            element_operation != ElementOperation::kMultiply || operation_dtype != StepDType::kF32 ||
            zero_scale != ZeroScale::kOne || zero_sign != SignOfZero::kKeep;
   }
+  /// Whether the general path of an engine quantizes so: for such a step, and for fp32 scales of
+  /// blocks of another length than 128 and elements of AMD's, which the tuned paths do not have.
+  bool takes_general_path() const {
+    const bool is_group = traits().scales == ScaleKind::kF32 && traits().block_length != 128;
+    return has_library_steps() || is_group || IsFnuz(element);
+  }
   bool is_quantized() const { return format != QuantizerFormat::kIdentity; }
   /// Whether it is an identity that casts its source.
   bool casts() const { return !is_quantized() && IsHighPrecision(element); }

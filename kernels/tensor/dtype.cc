@@ -60,6 +60,12 @@ const std::vector<DTypeRow>& Rows() {
       {{DType::kU4x2, "u4x2", "U8", 1, false}, kNoFormat, {}},
       {{DType::kNf4x2, "nf4x2", "U8", 1, false}, kNoFormat, {}},
       {{DType::kBnbFp4x2, "bnb_fp4x2", "U8", 1, false}, kNoFormat, {}},
+      {{DType::kF8E4M3Fnuz, "f8_e4m3fnuz", "F8_E4M3FNUZ", 1, true},
+       kFormatId<E4M3Fnuz>,
+       {"float8_e4m3fnuz", "e4m3fnuz", "F8_E4M3FNUZ"}},
+      {{DType::kF8E5M2Fnuz, "f8_e5m2fnuz", "F8_E5M2FNUZ", 1, true},
+       kFormatId<E5M2Fnuz>,
+       {"float8_e5m2fnuz", "e5m2fnuz", "F8_E5M2FNUZ"}},
   };
   return rows;
 }

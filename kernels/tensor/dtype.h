@@ -34,6 +34,8 @@ enum class DType {
   kU4x2,      ///< Integers from 0 to 15.
   kNf4x2,     ///< Places in the table of NF4 (level_rule.h).
   kBnbFp4x2,  ///< Places in the table that bitsandbytes calls FP4, which is not E2M1.
+  kF8E4M3Fnuz,  ///< AMD's E4M3 with bias 8: one zero, no infinities, NaN 0x80.
+  kF8E5M2Fnuz,  ///< AMD's E5M2 with bias 16, likewise.
 };
 
 /// Properties of one element type.
@@ -52,7 +54,12 @@ inline std::string_view DTypeName(DType dtype) { return TraitsOf(dtype).name; }
 inline int DTypeBytes(DType dtype) { return TraitsOf(dtype).bytes; }
 /// The number of codes in one element of the shape: 2 for types of four bits.
 int CodesPerElement(DType dtype);
+/// OCP's FP8, which GEMMs read; not AMD's.
 inline bool IsFp8(DType dtype) { return dtype == DType::kF8E4M3 || dtype == DType::kF8E5M2; }
+/// AMD's FP8, which quantizers alone have.
+inline bool IsFnuz(DType dtype) {
+  return dtype == DType::kF8E4M3Fnuz || dtype == DType::kF8E5M2Fnuz;
+}
 /// Whether it is f32, bf16 or f16: the types in which layers take and return activations.
 inline bool IsHighPrecision(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;

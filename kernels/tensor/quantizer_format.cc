@@ -5,7 +5,8 @@
 namespace quantgate {
 namespace {
 
-constexpr DType kFp8Elements[] = {DType::kF8E4M3, DType::kF8E5M2};
+constexpr DType kFp8Elements[] = {DType::kF8E4M3, DType::kF8E5M2, DType::kF8E4M3Fnuz,
+                                  DType::kF8E5M2Fnuz};
 constexpr DType kMxElements[] = {DType::kF8E4M3, DType::kF8E5M2, DType::kF6E2M3, DType::kF6E3M2,
                                  DType::kF4E2M1x2};
 constexpr DType kFp4Elements[] = {DType::kF4E2M1x2};
@@ -46,6 +47,20 @@ constexpr ScaleRule kTwoLevelRules[] = {ScaleRule::kTwoLevel,
                                         ScaleRule::kQwix,
                                         ScaleRule::kVllm};
 
+/// FP8 under fp32 scales of `length` elements or of tiles of it on a side.
+constexpr ScalingTraits Fp8Groups(QuantizerFormat format, std::string_view name, int length,
+                                  ScaleMode lines, ScaleMode tiles) {
+  return {.format = format,
+          .name = name,
+          .scales = ScaleKind::kF32,
+          .block_length = length,
+          .is_micro = false,
+          .turns_columnwise = true,
+          .scale_modes = {lines, tiles},
+          .elements = kFp8Elements,
+          .rules = kFp8Rules};
+}
+
 constexpr ScalingTraits kFormats[] = {
     {.format = QuantizerFormat::kIdentity,
      .name = "identity",
@@ -65,15 +80,7 @@ constexpr ScalingTraits kFormats[] = {
      .scale_modes = {ScaleMode::kTensor, ScaleMode::kTensor},
      .elements = kFp8Elements,
      .rules = kFp8Rules},
-    {.format = QuantizerFormat::kFp8Block,
-     .name = "fp8_block",
-     .scales = ScaleKind::kF32,
-     .block_length = 128,
-     .is_micro = false,
-     .turns_columnwise = true,
-     .scale_modes = {ScaleMode::k1x128, ScaleMode::k128x128},
-     .elements = kFp8Elements,
-     .rules = kFp8Rules},
+    Fp8Groups(QuantizerFormat::kFp8Block, "fp8_block", 128, ScaleMode::k1x128, ScaleMode::k128x128),
     {.format = QuantizerFormat::kMxfp8,
      .name = "mxfp8",
      .scales = ScaleKind::kE8m0,
@@ -101,6 +108,10 @@ constexpr ScalingTraits kFormats[] = {
      .scale_modes = {ScaleMode::kOuter, ScaleMode::kOuter},
      .elements = kFp8Elements,
      .rules = kFp8Rules},
+    Fp8Groups(QuantizerFormat::kFp8Block32, "fp8_block32", 32, ScaleMode::k1x32, ScaleMode::k32x32),
+    Fp8Groups(QuantizerFormat::kFp8Block64, "fp8_block64", 64, ScaleMode::k1x64, ScaleMode::k64x64),
+    Fp8Groups(QuantizerFormat::kFp8Block256, "fp8_block256", 256, ScaleMode::k1x256,
+              ScaleMode::k256x256),
     {.format = QuantizerFormat::kInt8,
      .name = "int8",
      .scales = ScaleKind::kLevels,
@@ -171,6 +182,17 @@ std::string QuantizerFormatNames() {
 
 std::string GroupText(int group) {
   return group == kTensorGroup ? "tensor" : group == kLineGroup ? "row" : std::to_string(group);
+}
+
+ScaleBlock ScaleBlockOf(ScaleMode mode) {
+  for (const ScalingTraits& traits : kFormats) {
+    if (!traits.has_blocks()) continue;
+    const DType dtype = ScaleDType(traits.scales);
+    // Micro formats store the scales of tiles as those of lines.
+    if (mode == traits.scale_modes[0]) return {dtype, 1, traits.block_length};
+    if (mode == traits.scale_modes[1]) return {dtype, traits.block_length, traits.block_length};
+  }
+  return {};
 }
 
 DType ScaleDType(ScaleKind scales) {

@@ -14,12 +14,15 @@ namespace quantgate {
 
 /// The kind of codes and scales, however the scales were chosen.
 enum class QuantizerFormat {
-  kIdentity,    ///< Not quantized: high precision, optionally cast.
-  kFp8Tensor,   ///< FP8, one f32 scale per tensor: current and delayed scaling.
-  kFp8Block,    ///< FP8, one f32 scale per 128 elements or per 128x128 tile.
-  kMxfp8,       ///< FP8 (or FP6, FP4), one E8M0 scale per 32 elements or per 32x32 tile.
-  kNvfp4,       ///< FP4 E2M1, one E4M3 scale per 16 elements or per 16x16 tile, and an f32 amax.
-  kFp8Rowwise,  ///< FP8, one f32 scale per row; of a columnwise copy per column.
+  kIdentity,     ///< Not quantized: high precision, optionally cast.
+  kFp8Tensor,    ///< FP8, one f32 scale per tensor: current and delayed scaling.
+  kFp8Block,     ///< FP8, one f32 scale per 128 elements or per 128x128 tile.
+  kMxfp8,        ///< FP8 (or FP6, FP4), one E8M0 scale per 32 elements or per 32x32 tile.
+  kNvfp4,        ///< FP4 E2M1, one E4M3 scale per 16 elements or per 16x16 tile, and an f32 amax.
+  kFp8Rowwise,   ///< FP8, one f32 scale per row; of a columnwise copy per column.
+  kFp8Block32,   ///< fp8_block of 32 elements or 32x32 tiles.
+  kFp8Block64,   ///< The same of 64.
+  kFp8Block256,  ///< The same of 256.
   // Codes that number levels (level_rule.h); one f32 scale per group of elements.
   kInt8,    ///< Integers, with or without a zero point.
   kInt4,    ///< Integers of four bits, likewise.
@@ -43,15 +46,29 @@ enum class ScaleMode {
   k128x128,  ///< f32 [ceil(rows/128)][ceil(k/128)].
   kMx32,     ///< f8_e8m0 [rows][k/32].
   kNv16,     ///< f8_e4m3 [rows][k/16], with `amax`.
+  k1x32,     ///< As k1x128 of 32 elements.
+  k32x32,    ///< As k128x128 of 32 on a side.
+  k1x64,
+  k64x64,
+  k1x256,
+  k256x256,
   kGroup,    ///< f32 [rows][ceil(k/group)], of runs [ceil(rows * k/group)]; codes of levels.
 };
+
+/// The dtype of a mode's scales, and the rows and elements along k that one is for; 1 and 1 for
+/// modes without blocks.
+struct ScaleBlock {
+  DType dtype = DType::kF32;
+  int rows = 1, k = 1;
+};
+ScaleBlock ScaleBlockOf(ScaleMode mode);
 
 /// The properties of one format.
 struct ScalingTraits {
   QuantizerFormat format;
   std::string_view name;
   ScaleKind scales;
-  /// The length of a block in elements: a power of two up to 128; 1 for formats whose scales are of
+  /// The length of a block in elements: a power of two up to 256; 1 for formats whose scales are of
   /// no blocks: identity, fp8_tensor and fp8_rowwise.
   int block_length;
   /// Both dims must be whole blocks, the scale of a tile is stored once for each line of the tile,

@@ -83,7 +83,8 @@ absl::StatusOr<ScaleMode> InferScaling(const GemmSide& side) {
       side.name + ".scaling",
       absl::StrCat("scale_inv ", TensorText(scale), " with ", side.DimOf(false), " rows fits ",
                    fitting.empty() ? "no scaling" : absl::StrJoin(fitting, " and "),
-                   "; say which of tensor, outer, 1x128, 128x128, mx32, nv16"));
+                   "; say which of tensor, outer, 1x128, 128x128, mx32, nv16, 1x32, 32x32, 1x64, "
+                   "64x64, 1x256, 256x256"));
 }
 
 absl::Status ReadAs(DType dtype, Shape shape, Tensor& tensor) {

@@ -10,6 +10,7 @@
 #include "kernels/layer/layer_state.h"
 #include "kernels/quantize/recipe/delayed_scaling.h"
 #include "kernels/validate/quantized_plan.h"
+#include "kernels/validate/quantized_stack.h"
 
 namespace quantgate {
 namespace {
@@ -55,6 +56,35 @@ absl::Status CheckState(const QuantizeRequest& request) {
   return CheckDelayedScaling(state, "");
 }
 
+/// The shape that is quantized at once: of a stack that of a matrix.
+Shape QuantizedShape(const QuantizeRequest& request) {
+  const Shape& shape = request.source.shape();
+  if (!IsStack(request.role, shape)) return shape;
+  return {shape[1], shape[2]};
+}
+
+/// What a stack of experts' weights cannot be asked for.
+absl::Status CheckStack(const QuantizeRequest& request) {
+  if (!IsStack(request.role, request.source.shape())) return absl::OkStatus();
+  if (request.source.shape()[0] == 0) {
+    return Refuse("tensor", TensorText(request.source),
+                  "a weight [E][N][K] has at least one expert");
+  }
+  if (IsDelayed(request)) {
+    return Refuse(
+        "recipe", request.recipe.ShortText(),
+        "the experts of a weight [E][N][K] have a delayed scale each; quantize them one by "
+        "one");
+  }
+  if (request.recipe.QuantizerFor(request.role).rounds_stochastically()) {
+    return Refuse(
+        "recipe", request.recipe.ShortText(),
+        "the experts of a weight [E][N][K] draw random bytes of their own calls; quantize "
+        "them one by one");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckSource(const QuantizeRequest& request) {
   const Tensor& source = request.source;
   if (!source.has_value()) return RefuseAbsent("tensor", "it must be given");
@@ -65,8 +95,10 @@ absl::Status CheckSource(const QuantizeRequest& request) {
     return Refuse("tensor", TensorText(source), "the rank is at least 1");
   }
   QG_RETURN_IF_ERROR(AsField("recipe", request.recipe.CheckRole(request.role)));
-  const absl::Status status = CheckQuantization(
-      source.dtype(), source.shape(), request.recipe.QuantizerFor(request.role), request.usages);
+  QG_RETURN_IF_ERROR(CheckStack(request));
+  const absl::Status status =
+      CheckQuantization(source.dtype(), QuantizedShape(request),
+                        request.recipe.QuantizerFor(request.role), request.usages);
   if (status.ok()) return status;
   return Refuse("tensor", TensorText(source), std::string(status.message()));
 }
@@ -78,9 +110,14 @@ absl::Status CheckScaleLayout(const QuantizeRequest& request) {
     if (!Wants(request.usages, usage)) continue;
     const QuantizerSpec& spec = request.recipe.QuantizerFor(request.role).spec(usage);
     const auto type =
-        ScaleArrayTypeOf(ScaleArrayOf(spec.format, spec.block_dim, usage, request.source.shape()),
+        ScaleArrayTypeOf(ScaleArrayOf(spec.format, spec.block_dim, usage, QuantizedShape(request)),
                          request.scale_layout);
     if (!type.ok()) return AsField("scale_layout", type.status());
+    const bool is_e8m0 = HoldsE8m0(request.scale_layout);
+    if (is_e8m0 && spec.traits().scales == ScaleKind::kF32 && !spec.power_2_scale) {
+      return Refuse("scale_layout", ScaleLayoutName(request.scale_layout),
+                    "it holds powers of two: power_2_scales=true makes such scales");
+    }
   }
   return absl::OkStatus();
 }
@@ -123,17 +160,32 @@ absl::StatusOr<QuantizeResult> QuantizePlan::Run(Engine& engine,
     arguments.scale = state.scale;
   }
   QuantizeResult result;
-  QG_ASSIGN_OR_RETURN(result.quantized, engine.Quantize(request_.source, quantizer, request_.usages,
-                                                        arguments, cancellation));
+  const bool is_stack = IsStack(request_.role, request_.source.shape());
+  std::vector<QuantizedTensor> matrices;
+  for (int64_t i = 0; i < (is_stack ? request_.source.shape()[0] : 1); ++i) {
+    Tensor source = request_.source;
+    if (is_stack) {
+      QG_ASSIGN_OR_RETURN(source, MatrixOfStack(request_.source, i));
+    }
+    QG_ASSIGN_OR_RETURN(matrices.emplace_back(), engine.Quantize(source, quantizer, request_.usages,
+                                                                 arguments, cancellation));
+  }
   // The record is made before scales are padded, since padding is not part of it.
   result.record.role = request_.role;
   result.record.usages = request_.usages;
   SetRule(quantizer, arguments, result.record);
-  QG_ASSIGN_OR_RETURN(const std::vector<QuantizationSummary> summaries,
-                      engine.Summarize({&result.quantized, 1}));
-  static_cast<QuantizationSummary&>(result.record) = summaries[0];
-  QG_RETURN_IF_ERROR(
-      ConvertAllScales(engine, ScaleLayout::kLogical, request_.scale_layout, result.quantized));
+  QG_ASSIGN_OR_RETURN(const std::vector<QuantizationSummary> summaries, engine.Summarize(matrices));
+  static_cast<QuantizationSummary&>(result.record) =
+      is_stack ? SummaryOfStack(summaries) : summaries[0];
+  for (QuantizedTensor& matrix : matrices) {
+    QG_RETURN_IF_ERROR(
+        ConvertAllScales(engine, ScaleLayout::kLogical, request_.scale_layout, matrix));
+  }
+  if (is_stack) {
+    QG_ASSIGN_OR_RETURN(result.quantized, Stacked(engine, matrices, cancellation));
+  } else {
+    result.quantized = std::move(matrices[0]);
+  }
   if (IsDelayed(request_)) {
     QG_ASSIGN_OR_RETURN(state, WithCast(state, result.record.amax.value_or(0.0f)));
     result.amax_history = state.amax_history;
@@ -148,6 +200,27 @@ absl::StatusOr<DequantizePlan> DequantizePlan::Create(DequantizeRequest request)
   if (!request.parts.data.has_value()) {
     return RefuseAbsent(PartField(request.usage, "data"), "it must be given");
   }
+  // Of a stack one matrix is described; all have its shapes.
+  const std::optional<int64_t> stack =
+      StackSize(request.parts, request.usage, request.description.scale_layout);
+  const QuantizedCopy parts = request.parts;
+  if (stack.has_value()) {
+    if (*stack == 0) {
+      return Refuse(PartField(request.usage, "data"), TensorText(parts.data),
+                    "codes [E][N][K] are of at least one expert");
+    }
+    QG_ASSIGN_OR_RETURN(request.parts, MatrixOfStack(parts, 0));
+    Shape& shape = request.description.shape;
+    if (!shape.empty() && (shape.size() != 3 || shape[0] != *stack)) {
+      return Refuse("description.shape", ShapeText(shape),
+                    absl::StrCat("the codes are of ", *stack, " matrices, [E][N][K]"));
+    }
+    if (!shape.empty()) shape.erase(shape.begin());
+    if (parts.amax.has_value() && parts.amax.shape()[0] != *stack) {
+      return Refuse(PartField(request.usage, "amax"), TensorText(parts.amax),
+                    absl::StrCat("its first dim must be ", *stack, ", that of the codes"));
+    }
+  }
   QG_ASSIGN_OR_RETURN(DescribedCopy described,
                       DescribeCopy(request.description, request.usage, std::move(request.parts)));
   if (TraitsOf(described.copy.format).scales == ScaleKind::kTwoLevel &&
@@ -158,12 +231,18 @@ absl::StatusOr<DequantizePlan> DequantizePlan::Create(DequantizeRequest request)
                      .rule = "columnwise nvfp4 codes are not dequantized, as in Transformer "
                              "Engine; read rowwise"});
   }
-  return DequantizePlan(std::move(described), request.usage, request.out_dtype);
+  DequantizePlan plan(std::move(described), request.usage, request.out_dtype);
+  if (stack.has_value()) {
+    plan.stack_ = parts;
+    plan.shape_ = plan.described_.shape;
+    plan.shape_.insert(plan.shape_.begin(), *stack);
+  }
+  return plan;
 }
 
 absl::StatusOr<DequantizePlan> DequantizePlan::WithTensors(SlotLoader load) const {
   DequantizePlan plan = *this;
-  QuantizedCopy& copy = plan.described_.copy;
+  QuantizedCopy& copy = plan.is_stack() ? plan.stack_ : plan.described_.copy;
   QG_RETURN_IF_ERROR(LoadSlot(PartField(usage_, "data"), load, copy.data));
   QG_RETURN_IF_ERROR(LoadSlot(PartField(usage_, "scale_inv"), load, copy.scale_inv));
   QG_RETURN_IF_ERROR(LoadSlot(PartField(usage_, "zero_point"), load, copy.zero_point));
@@ -172,9 +251,26 @@ absl::StatusOr<DequantizePlan> DequantizePlan::WithTensors(SlotLoader load) cons
 }
 
 absl::StatusOr<Tensor> DequantizePlan::Run(Engine& engine, const Cancellation* cancellation) const {
+  if (!is_stack()) return RunOne(engine, described_.copy, cancellation);
+  std::vector<Tensor> matrices;
+  for (int64_t i = 0; i < shape_[0]; ++i) {
+    QG_ASSIGN_OR_RETURN(const QuantizedCopy parts, MatrixOfStack(stack_, i));
+    QuantizedCopy copy = described_.copy;
+    // What the description made of the dtypes of outlines holds for every matrix.
+    QG_ASSIGN_OR_RETURN(copy.data, parts.data.Reinterpret(copy.data.dtype(), copy.data.shape()));
+    QG_ASSIGN_OR_RETURN(copy.scale_inv, parts.scale_inv.Reinterpret(copy.scale_inv.dtype(),
+                                                                    copy.scale_inv.shape()));
+    copy.amax = parts.amax;
+    QG_ASSIGN_OR_RETURN(matrices.emplace_back(), RunOne(engine, copy, cancellation));
+  }
+  return StackedParts(engine, matrices, cancellation);
+}
+
+absl::StatusOr<Tensor> DequantizePlan::RunOne(Engine& engine, const QuantizedCopy& matrix,
+                                              const Cancellation* cancellation) const {
   QuantizedTensor quantized;
   quantized.shape = described_.shape;
-  QuantizedCopy& copy = quantized.copy(usage_).emplace(described_.copy);
+  QuantizedCopy& copy = quantized.copy(usage_).emplace(matrix);
   if (described_.scale_layout != ScaleLayout::kLogical && BlockLength(copy.format) > 1) {
     QG_ASSIGN_OR_RETURN(
         copy.scale_inv,

@@ -15,7 +15,9 @@
 namespace quantgate {
 
 struct QuantizeRequest {
-  Tensor source;  ///< f32, bf16 or f16 [..., K].
+  /// f32, bf16 or f16 [..., K]; a weight [E][N][K] is quantized matrix by matrix
+  /// (quantized_stack.h).
+  Tensor source;
   /// Only for fp8_delayed: both tensors, or neither for a fresh state.
   DelayedScalingState state;
   Recipe recipe;
@@ -57,11 +59,11 @@ struct DequantizeRequest {
 
 class DequantizePlan {
  public:
-  /// Slots are named as PartField. UNIMPLEMENTED for columnwise nvfp4, which Transformer Engine
-  /// does not dequantize either.
+  /// Slots are named as PartField. Parts may be of a stack. UNIMPLEMENTED for columnwise nvfp4,
+  /// which Transformer Engine does not dequantize either.
   static absl::StatusOr<DequantizePlan> Create(DequantizeRequest request);
   DType out_dtype() const { return out_dtype_; }
-  const Shape& shape() const { return described_.shape; }
+  const Shape& shape() const { return is_stack() ? shape_ : described_.shape; }
   /// This plan with its tensors loaded.
   absl::StatusOr<DequantizePlan> WithTensors(SlotLoader load) const;
   /// The dequantized tensor, of shape() and out_dtype().
@@ -70,9 +72,15 @@ class DequantizePlan {
  private:
   DequantizePlan(DescribedCopy described, Usage usage, DType out_dtype)
       : described_(std::move(described)), usage_(usage), out_dtype_(out_dtype) {}
-  DescribedCopy described_;
+  bool is_stack() const { return !shape_.empty(); }
+  absl::StatusOr<Tensor> RunOne(Engine& engine, const QuantizedCopy& matrix,
+                                const Cancellation* cancellation) const;
+
+  DescribedCopy described_;  ///< Of a stack its first matrix, by outlines.
   Usage usage_;
   DType out_dtype_;
+  QuantizedCopy stack_;  ///< The parts of a stack (quantized_stack.h); absent of one matrix.
+  Shape shape_;          ///< [E][N][K] of a stack, else empty.
 };
 
 }  // namespace quantgate

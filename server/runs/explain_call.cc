@@ -118,8 +118,8 @@ absl::StatusOr<CodesWork> CheckCodes(CallContext& context,
   const Tensor scales = OutlineOf(references, "scale_inv");
   QG_ASSIGN_OR_RETURN(
       work.request.scale_inv,
-      scales.Reinterpret(scales.dtype(),
-                         FlattenScales(scales.shape(), work.request.codes.shape())));
+      scales.Reinterpret(scales.dtype(), FlattenScales(scales.shape(), work.request.codes.shape(),
+                                                       work.request.scale_layout)));
   work.request.amax = OutlineOf(references, "amax");
   QG_RETURN_IF_ERROR(CheckExplainCodes(work.request));
   return work;

@@ -74,7 +74,8 @@ absl::StatusOr<GemmOperandRequest> OperandFromProto(const v1::GemmOperandSpec& p
   const auto mode = ParseScaleMode(proto.scaling());
   if (!mode.ok()) {
     return Refuse(name + ".scaling", Printable(proto.scaling()),
-                  "must be none, tensor, outer, 1x128, 128x128, mx32 or nv16");
+                  "must be none, tensor, outer, 1x128, 128x128, mx32 or nv16, or of 32, 64 or 256 "
+                  "as 1x32 and 32x32");
   }
   operand.scaling = *mode;
   return operand;

@@ -88,7 +88,7 @@ absl::StatusOr<ScaleLayout> ScaleLayoutFromName(const std::string& name, const s
   if (name.empty()) return ScaleLayout::kLogical;
   const auto layout = ParseScaleLayout(name);
   if (layout.ok()) return *layout;
-  return Refuse(field, Printable(name), "must be logical, padded or swizzled");
+  return Refuse(field, Printable(name), "must be one of " + ScaleLayoutNames());
 }
 
 v1::QuantizedDescription QuantizedDescriptionToProto(const QuantizedTensor& quantized,

@@ -45,7 +45,7 @@ std::vector<NamedTensor> PartsOf(const QuantizedTensor& quantized);
 v1::QuantizedDescription QuantizedDescriptionToProto(const QuantizedTensor& quantized,
                                                      ScaleLayout scale_layout);
 
-/// "logical", "padded", "swizzled"; empty is logical.
+/// Of a name that ParseScaleLayout takes; empty is logical.
 absl::StatusOr<ScaleLayout> ScaleLayoutFromName(const std::string& name, const std::string& field);
 
 /// Converts the description of the direction that is read; the other one is ignored.

@@ -12,11 +12,19 @@ TEST(ArithmeticTest, CanonicalTextParsesBack) {
   for (const std::string text :
        {"auto", "sm90", "sm90:fast", "sm90:split", "sm90:splitk=3", "sm90:fast,splitk=12",
         "sm90:split,splitk=2", "exact", "fp32", "sm70", "sm75:acc=f16", "sm80", "sm86",
-        "sm89:acc=f16", "sm90_mma_fp8", "sm100", "sm120"}) {
+        "sm89:acc=f16", "sm90_mma_fp8", "sm100", "sm100_mma_fp8", "sm100_mma_fp8:acc=f16",
+        "sm120"}) {
     const auto arithmetic = Arithmetic::Parse(text);
     ASSERT_TRUE(arithmetic.ok()) << text << ": " << arithmetic.status();
     EXPECT_EQ(arithmetic->ToString(), text);
   }
+}
+
+TEST(ArithmeticTest, BlackwellsMmaHasTheNameOfAParameter) {
+  EXPECT_EQ(Arithmetic::Parse("sm100:mma")->ToString(), "sm100_mma_fp8");
+  EXPECT_EQ(Arithmetic::Parse("sm100:mma,acc=f16")->ToString(), "sm100_mma_fp8:acc=f16");
+  EXPECT_FALSE(Arithmetic::Parse("sm120:mma").ok());
+  EXPECT_FALSE(Arithmetic::Parse("sm100_mma_fp8:mma").ok());
 }
 
 TEST(ArithmeticTest, ParametersMeanWhatTheySay) {
@@ -68,7 +76,7 @@ TEST(ArithmeticTest, RefusalsNameTheValueAndTheChoices) {
   }
   EXPECT_THAT(std::string(Arithmetic::Parse("sm91").status().message()),
               HasSubstr("auto, sm70, sm75, sm80, sm86, sm89, sm90, sm90:fast, sm90:split, "
-                        "sm90_mma_fp8, sm100, sm120, exact, fp32"));
+                        "sm90_mma_fp8, sm100, sm100_mma_fp8, sm120, exact, fp32"));
 }
 
 TEST(ArithmeticTest, CublasLtHasAModelAndParametersOfItsOwn) {

@@ -50,13 +50,9 @@ inline GemmOperand MakeOperand(DType dtype, ScaleMode mode, int64_t rows, int64_
       by_k ? MakeCodes(dtype, k, rows, codes, seed) : MakeCodes(dtype, rows, k, codes, seed);
   operand.scaling = mode;
   if (mode == ScaleMode::kNone) return operand;
-  const int64_t k_block = mode == ScaleMode::kMx32 ? 32 : mode == ScaleMode::kNv16 ? 16 : 128;
-  const int64_t row_block = mode == ScaleMode::k128x128 ? 128 : 1;
+  const auto [scale_dtype, row_block, k_block] = ScaleBlockOf(mode);
   const int64_t row_blocks = (rows + row_block - 1) / row_block;
   const int64_t k_blocks = (k + k_block - 1) / k_block;
-  const DType scale_dtype = mode == ScaleMode::kMx32   ? DType::kF8E8M0
-                            : mode == ScaleMode::kNv16 ? DType::kF8E4M3
-                                                       : DType::kF32;
   operand.scale_inv = Tensor::Allocate(scale_dtype, by_k ? Shape{k_blocks, row_blocks}
                                                          : Shape{row_blocks, k_blocks})
                           .value();

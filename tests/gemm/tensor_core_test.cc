@@ -37,6 +37,7 @@ const std::vector<Mode>& Modes() {
       {"sm89_e5m2_e4m3", "sm89", kF8E5M2, kF8E4M3},
       {"sm90_mma_e4m3", "sm90_mma_fp8", kF8E4M3, kF8E4M3},
       {"sm90_mma_e5m2", "sm90_mma_fp8", kF8E5M2, kF8E5M2},
+      {"sm100_mma_e4m3", "sm100:mma", kF8E4M3, kF8E4M3},
       {"sm90_1x128", "sm90", kF8E4M3, kF8E4M3, k1x128, k1x128},
       {"sm90_1x128_128x128", "sm90", kF8E4M3, kF8E4M3, k1x128, k128x128},
       {"sm90_128x128_1x128", "sm90", kF8E4M3, kF8E5M2, k128x128, k1x128},

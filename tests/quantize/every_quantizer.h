@@ -39,6 +39,17 @@ inline void AddFp8(std::vector<NamedQuantizer>& all) {
       spec.overflow = Overflow::kNan;
       all.push_back({"", spec});
     }
+    for (const QuantizerFormat format : {QuantizerFormat::kFp8Block32, QuantizerFormat::kFp8Block64,
+                                         QuantizerFormat::kFp8Block256}) {
+      for (const int block_dim : {1, 2}) {
+        spec = {.format = format, .element = element, .block_dim = block_dim};
+        spec.power_2_scale = element == DType::kF8E4M3;
+        all.push_back({"", spec});
+        spec.scale_rule = ScaleRule::kReciprocal;
+        spec.flush_subnormals = FlushSubnormals::kAlways;
+        all.push_back({"", spec});
+      }
+    }
     for (const int block_dim : {1, 2}) {
       for (const bool power_2 : {false, true}) {
         spec = {.format = QuantizerFormat::kFp8Block, .element = element, .block_dim = block_dim};

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/numerics/cast.h"
+#include "kernels/numerics/e8m0.h"
 #include "kernels/tensor/convert.h"
 
 namespace quantgate::testing {
@@ -46,7 +47,7 @@ const TensorFile& LibrarySources() {
 const std::vector<LibraryFile>& LibraryFiles() {
   static const auto& all = *[] {
     auto* list = new std::vector<LibraryFile>;
-    for (const char* name : {"bitsandbytes", "compressed_tensors", "gfloat", "gguf", "modelopt",
+    for (const char* name : {"bitsandbytes", "compressed_tensors", "deepgemm", "gfloat", "gguf", "modelopt",
                              "optimum_quanto", "qwix", "torch", "torchao", "transformers"}) {
       LibraryFile library;
       library.file = *ReadKnownSafetensors(absl::StrCat(Folder(), name, ".safetensors"));
@@ -68,6 +69,13 @@ int64_t RowsOf(const LibraryCase& of, const Tensor& source) {
 }
 
 std::vector<float> StoredScales(const Tensor& stored, float (*of_byte)(uint8_t)) {
+  if (stored.dtype() == DType::kI32) {  // Four exponents of a row, the first lowest.
+    std::vector<float> scales;
+    for (size_t i = 0; i < stored.byte_size(); ++i) {
+      scales.push_back(DecodeE8m0(stored.as<uint8_t>()[i]));
+    }
+    return scales;
+  }
   const bool has_bytes = DTypeBytes(stored.dtype()) == 1;
   const Tensor values = has_bytes ? stored : *CastTensor(stored, DType::kF32, {});
   std::vector<float> scales;

@@ -140,8 +140,8 @@ TEST(QuantizedPlan, PutsScalesOfEveryLayoutBackAndRefusesWhatDoesNotFit) {
   const auto engine = MakeCpuEngine({});
   const Tensor source = Generated(Distribution::kNormal, 3, DType::kBF16, {64, 160});
   const QuantizedTensor codes = CodesOf(source, "mxfp8", TensorRole::kInput);
-  for (const ScaleLayout layout :
-       {ScaleLayout::kLogical, ScaleLayout::kPadded, ScaleLayout::kSwizzled}) {
+  for (const ScaleLayout layout : kScaleLayouts) {
+    if (layout == ScaleLayout::kUe8m0) continue;  // Of fp32 scales alone.
     QuantizedTensor stored = codes;
     ASSERT_TRUE(ConvertAllScales(*engine, ScaleLayout::kLogical, layout, stored).ok());
     QuantizedParts parts;
@@ -156,6 +156,40 @@ TEST(QuantizedPlan, PutsScalesOfEveryLayoutBackAndRefusesWhatDoesNotFit) {
     EXPECT_TRUE(SameBits(read.rowwise->scale_inv, codes.rowwise->scale_inv));
     EXPECT_TRUE(SameBits(read.columnwise->scale_inv, codes.columnwise->scale_inv));
     EXPECT_EQ(plan->outline().rowwise->scale_inv.shape(), codes.rowwise->scale_inv.shape());
+  }
+  // fp32 scales come back from E8M0 with the same bits, of rows and of tiles.
+  for (const TensorRole role : {TensorRole::kInput, TensorRole::kWeight}) {
+    const QuantizedTensor blocks = CodesOf(source, "fp8_block", role);
+    for (const ScaleLayout layout : {ScaleLayout::kUe8m0, ScaleLayout::kPackedUe8m0}) {
+      QuantizedTensor stored = blocks;
+      ASSERT_TRUE(ConvertAllScales(*engine, ScaleLayout::kLogical, layout, stored).ok());
+      QuantizedParts parts;
+      parts.rowwise = *stored.rowwise;
+      parts.of_rowwise.scale_layout = layout;
+      if (layout == ScaleLayout::kPackedUe8m0) {
+        // The scales of 64 rows and those of a tile lie alike.
+        EXPECT_THAT(std::string(QuantizedPlan::Create(parts).status().message()),
+                    HasSubstr("packed_ue8m0 scales i32[1x64] may be of several formats"));
+        parts.of_rowwise.spec = QuantizerSpec{.format = QuantizerFormat::kFp8Block,
+                                              .block_dim = blocks.rowwise->block_dim};
+      }
+      const absl::StatusOr<QuantizedPlan> plan = QuantizedPlan::Create(parts);
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      EXPECT_EQ(plan->outline().rowwise->block_dim, blocks.rowwise->block_dim);
+      EXPECT_TRUE(SameBits(plan->Codes(*engine)->rowwise->scale_inv, blocks.rowwise->scale_inv));
+    }
+  }
+  // Without a description the shape of the scales tells the length of blocks.
+  const Tensor longer = Generated(Distribution::kNormal, 3, DType::kBF16, {64, 640});
+  for (const char* recipe : {"fp8_block", "fp8_block:group_size=32", "fp8_block:group_size=64",
+                             "fp8_block:group_size=256"}) {
+    const QuantizedTensor blocks = CodesOf(longer, recipe, TensorRole::kInput);
+    QuantizedParts parts;
+    parts.rowwise = *blocks.rowwise;
+    const absl::StatusOr<QuantizedPlan> plan = QuantizedPlan::Create(parts);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(plan->outline().rowwise->format, blocks.rowwise->format);
+    EXPECT_EQ(plan->outline().rowwise->block_dim, 1);
   }
   QuantizedParts none;
   EXPECT_THAT(std::string(QuantizedPlan::Create(none).status().message()),

@@ -46,6 +46,11 @@ TEST(QuantizePlan, NamesTheFieldThatIsWrong) {
   request = GoodQuantize("fp8_current");
   request.scale_layout = ScaleLayout::kSwizzled;
   EXPECT_EQ(RefusedField(QuantizePlan::Create(request).status()), "scale_layout");
+  request = GoodQuantize("fp8_block:power_2_scales=false");
+  request.scale_layout = ScaleLayout::kPackedUe8m0;
+  EXPECT_EQ(QuantizePlan::Create(request).status().message(),
+            "scale_layout is packed_ue8m0: it holds powers of two: power_2_scales=true makes such "
+            "scales");
   request = GoodQuantize("fp8_current");
   request.state.scale = Outline(DType::kF32, {1});
   EXPECT_EQ(RefusedField(QuantizePlan::Create(request).status()), "scale");
@@ -118,7 +123,8 @@ TEST(GemmPlan, NamesTheFieldThatIsWrong) {
   request.a.scale_inv = Outline(DType::kF32, {1});
   EXPECT_EQ(GemmPlan::Create(request).status().message(),
             "a.scaling is absent: scale_inv f32[1] with 1 rows fits tensor and outer; say which of "
-            "tensor, outer, 1x128, 128x128, mx32, nv16");
+            "tensor, outer, 1x128, 128x128, mx32, nv16, 1x32, 32x32, 1x64, 64x64, 1x256, "
+            "256x256");
   request.a.scaling = ScaleMode::kTensor;
   request.a.e4m3_max = 256;
   EXPECT_EQ(RefusedField(GemmPlan::Create(request).status()), "a.e4m3_max");

@@ -36,14 +36,16 @@ codes are its metadata says; without it their types and shapes, where those leav
 struct DequantizeOptions {
   std::string file, output;
   std::string usage;
-  std::string format_hint;
+  std::string format_hint, scale_layout;
   std::string out_dtype = "f32";
 };
 
-/// The description of the codes by the file's metadata, overridden by --format-hint.
+/// The description of the codes by the file's metadata, overridden by --format-hint and
+/// --scale-layout.
 absl::StatusOr<v1::QuantizedDescription> DescribeQuantized(const TensorFile& file,
                                                            const DequantizeOptions& options) {
   QG_ASSIGN_OR_RETURN(v1::QuantizedDescription description, DescriptionOf(file.metadata));
+  if (!options.scale_layout.empty()) description.set_scale_layout(options.scale_layout);
   if (options.format_hint.empty()) return description;
   QG_ASSIGN_OR_RETURN(const v1::QuantizedDirection hint,
                       ParseFormatHint("--format-hint", options.format_hint));
@@ -126,6 +128,11 @@ void AddDequantizeCommand(CLI::App& app, Command& chosen) {
       ->add_option("--format-hint", options->format_hint,
                    "FORMAT[:element=DTYPE,block_dim=N,e4m3_max=N,group=N], where the file does not say")
       ->type_name("HINT");
+  command
+      ->add_option("--scale-layout", options->scale_layout,
+                   "Of block scales, where the file does not say; as of quantize")
+      ->check(CLI::IsMember(LayoutNames()))
+      ->type_name("LAYOUT");
   command->add_option("--out-dtype", options->out_dtype, "f32, bf16 or f16")
       ->capture_default_str()
       ->type_name("DTYPE");

@@ -247,11 +247,9 @@ void AddExplainCommand(CLI::App& app, Command& chosen) {
   command->add_option("--codes", options->codes, "Codes to explain")->type_name("TENSOR");
   command->add_option("--scale-inv", options->scale_inv, "Their scales")->type_name("TENSOR");
   command
-      ->add_option(
-          "--scale-layout", options->scale_layout,
-          "Of the scales: logical, padded or swizzled; default: what their file says, else "
-          "logical")
-      ->check(CLI::IsMember({"logical", "padded", "swizzled"}))
+      ->add_option("--scale-layout", options->scale_layout,
+                   "Of the scales, as of quantize; default: what their file says, else logical")
+      ->check(CLI::IsMember(LayoutNames()))
       ->type_name("LAYOUT");
   command
       ->add_option("--amax", options->amax,

@@ -155,9 +155,11 @@ void AddQuantizeCommand(CLI::App& app, Command& chosen) {
   AddSeedOption(*command, options->seed);
   command
       ->add_option("--scale-layout", options->scale_layout,
-                   "Of block scales: logical, padded as Transformer Engine keeps them, or swizzled "
-                   "as tensor cores read them")
-      ->check(CLI::IsMember({"logical", "padded", "swizzled"}))
+                   "Of block scales: logical, padded as Transformer Engine keeps them, swizzled as "
+                   "tensor cores read them, k_major, mn_major, tma_aligned, or of powers of two "
+                   "ue8m0 (bytes) and packed_ue8m0 (DeepGEMM's i32)")
+      ->check(CLI::IsMember(LayoutNames()))
+      ->type_name("LAYOUT")
       ->capture_default_str();
   command->add_option("--scale", options->scale, "Delayed scaling: f32 [1]; with --amax-history")
       ->type_name("TENSOR");

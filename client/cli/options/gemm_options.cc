@@ -79,7 +79,7 @@ void AddOperand(CLI::App& command, const std::string& option, OperandOptions& op
       ->type_name("GROUP");
   command
       .add_option(option + "-scaling", options.scaling,
-                  "How they apply: tensor, outer, 1x128, 128x128, mx32 or nv16")
+                  "How they apply: tensor, outer, 1x128, 128x128 (also of 32, 64, 256), mx32, nv16")
       ->type_name("NAME");
   command.add_option(option + "-amax", options.amax, "nv16: what the tensor scale is made from")
       ->type_name("TENSOR");

@@ -154,6 +154,7 @@ constexpr FieldOption kFieldOptions[] = {
     {"dequantize", "out_dtype", "--out-dtype"},
     {"dequantize", "description.rowwise", "--format-hint"},
     {"dequantize", "description.columnwise", "--format-hint"},
+    {"dequantize", "description.scale_layout", "--scale-layout"},
     {"update-usage", "tensor.tensors[*]", "FILE:*"},
     {"update-usage", "tensor.tensors", "FILE"},
     {"update-usage", "tensor", "FILE"},

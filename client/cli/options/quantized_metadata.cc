@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/quantize/scale_layout.h"
 
 namespace quantgate {
 namespace {
@@ -101,6 +102,12 @@ absl::StatusOr<v1::QuantizedDirection> ParseFormatHint(const std::string& field,
     }
   }
   return direction;
+}
+
+std::vector<std::string> LayoutNames() {
+  std::vector<std::string> names;
+  for (const ScaleLayout layout : kScaleLayouts) names.emplace_back(ScaleLayoutName(layout));
+  return names;
 }
 
 void RemoveDescription(FileMetadata& metadata) {

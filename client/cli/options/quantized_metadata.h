@@ -3,13 +3,14 @@
 //   quantgate.shape      2x32x160
 //   quantgate.rowwise    nvfp4:element=f4_e2m1x2,block_dim=2,e4m3_max=448,hadamard=false
 //   quantgate.columnwise the same of the other direction
-//   quantgate.scale_layout  padded or swizzled; logical where absent
+//   quantgate.scale_layout  padded, swizzled, ...; logical where absent
 // --format-hint says the same of one direction; fields left out are the format's own.
 #pragma once
 
 #include <map>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "client/tensor_source.h"
@@ -28,6 +29,9 @@ absl::StatusOr<v1::QuantizedDescription> DescriptionOf(const FileMetadata& metad
 /// "mxfp8", "nvfp4:e4m3_max=256", "fp8_block:block_dim=2". INVALID_ARGUMENT naming `field`.
 absl::StatusOr<v1::QuantizedDirection> ParseFormatHint(const std::string& field,
                                                        const std::string& text);
+
+/// The names of the layouts of scales, for options that take one.
+std::vector<std::string> LayoutNames();
 
 /// Removes what MetadataOf adds.
 void RemoveDescription(FileMetadata& metadata);

@@ -73,7 +73,8 @@ constexpr double kLargestBlockSum = 0x1p39;
 bool CanUnderflow(const GemmDesc& desc) {
   const OperandClass operands = OperandClassOf(desc.a, desc.b);
   return operands == OperandClass::kTf32 || operands == OperandClass::kBF16 ||
-         operands == OperandClass::kMx32 || operands == OperandClass::kFp8Block;
+         operands == OperandClass::kMx32 || operands == OperandClass::kFp8Block ||
+         operands == OperandClass::kFp8Group;
 }
 
 double LargestScale(const GemmOperand& operand) {
@@ -90,7 +91,8 @@ ErrorBound Fp32Bound(const GemmDesc& desc, int64_t k) {
   bound.absolute = CanUnderflow(desc) ? static_cast<double>(k) * kUnderflow : 0;
   bound.derivation = absl::StrFormat("%d fp32 roundings of 2^-24", k);
   const OperandClass operands = OperandClassOf(desc.a, desc.b);
-  if (operands == OperandClass::kMx32 || operands == OperandClass::kFp8Block) {
+  if (operands == OperandClass::kMx32 || operands == OperandClass::kFp8Block ||
+      operands == OperandClass::kFp8Group) {
     const double scaling = 2 * kU + kU * kU;
     bound.factor = bound.factor * (1 + scaling) + scaling;
     absl::StrAppend(&bound.derivation, " + 2 of the scaled operands");

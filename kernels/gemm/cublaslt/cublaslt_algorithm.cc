@@ -27,6 +27,11 @@ absl::Status CheckFormat(const std::string& side, const GemmOperand& operand) {
     return CublasLtLacks(side + ".scaling", "nv16",
                          "cuBLASLt on sm_90 has no NVFP4; the model of sm100 has");
   }
+  if (IsFp8Block(operand.scaling) && ScaleBlockOf(operand.scaling).k != 128) {
+    return CublasLtLacks(side + ".scaling", std::string(ScaleModeName(operand.scaling)),
+                         "cuBLASLt on sm_90 has fp32 scales of 128; the models of sm100 and exact "
+                         "have others");
+  }
   const DType dtype = operand.data.dtype();
   if (!IsFp8(dtype) && !IsHighPrecision(dtype)) {
     return CublasLtLacks(side, TensorText(operand.data),

@@ -87,6 +87,8 @@ std::string_view OperandClassName(OperandClass operands) {
       return "mx32";
     case OperandClass::kNv16:
       return "nv16";
+    case OperandClass::kFp8Group:
+      return "fp8 group-scaled";
   }
   return "unknown";
 }
@@ -94,7 +96,10 @@ std::string_view OperandClassName(OperandClass operands) {
 OperandClass OperandClassOf(const GemmOperand& a, const GemmOperand& b) {
   if (a.scaling == ScaleMode::kMx32) return OperandClass::kMx32;
   if (a.scaling == ScaleMode::kNv16) return OperandClass::kNv16;
-  if (IsFp8Block(a.scaling)) return OperandClass::kFp8Block;
+  if (IsFp8Block(a.scaling)) {
+    const bool is_128 = ScaleBlockOf(a.scaling).k == 128;
+    return is_128 ? OperandClass::kFp8Block : OperandClass::kFp8Group;
+  }
   switch (a.data.dtype()) {
     case DType::kF32:
       return OperandClass::kTf32;
@@ -118,7 +123,8 @@ Arithmetic ResolvedFor(const GemmDesc& desc) {
   const OperandClass operands = OperandClassOf(desc.a, desc.b);
   if (arithmetic.family == kAuto) {
     const bool is_blackwell = operands == OperandClass::kMx32 || operands == OperandClass::kNv16 ||
-                              operands == OperandClass::kF8F6F4;
+                              operands == OperandClass::kF8F6F4 ||
+                              operands == OperandClass::kFp8Group;
     arithmetic.family = is_blackwell ? kSm100 : kSm90;
   }
   if (arithmetic.family != kSm90 && arithmetic.family != kCublasLt) return arithmetic;

@@ -21,8 +21,10 @@ enum class OperandClass {
   kFp8Block,  ///< FP8 x FP8 with f32 scales of 128 elements or 128x128 tiles.
   kMx32,      ///< FP8, FP6 or FP4 in any mix, with E8M0 scales of 32 elements.
   kNv16,      ///< FP4 x FP4, with E4M3 scales of 16 elements.
+  kFp8Group,  ///< As kFp8Block of 32, 64 or 256 elements.
 };
-/// "tf32", "bf16", "fp16", "fp8", "fp8/fp6/fp4", "fp8 block-scaled", "mx32", "nv16".
+/// "tf32", "bf16", "fp16", "fp8", "fp8/fp6/fp4", "fp8 block-scaled", "mx32", "nv16",
+/// "fp8 group-scaled".
 std::string_view OperandClassName(OperandClass operands);
 /// The class of two operands, which must be ones that go together.
 OperandClass OperandClassOf(const GemmOperand& a, const GemmOperand& b);

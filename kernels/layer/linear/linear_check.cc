@@ -196,9 +196,11 @@ absl::Status CheckBlockScales(const GemmDesc& desc, const Recipe& recipe, GemmRo
       recipe.QuantizerFor(b_role).spec(b_usage).power_2_scale) {
     return absl::OkStatus();
   }
+  const bool has_sm90 = ScaleBlockOf(desc.a.scaling).k == 128;
   return Refuse("arithmetic", desc.arithmetic.ToString(),
-                "Blackwell takes block scales that are powers of two; give the recipe "
-                "power_2_scales=true, or an sm90 arithmetic");
+                absl::StrCat("Blackwell takes block scales that are powers of two; give the recipe "
+                             "power_2_scales=true, or ",
+                             has_sm90 ? "an sm90 arithmetic" : "the arithmetic exact"));
 }
 
 absl::Status CheckOne(absl::StatusOr<GemmDesc> desc, const LinearUnit& unit, GemmRole role,

@@ -203,7 +203,7 @@ absl::StatusOr<Tensor> DequantizeCpu(const QuantizedTensor& quantized, Usage usa
     return out;
   }
   absl::Status status;
-  VisitFormat<QuantizedFormats>(
+  VisitFormat<GeneralFormats>(
       copy->element, [&]<class F>() { status = Dequantize<F>(*copy, usage, out, context); });
   QG_RETURN_IF_ERROR(status);
   QG_RETURN_IF_ERROR(context.CheckCancelled());

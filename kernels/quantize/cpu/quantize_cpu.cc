@@ -67,9 +67,9 @@ absl::Status KeepSource(const FormatRequest& request, QuantizedTensor& quantized
   return request.context.CheckCancelled();
 }
 
-FormatQuantizer QuantizerOf(const QuantizerSpec& spec) {
+FormatQuantizer QuantizerOf(const QuantizerSpec& spec, const Tensor& source) {
   if (spec.traits().has_levels()) return &QuantizeLevels;
-  if (spec.has_library_steps()) return &QuantizeGenerally;
+  if (TakesGeneralPath(spec, source)) return &QuantizeGenerally;
   switch (spec.traits().scales) {
     case ScaleKind::kNone:
       return &KeepSource;
@@ -98,7 +98,7 @@ absl::StatusOr<QuantizedTensor> QuantizeCpu(const Tensor& source, const Quantize
   return QuantizeByRules(
       source, quantizer, usages, arguments,
       [&](const RuleRequest& rule, QuantizedTensor& quantized) {
-        return QuantizerOf(rule.spec)(
+        return QuantizerOf(rule.spec, rule.source)(
             {rule.source, rule.spec, rule.usages, rule.arguments, context, rule.hadamard},
             quantized);
       },

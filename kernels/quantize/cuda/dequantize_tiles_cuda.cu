@@ -94,8 +94,8 @@ __global__ void __launch_bounds__(kThreads) DequantizeTiles(const TileDequantiza
 cudaError_t LaunchDequantizeTiles(const TileDequantization& job, int multiprocessors,
                                   cudaStream_t stream) {
   if (job.rows == 0 || job.columns == 0) return cudaSuccess;
-  const auto kernel = VisitFormatIn(QuantizedFormats{}, job.element,
-                                    [&]<class F>() { return &DequantizeTiles<F>; });
+  const auto kernel =
+      VisitFormatIn(GeneralFormats{}, job.element, [&]<class F>() { return &DequantizeTiles<F>; });
   kernel<<<multiprocessors * 8, kThreads, 0, stream>>>(job);
   return cudaGetLastError();
 }

@@ -241,7 +241,8 @@ absl::StatusOr<QuantizedTensor> QuantizeCuda(CudaDevice& device, const Tensor& s
         if (rule.spec.traits().has_levels()) {
           return LevelsNeedCpu("quantizer.format", rule.spec.format);
         }
-        if (rule.spec.has_library_steps()) return QuantizeGenerallyCuda(device, rule, quantized);
+        if (TakesGeneralPath(rule.spec, rule.source))
+          return QuantizeGenerallyCuda(device, rule, quantized);
         return QuantizeFormat(
             {device, rule.source, rule.spec, rule.usages, rule.arguments, rule.hadamard},
             quantized);

@@ -15,13 +15,16 @@ int BlocksFor(int64_t count) {
 __device__ int64_t FirstIndex() { return int64_t{blockIdx.x} * kThreads + threadIdx.x; }
 __device__ int64_t Stride() { return int64_t{gridDim.x} * kThreads; }
 
-template <typename Scale>
+template <typename From, typename To>
 __global__ void MoveScales(const ScaleMove move) {
   const ScaleGrid& grid = move.grid;
   for (int64_t i = FirstIndex(); i < grid.outer * grid.blocks; i += Stride()) {
-    const int64_t outer = i / grid.blocks, block = i % grid.blocks;
-    static_cast<Scale*>(move.to)[grid.Index(move.to_layout, outer, block)] =
-        static_cast<const Scale*>(move.from)[grid.Index(move.from_layout, outer, block)];
+    const ScaleMoveResult result =
+        MoveScale(grid, move.from_layout, move.to_layout, i / grid.blocks, i % grid.blocks,
+                  static_cast<const From*>(move.from), static_cast<To*>(move.to));
+    if (result == ScaleMoveResult::kMoved || move.failure == nullptr) continue;
+    const unsigned long long differ = result == ScaleMoveResult::kCopiesDiffer ? 1 : 0;
+    atomicMax(move.failure, ~(static_cast<unsigned long long>(i) * 2 + differ));
   }
 }
 
@@ -152,7 +155,11 @@ __global__ void TransposeReplicated(const uint8_t* from, uint8_t* to, int64_t ro
 cudaError_t LaunchMoveScales(const ScaleMove& move, cudaStream_t stream) {
   const int64_t count = move.grid.outer * move.grid.blocks;
   if (count == 0) return cudaSuccess;
-  const auto kernel = move.scale_bytes == 4 ? &MoveScales<uint32_t> : &MoveScales<uint8_t>;
+  const auto to_f32 =
+      move.is_from_f32 ? &MoveScales<uint32_t, uint32_t> : &MoveScales<uint8_t, uint32_t>;
+  const auto to_bytes =
+      move.is_from_f32 ? &MoveScales<uint32_t, uint8_t> : &MoveScales<uint8_t, uint8_t>;
+  const auto kernel = move.is_to_f32 ? to_f32 : to_bytes;
   kernel<<<BlocksFor(count), kThreads, 0, stream>>>(move);
   return cudaGetLastError();
 }

@@ -12,13 +12,17 @@
 
 namespace quantgate {
 
-/// Moves scales of `scale_bytes` (1 or 4) from one layout to another; does not write padding.
+/// Moves scales from one layout to another; does not write padding.
 struct ScaleMove {
   ScaleGrid grid;
   ScaleLayout from_layout, to_layout;
-  int scale_bytes = 1;
+  bool is_from_f32 = false, is_to_f32 = false;  ///< Otherwise bytes.
   const void* from = nullptr;
   void* to = nullptr;
+  /// The greatest ~(2 * (line * blocks + block) + differ) over the scales that cannot be moved,
+  /// `differ` 1 where the copies of one differ: the first such scale. Must be 0 before; null where
+  /// every scale can be moved.
+  unsigned long long* failure = nullptr;
 };
 cudaError_t LaunchMoveScales(const ScaleMove& move, cudaStream_t stream);
 

@@ -126,6 +126,20 @@ void AddResults(const SummaryScalars& scalars, SummaryRecord& record,
   add(scalars.scale_inv, &record.scale_inv, sizeof(float));
 }
 
+/// What ConvertScales says of the first scale that could not be moved.
+absl::Status CheckMoved(CudaDevice& device, const Tensor& scales, const ScaleMove& move) {
+  unsigned long long failure = 0;
+  QG_RETURN_IF_ERROR(device.Read(move.failure, &failure, sizeof(failure)));
+  if (failure == 0) return absl::OkStatus();
+  const auto first = static_cast<int64_t>(~failure / 2);
+  const int64_t line = first / move.grid.blocks, block = first % move.grid.blocks;
+  if (~failure % 2 != 0) return CopiesDifferError(move.from_layout, line, block);
+  float scale = 0;
+  const float* const stored = scales.as<float>() + move.grid.Index(move.from_layout, line, block);
+  QG_RETURN_IF_ERROR(device.Read(stored, &scale, sizeof(scale)));
+  return NotE8m0Error(move.to_layout, line, block, scale);
+}
+
 }  // namespace
 
 absl::StatusOr<Tensor> ConvertScalesCuda(CudaDevice& device, const Tensor& scales,
@@ -138,10 +152,19 @@ absl::StatusOr<Tensor> ConvertScalesCuda(CudaDevice& device, const Tensor& scale
   QG_ASSIGN_OR_RETURN(Tensor converted, device.AllocateZeroed(wanted.dtype, wanted.shape));
   move.from_layout = from;
   move.to_layout = to;
-  move.scale_bytes = DTypeBytes(wanted.dtype);
+  move.is_from_f32 = scales.dtype() == DType::kF32;
+  move.is_to_f32 = wanted.dtype == DType::kF32;
   move.from = scales.data();
   move.to = converted.data();
+  Tensor failure;
+  if (MayFailToMove(array, from, to)) {
+    QG_ASSIGN_OR_RETURN(failure, device.AllocateZeroed(DType::kI64, {1}));
+    move.failure = failure.as<unsigned long long>();
+  }
   QG_CUDA_RETURN_IF_ERROR(LaunchMoveScales(move, device.stream()));
+  if (failure.has_value()) {
+    QG_RETURN_IF_ERROR(CheckMoved(device, scales, move));
+  }
   return converted;
 }
 

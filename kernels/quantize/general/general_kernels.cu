@@ -100,13 +100,13 @@ using Kernel = void (*)(GeneralQuantization);
 cudaError_t LaunchGeneralScales(const GeneralQuantization& job, int multiprocessors,
                                 cudaStream_t stream) {
   if (job.rule.scales == ScaleKind::kTensor) {
-    const Kernel kernel = VisitFormatIn(Fp8Formats{}, job.element,
+    const Kernel kernel = VisitFormatIn(GeneralFormats{}, job.element,
                                         [&]<class F>() -> Kernel { return &MakeTensorUnit<F>; });
     kernel<<<1, 1, 0, stream>>>(job);
     return cudaGetLastError();
   }
   if (job.grid.units == 0) return cudaSuccess;
-  const Kernel kernel = VisitFormatIn(QuantizedFormats{}, job.element,
+  const Kernel kernel = VisitFormatIn(GeneralFormats{}, job.element,
                                       [&]<class F>() -> Kernel { return &MakeBlockScales<F>; });
   kernel<<<multiprocessors * 8, kThreads, 0, stream>>>(job);
   return cudaGetLastError();
@@ -115,7 +115,7 @@ cudaError_t LaunchGeneralScales(const GeneralQuantization& job, int multiprocess
 cudaError_t LaunchGeneralCodes(const GeneralQuantization& job, int multiprocessors,
                                cudaStream_t stream) {
   if (job.grid.lines == 0 || job.grid.length == 0) return cudaSuccess;
-  const Kernel kernel = VisitFormatIn(QuantizedFormats{}, job.element,
+  const Kernel kernel = VisitFormatIn(GeneralFormats{}, job.element,
                                       [&]<class F>() -> Kernel { return &EncodeBytes<F>; });
   kernel<<<multiprocessors * 8, kThreads, 0, stream>>>(job);
   return cudaGetLastError();

@@ -190,6 +190,7 @@ LibraryRule MakeLibraryRule(const QuantizerSpec& spec, DType source) {
   rule.zero_sign = spec.zero_sign;
   rule.rounding = spec.element_rounding;
   rule.overflow = spec.overflow;
+  rule.subnormals = spec.subnormals();
   rule.is_whole = rule.scales == ScaleKind::kTensor;
   rule.e4m3_max = spec.e4m3_max;
   return rule;
@@ -230,7 +231,7 @@ absl::Status QuantizeGenerally(const FormatRequest& request, QuantizedTensor& qu
   for (const Usage usage : {Usage::kColumnwise, Usage::kRowwise}) {
     if (!HasUsage(request.usages, usage)) continue;
     VisitFormat<SourceFormats>(request.source.dtype(), [&]<class Source>() {
-      VisitFormat<QuantizedFormats>(request.spec.element, [&]<class Element>() {
+      VisitFormat<GeneralFormats>(request.spec.element, [&]<class Element>() {
         counts = QuantizeDirection<Source, Element>(request, usage, quantized);
       });
     });

@@ -194,7 +194,7 @@ absl::Status CheckResultRule(const Json& json, const CustomRule& rule) {
                   absl::StrCat(role, " has no delayed scaling: it would be cast in the GEMM's ",
                                "epilogue, before any rounding, which no arithmetic here says"));
   }
-  if (spec.has_library_steps()) {
+  if (spec.has_library_steps() || IsFnuz(spec.element)) {
     return Refuse(
         key, ShownJson(json[key]),
         absl::StrCat(role, " has Transformer Engine's steps alone: the bound of its codes ",

@@ -50,8 +50,9 @@ QuantizerSpec Fp32ScaleSpec(QuantizerFormat format, const Recipe::Knobs& knobs) 
 }
 
 DType Fp8ElementOf(const Recipe::Knobs& knobs, TensorRole role) {
-  const bool is_gradient = role == TensorRole::kGradOutput;
-  return is_gradient && Value(knobs, "fp8_format") == "hybrid" ? DType::kF8E5M2 : DType::kF8E4M3;
+  const std::string& format = Value(knobs, "fp8_format");
+  const bool is_e5m2 = format == "e5m2" || (format == "hybrid" && role == TensorRole::kGradOutput);
+  return is_e5m2 ? DType::kF8E5M2 : DType::kF8E4M3;
 }
 
 std::string_view VariantSuffix(TensorRole role) {
@@ -116,11 +117,19 @@ absl::StatusOr<RecipeRules> RulesOfFp8Rowwise(const Recipe::Knobs& knobs) {
   return RulesOfOwnAmaxes(QuantizerFormat::kFp8Rowwise, knobs);
 }
 
+/// fp8_block with blocks of `length` elements.
+QuantizerFormat Fp8BlockOf(int length) {
+  for (const ScalingTraits& traits : AllQuantizerFormats()) {
+    if (traits.scales == ScaleKind::kF32 && traits.block_length == length) return traits.format;
+  }
+  return QuantizerFormat::kFp8Block;
+}
+
 absl::StatusOr<RecipeRules> RulesOfFp8Block(const Recipe::Knobs& knobs) {
   RecipeRules rules;
   rules.split = {true, true, true};  // Block scales are applied between partial sums.
   for (const TensorRole role : kTensorRoles) {
-    QuantizerSpec spec = Fp32ScaleSpec(QuantizerFormat::kFp8Block, knobs);
+    QuantizerSpec spec = Fp32ScaleSpec(Fp8BlockOf(IntegerOf(knobs, "group_size")), knobs);
     spec.element = Fp8ElementOf(knobs, role);
     spec.power_2_scale = IsTrue(knobs, "power_2_scales");
     spec.amax_epsilon = *ParseNonNegativeFloat(Value(knobs, "amax_epsilon"));
@@ -274,11 +283,12 @@ std::string ModeName(const QuantizerSpec& spec) {
 absl::Status CheckPair(const GemmPair& pair, const RecipeRules& rules) {
   const QuantizerSpec& a = rules.of(pair.a).spec(pair.a_usage);
   const QuantizerSpec& b = rules.of(pair.b).spec(pair.b_usage);
-  const auto refuse = [&](const std::string& a_is, const std::string& b_is, const char* rule) {
-    return Refuse("", "",
-                  absl::StrCat(std::string(GemmRoleName(pair.gemm)), " reads ",
-                               OperandName(pair.a, pair.a_usage), " (", a_is, ") and ",
-                               OperandName(pair.b, pair.b_usage), " (", b_is, "); ", rule));
+  const auto refuse = [&](const std::string& a_is, const std::string& b_is, std::string_view rule) {
+    return Refuse(
+        "", "",
+        absl::StrCat(std::string(GemmRoleName(pair.gemm)), " reads ",
+                     OperandName(pair.a, pair.a_usage), " (", a_is, ") and ",
+                     OperandName(pair.b, pair.b_usage), " (", b_is, "); ", std::string(rule)));
   };
   if (a.is_quantized() != b.is_quantized()) {
     return refuse(ModeName(a), ModeName(b),
@@ -292,11 +302,11 @@ absl::Status CheckPair(const GemmPair& pair, const RecipeRules& rules) {
     return refuse(ModeName(a), ModeName(b), "both sides of a GEMM must have one scaling mode");
   }
   if (!a.traits().is_micro && a.block_dim == 2 && b.block_dim == 2) {
-    return refuse("128x128 blocks", "128x128 blocks",
-                  "2-D by 2-D blocks are refused: one side must have 1x128 blocks");
-  }
-  if (a.is_quantized() && a.element == DType::kF8E5M2 && b.element == DType::kF8E5M2) {
-    return refuse("f8_e5m2", "f8_e5m2", "pure E5M2 is refused: one side must be f8_e4m3");
+    const int side = a.traits().block_length;
+    const std::string tiles = absl::StrCat(side, "x", side, " blocks");
+    return refuse(
+        tiles, tiles,
+        absl::StrCat("2-D by 2-D blocks are refused: one side must have 1x", side, " blocks"));
   }
   if (a.hadamard != b.hadamard) {
     const auto name = [](bool hadamard) { return hadamard ? "Hadamard" : "no Hadamard"; };

@@ -14,8 +14,6 @@ using Choices = std::vector<std::string_view>;
 const Choices kFalseTrue = {"false", "true"};
 const Choices kTrueFalse = {"true", "false"};
 const Choices kFlushChoices = {"sharded_update", "never", "always"};
-constexpr std::string_view kPureE5m2 =
-    "pure E5M2 training is refused: e5m2 is for gradients, with fp8_format=hybrid";
 
 Knob Choice(std::string_view name, Choices choices, std::string_view summary) {
   return {name, KnobKind::kChoice, std::move(choices), summary};
@@ -88,10 +86,8 @@ std::vector<Knob> Bf16Knobs() {
 }
 
 Knob Fp8FormatKnob(Choices choices) {
-  Knob knob =
-      Choice("fp8_format", std::move(choices), "hybrid: e4m3 forward, e5m2 gradients; e4m3: both");
-  knob.reason = kPureE5m2;
-  return knob;
+  return Choice("fp8_format", std::move(choices),
+                "hybrid: e4m3 forward, e5m2 gradients; e4m3, e5m2: both");
 }
 
 Knob EpsilonKnob() {
@@ -132,6 +128,7 @@ RecipeEntry Fp8Delayed() {
   knobs[0].synonyms = {{"default", "none"}};
   knobs[0].reason = "delayed scaling has no backward override";
   knobs.push_back(Fp8FormatKnob({"hybrid", "e4m3"}));
+  knobs.back().reason = "pure E5M2 is of recipes with a scale from the tensor's own amax";
   knobs.push_back(IntegerKnob("margin", "0", -kDelayedMarginMax, kDelayedMarginMax,
                               "scales stay this many powers of two below the maximum"));
   knobs.push_back(IntegerKnob("amax_history_len", "1024", 1, kAmaxHistoryLengthMax,
@@ -150,7 +147,7 @@ RecipeEntry Fp8Delayed() {
 
 RecipeEntry Fp8Current() {
   std::vector<Knob> knobs = Fp32ScaleKnobs();
-  knobs.push_back(Fp8FormatKnob({"hybrid", "e4m3"}));
+  knobs.push_back(Fp8FormatKnob({"hybrid", "e4m3", "e5m2"}));
   AddPerTensor(knobs, Choice("power_2_scales", kFalseTrue, "scales rounded down to a power of two"),
                {"power_2_scales_input", "power_2_scales_weight", "power_2_scales_grad"});
   AddPerTensor(knobs, EpsilonKnob(),
@@ -173,13 +170,15 @@ RecipeEntry Fp8Rowwise() {
 
 RecipeEntry Fp8Block() {
   std::vector<Knob> knobs = Fp32ScaleKnobs();
-  knobs.push_back(Fp8FormatKnob({"e4m3", "hybrid"}));
+  knobs.push_back(Fp8FormatKnob({"e4m3", "hybrid", "e5m2"}));
   knobs.push_back(Choice("power_2_scales", kTrueFalse, "scales rounded down to a power of two"));
   knobs.push_back(EpsilonKnob());
   knobs.push_back(Choice("x_block_dim", {"1", "2"}, "blocks of x: 1x128 or 128x128"));
   knobs.push_back(Choice("w_block_dim", {"2", "1"}, "blocks of the weight"));
   knobs.push_back(Choice("grad_block_dim", {"1", "2"}, "blocks of grad_output"));
   knobs.push_back(FlushSubnormalsKnob(kFlushChoices));
+  knobs.push_back(OptionalChoice("group_size", {"128", "32", "64", "256"},
+                                 "elements of a block, and of a tile on a side"));
   return {RecipeKind::kBase, "fp8_block", "FP8 with fp32 scales of 1x128 or 128x128 blocks",
           std::move(knobs)};
 }
@@ -205,7 +204,7 @@ Knob MxTilesKnob() {
 RecipeEntry Mxfp8() {
   std::vector<Knob> knobs =
       MxKnobs({"compressed_tensors", "modelopt", "qwix"}, {"saturate", "nan"});
-  knobs.push_back(Fp8FormatKnob({"e4m3", "hybrid"}));
+  knobs.push_back(Fp8FormatKnob({"e4m3", "hybrid", "e5m2"}));
   knobs.push_back(MxTilesKnob());
   knobs.push_back(FlushSubnormalsKnob(kFlushChoices));
   return {RecipeKind::kBase, "mxfp8", "FP8 with E8M0 scales of 1x32 blocks", std::move(knobs)};

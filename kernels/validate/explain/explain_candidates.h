@@ -50,7 +50,8 @@ struct StoredCodes {
   /// By row, the given amax or that of `values`. Empty if one amax was given for all rows.
   std::vector<float> row_amaxes;
   int64_t scale_rows = 0, scale_columns = 0;
-  std::vector<uint32_t> scales;  ///< The bits of the given scales; of bf16 and f16 those as f32.
+  std::vector<uint32_t> scales;     ///< The bits of the given scales; of bf16 and f16 those as f32.
+  DType scale_dtype = DType::kF32;  ///< As the given layout has them read; i32: of E8M0.
   int64_t scale_distinct = 0;
   std::string scale_order;  ///< ", scales transposed"; empty: as the blocks lie.
 };

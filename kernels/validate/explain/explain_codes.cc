@@ -39,7 +39,8 @@ constexpr char kUnknown[] = "unknown";
 constexpr char kRowScaledText[] = ", row_scaled_activation=true";
 
 bool IsElementDType(DType given, const CodeFormat& format) {
-  return given == DType::kU8 || (given == format.dtype && !format.is_fnuz);
+  if (given == DType::kU8 || !format.is_fnuz) return given == DType::kU8 || given == format.dtype;
+  return given == (format.dtype == DType::kF8E4M3 ? DType::kF8E4M3Fnuz : DType::kF8E5M2Fnuz);
 }
 
 /// The scalings that go with a source: an f32 one tells no rounding to its type. kDivideInBf16 is
@@ -232,7 +233,7 @@ void CodesExplainer::AddGroups(const CodeFormat& format, const Stored& stored,
 }
 
 absl::Status CodesExplainer::AddTrials(const CodeFormat& format, const Stored& stored) {
-  const DType dtype = request_.scale_inv.dtype();
+  const DType dtype = stored->scale_dtype;
   bool gives_scales = false;
   for (const CodeBlocks& blocks : BlocksThatFit(*stored)) {
     const Maxima maxima = MaximaOf(*stored, blocks, context_);
@@ -341,7 +342,7 @@ absl::Status CodesExplainer::AddFormat(const CodeFormat& format, CodePacking pac
       QG_RETURN_IF_ERROR(AddTrials(format, stored));
       const bool may_be_nvfp4 = format.dtype == DType::kF4E2M1x2 &&
                                 packing == CodePacking::kUsual &&
-                                IsScaleDType(request_.scale_inv.dtype(), DType::kF8E4M3);
+                                IsScaleDType(stored->scale_dtype, DType::kF8E4M3);
       if (!may_be_nvfp4) continue;
       QG_RETURN_IF_ERROR(AddNvfp4(format, stored));
       QG_RETURN_IF_ERROR(AddHadamard(format, *stored));

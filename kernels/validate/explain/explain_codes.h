@@ -29,8 +29,8 @@ struct ExplainCodesRequest {
   /// several dims the last are the columns. Also transposed, rows of at most 3 more than there are
   /// blocks (a multiple of 16 bytes, for TMA); i32: four E8M0 codes of blocks of 128 columns.
   Tensor scale_inv;
-  /// The layout of scale_inv. Padded and swizzled arrays must have the type and shape of
-  /// ScaleArrayTypeOf for mxfp8, nvfp4 or (padded only) fp8_block.
+  /// The layout of scale_inv, which must have the bytes of ScaleArrayTypeOf for some format that
+  /// has it.
   ScaleLayout scale_layout = ScaleLayout::kLogical;
   /// f32 [1]: the global amax of a two-level format, after the Hadamard transform if there was one.
   /// f32 [rows of the codes]: the amax of each row, under row_scaled_activation. Absent: the amaxes

@@ -39,6 +39,7 @@ uint32_t ScaleBits(const Tensor& scales, int64_t index) {
 void SetScales(const Tensor& scales, StoredCodes& stored) {
   stored.scale_rows = scales.rank() >= 2 ? scales.rows() : scales.element_count();
   stored.scale_columns = scales.rank() >= 2 ? scales.columns() : 1;
+  stored.scale_dtype = scales.dtype();
   stored.scales.resize(scales.element_count());
   for (int64_t at = 0; at < scales.element_count(); ++at) stored.scales[at] = ScaleBits(scales, at);
 }
@@ -228,38 +229,47 @@ std::shared_ptr<const BlockMaxima> MaximaOf(const StoredCodes& stored, const Cod
 
 absl::StatusOr<std::vector<Tensor>> StoredReader::LogicalScales(bool transposed) const {
   const Tensor& given = request_.scale_inv;
-  if (request_.scale_layout == ScaleLayout::kLogical) return std::vector<Tensor>{given};
+  const ScaleLayout layout = request_.scale_layout;
+  if (layout == ScaleLayout::kLogical) return std::vector<Tensor>{given};
   std::vector<Tensor> logical;
+  const auto add = [&](Tensor scales) {
+    const bool is_new = std::none_of(logical.begin(), logical.end(), [&](const Tensor& known) {
+      return known.dtype() == scales.dtype() && known.shape() == scales.shape() &&
+             std::ranges::equal(known.bytes(), scales.bytes());
+    });
+    if (is_new) logical.push_back(std::move(scales));
+  };
   for (const ScalingTraits& traits : AllQuantizerFormats()) {
     if (!traits.has_blocks()) continue;
-    const DType dtype = ScaleDType(traits.scales);
-    if (DTypeBytes(given.dtype()) != DTypeBytes(dtype) || !IsScaleDType(given.dtype(), dtype)) {
-      continue;
-    }
     for (const int block_dim : {1, 2}) {
-      // A micro format stores the scales of tiles as it stores those of lines.
-      if (block_dim == 2 && traits.is_micro) continue;
+      // A micro format stores the scales of tiles as it stores those of lines, as packing does.
+      if (block_dim == 2 && (traits.is_micro || layout == ScaleLayout::kPackedUe8m0)) continue;
       for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
         const bool is_transposed = usage == Usage::kColumnwise && traits.turns_columnwise;
         if (is_transposed != transposed) continue;
         const ScaleArray array = {traits.format, block_dim, usage, request_.source.rows(),
                                   request_.source.columns()};
-        const auto type = ScaleArrayTypeOf(array, request_.scale_layout);
-        if (!type.ok()) continue;
+        const auto type = ScaleArrayTypeOf(array, layout);
+        if (!type.ok() || DTypeBytes(given.dtype()) != DTypeBytes(type->dtype) ||
+            !IsScaleDType(given.dtype(), type->dtype)) {
+          continue;
+        }
         // Libraries give the same bytes other shapes.
         int64_t count = 1;
         for (const int64_t dim : type->shape) count *= dim;
         if (count != given.element_count()) continue;
         QG_ASSIGN_OR_RETURN(const Tensor scales,
-                            Tensor::FromBytes(dtype, type->shape, given.bytes()));
-        if (!CheckScales(scales, array, request_.scale_layout).ok()) continue;
-        QG_ASSIGN_OR_RETURN(Tensor converted, ConvertScales(scales, array, request_.scale_layout,
-                                                            ScaleLayout::kLogical));
-        const bool is_new = std::none_of(logical.begin(), logical.end(), [&](const Tensor& known) {
-          return known.dtype() == converted.dtype() && known.shape() == converted.shape() &&
-                 std::ranges::equal(known.bytes(), converted.bytes());
-        });
-        if (is_new) logical.push_back(std::move(converted));
+                            Tensor::FromBytes(type->dtype, type->shape, given.bytes()));
+        if (!CheckScales(scales, array, layout).ok()) continue;
+        QG_ASSIGN_OR_RETURN(Tensor converted,
+                            ConvertScales(scales, array, layout, ScaleLayout::kLogical));
+        if (HoldsE8m0(layout) && traits.scales == ScaleKind::kF32) {
+          // Rules that make fp32 scales are told apart from those that make E8M0 codes.
+          QG_ASSIGN_OR_RETURN(Tensor codes, ConvertScales(converted, array, ScaleLayout::kLogical,
+                                                          ScaleLayout::kUe8m0));
+          add(std::move(codes));
+        }
+        add(std::move(converted));
       }
     }
   }

@@ -100,7 +100,7 @@ absl::StatusOr<Tensor> OperandValues(Engine& engine, const Side& side,
   QuantizedCopy copy;
   copy.format = FormatOf(operand.scaling);
   copy.element = operand.data.dtype();
-  copy.block_dim = operand.scaling == ScaleMode::k128x128 ? 2 : 1;
+  copy.block_dim = ScaleBlockOf(operand.scaling).rows > 1 ? 2 : 1;
   copy.data = operand.data;
   copy.scale_inv = operand.scale_inv;
   copy.amax = operand.amax;

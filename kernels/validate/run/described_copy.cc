@@ -81,8 +81,84 @@ absl::StatusOr<QuantizerSpec> InferLevels(QuantizerFormat format, Usage usage, c
   return spec;
 }
 
+/// The shape of the source, from the codes alone.
+absl::StatusOr<Shape> SourceShape(const QuantizerSpec& spec, Usage usage, const Tensor& data) {
+  Shape shape = data.shape();
+  if (shape.empty()) {
+    return Refuse(PartField(usage, "data"), TensorText(data), "the rank is at least 1");
+  }
+  if (spec.is_quantized()) shape.back() *= CodesPerElement(spec.element);
+  const bool is_turned = usage == Usage::kColumnwise && spec.traits().turns_columnwise;
+  if (!is_turned) return shape;
+  if (shape.size() != 2) {
+    return Refuse(PartField(usage, "data"), TensorText(data),
+                  "columnwise codes are the transpose [K][M]");
+  }
+  return Shape{shape[1], shape[0]};
+}
+
+/// The block formats whose scales in `layout` have the dtype and shape of the given ones.
+std::vector<QuantizerSpec> SpecsOfLayout(Usage usage, const QuantizedCopy& outlines,
+                                         ScaleLayout layout) {
+  const Tensor& data = outlines.data;
+  const Tensor& scale = outlines.scale_inv;
+  std::vector<QuantizerSpec> found;
+  for (const ScalingTraits& traits : AllQuantizerFormats()) {
+    if (!traits.has_blocks()) continue;
+    for (const DType element : traits.elements) {
+      if (element != data.dtype() && data.dtype() != DType::kU8) continue;
+      for (const int block_dim : {1, 2}) {
+        if (block_dim == 2 && traits.is_micro) continue;  // Stored as those of lines.
+        QuantizerSpec spec;
+        spec.format = traits.format;
+        spec.element = element;
+        spec.block_dim = block_dim;
+        const auto shape = SourceShape(spec, usage, data);
+        if (!shape.ok()) continue;
+        const auto type =
+            ScaleArrayTypeOf(ScaleArrayOf(traits.format, block_dim, usage, *shape), layout);
+        const bool has_type = type.ok() && type->shape == scale.shape() &&
+                              (type->dtype == scale.dtype() ||
+                               (scale.dtype() == DType::kU8 && DTypeBytes(type->dtype) == 1));
+        if (has_type) found.push_back(spec);
+      }
+    }
+  }
+  return found;
+}
+
+/// The only one of them.
+absl::StatusOr<QuantizerSpec> InferSpecOfLayout(Usage usage, const QuantizedCopy& outlines,
+                                                ScaleLayout layout) {
+  const std::vector<QuantizerSpec> found = SpecsOfLayout(usage, outlines, layout);
+  if (found.size() == 1) return found.front();
+  return Doubt(usage, absl::StrCat("codes ", TensorText(outlines.data), " with ",
+                                   std::string(ScaleLayoutName(layout)), " scales ",
+                                   TensorText(outlines.scale_inv), " may be of ",
+                                   found.empty() ? "no format" : "several formats"));
+}
+
+/// The length of blocks under fp32 scales: 128 where their shape may be its, or is no other's; else
+/// the only one whose it is.
+absl::StatusOr<QuantizerFormat> InferFp8Block(Usage usage, const QuantizedCopy& outlines) {
+  std::vector<QuantizerSpec> found = SpecsOfLayout(usage, outlines, ScaleLayout::kLogical);
+  std::erase_if(found,
+                [](const QuantizerSpec& spec) { return spec.traits().scales != ScaleKind::kF32; });
+  const bool is_of_one = std::all_of(found.begin(), found.end(), [&](const QuantizerSpec& spec) {
+    return spec.format == found.front().format;
+  });
+  const bool has_128 = std::any_of(found.begin(), found.end(), [](const QuantizerSpec& spec) {
+    return spec.format == QuantizerFormat::kFp8Block;
+  });
+  if (found.empty() || has_128) return QuantizerFormat::kFp8Block;
+  if (is_of_one) return found.front().format;
+  return Doubt(usage, absl::StrCat("codes ", TensorText(outlines.data), " with scales ",
+                                   TensorText(outlines.scale_inv), " may be of several formats"));
+}
+
 /// The format, if dtypes and shapes leave no doubt.
-absl::StatusOr<QuantizerSpec> InferSpec(Usage usage, const QuantizedCopy& outlines) {
+absl::StatusOr<QuantizerSpec> InferSpec(Usage usage, const QuantizedCopy& outlines,
+                                        ScaleLayout layout) {
   const Tensor& data = outlines.data;
   const Tensor& scale = outlines.scale_inv;
   QuantizerSpec spec;
@@ -94,12 +170,18 @@ absl::StatusOr<QuantizerSpec> InferSpec(Usage usage, const QuantizedCopy& outlin
   if (const auto levels = LevelFormatOf(data.dtype()); levels.has_value()) {
     return InferLevels(*levels, usage, data, scale);
   }
+  if (layout != ScaleLayout::kLogical && scale.rank() == 2 && !outlines.amax.has_value()) {
+    return InferSpecOfLayout(usage, outlines, layout);
+  }
   const std::optional<ScaleKind> scales = ScaleKindOf(scale);
   if (scales == ScaleKind::kTwoLevel && data.dtype() == DType::kU8) {
     spec.element = DType::kF4E2M1x2;
   }
-  const std::optional<QuantizerFormat> format =
+  std::optional<QuantizerFormat> format =
       scales.has_value() ? OnlyFormatOf(*scales, spec.element) : std::nullopt;
+  if (scales == ScaleKind::kF32 && (IsFp8(spec.element) || IsFnuz(spec.element))) {
+    QG_ASSIGN_OR_RETURN(format, InferFp8Block(usage, outlines));
+  }
   if (!format.has_value()) {
     return Doubt(usage, absl::StrCat("codes ", TensorText(data), " with scales ", TensorText(scale),
                                      " may be of several formats"));
@@ -128,22 +210,6 @@ absl::Status RetypeTensor(DType dtype, const std::string& field, Tensor& tensor)
   }
   return Refuse(field, TensorText(tensor),
                 absl::StrCat("expected ", std::string(DTypeName(dtype))));
-}
-
-/// The shape of the source, from the codes alone.
-absl::StatusOr<Shape> SourceShape(const QuantizerSpec& spec, Usage usage, const Tensor& data) {
-  Shape shape = data.shape();
-  if (shape.empty()) {
-    return Refuse(PartField(usage, "data"), TensorText(data), "the rank is at least 1");
-  }
-  if (spec.is_quantized()) shape.back() *= CodesPerElement(spec.element);
-  const bool is_turned = usage == Usage::kColumnwise && spec.traits().turns_columnwise;
-  if (!is_turned) return shape;
-  if (shape.size() != 2) {
-    return Refuse(PartField(usage, "data"), TensorText(data),
-                  "columnwise codes are the transpose [K][M]");
-  }
-  return Shape{shape[1], shape[0]};
 }
 
 absl::Status CheckGivenPart(const char* part, Usage usage, const Tensor& given,
@@ -194,8 +260,10 @@ ScaleArray ScaleArrayOf(QuantizerFormat format, int block_dim, Usage usage, cons
   return {format, block_dim, usage, rows, shape.back()};
 }
 
-Shape FlattenScales(const Shape& scales, const Shape& codes) {
-  if (scales.size() < 3 || scales.size() != codes.size()) return scales;
+Shape FlattenScales(const Shape& scales, const Shape& codes, ScaleLayout layout) {
+  const bool has_lines = layout == ScaleLayout::kLogical || layout == ScaleLayout::kKMajor ||
+                         layout == ScaleLayout::kUe8m0;
+  if (!has_lines || scales.size() < 3 || scales.size() != codes.size()) return scales;
   const size_t row_dim = scales.size() - 2;
   if (!std::equal(scales.begin(), scales.begin() + row_dim, codes.begin())) return scales;
   // A row has one scale, or one for each block of some format.
@@ -215,13 +283,14 @@ absl::StatusOr<DescribedCopy> DescribeCopy(const QuantizedDescription& descripti
   if (Tensor& scales = outlines.scale_inv; scales.has_value()) {
     QG_ASSIGN_OR_RETURN(
         scales,
-        scales.Reinterpret(scales.dtype(), FlattenScales(scales.shape(), outlines.data.shape())));
+        scales.Reinterpret(scales.dtype(), FlattenScales(scales.shape(), outlines.data.shape(),
+                                                         description.scale_layout)));
   }
   QuantizerSpec spec;
   if (description.spec.has_value()) {
     spec = *description.spec;
   } else {
-    QG_ASSIGN_OR_RETURN(spec, InferSpec(usage, outlines));
+    QG_ASSIGN_OR_RETURN(spec, InferSpec(usage, outlines, description.scale_layout));
   }
   DescribedCopy described;
   QuantizedCopy& copy = described.copy;

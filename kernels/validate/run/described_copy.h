@@ -23,8 +23,9 @@ ScaleArray ScaleArrayOf(QuantizerFormat format, int block_dim, Usage usage, cons
 /// The shape of scales after the leading dims of codes and scales are flattened as Quantize
 /// flattens those of a source: scales [B][M][K / 32] of codes [B][M][K] become [B M][K / 32].
 /// Shapes that do not fit are returned as they are: differing leading dims, and blocks that would
-/// reach from one matrix into the next.
-Shape FlattenScales(const Shape& scales, const Shape& codes);
+/// reach from one matrix into the next, and layouts that do not keep the lines in their order.
+Shape FlattenScales(const Shape& scales, const Shape& codes,
+                    ScaleLayout layout = ScaleLayout::kLogical);
 
 /// What the user says about one direction's codes and scales.
 struct QuantizedDescription {

@@ -182,8 +182,8 @@ EngineAlterations ExponentsOfScales() {
   return {.gemm = [](Engine& engine, GemmDesc desc,
                      const Cancellation* cancellation) -> absl::StatusOr<GemmResult> {
     for (GemmOperand* operand : {&desc.a, &desc.b}) {
-      const bool is_block =
-          operand->scaling == ScaleMode::k1x128 || operand->scaling == ScaleMode::k128x128;
+      const bool is_block = ScaleBlockOf(operand->scaling).dtype == DType::kF32 &&
+                            ScaleBlockOf(operand->scaling).k > 1;
       if (!is_block || desc.arithmetic.family != ArithmeticFamily::kSm100) continue;
       QG_ASSIGN_OR_RETURN(operand->scale_inv,
                           WithAlteredBytes(engine, operand->scale_inv, [](Tensor& scales) {

@@ -131,9 +131,8 @@ EngineAlterations ColumnwiseFromCodes() {
 EngineAlterations ReciprocalScale() {
   return {.quantize = [](Engine& engine, QuantizeCall call) {
     for (QuantizerSpec* spec : {&call.quantizer.rowwise, &call.quantizer.columnwise}) {
-      if (spec->format == QuantizerFormat::kFp8Tensor ||
-          spec->format == QuantizerFormat::kFp8Block ||
-          spec->format == QuantizerFormat::kFp8Rowwise) {
+      const ScaleKind scales = spec->traits().scales;
+      if (scales == ScaleKind::kTensor || scales == ScaleKind::kF32 || scales == ScaleKind::kLine) {
         spec->scale_rule = ScaleRule::kReciprocal;
       }
     }

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/quantize/recipe/recipe.h"
 
 namespace quantgate {
@@ -87,6 +88,29 @@ TEST(Fp8Block, DefaultsAndKnobs) {
               role == kGrad ? 2 : 1);
   }
   EXPECT_EQ(SplitsOf("fp8_block"), kAlwaysSplit);
+}
+
+TEST(Fp8Block, GroupsOfOtherLengthsAreFormats) {
+  for (const TensorRole role : kRoles) {
+    QuantizerSpec expected = SpecOf("fp8_block", role);
+    EXPECT_EQ(SpecOf("fp8_block:group_size=128", role), expected);
+    expected.format = QuantizerFormat::kFp8Block32;
+    EXPECT_EQ(SpecOf("fp8_block:group_size=32", role), expected);
+    expected.format = QuantizerFormat::kFp8Block64;
+    EXPECT_EQ(SpecOf("fp8_block:group_size=64", role), expected);
+    expected.format = QuantizerFormat::kFp8Block256;
+    EXPECT_EQ(SpecOf("fp8_block:group_size=256", role, kColumn), expected);
+  }
+}
+
+TEST(Fp8, E5m2InEveryRole) {
+  for (const TensorRole role : kRoles) {
+    for (const char* recipe : {"fp8_current", "fp8_rowwise", "fp8_block", "mxfp8"}) {
+      QuantizerSpec expected = SpecOf(recipe, role);
+      expected.element = DType::kF8E5M2;
+      EXPECT_EQ(SpecOf(absl::StrCat(recipe, ":fp8_format=e5m2"), role), expected) << recipe;
+    }
+  }
 }
 
 TEST(Mxfp8, DefaultsAndKnobs) {
@@ -406,14 +430,13 @@ TEST(Refused, ByName) {
     const char* text;
     const char* message;
   };
-  const char* const kPureE5m2 = "pure E5M2 training is refused";
   const Case cases[] = {
-      {"fp8_delayed:fp8_format=e5m2", kPureE5m2},
-      {"fp8_block:fp8_format=e5m2", kPureE5m2},
-      {"mxfp8:fp8_format=e5m2", kPureE5m2},
-      {"hybrid:fprop={\"format\":\"fp8_tensor\",\"element\":\"f8_e5m2\"}",
-       "hybrid: fprop reads input rowwise (f8_e5m2) and weight rowwise (f8_e5m2); pure E5M2 "
-       "is refused"},
+      {"fp8_delayed:fp8_format=e5m2", "pure E5M2 is of recipes with a scale from the tensor's own"},
+      {"fp8_block:group_size=128,w_block_dim=1,group_size=16", "given twice"},
+      {"fp8_block:group_size=16", "knobs[\"group_size\"] is \"16\": must be one of 128|32|64|256"},
+      {"fp8_block:group_size=64,x_block_dim=2",
+       "fp8_block: fprop reads input rowwise (64x64 blocks) and weight rowwise (64x64 blocks); "
+       "2-D by 2-D blocks are refused: one side must have 1x64 blocks"},
       {"fp8_delayed:backward_override=dequantized",
        "knobs[\"backward_override\"] is \"dequantized\": must be one of none; delayed scaling has "
        "no "

@@ -177,9 +177,9 @@ TEST(Recipe, RefusesWithRecipeKnobValueAndChoices) {
        "fp8_current: backward_override"},
       {"fp8_current:colour=red",
        "knobs[\"colour\"] is \"red\": unknown knob; knobs of fp8_current: backward_override"},
-      {"fp8_current:fp8_format=e5m2",
-       "knobs[\"fp8_format\"] is \"e5m2\": must be one of hybrid|e4m3; pure E5M2 "
-       "training is refused: e5m2 is for gradients, with fp8_format=hybrid"},
+      {"fp8_delayed:fp8_format=e5m2",
+       "knobs[\"fp8_format\"] is \"e5m2\": must be one of hybrid|e4m3; pure E5M2 is of recipes "
+       "with a scale from the tensor's own amax"},
       {"fp8_current:power_2_scales=1",
        "knobs[\"power_2_scales\"] is \"1\": must be one of false|true"},
       {"fp8_current:power_2_scales_grad=yes", "knobs[\"power_2_scales_grad\"] is \"yes\""},

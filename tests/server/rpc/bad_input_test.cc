@@ -204,7 +204,7 @@ const std::vector<SpecRow>& SpecRows() {
        {kInvalid, "spec.variants[0].recipe", "mxfp8",
         "N is 48 and must be a multiple of 32 under mxfp8"}},
       {"pure E5M2",
-       [](v1::RunSpec& s) { SetKnob(s, "mxfp8", "fp8_format", "e5m2"); },
+       [](v1::RunSpec& s) { SetKnob(s, "fp8_delayed", "fp8_format", "e5m2"); },
        {kInvalid, "spec.variants[0].recipe.knobs[\"fp8_format\"]", "\"e5m2\"", "pure E5M2"}},
       {"2-D by 2-D blocks",
        [](v1::RunSpec& s) { SetKnob(s, "fp8_block", "x_block_dim", "2"); },

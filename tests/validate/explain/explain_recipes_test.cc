@@ -55,6 +55,7 @@ const Tensor& Source(int64_t rows, int64_t columns) {
 struct Direction {
   QuantizerSpec spec;
   Usage usage;
+  ScaleLayout layout = ScaleLayout::kLogical;
   bool transposed() const {
     return usage == Usage::kColumnwise && spec.format != QuantizerFormat::kMxfp8;
   }
@@ -68,7 +69,7 @@ struct Direction {
           ", nvfp4_4over6_e4m3_max=", spec.e4m3_max);
     }
     const bool has_source_maximum =
-        spec.format == QuantizerFormat::kFp8Block || spec.format == QuantizerFormat::kFp8Rowwise;
+        spec.traits().scales == ScaleKind::kF32 || spec.traits().scales == ScaleKind::kLine;
     return absl::StrCat(rule, has_source_maximum ? " or maximum" : "",
                         spec.power_2_scale ? ", power of two" : "",
                         spec.row_scaled ? ", row_scaled_activation=true" : "");
@@ -79,7 +80,7 @@ struct Direction {
     if (spec.format == QuantizerFormat::kFp8Rowwise) return "one per row" + turned;
     if (length == 1) return "tensor" + turned;
     if (spec.block_dim == 2) {
-      const bool is_replicated = spec.format != QuantizerFormat::kFp8Block;
+      const bool is_replicated = spec.traits().is_micro || layout == ScaleLayout::kPackedUe8m0;
       return absl::StrCat(length, "x", length, is_replicated ? " replicated" : "", turned);
     }
     if (spec.format == QuantizerFormat::kMxfp8 && usage == Usage::kColumnwise) return "32x1";
@@ -181,9 +182,10 @@ void Walk(const Quantizer& quantizer, std::vector<std::pair<Direction, ScaleLayo
     request.codes = copy.data;
     request.amax = copy.amax;
     const ScaleArray array = {copy.format, copy.block_dim, usage, source.rows(), source.columns()};
-    for (const ScaleLayout layout :
-         {ScaleLayout::kLogical, ScaleLayout::kPadded, ScaleLayout::kSwizzled}) {
+    for (const ScaleLayout layout : kScaleLayouts) {
       if (layout != ScaleLayout::kLogical && !ScaleArrayTypeOf(array, layout).ok()) continue;
+      const bool has_f32 = spec.traits().scales == ScaleKind::kF32;
+      if (HoldsE8m0(layout) && has_f32 && !spec.power_2_scale) continue;
       // What the layout of scales depends on is less than their rule.
       const auto is_same = [&](const std::pair<Direction, ScaleLayout>& known) {
         const QuantizerSpec& other = known.first.spec;
@@ -203,7 +205,7 @@ void Walk(const Quantizer& quantizer, std::vector<std::pair<Direction, ScaleLayo
               : *ConvertScales(copy.scale_inv, array, ScaleLayout::kLogical, layout);
       const auto explanation = ExplainCodes(request, {});
       ASSERT_TRUE(explanation.ok()) << explanation.status();
-      ExpectExplained(*explanation, direction);
+      ExpectExplained(*explanation, {spec, usage, layout});
     }
   }
 }

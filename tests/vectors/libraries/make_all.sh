@@ -28,4 +28,6 @@ for library in torch torchao compressed_tensors modelopt optimum_quanto transfor
   "$with_torch" -W ignore "make_$library.py"
 done
 "$with_jax" make_qwix.py
+# DeepGEMM is no package for machines without a GPU: DEEP_GEMM names a checkout of commit 54e2261.
+if [ -n "${DEEP_GEMM:-}" ]; then "$with_torch" -W ignore make_deepgemm.py; fi
 "$with_numpy" check_rules.py

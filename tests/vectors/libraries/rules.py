@@ -440,6 +440,22 @@ def transformers_fp8(x, case, power_of_two):
     return dict(codes=eight_bits(codes, "e4m3"), scale=kept)
 
 
+# DeepGEMM, commit 54e2261, deep_gemm/utils/math.py (per_token_cast_to_fp8, per_channel_cast_to_fp8,
+# per_block_cast_to_fp8): s = f32(amax / 448), amax at least 1e-4; with use_ue8m0 the power of two that is not below s;
+# codes = cast(f32(x * f32(1 / s))). Packed: four exponents of s along a row in an i32, the first lowest.
+def deepgemm_fp8(x, case, power_of_two, packed):
+    blocks = Blocks(x.values.shape, case["block"])
+    scale = divided(np.maximum(blocks.amax(x.values), F32(1e-4)), F32(448))
+    if power_of_two:
+        exponent = (bits_of(scale) >> 23) + ((bits_of(scale) & 0x7FFFFF) != 0)
+        scale = (np.clip(exponent, 1, 254).astype(np.uint32) << np.uint32(23)).view(F32).reshape(scale.shape)
+    codes = encode(times(x.values, blocks.spread(divided(F32(1), scale))), "e4m3")
+    kept = "F32", scale
+    if packed:
+        kept = "I32", (bits_of(scale) >> 23).astype(np.uint8).view(np.int32)
+    return dict(codes=eight_bits(codes, "e4m3"), scale=kept)
+
+
 # Transformers 5.24, integrations/bitnet.py (activation_quant), not compiled: s = t(127 * t(1 / amax)), amax at least
 # 1e-5; codes = round(t(x * s)), -128 to 127; s is kept.
 def transformers_bitnet(x, case):

@@ -105,6 +105,11 @@ struct Lines {
   const int64_t lines, length, columns;
 };
 
+bool HasF32Blocks(QuantizerFormat format) {
+  return format == QuantizerFormat::kFp8Block || format == QuantizerFormat::kFp8Block32 ||
+         format == QuantizerFormat::kFp8Block64 || format == QuantizerFormat::kFp8Block256;
+}
+
 /// Where codes and scales are stored: line by line, but columnwise mxfp8 in the order of the
 /// source.
 struct CopyLayout {
@@ -113,7 +118,7 @@ struct CopyLayout {
         lines(lines),
         has_one_a_line(format == QuantizerFormat::kFp8Rowwise),
         block(has_one_a_line ? std::max<int64_t>(lines.length, 1) : BlockLength(format)),
-        lines_per_scale(format == QuantizerFormat::kFp8Block && block_dim == 2 ? block : 1),
+        lines_per_scale(HasF32Blocks(format) && block_dim == 2 ? block : 1),
         blocks(CeilDivide(lines.length, block)) {}
 
   int64_t CodeIndex(int64_t line, int64_t i) const {
@@ -184,7 +189,7 @@ class CopyMaker {
       QG_RETURN_IF_ERROR(MakePerTensor());
       return copy_;
     }
-    const bool has_f32 = spec_.format == QuantizerFormat::kFp8Block || layout_.has_one_a_line;
+    const bool has_f32 = HasF32Blocks(spec_.format) || layout_.has_one_a_line;
     const DType scale_dtype = has_f32                                   ? DType::kF32
                               : spec_.format == QuantizerFormat::kMxfp8 ? DType::kF8E8M0
                                                                         : DType::kF8E4M3;
@@ -332,6 +337,9 @@ class CopyMaker {
     if (spec_.has_library_steps()) return MakeLibraryBlock(block, amax);
     switch (spec_.format) {
       case QuantizerFormat::kFp8Block:
+      case QuantizerFormat::kFp8Block32:
+      case QuantizerFormat::kFp8Block64:
+      case QuantizerFormat::kFp8Block256:
       case QuantizerFormat::kFp8Rowwise:
         return MakeFp8Block(block, amax);
       case QuantizerFormat::kMxfp8:
@@ -428,6 +436,9 @@ float ScaleOf(const QuantizedCopy& copy, int64_t line, int64_t index) {
     case QuantizerFormat::kFp8Tensor:
       return *copy.scale_inv.as<float>();
     case QuantizerFormat::kFp8Block:
+    case QuantizerFormat::kFp8Block32:
+    case QuantizerFormat::kFp8Block64:
+    case QuantizerFormat::kFp8Block256:
     case QuantizerFormat::kFp8Rowwise:
       return copy.scale_inv.as<float>()[index];
     case QuantizerFormat::kMxfp8:

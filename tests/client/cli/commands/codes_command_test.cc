@@ -46,9 +46,12 @@ TEST_F(CodesCommandTest, ARunOfCodesHasTheBitsOfTheTensorsThatTheyWereMadeFrom) 
   const Arguments both = {"--usage", "rowwise,columnwise"};
   const Arguments padded = both + Arguments{"--scale-layout", "padded"};
   const Arguments swizzled = both + Arguments{"--scale-layout", "swizzled"};
+  const Arguments packed = both + Arguments{"--scale-layout", "packed_ue8m0"};
+  const Arguments aligned = both + Arguments{"--scale-layout", "tma_aligned"};
   const std::vector<FormatRow> rows = {
       {"fp8_current", {both}},
-      {"fp8_block", {both, padded}},
+      {"fp8_block", {both, padded, packed}},
+      {"fp8_block:group_size=64", {both, aligned, packed}},
       {"mxfp8", {both, padded, swizzled}},
       {"nvfp4:disable_stochastic_rounding=true", {both, padded, swizzled}}};
   for (const FormatRow& row : rows) {
