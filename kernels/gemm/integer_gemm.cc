@@ -21,7 +21,7 @@ constexpr int64_t kGrainRows = 8;
 
 bool IsInteger(DType dtype) { return dtype == DType::kI8 || dtype == DType::kU8; }
 
-struct Side {
+struct IntegerSide {
   const char* name;
   const GemmOperand& operand;
   int64_t rows;
@@ -30,7 +30,7 @@ struct Side {
   std::string Field(const char* part) const { return absl::StrCat(name, ".", part); }
 };
 
-absl::Status CheckSide(const Side& side) {
+absl::Status CheckIntegerSide(const IntegerSide& side) {
   const GemmOperand& operand = side.operand;
   const Shape expected = operand.scaling == ScaleMode::kOuter ? Shape{side.rows} : Shape{1};
   if (operand.amax.has_value()) {
@@ -64,7 +64,7 @@ absl::Status CheckSide(const Side& side) {
 }
 
 /// The rows of an operand, each of k integers less their zero point.
-std::vector<int16_t> CountedFromZero(const Side& side, int64_t k) {
+std::vector<int16_t> CountedFromZero(const IntegerSide& side, int64_t k) {
   std::vector<int16_t> numbers(static_cast<size_t>(side.rows * k));
   const GemmOperand& operand = side.operand;
   const bool is_signed = operand.data.dtype() == DType::kI8;
@@ -100,10 +100,10 @@ float ScaleOf(const GemmOperand& operand, int64_t row) {
   return operand.scale_inv.as<float>()[operand.scaling == ScaleMode::kOuter ? row : 0];
 }
 
-Side SideOfA(const GemmDesc& desc, const GemmShape& shape) {
+IntegerSide SideOfA(const GemmDesc& desc, const GemmShape& shape) {
   return {"a", desc.a, shape.m, desc.layout != GemmLayout::kNT};
 }
-Side SideOfB(const GemmDesc& desc, const GemmShape& shape) {
+IntegerSide SideOfB(const GemmDesc& desc, const GemmShape& shape) {
   return {"b", desc.b, shape.n, desc.layout == GemmLayout::kTN};
 }
 
@@ -120,12 +120,12 @@ absl::Status CheckIntegerGemm(const GemmDesc& desc, const GemmShape& shape) {
     return Refuse("arithmetic", desc.arithmetic.ToString(),
                   "operands of integers are added as integers: int32");
   }
-  for (const Side& side : {SideOfA(desc, shape), SideOfB(desc, shape)}) {
+  for (const IntegerSide& side : {SideOfA(desc, shape), SideOfB(desc, shape)}) {
     if (!IsInteger(side.operand.data.dtype())) {
       return Refuse(side.name, DTypeName(side.operand.data.dtype()),
                     "the other operand is of integers of 8 bits: both are, or none");
     }
-    QG_RETURN_IF_ERROR(CheckSide(side));
+    QG_RETURN_IF_ERROR(CheckIntegerSide(side));
   }
   return absl::OkStatus();
 }

@@ -17,7 +17,7 @@ namespace quantgate {
 namespace {
 
 /// The code of element `index`.
-uint32_t CodeAt(const Tensor& codes, int64_t index) {
+uint32_t LevelAt(const Tensor& codes, int64_t index) {
   const auto* bytes = codes.as<uint8_t>();
   if (CodesPerElement(codes.dtype()) == 1) return bytes[index];
   return bytes[index / 2] >> (index % 2 * 4) & 15u;
@@ -45,7 +45,7 @@ absl::StatusOr<CodesCandidate> Try(const QuantizerSpec& spec, const Tensor& sour
   const int64_t columns = source.columns();
   candidate.code_count = source.element_count();
   for (int64_t i = 0; i < candidate.code_count; ++i) {
-    const uint32_t wanted = CodeAt(given.data, i), code = CodeAt(copy.data, i);
+    const uint32_t wanted = LevelAt(given.data, i), code = LevelAt(copy.data, i);
     candidate.code_matches += wanted == code;
     if (wanted == code || candidate.first_difference.has_value()) continue;
     candidate.first_difference = ElementAt{i / columns, i % columns, wanted, code};
@@ -113,7 +113,7 @@ absl::StatusOr<CodesExplanation> ExplainLevels(const ExplainCodesRequest& reques
     if (candidate.is_entire()) entire.insert(candidate.scale_rule);
   }
   std::set<uint32_t> distinct;
-  for (int64_t i = 0; i < source.element_count(); ++i) distinct.insert(CodeAt(request.codes, i));
+  for (int64_t i = 0; i < source.element_count(); ++i) distinct.insert(LevelAt(request.codes, i));
   for (CodesCandidate& candidate : candidates) {
     candidate.is_established = candidate.is_entire() && entire.size() == 1 && distinct.size() > 1;
     if (candidate.is_established) candidate.scale_origin = *candidate.libraries.begin();
