@@ -508,7 +508,6 @@ QG_HOST_DEVICE inline UnitScale MakeUnitScale(const LibraryRule& rule, float ama
     case ScaleKind::kTensor:
     case ScaleKind::kLine:
     case ScaleKind::kF32:
-    case ScaleKind::kLine:
     case ScaleKind::kLevels:  // level_rule.h.
       break;
   }
