@@ -290,19 +290,27 @@ std::string Difference(const TensorFile& sources, const Library& library, const 
 
 TEST(LevelRules, GiveEveryStoredCodeScaleAndZeroPoint) {
   std::map<std::string, int> not_covered;
+  testing::LibraryTable table;
   int covered = 0, all = 0;
   for (const Library& library : testing::LibraryFiles()) {
     int of_library = 0, cases = 0;
     for (const Case& of : library.cases) {
       if (!of.HasLevels()) continue;
       ++cases;
-      const auto asked = Ask(of, QuantizerOf(of));
+      const Json json = QuantizerOf(of);
+      const auto asked = Ask(of, json);
       if (!asked.has_value()) {
         ++not_covered[of.rule];
         continue;
       }
-      EXPECT_EQ(Difference(testing::LibrarySources(), library, of, *asked), "")
-          << library.name << " " << of.name << ": " << QuantizerText(asked->quantizer);
+      const std::string difference = Difference(testing::LibrarySources(), library, of, *asked);
+      EXPECT_EQ(difference, "") << library.name << " " << of.name << ": "
+                                << QuantizerText(asked->quantizer);
+      const Coded expected = ExpectedOf(library, of, *asked);
+      table.Add(library, of, json,
+                static_cast<int64_t>(expected.numbers.size() + expected.scales.size() +
+                                     expected.zeros.size()),
+                !difference.empty());
       ++of_library;
     }
     std::printf("%-28s %3d of %3d cases\n", library.name.c_str(), of_library, cases);
@@ -312,6 +320,7 @@ TEST(LevelRules, GiveEveryStoredCodeScaleAndZeroPoint) {
   EXPECT_EQ(not_covered, kNotCovered);
   EXPECT_EQ(all, 175);
   EXPECT_EQ(covered, 164);
+  table.ExpectDocumented("Integers and tables of levels");
 }
 
 // What rules.py, which those libraries hold, makes of hostile values: ragged tails, zeros of both

@@ -1,9 +1,14 @@
 #include "tests/quantize/library_cases.h"
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <bit>
+#include <fstream>
 #include <utility>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_join.h"
 #include "kernels/numerics/cast.h"
 #include "kernels/numerics/e8m0.h"
 #include "kernels/tensor/convert.h"
@@ -47,8 +52,9 @@ const TensorFile& LibrarySources() {
 const std::vector<LibraryFile>& LibraryFiles() {
   static const auto& all = *[] {
     auto* list = new std::vector<LibraryFile>;
-    for (const char* name : {"bitsandbytes", "compressed_tensors", "deepgemm", "gfloat", "gguf", "modelopt",
-                             "optimum_quanto", "qwix", "torch", "torchao", "transformers"}) {
+    for (const char* name :
+         {"bitsandbytes", "compressed_tensors", "deepgemm", "gfloat", "gguf", "modelopt",
+          "optimum_quanto", "qwix", "torch", "torchao", "transformers"}) {
       LibraryFile library;
       library.file = *ReadKnownSafetensors(absl::StrCat(Folder(), name, ".safetensors"));
       library.name =
@@ -97,6 +103,40 @@ float RoundedTo(DType dtype, float value) {
 
 bool IsSameFloat(float a, float b) {
   return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b) || (a != a && b != b);
+}
+
+void LibraryTable::Add(const LibraryFile& library, const LibraryCase& of,
+                       const nlohmann::json& quantizer, int64_t values, bool differs) {
+  std::vector<std::string> knobs;
+  for (const auto& [key, value] : quantizer.items()) {
+    knobs.push_back(
+        absl::StrCat(key, "=", value.is_string() ? value.get<std::string>() : value.dump()));
+  }
+  Row& row =
+      rows_[absl::StrCat(library.name, " | ", of.rule, " | `", absl::StrJoin(knobs, ","), "`")];
+  ++row.tensors;
+  row.values += values;
+  row.differing += differs;
+}
+
+void LibraryTable::ExpectDocumented(const std::string& heading) const {
+  std::vector<std::string> computed;
+  for (const auto& [name, row] : rows_) {
+    computed.push_back(absl::StrCat("| ", name, " | ", row.tensors, " | ", row.values, " | ",
+                                    row.differing, " |"));
+  }
+  std::ifstream file(std::string(QUANTGATE_SOURCE_DIR) + "/docs/evidence.md");
+  std::vector<std::string> documented;
+  bool is_below = false;
+  for (std::string line; std::getline(file, line);) {
+    if (is_below && line.empty() && !documented.empty()) break;
+    if (is_below && absl::StartsWith(line, "| ")) documented.push_back(line);
+    is_below |= absl::StartsWith(line, heading);
+  }
+  if (!documented.empty()) documented.erase(documented.begin());  // The names of its columns.
+  EXPECT_TRUE(documented == computed)
+      << "docs/evidence.md below \"" << heading << "\" should have\n"
+      << absl::StrJoin(computed, "\n");
 }
 
 }  // namespace quantgate::testing

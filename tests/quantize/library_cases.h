@@ -2,6 +2,8 @@
 // compared.
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -51,5 +53,21 @@ std::vector<float> StoredScales(const Tensor& stored, float (*of_byte)(uint8_t))
 float RoundedTo(DType dtype, float value);
 /// Whether two floats have the same bits, or are both NaN.
 bool IsSameFloat(float a, float b);
+
+/// A table of docs/evidence.md: for each library, rule of tests/vectors/libraries/rules.py and
+/// quantizer, how many tensors and values (codes, scales, zero points) were compared.
+class LibraryTable {
+ public:
+  void Add(const LibraryFile& library, const LibraryCase& of, const nlohmann::json& quantizer,
+           int64_t values, bool differs);
+  /// Expects the document to have these rows, and no others, below a line that starts so.
+  void ExpectDocumented(const std::string& heading) const;
+
+ private:
+  struct Row {
+    int64_t tensors = 0, values = 0, differing = 0;
+  };
+  std::map<std::string, Row> rows_;
+};
 
 }  // namespace quantgate::testing

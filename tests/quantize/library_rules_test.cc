@@ -213,6 +213,7 @@ struct Asked {
   Quantizer quantizer;
   Usage usage = Usage::kRowwise;
   QuantizeArguments arguments = {};
+  Json json = {};  ///< Of the quantizer.
 };
 
 /// Nothing if this build has no such quantizer.
@@ -228,6 +229,7 @@ std::optional<Asked> Ask(const Case& of, const Json& row_quantizer, const Tensor
     const bool is_e5m2 = *element == DType::kF8E5M2;
     asked.quantizer = recipe->QuantizerFor(is_e5m2 ? TensorRole::kGradOutput : TensorRole::kInput);
     asked.arguments.scale = *Tensor::FromScalar(1.0f);
+    asked.json = json;
     return asked;
   }
   if (!json.contains("format")) {
@@ -245,6 +247,7 @@ std::optional<Asked> Ask(const Case& of, const Json& row_quantizer, const Tensor
     return std::nullopt;
   }
   asked.quantizer = rule->spec;
+  asked.json = json;
   return asked;
 }
 
@@ -427,6 +430,7 @@ std::string Difference(const Library& library, const Case& of, const Row& row, c
 
 TEST(LibraryRules, GiveEveryStoredCodeAndScale) {
   std::map<std::string, int> not_covered;
+  testing::LibraryTable table;
   int covered = 0, all = 0, of_levels = 0;
   for (const Library& library : testing::LibraryFiles()) {
     int of_library = 0;
@@ -443,8 +447,13 @@ TEST(LibraryRules, GiveEveryStoredCodeAndScale) {
         ++not_covered[of.rule];
         continue;
       }
-      EXPECT_EQ(Difference(library, of, *row, *asked, source), "")
-          << library.name << " " << of.name << ": " << QuantizerText(asked->quantizer);
+      const std::string difference = Difference(library, of, *row, *asked, source);
+      EXPECT_EQ(difference, "") << library.name << " " << of.name << ": "
+                                << QuantizerText(asked->quantizer);
+      const Expected expected = ExpectedOf(library, of, *row, *asked, source);
+      table.Add(library, of, asked->json,
+                static_cast<int64_t>(expected.codes.size() + expected.scales.size()),
+                !difference.empty());
       ++of_library;
     }
     std::printf("%-28s %3d of %3zu cases\n", library.name.c_str(), of_library,
@@ -460,6 +469,7 @@ TEST(LibraryRules, GiveEveryStoredCodeAndScale) {
         return count;
       }());
   EXPECT_EQ(not_covered, kNotCovered);
+  table.ExpectDocumented("Floating-point codes");
 }
 
 /// Calls body(library, case, row) for the cases of rows that fit.

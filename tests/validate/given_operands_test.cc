@@ -149,6 +149,10 @@ TEST(QuantizedPlan, PutsScalesOfEveryLayoutBackAndRefusesWhatDoesNotFit) {
     parts.columnwise = *stored.columnwise;
     parts.of_rowwise.shape = {64, 160};
     parts.of_rowwise.scale_layout = layout;
+    // Packed exponents may also be of fp32 scales.
+    if (layout == ScaleLayout::kPackedUe8m0) {
+      parts.of_rowwise.spec = QuantizerSpec{.format = QuantizerFormat::kMxfp8};
+    }
     parts.of_columnwise = parts.of_rowwise;
     const absl::StatusOr<QuantizedPlan> plan = QuantizedPlan::Create(parts);
     ASSERT_TRUE(plan.ok()) << plan.status();

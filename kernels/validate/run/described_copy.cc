@@ -138,20 +138,22 @@ absl::StatusOr<QuantizerSpec> InferSpecOfLayout(Usage usage, const QuantizedCopy
                                    found.empty() ? "no format" : "several formats"));
 }
 
-/// The length of blocks under fp32 scales: 128 where their shape may be its, or is no other's; else
-/// the only one whose it is.
+/// The length of blocks under fp32 scales: the usual one, which the table of formats has first,
+/// where their shape may be its or is no other's; else the only one whose it is.
 absl::StatusOr<QuantizerFormat> InferFp8Block(Usage usage, const QuantizedCopy& outlines) {
+  const auto all = AllQuantizerFormats();
+  const auto usual = std::find_if(all.begin(), all.end(), [](const ScalingTraits& traits) {
+    return traits.scales == ScaleKind::kF32;
+  });
   std::vector<QuantizerSpec> found = SpecsOfLayout(usage, outlines, ScaleLayout::kLogical);
   std::erase_if(found,
                 [](const QuantizerSpec& spec) { return spec.traits().scales != ScaleKind::kF32; });
-  const bool is_of_one = std::all_of(found.begin(), found.end(), [&](const QuantizerSpec& spec) {
-    return spec.format == found.front().format;
-  });
-  const bool has_128 = std::any_of(found.begin(), found.end(), [](const QuantizerSpec& spec) {
-    return spec.format == QuantizerFormat::kFp8Block;
-  });
-  if (found.empty() || has_128) return QuantizerFormat::kFp8Block;
-  if (is_of_one) return found.front().format;
+  if (found.empty()) return usual->format;
+  const QuantizerFormat first = found.front().format;  // In the table's order.
+  const bool is_of_one =
+      std::all_of(found.begin(), found.end(),
+                  [first](const QuantizerSpec& spec) { return spec.format == first; });
+  if (first == usual->format || is_of_one) return first;
   return Doubt(usage, absl::StrCat("codes ", TensorText(outlines.data), " with scales ",
                                    TensorText(outlines.scale_inv), " may be of several formats"));
 }

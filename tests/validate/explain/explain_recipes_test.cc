@@ -162,9 +162,10 @@ void Walk(const Quantizer& quantizer, std::vector<std::pair<Direction, ScaleLayo
     const Direction direction{quantizer.spec(usage), usage};
     const QuantizerSpec& spec = direction.spec;
     if (!spec.is_quantized()) continue;
-    const bool has_tiles_of_128 = spec.format == QuantizerFormat::kFp8Block && spec.block_dim == 2;
+    const int length = BlockLength(spec.format);
+    const bool has_wide_tiles = spec.block_dim == 2 && length >= 64;
     // At least 32 blocks of distinct amaxes.
-    const Tensor& source = has_tiles_of_128 ? Source(32, 5120) : Source(192, 256);
+    const Tensor& source = has_wide_tiles ? Source(32, 40 * length) : Source(192, 256);
     QuantizeArguments arguments;
     arguments.seed = 7;
     if (spec.scaling == Scaling::kDelayed) arguments.scale = *Tensor::FromScalar(24.0f);
