@@ -263,6 +263,9 @@ absl::Status CheckSessionSpec(const SessionSpec& spec) {
     return Refuse("built_without_grad", "true", "it needs quantized weights");
   }
   QG_RETURN_IF_ERROR(CheckSessionRanks(spec));
+  for (const SessionLayer& layer : spec.layers) {
+    QG_RETURN_IF_ERROR(InLayer(layer, CheckLayerSpec(layer.spec)));
+  }
   return CheckOptimizer(spec.optimizer);
 }
 
