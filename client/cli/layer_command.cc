@@ -52,7 +52,6 @@ absl::StatusOr<int> WrittenVariant(const v1::RunSpec& spec) {
       " variants; it takes the outputs of one, which may have a twin on several ranks"));
 }
 
-/// The parts of ranks that are not the whole output, under "rank0.y", "rank1.y", ....
 void AddRankParts(const v1::VariantReport& variant, std::vector<v1::NamedTensor>& tensors) {
   for (const v1::RankReport& rank : variant.ranks()) {
     for (const v1::NamedTensor& part : rank.outputs()) {
@@ -72,6 +71,7 @@ std::vector<v1::NamedTensor> OutputTensors(const v1::VariantReport& variant) {
   }
   tensors.insert(tensors.end(), variant.state().begin(), variant.state().end());
   tensors.insert(tensors.end(), variant.stacks().begin(), variant.stacks().end());
+  AddRankParts(variant, tensors);
   return tensors;
 }
 
@@ -156,7 +156,6 @@ absl::StatusOr<ReportDocument> ExecuteLayer(Invocation& invocation, const LayerC
         {"quantgate.version", document.run.environment().version()}};
     if (variant.ranks_size() > 0) metadata["quantgate.ranks"] = absl::StrCat(variant.ranks_size());
     std::vector<v1::NamedTensor> tensors = OutputTensors(variant);
-    AddRankParts(variant, tensors);
     QG_RETURN_IF_ERROR(FetchAndWrite(*connection, tensors, run.output, metadata).status());
     invocation.Say(absl::StrCat("wrote ", run.output));
   }

@@ -245,13 +245,15 @@ absl::Status CheckSessionSpec(const SessionSpec& spec) {
                   absl::StrCat("from 1 to ", kSessionLayersMax));
   }
   std::set<std::string> names;
-  for (const SessionLayer& layer : spec.layers) {
-    QG_RETURN_IF_ERROR(CheckSessionName("layers.name", layer.name));
-    if (layer.name == "in_flight" || layer.name == "deferred" || layer.name == "recipe") {
-      return Refuse("layers.name", layer.name, "the session's own tensors begin with that name");
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    const std::string& name = spec.layers[i].name;
+    const std::string field = absl::StrCat("layers[", i, "].name");
+    QG_RETURN_IF_ERROR(CheckSessionName(field, name));
+    if (name == "in_flight" || name == "deferred" || name == "recipe") {
+      return Refuse(field, name, "the session's own tensors begin with that name");
     }
-    if (!names.insert(layer.name).second) {
-      return Refuse("layers.name", layer.name, "it is given twice; names are unique");
+    if (!names.insert(name).second) {
+      return Refuse(field, name, "it is given twice; names are unique");
     }
   }
   QG_RETURN_IF_ERROR(spec.recipe.CheckForLayers());
@@ -261,6 +263,9 @@ absl::Status CheckSessionSpec(const SessionSpec& spec) {
     return Refuse("built_without_grad", "true", "it needs quantized weights");
   }
   QG_RETURN_IF_ERROR(CheckSessionRanks(spec));
+  for (const SessionLayer& layer : spec.layers) {
+    QG_RETURN_IF_ERROR(InLayer(layer, CheckLayerSpec(layer.spec)));
+  }
   return CheckOptimizer(spec.optimizer);
 }
 

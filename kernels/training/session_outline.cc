@@ -5,6 +5,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/engine/engine.h"
+#include "kernels/layer/layer_sharding.h"
 #include "kernels/quantize/quantized_outline.h"
 #include "kernels/training/held_codes.h"
 #include "kernels/training/parallel/parallel_checks.h"
@@ -25,6 +26,39 @@ struct SessionOutline::State {
 
 namespace {
 
+/// Checks what a rank's parts of the parameters and its overlap permit, as opening the session does
+/// on every rank: with outlines of rank 0's, whose dims are those of all. Where experts or rows of
+/// weights are divided, or a dim that does not divide, opening alone says what is wrong.
+absl::Status CheckPartsOfRanks(const SessionSpec& spec, const SessionState& whole,
+                               const Recipe& recipe) {
+  const ParallelSpec& parallel = *spec.parallel;
+  const int ranks = parallel.tensor_parallel;
+  if (ranks == 1 || parallel.expert_parallel > 1 || parallel.fully_sharded) return absl::OkStatus();
+  SessionState part = whole;
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    const LayerSpec& layer = spec.layers[i].spec;
+    if (layer.traits().has_experts) return absl::OkStatus();
+    for (auto& [name, parameter] : part.layers[i].state.parameters) {
+      const ShardRule rule = ParameterShardRule(layer, name);
+      if (rule.dim == -1) continue;
+      Shape shape = parameter.value.shape();
+      const size_t dim = rule.dim < 0 ? shape.size() - 1 : static_cast<size_t>(rule.dim);
+      if (dim >= shape.size() || shape[dim] % (int64_t{rule.parts} * ranks) != 0) {
+        return absl::OkStatus();
+      }
+      shape[dim] /= ranks;
+      QG_ASSIGN_OR_RETURN(parameter.value,
+                          OutlineTensor(parameter.value.dtype(), std::move(shape)));
+    }
+  }
+  ParallelStep step = StepOf(parallel, recipe);
+  step.size_without_group = ranks;
+  SessionRank rank;
+  rank.step = std::make_shared<const ParallelStep>(std::move(step));
+  QG_RETURN_IF_ERROR(CheckSessionShapes(spec, part, rank.step));
+  return CheckSessionRecipe(spec, part, recipe, &rank, kAnyDType);
+}
+
 /// The layers' parameters, and main gradients where the session has any.
 absl::StatusOr<SessionState> StateOfOutlines(Engine& engine, SessionSpec& spec,
                                              const std::map<std::string, Tensor>& parameters) {
@@ -35,7 +69,10 @@ absl::StatusOr<SessionState> StateOfOutlines(Engine& engine, SessionSpec& spec,
   state.layers.resize(spec.layers.size());
   QG_RETURN_IF_ERROR(SortParameters(spec, parameters, state));
   // Layers on several ranks are checked with each rank's parts.
-  if (spec.parallel.has_value()) return state;
+  if (spec.parallel.has_value()) {
+    QG_RETURN_IF_ERROR(CheckPartsOfRanks(spec, state, spec.recipe));
+    return state;
+  }
   QG_RETURN_IF_ERROR(CheckSessionShapes(spec, state));
   for (SessionLayerState& layer : state.layers) {
     for (const auto& [name, parameter] : layer.state.parameters) {
@@ -178,6 +215,7 @@ absl::Status SessionOutline::ChangeRecipe(const Recipe& recipe) {
     QG_RETURN_IF_ERROR(CheckSessionRecipe(state.spec, state.now, recipe, nullptr, x_dtype));
   } else {
     QG_RETURN_IF_ERROR(CheckRecipeOnRanks(state.spec, recipe));
+    QG_RETURN_IF_ERROR(CheckPartsOfRanks(state.spec, state.now, recipe));
   }
   if (state.spec.weights == WeightStorage::kQuantized) {
     QG_RETURN_IF_ERROR(CheckQuantizedWeightsOf(state.spec.layers, recipe));

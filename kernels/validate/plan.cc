@@ -253,6 +253,20 @@ absl::Status CheckReference(const LayerRunRequest& request) {
   return absl::OkStatus();
 }
 
+/// Refuses a bound that nothing has: a run that judges no output would pass whatever it computes.
+absl::Status CheckRequirement(const LayerRunRequest& request) {
+  if (request.requirement != Requirement::kBound) return absl::OkStatus();
+  const LayerSpec& layer = request.step.layer;
+  const bool only_quantizes =
+      layer.traits().has_operations &&
+      std::all_of(layer.operations.begin(), layer.operations.end(),
+                  [](const OperationSpec& one) { return one.kind == OperationKind::kQuantize; });
+  if (!only_quantizes) return absl::OkStatus();
+  return Refuse("requirement", std::string(RequirementName(request.requirement)),
+                "no bound is derived for what quantize gives, and the layer has no other operation "
+                "that a bound would hold");
+}
+
 absl::Status CheckSubjects(const LayerRunRequest& request) {
   const std::vector<std::string> outputs = LayerOutputs(request.step);
   for (const auto& [name, subject] : request.subjects) {
@@ -269,9 +283,6 @@ absl::Status CheckSubjects(const LayerRunRequest& request) {
     if (request.variants[0].parallel.has_value()) {
       return Refuse(field, request.variants[0].Label(),
                     "a subject is held to the bound of a variant on one rank: put that first");
-    }
-    if (request.variants[0].arithmetic.family == ArithmeticFamily::kExact) {
-      return Refuse(field, request.variants[0].Label(), "the exact arithmetic has no error bound");
     }
     const Shape shape = LayerOutputShape(request.step, name);
     if (!IsHighPrecision(subject.dtype()) || subject.shape() != shape) {
@@ -343,6 +354,7 @@ absl::StatusOr<Plan> Plan::Create(LayerRunRequest request) {
   QG_RETURN_IF_ERROR(CheckUsed(request));
   QG_RETURN_IF_ERROR(CheckParallelModeUsed(request));
   QG_RETURN_IF_ERROR(CheckReference(request));
+  QG_RETURN_IF_ERROR(CheckRequirement(request));
   QG_RETURN_IF_ERROR(CheckSubjects(request));
   return Plan(std::move(request), std::move(layers));
 }

@@ -227,7 +227,10 @@ v1::SessionSpec SessionSpecToProto(v1::SessionSpec spec, const Recipe& recipe) {
   spec.mutable_recipe()->set_name(recipe.name());
   auto& knobs = *spec.mutable_recipe()->mutable_knobs();
   knobs.clear();
-  for (const auto& [knob, value] : recipe.CanonicalKnobs()) knobs[knob] = value;
+  for (const auto& [knob, value] : recipe.CanonicalKnobs()) {
+    // A session can be opened with what it says of itself.
+    if (recipe.knobs().contains(knob)) knobs[knob] = value;
+  }
   return spec;
 }
 

@@ -73,13 +73,22 @@ bool IsOfLayer(const v1::SessionTrace& trace, const std::string& name) {
                      });
 }
 
+/// Whether a forward gives this layer's norm output: "fc1.norm_out".
+bool IsReturnedNormOutput(const v1::SessionTrace& trace, const std::string& name) {
+  return std::any_of(trace.spec().layers().begin(), trace.spec().layers().end(),
+                     [&](const v1::SessionLayer& layer) {
+                       return layer.layer().return_norm_output() &&
+                              name == absl::StrCat(layer.name(), ".norm_out");
+                     });
+}
+
 /// Whether the step may give a tensor of this name; which layers and recipes do is known once the
 /// step is done.
 bool MayGive(const v1::SessionTrace& trace, const std::vector<std::string>& parameters,
              const ProtoStep& step, const std::string& name) {
   switch (step.step_case()) {
     case ProtoStep::kForward:
-      return name == "y" || (IsOfLayer(trace, name) && absl::EndsWith(name, "norm_out"));
+      return name == "y" || IsReturnedNormOutput(trace, name);
     case ProtoStep::kBackward:
       return name == "dx" || IsOfLayer(trace, name);
     case ProtoStep::kWgrad:

@@ -297,9 +297,13 @@ TEST_F(SessionOpen, RefusesWhatMakesNoSense) {
   expect_refused(spec, good, "layers is 0 given: from 1 to 64");
   spec = TwoLayerSpec("bf16");
   spec.layers[1].name = "fc1";
-  expect_refused(spec, good, "fc1: it is given twice");
+  expect_refused(spec, good, "layers[1].name is fc1: it is given twice");
+  spec.layers[1].name = "deferred";
+  expect_refused(spec, good, "layers[1].name is deferred: the session's own");
   spec.layers[1].name = "a.b";
-  expect_refused(spec, good, "layers.name is \"a.b\"");
+  expect_refused(spec, good, "layers[1].name is \"a.b\"");
+  spec.layers[0].name = "";
+  expect_refused(spec, good, "layers[0].name is \"\"");
   spec = TwoLayerSpec("bf16");
   spec.weights = WeightStorage::kQuantized;
   expect_refused(spec, good, "recipe bf16 does not quantize weights");

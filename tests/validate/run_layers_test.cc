@@ -117,7 +117,7 @@ const std::vector<std::string>& Recipes() {
   return recipes;
 }
 
-/// Every output has a truth; all but sums over no rows a bound, which they keep.
+/// Every output has a truth and a bound, which it keeps.
 void ExpectWithinBounds(const LayerRequest& step, const std::vector<std::string>& recipes) {
   LayerRunRequest request = RequestOf(step, recipes);
   request.requirement = Requirement::kBound;
@@ -126,9 +126,8 @@ void ExpectWithinBounds(const LayerRequest& step, const std::vector<std::string>
   for (const VariantReport& variant : report.variants) {
     for (const OutputReport& output : variant.outputs) {
       SCOPED_TRACE(absl::StrCat(variant.label, ": ", output.tensor));
-      const bool is_empty = output.arithmetic == "none: a sum over no rows";
-      EXPECT_EQ(output.bound.has_value(), !is_empty);
-      EXPECT_TRUE(!output.bound.has_value() || output.bound->pass) << output.bound->worst_ratio;
+      ASSERT_TRUE(output.bound.has_value());
+      EXPECT_TRUE(output.bound->pass) << output.bound->worst_ratio;
       EXPECT_EQ(output.against_exact.error.element_count, output.value.element_count());
       EXPECT_EQ(output.against_unquantized.element_count, output.value.element_count());
       EXPECT_LT(output.against_exact.error.relative_frobenius, 0x1p-7);
@@ -323,6 +322,35 @@ TEST(RunLayers, SubjectsMustBeOutputsWithABound) {
   request.subjects = {{"db", request.step.parameters["bias"]}};
   EXPECT_THAT(std::string(Plan::Create(request).status().message()),
               HasSubstr("subjects[db] is \"db\": no bound is derived for a sum of rows"));
+}
+
+// Nothing of it has a bound, so that the requirement would judge nothing.
+TEST(RunLayers, QuantizeAloneHasNoBoundToKeep) {
+  LayerRequest step;
+  step.layer.kind = LayerKind::kChain;
+  step.layer.operations.resize(2);
+  for (int i = 0; i < 2; ++i) {
+    step.layer.operations[i].kind = OperationKind::kQuantize;
+    step.layer.operations[i].name = i == 0 ? "first" : "second";
+    step.layer.operations[i].quantize_backward = true;
+  }
+  step.x = Generated(Distribution::kNormal, 1, DType::kBF16, {32, 32});
+  step.grad_output = Generated(Distribution::kNormal, 2, DType::kBF16, {32, 32});
+  LayerRunRequest request = RequestOf(step, {"mxfp8"});
+  EXPECT_TRUE(Plan::Create(request).ok()) << Plan::Create(request).status();
+  request.requirement = Requirement::kBound;
+  const absl::Status status = Plan::Create(request).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("requirement is bound: no bound is derived for what quantize gives"));
+  // An operation that has one is enough, and the verdict says what has none.
+  OperationSpec& scale = request.step.layer.operations[0];
+  scale.kind = OperationKind::kScale;
+  scale.quantize_backward = false;
+  scale.factor = 0.5f;
+  const RunReport report = RunOk(request);
+  EXPECT_TRUE(report.verdict.pass) << report.verdict.finding;
+  EXPECT_THAT(report.verdict.finding, HasSubstr("; without a bound: y of mxfp8 / none / auto"));
 }
 
 TEST(RunLayers, ErrorBudgetsOfEveryGemm) {

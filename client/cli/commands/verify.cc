@@ -32,6 +32,8 @@ constexpr char kVerifyExamples[] = R"(Examples:
   quantgate verify --tp 2 --parallel-mode column --input m.safetensors:fc1.x \
       --weight m.safetensors:fc1.weight --grad-output m.safetensors:fc1.dy \
       --requires-grad w --recipe mxfp8
+  quantgate verify --subject ranks.safetensors --tp 2 --parallel-mode column \
+      --input m.safetensors:fc1.x --weight m.safetensors:fc1.weight --recipe mxfp8
 
 FILE.safetensors holds what your own code computed, under the names that `quantgate run -o`
 writes: y, dx, dw, db, main_grad, dgamma, fc1.dw, dw.0, ...; of delayed scaling input.scale,
@@ -39,8 +41,10 @@ input.amax_history and so on too. Each is compared bit for bit with what the eng
 the same operands. One that FILE lacks fails; --only y,dw asks for these alone.
 With --require bound all but the bias gradients and delayed scaling's state need only lie within
 the error bound derived for what made them.
-With --tp in place of --subject the engine's own outputs on N ranks are checked: bit for bit against
-one rank, or with --require bound against what sums over ranks may do.
+With --tp and no --subject the engine's own outputs on N ranks are checked: bit for bit against one
+rank, or with --require bound against what sums over ranks may do. With both, FILE holds what
+`quantgate run --tp N -o` writes, the outputs and each rank's part of them (rank0.y, rank1.y, ...),
+and each is compared bit for bit with that of the engine's ranks.
 With --junit FILE.xml each tensor is a test case.
 Where something does not pass, the first line says why, as far as it can be told: "dw is twice the
 expected", "fits mxfp8:scale_rule=floor in y, dw and db", "unknown: ...". Looking for that takes at
@@ -165,13 +169,16 @@ absl::StatusOr<int> VerifyRanks(Invocation& invocation, const VerifyOptions& opt
 }
 
 absl::StatusOr<int> Verify(Invocation& invocation, const VerifyOptions& options) {
-  if (options.subject.empty() == !options.run.layer.wants_ranks()) {
-    return absl::InvalidArgumentError(options.subject.empty()
-                                          ? "--subject: absent; give your outputs, or --tp or --ep "
-                                            "to check several ranks against "
-                                            "one"
-                                          : "--subject: given with --tp or --ep; your outputs are "
-                                            "those of one rank, so leave one out");
+  const bool has_ranks = options.run.layer.wants_ranks();
+  if (options.subject.empty() && !has_ranks) {
+    return absl::InvalidArgumentError(
+        "--subject: absent; give your outputs, or --tp or --ep to check several ranks against one");
+  }
+  const bool by_bound = options.require == "bound";
+  if (!options.subject.empty() && has_ranks && by_bound) {
+    return absl::InvalidArgumentError(
+        "--require: bound, given with --subject and --tp or --ep; what several ranks computed is "
+        "compared bit for bit, and the outputs of one rank alone are held to a bound");
   }
   if (options.subject.empty()) {
     if (options.only.empty()) return VerifyRanks(invocation, options);
@@ -182,8 +189,7 @@ absl::StatusOr<int> Verify(Invocation& invocation, const VerifyOptions& options)
   QG_ASSIGN_OR_RETURN(const TensorFile subject, ReadKnownTensors("--subject", options.subject));
   LayerCommand run = options.run;
   run.keep_outputs = true;
-  run.variants = 1;
-  const bool by_bound = options.require == "bound";
+  run.variants = has_ranks ? 2 : 1;  // The second is its twin on several ranks.
   if (by_bound) {
     for (const NamedTensor& tensor : subject.tensors) {
       if (HasBound(tensor.name)) run.subjects[tensor.name] = tensor.tensor;
@@ -195,7 +201,7 @@ absl::StatusOr<int> Verify(Invocation& invocation, const VerifyOptions& options)
   document.diagnosis.reset();
   QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
   TensorSources sources(*connection, Placement::kInlineWhenSmall, UploadProgressOf(invocation));
-  const v1::VariantReport& variant = document.run.variants(0);
+  const v1::VariantReport& variant = document.run.variants(has_ranks ? 1 : 0);
   QG_ASSIGN_OR_RETURN(const std::vector<v1::NamedTensor> asked,
                       AskedFor(options.only, OutputTensors(variant)));
   const bool has_any = std::any_of(asked.begin(), asked.end(), [&](const v1::NamedTensor& output) {
@@ -229,8 +235,11 @@ absl::StatusOr<int> Verify(Invocation& invocation, const VerifyOptions& options)
       if (!related.ok() || !CanBeDiagnosed(name)) continue;
       QG_ASSIGN_OR_RETURN((*diagnosis.mutable_related())[name], sources.Place(name, *related));
     }
-    *diagnosis.mutable_spec() = document.run.request();
-    diagnosis.mutable_spec()->clear_subjects();
+    if (variant.ranks().empty()) {
+      // The layer is computed under a mistake on one rank alone.
+      *diagnosis.mutable_spec() = document.run.request();
+      diagnosis.mutable_spec()->clear_subjects();
+    }
     AddDiagnosis(*connection, std::move(diagnosis), start, document);
   }
   return EmitReport(invocation, run.report, document);

@@ -19,7 +19,7 @@ struct FieldOption {
   /// '*' stands for a key: what comes before the byte behind it. A field of one word is looked for
   /// where a message begins, one with a '_' anywhere: sentences have no such words.
   std::string_view field;
-  std::string_view option;  ///< '*' stands for the same key.
+  std::string_view option;  ///< '*' stands for the same key, FILE for the file that was typed.
   /// In place of `option` where that was not typed, and the field has its default. Said beside a
   /// file of fields, too.
   std::string_view untyped = {};
@@ -174,7 +174,7 @@ constexpr FieldOption kFieldOptions[] = {
     {"session-get", "tensor", "--tensor"},
     {"session-step session-get session-checkpoint session-close", "session_id", "ID"},
     {kStepCommand, "forward.x", "--x"},
-    {kStepCommand, "forward.layers[*].x", "--x: layer *"},
+    {kStepCommand, "forward.layers[*].x", "--x at layer *"},
     {kStepCommand, "optimize.gradients is none", "optimize: no gradient"},
     {kStepCommand, "optimize.gradients is deferred", "optimize: gradients are deferred"},
     {kStepCommand, "optimize.optimizer is none", "optimize: no optimizer"},
@@ -233,6 +233,9 @@ constexpr FieldOption kFieldOptions[] = {
     {"scenario-run", "parallel_backend", "--parallel-backend"},
     {"scenario-run", "names", "NAME"},
 };
+
+/// The positional that tables of fields name as a place in it; people know the file's own name.
+constexpr std::string_view kFile = "FILE";
 
 /// Options whose value is a file that says fields by their paths.
 constexpr const char* kSpecFiles[] = {"--spec", "SPEC"};
@@ -337,6 +340,10 @@ FoundOption Renaming::Find(std::string_view text, bool is_at_start) const {
     if (const size_t star = found.text.find('*'); star != std::string::npos) {
       found.text.replace(star, 1, std::string(match->key));
     }
+  }
+  if (found.is_typed && found.text.starts_with(kFile)) {
+    const std::string file = command_.get_option(std::string(kFile))->results().front();
+    found.text.replace(0, kFile.size(), file);
   }
   if (has_spec_ && !found.is_typed && !found.is_default) return {};
   return found;

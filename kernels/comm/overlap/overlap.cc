@@ -67,6 +67,13 @@ absl::Status CheckOverlapProfile(const ReductionProfile& profile) {
                 "an overlapped call sums the parts itself, in an order that the profile specifies");
 }
 
+absl::Status CheckOverlapProfile(OverlapMethod method, const ReductionProfile& profile) {
+  if (method != OverlapMethod::kRingExchange) return CheckOverlapProfile(profile);
+  if (profile == ReductionProfile{ReductionKind::kUbP2p}) return absl::OkStatus();
+  return Refuse("profile", ReductionProfileName(profile),
+                "a ring_exchange reduce-scatter sums in the order of ub_p2p");
+}
+
 absl::Status CheckReduceScatterGemm(const ReduceScatterGemmCall& call, int ranks) {
   QG_ASSIGN_OR_RETURN(const GemmShape shape, CheckGemm(call.gemm));
   QG_RETURN_IF_ERROR(CheckCutGemm(call.gemm));
@@ -79,10 +86,7 @@ absl::Status CheckReduceScatterGemm(const ReduceScatterGemmCall& call, int ranks
     case OverlapMethod::kNone:
       return absl::OkStatus();
     case OverlapMethod::kRingExchange:
-      if (call.profile != ReductionProfile{ReductionKind::kUbP2p}) {
-        return Refuse("profile", ReductionProfileName(call.profile),
-                      "a ring_exchange reduce-scatter sums in the order of ub_p2p");
-      }
+      QG_RETURN_IF_ERROR(CheckOverlapProfile(call.method, call.profile));
       if (call.pieces < 1) return Refuse("pieces", absl::StrCat(call.pieces), "must be at least 1");
       return CheckOverlapShards("gemm.a", call.gemm.a, call.rows);
     case OverlapMethod::kPipeline: {
@@ -93,7 +97,7 @@ absl::Status CheckReduceScatterGemm(const ReduceScatterGemmCall& call, int ranks
                       absl::StrCat("it must divide the ", shape.n, " columns of the output",
                                    multiple == call.splits ? "" : " in multiples of 128"));
       }
-      QG_RETURN_IF_ERROR(CheckOverlapProfile(call.profile));
+      QG_RETURN_IF_ERROR(CheckOverlapProfile(call.method, call.profile));
       return CheckOverlapOperand("gemm.b", call.gemm.b);
     }
     default:

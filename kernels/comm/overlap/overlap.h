@@ -108,6 +108,8 @@ struct OverlapOptions {
 
 /// INVALID_ARGUMENT for the library's own sum (kNccl), which cannot be taken part by part.
 absl::Status CheckOverlapProfile(const ReductionProfile& profile);
+/// The same for sums by `method`: a ring_exchange has the order of ub_p2p and no other.
+absl::Status CheckOverlapProfile(OverlapMethod method, const ReductionProfile& profile);
 /// The checks of ReduceScatterGemm in a group of `ranks` that need only dtypes and shapes.
 absl::Status CheckReduceScatterGemm(const ReduceScatterGemmCall& call, int ranks);
 

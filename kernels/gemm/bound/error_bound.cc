@@ -217,7 +217,7 @@ absl::StatusOr<ErrorBound> BoundFor(const GemmDesc& desc) {
   ErrorBound bound;
   switch (ResolvedFor(desc).family) {
     case ArithmeticFamily::kExact:
-      bound.derivation = "correctly rounded";
+      bound.derivation = kCorrectlyRounded;
       return bound;
     case ArithmeticFamily::kFp32:
       bound = Fp32Bound(desc, shape.k);

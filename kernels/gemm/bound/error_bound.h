@@ -19,6 +19,9 @@ struct ErrorBound {
   std::string derivation;  ///< One line: "16 steps x (32 x 2^-13 + 2^-13)".
 };
 
+/// ErrorBound::derivation of results that are rounded once, as `exact` does.
+inline constexpr char kCorrectlyRounded[] = "correctly rounded";
+
 /// The bound of desc.arithmetic for desc's formats and k. INVALID_ARGUMENT for an arithmetic
 /// without a bound.
 absl::StatusOr<ErrorBound> BoundFor(const GemmDesc& desc);

@@ -88,9 +88,8 @@ absl::StatusOr<std::string> Canonical(const RecipeEntry& entry, const Knob& knob
                                       std::string_view value, bool is_stored) {
   if (is_stored && IsJson(knob)) return CanonicalValue(knob, WithoutVoidKnobs(value));
   if (!knob.is_void) return CanonicalValue(knob, value);
-  const std::string_view only = knob.choices.front();
-  if (value != only && !is_stored) return UnknownKnob(entry, knob.name, value);
-  return std::string(only);
+  if (!is_stored) return UnknownKnob(entry, knob.name, value);
+  return std::string(knob.choices.front());
 }
 
 std::string DefaultValue(const Knob& knob, const Recipe::Knobs& resolved) {
@@ -296,6 +295,9 @@ absl::StatusOr<Recipe> Recipe::Make(std::string_view name, const Knobs& knobs, b
     return Refuse(KnobField("backward_override"), ShownValue(resolved.at("backward_override")),
                   kNoOverride);
   }
+  for (const Knob& knob : entry->knobs) {
+    if (knob.is_void) resolved.erase(resolved.find(knob.name));
+  }
   recipe.knobs_ = std::make_shared<const Knobs>(std::move(resolved));
   return recipe;
 }
@@ -333,6 +335,11 @@ absl::StatusOr<Recipe> Recipe::ParseStored(std::string_view text) {
 Recipe::Knobs Recipe::CanonicalKnobs() const {
   Knobs canonical = knobs();
   for (const Knob& knob : FindRecipeEntry(name_)->knobs) {
+    if (knob.is_void) {
+      // Digests have had it since 0.1.0.
+      if (!knob.is_later) canonical.emplace(knob.name, knob.choices.front());
+      continue;
+    }
     const auto resolved = canonical.find(knob.name);
     if (knob.is_later && resolved->second == DefaultValue(knob, knobs())) canonical.erase(resolved);
   }
@@ -348,6 +355,7 @@ std::string Recipe::CanonicalText() const {
 std::string Recipe::ShortText() const {
   std::string text = name_;
   for (const Knob& knob : FindRecipeEntry(name_)->knobs) {
+    if (knob.is_void) continue;
     const std::string& value = knobs().find(knob.name)->second;
     if (value == DefaultValue(knob, knobs())) continue;
     absl::StrAppend(&text, text.size() == name_.size() ? ":" : ",", std::string(knob.name), "=",
@@ -440,7 +448,9 @@ Recipe Recipe::WithBackwardOverride(BackwardOverride override_mode) const {
   Recipe recipe = *this;
   recipe.backward_override_ = override_mode;
   Knobs changed = knobs();
-  changed["backward_override"] = std::string(BackwardOverrideName(override_mode));
+  const auto named = changed.find("backward_override");
+  if (named == changed.end()) return recipe;  // No layer takes this recipe.
+  named->second = std::string(BackwardOverrideName(override_mode));
   recipe.knobs_ = std::make_shared<const Knobs>(std::move(changed));
   return recipe;
 }

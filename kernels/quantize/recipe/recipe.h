@@ -96,14 +96,15 @@ class Recipe {
   static absl::StatusOr<Recipe> Create(std::string_view name, const Knobs& knobs);
   /// "name" or "name:key=value,key=value"; values that are JSON may hold commas.
   static absl::StatusOr<Recipe> Parse(std::string_view text);
-  /// Parses a CanonicalText of any version. Values without effect, which 0.1.0 accepted, become the
-  /// defaults.
+  /// Parses a CanonicalText of any version, which has knobs that the recipe itself has not. Values
+  /// without effect, which 0.1.0 accepted, become the defaults.
   static absl::StatusOr<Recipe> ParseStored(std::string_view text);
 
   const std::string& name() const { return name_; }
-  /// Every knob with the resolved value.
+  /// Every knob of the recipe with the resolved value.
   const Knobs& knobs() const { return *knobs_; }
-  /// The same without knobs that came after 0.1.0 and have their defaults.
+  /// The same without knobs that came after 0.1.0 and have their defaults, and with those that
+  /// have no effect, as digests have had them since 0.1.0: text that Create and Parse refuse.
   Knobs CanonicalKnobs() const;
   /// Name and CanonicalKnobs in order. Recipes with equal text have equal numerics.
   std::string CanonicalText() const;

@@ -40,6 +40,7 @@ absl::StatusOr<QuantizerRule> RecipeRule(const std::string& name, const Recipe::
   QG_ASSIGN_OR_RETURN(Recipe recipe, Recipe::Create(name, knobs));
   Json changed = Json::object();
   for (const Knob& knob : entry->knobs) {
+    if (knob.is_void) continue;
     const std::string& value = recipe.knobs().find(knob.name)->second;
     const std::string default_value = knob.inherits.empty()
                                           ? std::string(knob.choices.front())

@@ -37,9 +37,9 @@ struct Knob {
   std::string_view reason = {};  ///< Why other values are refused; empty if that is obvious.
   int64_t minimum = 0;           ///< kInteger.
   int64_t maximum = 0;
-  /// The knob has no effect. A request may set it to its default only; another value in something
-  /// that was stored is replaced by the default. No listing has it. It exists because canonical
-  /// texts and digests have had it since 0.1.0.
+  /// The recipe does not have this knob. A request that sets it is refused, whatever the value; in
+  /// something that was stored any value is replaced by the default. No listing has it. It exists
+  /// because canonical texts and digests have had it since 0.1.0.
   bool is_void = false;
   /// The knob on which this one depends: while that knob has its default, this one must have its
   /// own default.

@@ -14,6 +14,7 @@
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/group/world.h"
+#include "kernels/comm/overlap/overlap.h"
 #include "kernels/layer/amax_reduction.h"
 #include "kernels/layer/experts/expert_run.h"
 #include "kernels/layer/layer_program.h"
@@ -174,6 +175,21 @@ absl::Status CheckOverlapHasLayers(const SessionSpec& spec) {
                 "every divided layer is a grouped_linear, which has no communication to overlap");
 }
 
+/// Checks the profile of the sums that a unit's plan names methods for.
+absl::Status CheckNamedProfile(const OverlapPlan& plan, OverlapSide side,
+                               const ReductionProfile& profile) {
+  for (const GemmRole role : {GemmRole::kFprop, GemmRole::kDgrad, GemmRole::kWgrad}) {
+    const OverlapMethod method = plan.MethodOf(role);
+    if (method == OverlapMethod::kNone || plan.GivesWay(role)) continue;
+    // Column-parallel units scatter dx inside dgrad or beside wgrad, row-parallel ones y.
+    const bool is_sum = side == OverlapSide::kRow  ? role == GemmRole::kFprop
+                        : role == GemmRole::kDgrad ? method != OverlapMethod::kBulk
+                                                   : role == GemmRole::kWgrad;
+    if (is_sum) QG_RETURN_IF_ERROR(CheckOverlapProfile(method, profile));
+  }
+  return absl::OkStatus();
+}
+
 /// Checks of each divided unit what recipe and options decide of the session's overlap.
 absl::Status CheckOverlapUnder(const SessionSpec& spec, const Recipe& recipe) {
   const ParallelSpec& parallel = *spec.parallel;
@@ -190,8 +206,9 @@ absl::Status CheckOverlapUnder(const SessionSpec& spec, const Recipe& recipe) {
       const OverlapFacts facts = {.side = is_column ? OverlapSide::kColumn : OverlapSide::kRow,
                                   .ranks = parallel.tensor_parallel,
                                   .sequence_parallel = parallel.sequence_parallel};
-      const absl::Status status =
-          CheckNamedOverlap(OverlapPlanOf(*parallel.overlap, facts.side, of_unit), facts, of_unit);
+      const OverlapPlan named = OverlapPlanOf(*parallel.overlap, facts.side, of_unit);
+      absl::Status status = CheckNamedOverlap(named, facts, of_unit);
+      if (status.ok()) status = CheckNamedProfile(named, facts.side, parallel.profile);
       if (status.ok()) continue;
       const char* const plan = is_column ? "parallel.column_overlap" : "parallel.row_overlap";
       std::optional<Refusal> refusal = RefusalOf(WithRequestedOverlap(WithinField(plan, status)));

@@ -424,6 +424,7 @@ absl::StatusOr<ReportedOutput> ParallelReporter::ReportExpertRows(const std::str
   if (known.own.empty()) {
     QG_ASSIGN_OR_RETURN(exact.own, engine_.ToDevice(value, cancellation_));
     QG_ASSIGN_OR_RETURN(exact.f32, engine_.Cast(value, DType::kF32, cancellation_));
+    known.bound = BoundCheck{.pass = true, .bound = {.derivation = "no rank has rows of it"}};
   } else {
     QG_ASSIGN_OR_RETURN(exact.own, JoinRows(engine_, known.own, cancellation_));
     QG_ASSIGN_OR_RETURN(exact.f32, JoinRows(engine_, known.f32, cancellation_));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <set>
 #include <span>
 #include <utility>
@@ -69,6 +70,28 @@ absl::StatusOr<PairSummary> ComparePair(Engine& engine, const VariantReport& sub
                       engine.MeasureError(output.value, other->value, cancellation));
   pair.relative_frobenius = error.relative_frobenius;
   return pair;
+}
+
+/// Begins to check what has one right value, `truth` of `value`'s dtype, however it is computed.
+/// Half an ulp is the bound of a number that is rounded once, and one ulp beside `truth` is two of
+/// those away.
+absl::StatusOr<Deferred<BoundCheck>> StartCheckBits(Engine& engine, const Tensor& value,
+                                                    const Tensor& truth, std::string derivation,
+                                                    const Cancellation* cancellation) {
+  QG_ASSIGN_OR_RETURN(const Tensor expected, truth.Reinterpret(truth.dtype(), value.shape()));
+  QG_ASSIGN_OR_RETURN(Deferred<ParityReport> started,
+                      engine.StartCompareBits(value, expected, cancellation));
+  return [started = std::move(started),
+          derivation = std::move(derivation)]() mutable -> absl::StatusOr<BoundCheck> {
+    QG_ASSIGN_OR_RETURN(const ParityReport parity, std::move(started)());
+    BoundCheck check;
+    check.pass = parity.equal;
+    check.violation_count = parity.mismatch_count;
+    check.worst_ratio = parity.worst_ulp == INT64_MAX ? std::numeric_limits<double>::infinity()
+                                                      : 2 * static_cast<double>(parity.worst_ulp);
+    check.bound.derivation = std::move(derivation);
+    return check;
+  };
 }
 
 }  // namespace
@@ -297,7 +320,12 @@ absl::StatusOr<OutputReporter::StartedBound> OutputReporter::StartBound(const Ou
     for (Deferred<BoundCheck>& check : part.parts) started.parts.push_back(std::move(check));
     row += rows;
   }
-  if (source.gemm == nullptr || source.gemm->desc.arithmetic.family == ArithmeticFamily::kExact) {
+  if (source.gemm == nullptr) {
+    // What is quantized lies away from what it was by as much as its rule rounds: no bound.
+    if (!source.parts.empty() || source.quantized.has_value()) return started;
+    QG_ASSIGN_OR_RETURN(started.parts.emplace_back(),
+                        StartCheckBits(engine_, value, truth.value.own,
+                                       "a sum over no rows adds nothing", cancellation_));
     return started;
   }
   // The GEMM has a 2-D output.
@@ -308,6 +336,12 @@ absl::StatusOr<OutputReporter::StartedBound> OutputReporter::StartBound(const Ou
     QG_ASSIGN_OR_RETURN(BoundCheck codes, CheckResultCodes(engine_, gemm, subject, cancellation_));
     started.parts.push_back(Ready(std::move(codes)));
     subject = gemm.result.d;
+  }
+  if (gemm.desc.arithmetic.family == ArithmeticFamily::kExact) {
+    QG_ASSIGN_OR_RETURN(const Tensor own, RowSlice(truth.value.own, 0, rows));
+    QG_ASSIGN_OR_RETURN(started.parts.emplace_back(),
+                        StartCheckBits(engine_, subject, own, kCorrectlyRounded, cancellation_));
+    return started;
   }
   QG_ASSIGN_OR_RETURN(const Tensor exact, RowSlice(truth.value.f32, 0, rows));
   QG_ASSIGN_OR_RETURN(started.parts.emplace_back(),

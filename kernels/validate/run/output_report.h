@@ -49,7 +49,8 @@ class OutputReporter {
     std::optional<Deferred<ErrorReport>> against_unquantized;  ///< Absent if equal to `error`.
     absl::StatusOr<ReportedOutput> Finish();
   };
-  /// Bound checks of one output that the engine has begun, one for each GEMM. None: no bound.
+  /// Bound checks of one output that the engine has begun, one for each GEMM: that of `exact`, and
+  /// of a sum over no rows, by its bits. None: no bound, as of what was quantized.
   struct StartedBound {
     std::vector<Deferred<BoundCheck>> parts;
     absl::StatusOr<std::optional<BoundCheck>> Finish();
@@ -85,7 +86,7 @@ class OutputReporter {
                                          const ExactValues::Value& exact);
 
   /// Checks `subject` against the bound of `reported`, an output of `result`. Absent if there is no
-  /// bound (a sum over no rows).
+  /// bound (of what was quantized).
   absl::StatusOr<std::optional<BoundCheck>> CheckSubject(const LayerResult& result,
                                                          const ReportedOutput& reported,
                                                          const Tensor& subject);
@@ -132,9 +133,10 @@ class OutputReporter {
 };
 
 /// Checks `value` against the bound that is derived for this GEMM, around the exact result on the
-/// operands that it had. Absent if the GEMM's arithmetic is exact, which has no bound to keep, and
-/// if its result has the values of codes: the bound of those (docs/reports.md section 4.1) is about
-/// the codes that this GEMM's own result became, and `value` may have been computed elsewhere.
+/// operands that it had. Absent if the GEMM's arithmetic is exact, whose results have one value,
+/// and if its result has the values of codes: the bound of those (docs/reports.md section 4.1) is
+/// about the codes that this GEMM's own result became, and `value` may have been computed
+/// elsewhere.
 absl::StatusOr<std::optional<BoundCheck>> CheckGemmOutput(Engine& engine, const GemmRecord& gemm,
                                                           const Tensor& value,
                                                           const Cancellation* cancellation);

@@ -127,6 +127,7 @@ Verdict JudgeBitwise(const VariantReport& reference, const std::vector<VariantRe
 }
 
 std::string BoundText(const BoundCheck& check) {
+  if (check.bound.derivation == kCorrectlyRounded) return "|error| <= half an ulp of the output";
   // For operations other than GEMMs the derivation says everything.
   if (check.bound.factor == 0)
     return "|error| <= its own fp32 roundings + half an ulp of the output";
@@ -200,6 +201,7 @@ std::string ExcessText(const BoundCheck& check, const ParityReport& parity) {
 Verdict JudgeBound(const std::vector<VariantReport>& variants) {
   Findings findings;
   JudgeRanks(variants, findings);
+  std::vector<std::string> unbounded;
   const BoundCheck* worst = nullptr;
   std::string worst_output;
   const auto judge = [&](const BoundCheck& check, const std::string& name, const Tensor& value,
@@ -220,6 +222,8 @@ Verdict JudgeBound(const std::vector<VariantReport>& variants) {
       const std::string name = OutputOf(output.tensor, variant);
       if (output.bound.has_value()) {
         judge(*output.bound, name, output.value, output.against_exact.parity);
+      } else {
+        unbounded.push_back(name);
       }
       // Of a subject the bound alone is known.
       if (output.subject_bound.has_value()) {
@@ -229,14 +233,17 @@ Verdict JudgeBound(const std::vector<VariantReport>& variants) {
   }
   Verdict verdict;
   verdict.criterion = Requirement::kBound;
-  verdict.pass = findings.failed == 0;
-  verdict.found = findings.failed == 0 ? "0 beyond it" : findings.Found();
   if (worst == nullptr) {
+    // A requirement that judges nothing is not met.
+    verdict.pass = false;
     verdict.threshold = "none";
     verdict.source = "no output of this run has a bound to keep";
-    verdict.finding = findings.Text("every GEMM ran under exact");
+    verdict.found = findings.failed == 0 ? "nothing to judge" : findings.Found();
+    verdict.finding = findings.Text(verdict.source);
     return verdict;
   }
+  verdict.pass = findings.failed == 0;
+  verdict.found = findings.failed == 0 ? "0 beyond it" : findings.Found();
   // Every output has a bound of its own. The threshold of the run is the bound of the output that
   // comes nearest to it.
   verdict.threshold = BoundText(*worst);
@@ -245,7 +252,8 @@ Verdict JudgeBound(const std::vector<VariantReport>& variants) {
       absl::StrCat(findings.checked == 1
                        ? "the one output lies within its bound"
                        : absl::StrCat("all ", findings.checked, " outputs lie within their bounds"),
-                   "; nearest: ", worst_output, " at ", worst->worst_ratio, " of its bound"));
+                   "; nearest: ", worst_output, " at ", worst->worst_ratio, " of its bound",
+                   unbounded.empty() ? "" : "; without a bound: ", Listed(unbounded, ", ")));
   return verdict;
 }
 

@@ -6,9 +6,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
+#include <map>
+#include <set>
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 
 namespace quantgate {
@@ -164,6 +168,10 @@ TEST(Recipe, RefusesWithRecipeKnobValueAndChoices) {
        "knobs[\"flush_subnormals\"] is \"never\": a knob of fp8_delayed, fp8_current, fp8_block, "
        "mxfp8, fp8_rowwise, not of nvfp4"},
       {"bf16:scale_rule=reciprocal", "not of bf16; knobs of bf16: backward_override"},
+      {"bf16:scale_rule=divide",
+       "knobs[\"scale_rule\"] is \"divide\": a knob of fp8_delayed, fp8_current, fp8_block, "
+       "mxfp8, "},
+      {"int8:backward_override=none", "knobs[\"backward_override\"] is \"none\": a knob of bf16, "},
       {"bf16:element_rounding=nope", "not of bf16; knobs of bf16: backward_override"},
       {"hybrid:fprop={\"name\": \"bf16\", \"knobs\": {\"overflow\": \"nan\"}}",
        "not of bf16; knobs of bf16: backward_override"},
@@ -260,13 +268,87 @@ TEST(AllRecipes, EveryListedKnobHasAnEffect) {
   EXPECT_GT(tried, 30);
 }
 
+/// The knobs of each recipe, by the table of docs/recipes.md section 1: "all but a, b and c" or
+/// names in the first column, `knob=...` in the second.
+std::map<std::string, std::set<std::string>> DocumentedKnobs() {
+  std::ifstream file(QUANTGATE_SOURCE_DIR "/docs/recipes.md");
+  std::map<std::string, std::set<std::string>> knobs;
+  bool is_inside = false;
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("| recipe | knobs")) is_inside = true;
+    if (!is_inside) continue;
+    if (line.empty()) break;
+    const std::vector<std::string> cells =
+        absl::StrSplit(absl::StrReplaceAll(line, {{"\\|", ","}}), '|');
+    if (cells.size() != 4) {
+      ADD_FAILURE() << line;
+      continue;
+    }
+    std::set<std::string> named;
+    for (const auto word : absl::StrSplit(cells[1], absl::ByAnyChar(" ,`"), absl::SkipEmpty())) {
+      named.emplace(word);
+    }
+    const bool is_all = named.contains("all");
+    // Every other piece between backquotes is quoted.
+    const std::vector<std::string> pieces = absl::StrSplit(cells[2], '`');
+    for (const RecipeDescription& recipe : AllRecipes()) {
+      if (named.contains(recipe.name) == is_all) continue;
+      std::set<std::string>& own = knobs[recipe.name];
+      for (size_t i = 1; i < pieces.size(); i += 2) {
+        const size_t equals = pieces[i].find('=');
+        if (equals != std::string::npos) own.insert(pieces[i].substr(0, equals));
+      }
+    }
+  }
+  return knobs;
+}
+
+TEST(AllRecipes, KnobsThatTheTableDoesNotGiveARecipeAreRefusedWhateverTheirValue) {
+  const auto documented = DocumentedKnobs();
+  std::map<std::string, std::set<std::string>> values;  // Every recipe's default, by knob.
+  for (const auto& [name, knobs] : documented) {
+    const Recipe recipe = Parsed(name);
+    for (const std::string& knob : knobs) {
+      const auto& resolved = recipe.knobs();
+      ASSERT_TRUE(resolved.contains(knob)) << name << " " << knob;
+      values[knob].insert(resolved.at(knob));
+    }
+  }
+  int refused = 0;
+  for (const RecipeDescription& recipe : AllRecipes()) {
+    ASSERT_TRUE(documented.contains(recipe.name)) << recipe.name;
+    const std::set<std::string>& own = documented.at(recipe.name);
+    std::set<std::string> listed;
+    for (const KnobDescription& knob : recipe.knobs) listed.insert(knob.name);
+    EXPECT_EQ(listed, own) << recipe.name;
+    for (const auto& [knob, defaults] : values) {
+      for (const std::string& value : defaults) {
+        const absl::Status status = Recipe::Create(recipe.name, {{knob, value}}).status();
+        if (own.contains(knob)) {
+          const bool is_default = value == Parsed(recipe.name).knobs().at(knob);
+          EXPECT_TRUE(status.ok() || !is_default) << status;
+          continue;
+        }
+        ++refused;
+        EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << recipe.name << ":" << knob;
+        EXPECT_THAT(std::string(status.message()),
+                    HasSubstr(absl::StrCat("knobs[\"", knob, "\"]")));
+        EXPECT_THAT(std::string(status.message()),
+                    HasSubstr(absl::StrCat(", not of ", recipe.name, "; knobs of ")));
+      }
+    }
+  }
+  EXPECT_GT(refused, 300);
+}
+
 /// What 0.1.0 wrote, and the digests that its reports hold.
 TEST(AllRecipes, StoredTextsAreRead) {
   const std::string text =
       "bf16:activation_dtype=input,backward_override=none,element_rounding=nearest_even,"
       "overflow=saturate,scale_rule=divide";
   EXPECT_EQ(Parsed("bf16").CanonicalText(), text);
-  EXPECT_EQ(Parsed(text).CanonicalText(), text);
+  ASSERT_TRUE(Recipe::ParseStored(text).ok());
+  EXPECT_EQ(Recipe::ParseStored(text)->CanonicalText(), text);
   for (const std::string_view stored :
        {"bf16:overflow=nan", "bf16:scale_rule=reciprocal,element_rounding=nearest_away"}) {
     const auto recipe = Recipe::ParseStored(stored);

@@ -165,6 +165,30 @@ const std::vector<Mistake>& Mistakes() {
          OverlapDgrad(trace);
          trace.mutable_variants(0)->mutable_recipe()->set_name("fp8_block");
        }},
+      // So do the profile, and the dims of each rank's part of a weight [32][32].
+      {"trace.variants[0].parallel.reduction_profile",
+       "is rank_asc_fp32: a ring_exchange reduce-scatter sums in the order of ub_p2p (layer fc1)",
+       [](Request&, Trace& trace) {
+         OverlapDgrad(trace);
+         trace.mutable_variants(0)->mutable_parallel()->mutable_overlap()->set_column_dgrad(
+             "ring_exchange");
+       }},
+      {"trace.variants[0].recipe", "parallel.overlap.splits is 5: it must divide the 32 columns",
+       [](Request&, Trace& trace) {
+         OverlapDgrad(trace);
+         v1::Overlap& overlap = *trace.mutable_variants(0)->mutable_parallel()->mutable_overlap();
+         overlap.set_row_fprop("pipeline");
+         overlap.set_splits(5);
+       }},
+      {"trace.spec.layers[fc1].layer.return_norm_output", "is true: ",
+       [](Request&, Trace& trace) {
+         OverlapDgrad(trace);
+         trace.mutable_spec()->mutable_layers(0)->mutable_layer()->set_return_norm_output(true);
+       }},
+      {R"(trace.steps[0].subjects["fc1.norm_out"])", "gives no such tensor",
+       [](Request&, Trace& trace) {
+         (*trace.mutable_steps(0)->mutable_subjects())["fc1.norm_out"] = "x";
+       }},
       {"trace.steps[3].change_recipe.parallel.overlap.column_dgrad",
        "is bulk: recipe is fp8_block: ",
        [](Request&, Trace& trace) {

@@ -251,6 +251,72 @@ TEST(ParallelVariants, ReportsSayWhenRanksDisagreeOnWhatAllHave) {
             "every rank has all of it, and rank 1's differs from rank 0's, which is reported");
 }
 
+// Whatever the GEMMs compute with, the additions of ranks round: their sums have a bound of their
+// own, and every other output that of its operation.
+TEST(ParallelVariants, EveryOutputHasABoundUnderEveryArithmetic) {
+  for (const ParallelMode mode : {ParallelMode::kColumn, ParallelMode::kRow}) {
+    for (const bool sequence_parallel : {false, true}) {
+      for (const char* recipe :
+           {"bf16", "fp8_delayed", "fp8_current", "fp8_block", "fp8_rowwise", "mxfp8", "nvfp4"}) {
+        int accepted = 0;
+        for (const char* arithmetic : {"exact", "fp32", "sm80", "sm89", "sm90", "sm100", "sm120"}) {
+          LayerRunRequest request;
+          request.step = Linear(mode);
+          request.variants = {
+              {*Recipe::Parse(recipe), *Arithmetic::Parse(arithmetic),
+               ParallelSpec{.tensor_parallel = 2, .sequence_parallel = sequence_parallel}}};
+          request.requirement = Requirement::kBound;
+          if (!Plan::Create(request).ok()) continue;  // No instruction for these operands.
+          ++accepted;
+          SCOPED_TRACE(request.variants[0].Label());
+          const RunReport report = RunOk(request);
+          EXPECT_TRUE(report.verdict.pass) << report.verdict.finding;
+          for (const OutputReport& output : report.variants[0].outputs) {
+            ASSERT_TRUE(output.bound.has_value()) << output.tensor;
+            EXPECT_TRUE(output.bound->pass) << output.tensor;
+          }
+          const char* const sum = mode == ParallelMode::kColumn ? "dx" : "y";
+          EXPECT_THAT(OutputOf(report.variants[0], sum).bound->bound.derivation,
+                      HasSubstr("; their sum s: |s - sum p_r| <= "));
+        }
+        EXPECT_GE(accepted, 2) << recipe;  // exact and fp32 at least.
+      }
+    }
+  }
+}
+
+// Two ulp of bf16 are more than the one rounding of two parts, one ulp more than its half.
+TEST(ParallelVariants, AWrongSumOfExactPartsLeavesItsBound) {
+  LayerRunRequest request = Twins(Linear(ParallelMode::kColumn), "mxfp8",
+                                  {.tensor_parallel = 2, .sequence_parallel = true});
+  request.variants[1].arithmetic = *Arithmetic::Parse("exact");
+  const auto engine = MakeCpuEngine({.threads = 2});
+  RankEngines engines(*engine);
+  auto step = RunOnRanks(request.step, *engine, request.variants[1],
+                         *engines.EnginesFor(*request.variants[1].parallel), nullptr, nullptr);
+  ASSERT_TRUE(step.ok()) << step.status();
+  ExactValues exact(*engine, request.step, nullptr);
+  OutputReporter whole(*engine, request.step, exact, nullptr);
+  const auto bound_of = [&](const char* output) {
+    ParallelReporter reporter(*engine, whole, request.step, request.variants[1], *step, nullptr);
+    return reporter.Report(output)->report.bound;
+  };
+  const auto change = [&](const std::string& name, uint16_t bits) {
+    for (NamedTensor& output : step->ranks[1].result.outputs) {
+      if (output.name == name) output.tensor.as<uint16_t>()[3] ^= bits;
+    }
+  };
+  for (const char* output : {"dx", "y", "dw"}) {
+    SCOPED_TRACE(output);
+    ASSERT_TRUE(bound_of(output).has_value());
+    EXPECT_TRUE(bound_of(output)->pass);
+    // A sum may be off by its own rounding, a product that is rounded once by nothing.
+    change(output, std::string_view(output) == "dx" ? 1u << 8 : 1);
+    EXPECT_FALSE(bound_of(output)->pass);
+    EXPECT_EQ(bound_of(output)->violation_count, 1);
+  }
+}
+
 TEST(ParallelVariants, NcclNeedsGpus) {
   const absl::Status status =
       TryRun(Twins(Linear(ParallelMode::kColumn), "bf16", {.backend = CollectiveBackend::kNccl}))

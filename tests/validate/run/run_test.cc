@@ -171,7 +171,31 @@ TEST(RunPlan, TheUnquantizedReferenceIsOfTheOriginalOperands) {
   EXPECT_LE(y.against_exact.error.max_rel, 0x1p-8 * (1 + 0x1p-13));
   // Against the originals there is the rounding of the f32 operands to bf16 besides.
   EXPECT_GT(y.against_unquantized.relative_frobenius, y.against_exact.error.relative_frobenius);
-  EXPECT_FALSE(y.bound.has_value());
+  // What is rounded once has one value.
+  ASSERT_TRUE(y.bound.has_value());
+  EXPECT_TRUE(y.bound->pass);
+  EXPECT_EQ(y.bound->worst_ratio, 0);
+  EXPECT_EQ(y.bound->bound.derivation, "correctly rounded");
+}
+
+TEST(RunPlan, ASubjectUnderExactIsHeldToItsOneRounding) {
+  LayerRunRequest request = RequestOf({"mxfp8"}, "exact");
+  request.step.x = Generated(Distribution::kNormal, 1, DType::kBF16, {64, 96});
+  request.step.parameters = {
+      {"weight", Generated(Distribution::kNormal, 2, DType::kBF16, {64, 96})}};
+  request.step.grad_output = {};
+  const Tensor y = OutputOf(RunOk(request).variants[0], "y").value;
+  request.requirement = Requirement::kBound;
+  request.subjects["y"] = y;
+  EXPECT_TRUE(RunOk(request).verdict.pass);
+  Tensor changed = *Tensor::FromBytes(y.dtype(), y.shape(), y.bytes());
+  changed.as<uint16_t>()[77] ^= 1;
+  request.subjects["y"] = changed;
+  const RunReport report = RunOk(request);
+  EXPECT_FALSE(report.verdict.pass);
+  EXPECT_EQ(report.verdict.finding,
+            "the subject for y of mxfp8 / none / exact leaves its bound in 1 of 4,096 elements, by "
+            "up to 2 times");
 }
 
 TEST(RunPlan, QuantizationShowsAgainstUnquantizedAndNotAgainstExact) {

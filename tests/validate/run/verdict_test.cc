@@ -121,8 +121,10 @@ TEST(Verdict, BoundStatesTheGemmNearestToItsOwn) {
   EXPECT_EQ(verdict.threshold,
             "|error| <= 0.5 x sum|a||b| + the epilogue's roundings + half an ulp of the output");
   EXPECT_EQ(verdict.source, "dx of L1: 1 step");
-  EXPECT_EQ(verdict.finding,
-            "all 2 outputs lie within their bounds; nearest: dx of L1 at 0.75 of its bound");
+  EXPECT_EQ(
+      verdict.finding,
+      "all 2 outputs lie within their bounds; nearest: dx of L1 at 0.75 of its bound; without "
+      "a bound: dx of L0, y of L1");
 }
 
 TEST(Verdict, BoundOfAnOperationIsInItsDerivation) {
@@ -164,10 +166,24 @@ TEST(Verdict, BoundNamesTheFirstViolation) {
   EXPECT_EQ(verdict.found, "2 beyond it in y of L1");
 }
 
-TEST(Verdict, BoundHoldsWhereEveryGemmWasExact) {
-  const Verdict verdict = JudgeRun(Requirement::kBound, std::nullopt, TwoVariants());
-  EXPECT_TRUE(verdict.pass);
-  EXPECT_EQ(verdict.finding, "every GEMM ran under exact");
+TEST(Verdict, ABoundThatNoOutputHasIsNotKept) {
+  Verdict verdict = JudgeRun(Requirement::kBound, std::nullopt, TwoVariants());
+  EXPECT_FALSE(verdict.pass);
+  EXPECT_EQ(verdict.finding, "no output of this run has a bound to keep");
+  EXPECT_EQ(verdict.found, "nothing to judge");
+  verdict = JudgeRun(Requirement::kBound, std::nullopt, {});
+  EXPECT_FALSE(verdict.pass);
+}
+
+// Its bound is half an ulp: another number than the right one is beyond it.
+TEST(Verdict, TheBoundOfExactIsItsOneRounding) {
+  std::vector<VariantReport> variants = TwoVariants();
+  variants[0].outputs[0].bound = Check(false, 2);
+  variants[0].outputs[0].bound->bound = {0, 0, kCorrectlyRounded};
+  const Verdict verdict = JudgeRun(Requirement::kBound, std::nullopt, variants);
+  EXPECT_FALSE(verdict.pass);
+  EXPECT_EQ(verdict.threshold, "|error| <= half an ulp of the output");
+  EXPECT_EQ(verdict.source, "y of L0: correctly rounded");
 }
 
 /// Elements of the subject's class where exact has its own.

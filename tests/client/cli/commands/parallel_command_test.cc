@@ -68,6 +68,64 @@ TEST_F(ParallelCommandTest, ExpertsWeightsAreDivided) {
   EXPECT_EQ(ranks[3]["outputs"][1]["type"]["shape"], Json({24, 64}));
 }
 
+/// Of `path` a copy in which one bit of `name` is another.
+std::string WithOneBitFlipped(const std::string& path, const std::string& name,
+                              const std::string& copy) {
+  TensorFile file = *ReadSafetensors(path);
+  for (NamedTensor& tensor : file.tensors) {
+    if (tensor.name != name) continue;
+    Tensor changed =
+        *Tensor::FromBytes(tensor.tensor.dtype(), tensor.tensor.shape(), tensor.tensor.bytes());
+    changed.as<uint16_t>()[129] ^= 1;
+    tensor.tensor = changed;
+  }
+  EXPECT_TRUE(WriteSafetensors(copy, file.tensors, file.metadata).ok());
+  return copy;
+}
+
+TEST_F(ParallelCommandTest, VerifyTakesWhatRunWroteOfSeveralRanks) {
+  const std::string path = Path("ranks.safetensors");
+  for (const char* mode : {"column", "row"}) {
+    for (const bool sequence_parallel : {false, true}) {
+      SCOPED_TRACE(absl::StrCat(mode, sequence_parallel ? " sp" : ""));
+      Arguments layer = Layer(mode) + Arguments{"--tp", "2", "--recipe", "mxfp8"};
+      if (sequence_parallel) layer.push_back("--sequence-parallel");
+      ASSERT_EQ(Quantgate(Arguments{"run", "-o", path} + layer).exit_code, 0);
+      const TensorFile written = *ReadSafetensors(path);
+      ASSERT_TRUE(written.Find("y").ok());
+      ASSERT_TRUE(written.Find("rank1.dw").ok());
+      const auto verify = [&](const std::string& subject, const Arguments& more = {}) {
+        return Quantgate(Arguments{"verify", "--subject", subject} + layer + more);
+      };
+      ProcessResult result = verify(path);
+      EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+      EXPECT_THAT(result.out, HasSubstr("PASS"));
+      EXPECT_THAT(result.out,
+                  HasSubstr(absl::StrCat(written.tensors.size(), " tensors equal bit for bit")));
+      for (const char* name : {"dw", "rank1.dw"}) {
+        const std::string other = WithOneBitFlipped(path, name, Path("other.safetensors"));
+        result = verify(other);
+        EXPECT_EQ(result.exit_code, 1) << result.out << result.err;
+        EXPECT_THAT(result.out, HasSubstr(absl::StrCat(name, " differs in 1 of ")));
+        EXPECT_EQ(verify(other, {"--only", "y"}).exit_code, 0);
+        EXPECT_EQ(verify(other, {"--only", name}).exit_code, 1);
+      }
+      result = verify(path, {"--require", "bound"});
+      EXPECT_EQ(result.exit_code, 2);
+      EXPECT_THAT(result.err, HasSubstr("--require: bound, given with --subject and --tp"));
+    }
+  }
+  // One rank's outputs alone lack those of several.
+  const Arguments alone = {"--input",  "gen:normal,shape=64x128",
+                           "--weight", "gen:normal,seed=1,shape=128x128",
+                           "--recipe", "mxfp8"};
+  ASSERT_EQ(Quantgate(Arguments{"run", "-o", path} + alone).exit_code, 0);
+  const ProcessResult result = Quantgate(
+      Arguments{"verify", "--subject", path, "--tp", "2", "--parallel-mode", "column"} + alone);
+  EXPECT_EQ(result.exit_code, 1) << result.out << result.err;
+  EXPECT_THAT(result.out, HasSubstr("rank0.y"));
+}
+
 TEST_F(ParallelCommandTest, VerifyFailsWhereEachRankHasScalesOfItsOwn) {
   const Arguments command =
       Arguments{"verify", "--tp", "2", "--recipe", "fp8_current"} + Layer("column");

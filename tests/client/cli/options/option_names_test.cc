@@ -21,7 +21,11 @@ class OptionNamesTest : public ::testing::Test {
     }
     run->add_option("--param", values_.emplace_back());
     run->add_flag("--unfused");
-    app_.add_subcommand("session-step")->add_option("--overlap", values_.emplace_back());
+    CLI::App* step = app_.add_subcommand("session-step");
+    for (const char* name : {"--overlap", "--x"}) step->add_option(name, values_.emplace_back());
+    for (const char* name : {"update-usage", "dequantize"}) {
+      app_.add_subcommand(name)->add_option("FILE", values_.emplace_back());
+    }
     CLI::App* gemm = app_.add_subcommand("gemm");
     gemm->add_option("--a", values_.emplace_back());
     CLI::App* tensor = app_.add_subcommand("tensor");
@@ -65,6 +69,26 @@ TEST_F(OptionNamesTest, AnOverlapOfTheStepOrOfTheSession) {
             "the session's overlap: layer fc1: column_fprop is bulk: no");
   EXPECT_EQ(Named("session-step", of_layer + "reduction_profile is nccl: no"),
             "the session's reduction_profile: layer fc1 is nccl: no");
+}
+
+TEST_F(OptionNamesTest, AFileIsNamedAsItWasTyped) {
+  for (const std::string command : {"update-usage", "dequantize"}) {
+    const std::string of_file = command == "dequantize" ? "" : "tensor.";
+    EXPECT_EQ(Named(command + " my/codes.safetensors", of_file + "tensors[rowwise_data] is absent: "
+                                                                 "its rowwise codes"),
+              "my/codes.safetensors:rowwise_data is absent: its rowwise codes");
+    EXPECT_EQ(Named(command + " 1*2", of_file + "tensors[amax] is f32[2]: one"),
+              "1*2:amax is f32[2]: one");
+    EXPECT_EQ(Named(command + " a.npy", of_file + "tensors is absent: no codes"),
+              "a.npy is absent: no codes");
+  }
+}
+
+TEST_F(OptionNamesTest, TheInputOfALayerOfASession) {
+  EXPECT_EQ(Named("session-step --x x",
+                  "forward.layers[fc].x is bf16[0x8]: its last dim must be "
+                  "K = 32"),
+            "--x at layer fc is bf16[0x8]: its last dim must be K = 32");
 }
 
 TEST_F(OptionNamesTest, OfSeveralOptionsTheOneThatWasTyped) {
