@@ -98,7 +98,7 @@ TEST(Fnuz, QuantizersScaleByTheirOwnMaximum) {
       // The largest code times amax / max: two roundings, each of at most half a step of 2^-23.
       EXPECT_LE(std::fabs(double{largest_value} - amax), double{amax} * 0x1p-23);
       if (format == QuantizerFormat::kFp8Tensor) {
-        EXPECT_EQ(*quantized->scale.as<float>(), largest / amax);
+        EXPECT_EQ(*quantized->rowwise->scale.as<float>(), largest / amax);
       }
     }
   }
