@@ -245,7 +245,7 @@ TEST(Usages, ACancelledDerivationLeavesTheTensorAsItWas) {
 
 // f32(448 / 3) = 7/6 * 2^7 and f32(57344 / 3) = 7/6 * 2^14, rounded by hand: 7/6 = 0x1.2aaaaa|aa..
 // .
-TEST(UpdateUsages, EachCopyHasAScaleOfItsOwn) {
+TEST(Usages, EachCopyHasAScaleOfItsOwn) {
   constexpr float kOfE4m3 = 0x1.2aaaaap+7f, kOfE5m2 = 0x1.2aaaaap+14f;
   Tensor x = *Tensor::Allocate(DType::kF32, {16, 16});
   for (int64_t i = 0; i < x.element_count(); ++i) x.as<float>()[i] = i % 7 == 0 ? -3.0f : 0.5f;
