@@ -346,7 +346,7 @@ TEST_F(CodesCommandTest, EachCopyKeepsTheScaleThatItWasMadeUnder) {
     EXPECT_EQ(update({"--rowwise", "true"}), expected);
     EXPECT_EQ(update({"--rowwise", "false"}), (Scales{{"scale", row.columnwise}}));
     EXPECT_EQ(update({"--columnwise", "false"}),
-              row.rowwise.empty() ? Scales{} : Scales{{"scale", row.rowwise}});
+              (row.rowwise.empty() ? Scales{} : Scales{{"scale", row.rowwise}}));
     if (!has_two) continue;
     // As files had it before: the scale of the rowwise copy alone, whatever the formats.
     auto file = ReadSafetensors(codes);
