@@ -178,7 +178,6 @@ absl::StatusOr<QuantizedTensor> GatherCodes(const GatherContext& context, const 
   QuantizedTensor whole;
   whole.source_dtype = shard.source_dtype;
   whole.is_hybrid = shard.is_hybrid;
-  whole.scale = shard.scale;
   const bool is_per_tensor =
       shard.rowwise.has_value() && TraitsOf(shard.rowwise->format).scales == ScaleKind::kTensor;
   const Usages sent = is_per_tensor ? Usages{true, false} : usages;

@@ -25,8 +25,7 @@ struct FormatRequest {
   bool hadamard = false;
 };
 
-/// Writes the requested copies, the counts of the rowwise one (or of the only one), and for
-/// per-tensor FP8 the scale.
+/// Writes the requested copies and the counts of the rowwise one (or of the only one).
 using FormatQuantizer = absl::Status (*)(const FormatRequest& request, QuantizedTensor& quantized);
 
 absl::Status QuantizeFp8Tensor(const FormatRequest& request, QuantizedTensor& quantized);

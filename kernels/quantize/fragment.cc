@@ -141,9 +141,6 @@ absl::StatusOr<QuantizedFragment> OutlineFragment(const TensorFragment& fragment
   const int64_t per_byte = spec.element == DType::kF4E2M1x2 ? 2 : 1;
   QG_ASSIGN_OR_RETURN(outline.codes,
                       OutlineTensor(spec.element, {end / per_byte - begin / per_byte}));
-  if (spec.traits().scales == ScaleKind::kTensor) {
-    QG_ASSIGN_OR_RETURN(outline.scale, OutlineTensor(DType::kF32, {1}));
-  }
   return outline;
 }
 

@@ -37,9 +37,9 @@ struct QuantizedFragment {
   /// of the whole tensor is transposed. FP4: the bytes of the whole tensor that hold them, with 0
   /// in nibbles of elements of other fragments.
   Tensor codes;
-  /// The copy of the whole tensor without `data`: scale_inv in the layout of QuantizedCopy, amax.
+  /// The copy of the whole tensor without `data`: scale_inv in the layout of QuantizedCopy, amax
+  /// and scale.
   QuantizedCopy whole;
-  Tensor scale;  ///< f32 [1], per-tensor FP8 only.
 };
 
 /// INVALID_ARGUMENT naming field, value and rule if the format cannot be quantized by fragments.

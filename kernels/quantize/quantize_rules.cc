@@ -102,8 +102,6 @@ absl::StatusOr<QuantizedTensor> QuantizeTwoRules(const Tensor& source, const Qua
   if (is_from_codes) columnwise.columnwise->is_cast = false;
   if (!usages.rowwise) return columnwise;
   rowwise.columnwise = std::move(columnwise.columnwise);
-  // Only one scale is kept: that of the rowwise copy if both have one.
-  if (!rowwise.scale.has_value()) rowwise.scale = columnwise.scale;
   return rowwise;
 }
 

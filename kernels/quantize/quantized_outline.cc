@@ -58,6 +58,7 @@ absl::StatusOr<QuantizedCopy> OutlineCopy(const QuantizerSpec& spec, Usage usage
   if (traits.scales == ScaleKind::kTensor) {
     QG_ASSIGN_OR_RETURN(copy.scale_inv, OutlineTensor(DType::kF32, {1}));
     QG_ASSIGN_OR_RETURN(copy.amax, OutlineTensor(DType::kF32, {1}));
+    QG_ASSIGN_OR_RETURN(copy.scale, OutlineTensor(DType::kF32, {1}));
     return copy;
   }
   if (traits.scales == ScaleKind::kLine) {

@@ -328,7 +328,7 @@ QuantizationSummary SummarizeCpu(const QuantizedTensor& quantized) {
     const std::optional<float> columnwise = ScalarOf(quantized.columnwise->amax);
     if (!SameBits(columnwise, summary.amax)) summary.amax_columnwise = columnwise;
   }
-  summary.scale = ScalarOf(quantized.scale);
+  summary.scale = ScalarOf(first.scale);
   if (TraitsOf(first.format).scales == ScaleKind::kTensor)
     summary.scale_inv = ScalarOf(first.scale_inv);
   summary.counts = quantized.counts;

@@ -64,6 +64,9 @@ struct QuantizedCopy {
   /// needs it to dequantize, and has one per row, [M], when row-scaled. Absent for formats whose
   /// amaxes are per block or per line.
   Tensor amax;
+  /// f32 [1], per-tensor FP8 only: the factor that multiplied the elements. Absent from a copy
+  /// whose maker has not said it.
+  Tensor scale;
   int e4m3_max = 448;     ///< nvfp4: the largest block scale, 256 under 4over6.
   bool hadamard = false;  ///< The codes are those of the Hadamard-transformed tensor.
 
@@ -93,7 +96,6 @@ struct QuantizedTensor {
   /// Each direction has a quantizer of its own (hybrid, custom), so neither copy is made from the
   /// other.
   bool is_hybrid = false;
-  Tensor scale;  ///< f32 [1], per-tensor FP8 only: the factor that multiplied the elements.
   /// The counts of the rowwise copy, or of the columnwise one if it is the only one.
   QuantizationCounts counts;
   /// Takes the place of `counts` when the codes are in device memory: i64
@@ -104,6 +106,14 @@ struct QuantizedTensor {
   /// a StartSummary.
   Tensor device_summary;
 
+  /// Whether each copy is per-tensor FP8 with a scale of its own. If not, the copies that have a
+  /// scale have one and the same.
+  bool has_two_scales() const {
+    const auto has_one = [](const std::optional<QuantizedCopy>& copy) {
+      return copy.has_value() && TraitsOf(copy->format).scales == ScaleKind::kTensor;
+    };
+    return is_hybrid && has_one(rowwise) && has_one(columnwise);
+  }
   Usages usages() const { return {rowwise.has_value(), columnwise.has_value()}; }
   bool has_codes() const { return rowwise.has_value() || columnwise.has_value(); }
   const std::optional<QuantizedCopy>& copy(Usage usage) const {
@@ -119,10 +129,9 @@ inline std::vector<Tensor*> TensorsOf(QuantizedTensor& quantized) {
   std::vector<Tensor*> tensors;
   for (std::optional<QuantizedCopy>* const copy : {&quantized.rowwise, &quantized.columnwise}) {
     if (!copy->has_value()) continue;
-    tensors.insert(tensors.end(),
-                   {&(*copy)->data, &(*copy)->scale_inv, &(*copy)->zero_point, &(*copy)->amax});
+    tensors.insert(tensors.end(), {&(*copy)->data, &(*copy)->scale_inv, &(*copy)->zero_point,
+                                   &(*copy)->amax, &(*copy)->scale});
   }
-  tensors.push_back(&quantized.scale);
   return tensors;
 }
 

@@ -31,6 +31,23 @@ std::optional<HeldPlace> PlaceOfHeld(const SessionSpec& spec, const std::string&
 
 Usages UsagesOfHeld(const SessionSpec& spec) { return {true, !spec.built_without_grad}; }
 
+/// Refuses a direction of per-tensor FP8 without the scale that a quantization by `rule` would have
+/// given.
+absl::Status CheckScale(const std::string& field, const Quantizer& quantizer, Usage usage,
+                        const QuantizedTensor& codes) {
+  const auto has_scale = [&](Usage of) {
+    return quantizer.spec(of).traits().scales == ScaleKind::kTensor;
+  };
+  const std::optional<QuantizedCopy>& copy = codes.copy(usage);
+  if (!has_scale(usage) || !copy.has_value() || copy->scale.has_value()) return absl::OkStatus();
+  const bool has_two =
+      !quantizer.has_one_rule() && has_scale(Usage::kRowwise) && has_scale(Usage::kColumnwise);
+  return Refuse(
+      field, absl::StrCat("without ", has_two ? std::string(UsageName(usage)) + "_" : "", "scale"),
+      "a session keeps what multiplied the elements with the codes, as a quantization "
+      "gives it");
+}
+
 /// Refuses a direction that lacks the amax that a quantization by `rule` would have given, which a
 /// checkpoint counts on.
 absl::Status CheckAmax(const std::string& field, const QuantizerSpec& rule, Usage usage,
@@ -68,11 +85,10 @@ absl::Status CheckOneHeld(const SessionSpec& spec, const std::string& name,
   for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
     QG_RETURN_IF_ERROR(CheckAmax(field, quantizer.spec(usage), usage, codes));
   }
-  const bool has_scale = quantizer.rowwise.traits().scales == ScaleKind::kTensor;
-  if (!has_scale || codes.scale.has_value()) return absl::OkStatus();
-  return Refuse(field, "without scale",
-                "a session keeps what multiplied the elements with the codes, as a quantization "
-                "gives it");
+  for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+    QG_RETURN_IF_ERROR(CheckScale(field, quantizer, usage, codes));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace

@@ -224,14 +224,14 @@ struct TensorPlace {
     kGradient,   ///< The sum of gradients since the last update; it has the parameter's shape.
     kCodes,      ///< Data or block scales of one direction of a quantized weight.
     kAmax,       ///< The amaxes that the scales of one direction were made from.
-    kScale,      ///< The one scale of a quantized weight.
+    kScale,      ///< A scale of a whole quantized weight, or its inverse.
     kDelayed,    ///< A scale of delayed scaling.
     kHistory,    ///< An amax history of delayed scaling.
   };
   Kind kind = Kind::kDelayed;
   size_t layer = 0;
   std::string parameter = {};  ///< Empty for kDelayed and kHistory.
-  // Set for kCodes, kAmax, and a kScale that belongs to one direction.
+  // Set for kCodes, kAmax and kScale; a scale of both directions has that of the first.
   const QuantizedTensor* quantized = nullptr;
   Usage usage = Usage::kRowwise;
 };

@@ -8,6 +8,26 @@
 namespace quantgate {
 namespace {
 
+/// The scales of per-tensor copies: one under one name where the copies have the same.
+void VisitScales(TensorPlace place, const std::string& name, QuantizedTensor& quantized,
+                 PlaceVisitor visit) {
+  place.kind = TensorPlace::Kind::kScale;
+  const Tensor* common = nullptr;
+  for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+    std::optional<QuantizedCopy>& copy = quantized.copy(usage);
+    if (!copy.has_value() || TraitsOf(copy->format).scales != ScaleKind::kTensor) continue;
+    place.usage = usage;
+    if (quantized.has_two_scales()) {
+      visit(place, absl::StrCat(name, ".", std::string(UsageName(usage)), "_scale"), copy->scale);
+    } else if (common == nullptr) {
+      visit(place, name + ".scale", copy->scale);
+      common = &copy->scale;
+    } else {
+      copy->scale = *common;
+    }
+  }
+}
+
 /// `place.layer` and `place.parameter` are set.
 void VisitDirections(TensorPlace place, const std::string& name, QuantizedTensor& quantized,
                      PlaceVisitor visit) {
@@ -28,7 +48,7 @@ void VisitDirections(TensorPlace place, const std::string& name, QuantizedTensor
              absl::StrCat(name, ".", direction, "_scale_inv"), copy->scale_inv);
     visit_as(Kind::kAmax, absl::StrCat(name, ".amax_", direction), copy->amax);
   }
-  visit_as(Kind::kScale, name + ".scale", quantized.scale);
+  VisitScales(place, name, quantized, visit);
 }
 
 void VisitParameter(TensorPlace place, const std::string& prefix, const std::string& name,

@@ -48,10 +48,60 @@ absl::StatusOr<ScaleLayout> AddDirection(const QuantizedDescription& description
   return described.scale_layout;
 }
 
-absl::Status CheckTensorScale(const Tensor& scale) {
+bool HasOneScale(const std::optional<QuantizedCopy>& copy) {
+  return copy.has_value() && TraitsOf(copy->format).scales == ScaleKind::kTensor;
+}
+
+absl::Status CheckTensorScale(const std::string& field, const Tensor& scale) {
   if (!scale.has_value()) return absl::OkStatus();
   if (scale.dtype() == DType::kF32 && scale.shape() == Shape{1}) return absl::OkStatus();
-  return Refuse(kScaleSlot, TensorText(scale), "it must be f32[1]");
+  return Refuse(field, TensorText(scale), "it must be f32[1]");
+}
+
+/// Checks the scales of single copies, and `common`, which takes their place.
+absl::Status CheckGivenScales(const QuantizedTensor& given, const Tensor& common) {
+  for (const Usage usage : kDirections) {
+    const std::optional<QuantizedCopy>& copy = given.copy(usage);
+    if (!copy.has_value() || !copy->scale.has_value()) continue;
+    const std::string field = PartField(usage, "scale");
+    if (!HasOneScale(copy)) {
+      return Refuse(field, TensorText(copy->scale),
+                    absl::StrCat("only per-tensor FP8 has one, and these codes are ",
+                                 std::string(QuantizerFormatName(copy->format))));
+    }
+    QG_RETURN_IF_ERROR(CheckTensorScale(field, copy->scale));
+    if (!common.has_value()) continue;
+    return Refuse(kScaleSlot, TensorText(common),
+                  absl::StrCat("it is for every copy, and ", PartName(usage, "scale"),
+                               " is given too: give one scale of both, or one of each"));
+  }
+  return CheckTensorScale(kScaleSlot, common);
+}
+
+/// Gives `scale` to the copies that it is of as far as formats tell. Two copies of one format may
+/// still be of two rules (SettleCommonScale).
+void PlaceCommonScale(const Tensor& scale, QuantizedTensor& given) {
+  bool is_placed = false;
+  for (const Usage usage : kDirections) {
+    std::optional<QuantizedCopy>& copy = given.copy(usage);
+    if (!HasOneScale(copy) || (is_placed && given.is_hybrid)) continue;
+    copy->scale = scale;
+    is_placed = true;
+  }
+}
+
+/// Takes a common scale from the columnwise copy if its scale_inv is not that of the rowwise one:
+/// the two are of rules of their own, and the scale is that of the rowwise one.
+absl::Status SettleCommonScale(Engine& engine, QuantizedTensor& codes) {
+  if (codes.is_hybrid || !HasOneScale(codes.rowwise) || !HasOneScale(codes.columnwise)) {
+    return absl::OkStatus();
+  }
+  QG_ASSIGN_OR_RETURN(const Tensor rowwise, engine.ToHost(codes.rowwise->scale_inv, nullptr));
+  QG_ASSIGN_OR_RETURN(const Tensor columnwise, engine.ToHost(codes.columnwise->scale_inv, nullptr));
+  if (*rowwise.as<uint32_t>() == *columnwise.as<uint32_t>()) return absl::OkStatus();
+  codes.is_hybrid = true;
+  codes.columnwise->scale = Tensor();
+  return absl::OkStatus();
 }
 
 /// The outlines that the scales of `given` have in the logical layout.
@@ -83,7 +133,9 @@ absl::StatusOr<QuantizedPlan> QuantizedPlan::Create(QuantizedParts parts) {
     const bool is_rowwise = usage == Usage::kRowwise;
     QuantizedCopy& of_usage = is_rowwise ? parts.rowwise : parts.columnwise;
     if (!of_usage.data.has_value()) {
-      if (!of_usage.scale_inv.has_value() && !of_usage.amax.has_value()) continue;
+      const bool has_parts =
+          of_usage.scale_inv.has_value() || of_usage.amax.has_value() || of_usage.scale.has_value();
+      if (!has_parts) continue;
       return RefuseAbsent(PartField(usage, "data"), "scales come with their codes");
     }
     const bool is_first = given.shape.empty();
@@ -104,10 +156,12 @@ absl::StatusOr<QuantizedPlan> QuantizedPlan::Create(QuantizedParts parts) {
     return Refuse(PartField(usage, "data"), TensorText(given.copy(usage)->data),
                   "identity has no codes; give the tensor itself");
   }
+  QG_RETURN_IF_ERROR(CheckGivenScales(given, parts.scale));
   given.is_hybrid = given.rowwise.has_value() && given.columnwise.has_value() &&
-                    !IsOneFormat(*given.rowwise, *given.columnwise);
-  QG_RETURN_IF_ERROR(CheckTensorScale(parts.scale));
-  given.scale = std::move(parts.scale);
+                    (given.rowwise->scale.has_value() || given.columnwise->scale.has_value() ||
+                     !IsOneFormat(*given.rowwise, *given.columnwise));
+  plan.has_common_scale_ = parts.scale.has_value();
+  if (plan.has_common_scale_) PlaceCommonScale(parts.scale, given);
   if (plan.layout_ == ScaleLayout::kLogical) {
     plan.outline_ = given;
   } else {
@@ -136,13 +190,15 @@ absl::StatusOr<QuantizedPlan> QuantizedPlan::WithTensors(SlotLoader load) const 
     QG_RETURN_IF_ERROR(LoadSlot(PartField(usage, "scale_inv"), load, copy->scale_inv));
     QG_RETURN_IF_ERROR(LoadSlot(PartField(usage, "zero_point"), load, copy->zero_point));
     QG_RETURN_IF_ERROR(LoadSlot(PartField(usage, "amax"), load, copy->amax));
+    const std::string scale = has_common_scale_ ? kScaleSlot : PartField(usage, "scale");
+    QG_RETURN_IF_ERROR(LoadSlot(scale, load, copy->scale));
   }
-  QG_RETURN_IF_ERROR(LoadSlot(kScaleSlot, load, plan.given_.scale));
   return plan;
 }
 
 absl::StatusOr<QuantizedTensor> QuantizedPlan::Codes(Engine& engine) const {
   QuantizedTensor codes = given_;
+  if (has_common_scale_) QG_RETURN_IF_ERROR(SettleCommonScale(engine, codes));
   QG_RETURN_IF_ERROR(ConvertAllScales(engine, layout_, ScaleLayout::kLogical, codes));
   return codes;
 }

@@ -12,8 +12,11 @@ namespace quantgate {
 /// The parts of a quantized tensor as a request has them, each absent if not given, and what the
 /// request says of each direction.
 struct QuantizedParts {
-  QuantizedCopy rowwise, columnwise;  ///< Their data, scale_inv and amax.
-  Tensor scale;                       ///< f32 [1], per-tensor FP8: what multiplied the elements.
+  QuantizedCopy rowwise, columnwise;  ///< Their data, scale_inv, zero_point, amax and scale.
+  /// f32 [1], per-tensor FP8, where neither copy has a scale of its own: what multiplied the
+  /// elements. It is of both copies if they are of one format and have the same scale_inv, else of
+  /// the rowwise one, or of the only one that is per-tensor FP8.
+  Tensor scale;
   QuantizedDescription of_rowwise, of_columnwise;
   DType source_dtype = DType::kF32;
 };
@@ -22,7 +25,8 @@ class QuantizedPlan {
  public:
   /// Slots are named as PartField, and `tensors["scale"]`. INVALID_ARGUMENT naming the part or
   /// description: no direction, what DescribeCopy refuses, directions of different shapes or scale
-  /// layouts, and identity in every direction, which has no codes.
+  /// layouts, a common scale beside that of a copy, the scale of a copy that has none, and identity
+  /// in every direction, which has no codes.
   static absl::StatusOr<QuantizedPlan> Create(QuantizedParts parts);
 
   /// The tensor, by outlines until it is loaded, with its scales in the logical layout.
@@ -41,6 +45,7 @@ class QuantizedPlan {
   QuantizedTensor given_;  ///< Scales in the layout given.
   QuantizedTensor outline_;
   ScaleLayout layout_ = ScaleLayout::kLogical;
+  bool has_common_scale_ = false;  ///< QuantizedParts::scale was given.
 };
 
 /// The scales of every copy in another layout.

@@ -61,7 +61,9 @@ absl::StatusOr<QuantizedCopy> MatrixOfStack(const QuantizedCopy& parts, int64_t 
   QuantizedCopy matrix = parts;
   QG_ASSIGN_OR_RETURN(matrix.data, MatrixOfStack(parts.data, index));
   QG_ASSIGN_OR_RETURN(matrix.scale_inv, MatrixOfStack(parts.scale_inv, index));
+  QG_ASSIGN_OR_RETURN(matrix.zero_point, MatrixOfStack(parts.zero_point, index));
   QG_ASSIGN_OR_RETURN(matrix.amax, MatrixOfStack(parts.amax, index));
+  QG_ASSIGN_OR_RETURN(matrix.scale, MatrixOfStack(parts.scale, index));
   return matrix;
 }
 
@@ -84,15 +86,11 @@ absl::StatusOr<QuantizedTensor> Stacked(Engine& engine, std::span<const Quantize
     std::optional<QuantizedCopy>& copy = stack.copy(usage);
     if (!copy.has_value()) continue;
     for (Tensor QuantizedCopy::*const member :
-         {&QuantizedCopy::data, &QuantizedCopy::scale_inv, &QuantizedCopy::amax}) {
+         {&QuantizedCopy::data, &QuantizedCopy::scale_inv, &QuantizedCopy::zero_point,
+          &QuantizedCopy::amax, &QuantizedCopy::scale}) {
       QG_ASSIGN_OR_RETURN((*copy).*member,
                           StackedMember(engine, matrices, usage, member, cancellation));
     }
-  }
-  if (stack.scale.has_value()) {
-    std::vector<Tensor> scales;
-    for (const QuantizedTensor& matrix : matrices) scales.push_back(matrix.scale);
-    QG_ASSIGN_OR_RETURN(stack.scale, StackedParts(engine, scales, cancellation));
   }
   return stack;
 }

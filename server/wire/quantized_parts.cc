@@ -78,9 +78,15 @@ std::vector<NamedTensor> PartsOf(const QuantizedTensor& quantized) {
   };
   for (const QuantizedPart& part : kQuantizedParts) {
     const std::optional<QuantizedCopy>& copy = quantized.copy(part.usage);
-    if (copy.has_value()) add(part.name, (*copy).*part.member);
+    if (!copy.has_value()) continue;
+    const bool is_scale = part.member == &QuantizedCopy::scale;
+    if (!is_scale || quantized.has_two_scales()) add(part.name, (*copy).*part.member);
   }
-  add(kScalePart, quantized.scale);
+  if (quantized.has_two_scales()) return parts;
+  const bool is_of_rowwise = quantized.rowwise.has_value() && quantized.rowwise->scale.has_value();
+  const std::optional<QuantizedCopy>& scaled =
+      is_of_rowwise ? quantized.rowwise : quantized.columnwise;
+  if (scaled.has_value()) add(kScalePart, scaled->scale);
   return parts;
 }
 
@@ -130,15 +136,16 @@ absl::StatusOr<SlotReferences> PartReferencesFromProto(
   const std::string path = field.empty() ? "" : absl::StrCat(field, ".");
   SlotReferences references;
   for (const auto& [name, source] : InOrder(proto)) {
-    if (name == kAmaxHistoryPart || (name == kScalePart && !with_scale)) continue;
     const std::string part_name = name;
-    const bool is_part =
-        name == kScalePart ||
-        std::any_of(kQuantizedParts.begin(), kQuantizedParts.end(),
-                    [&](const QuantizedPart& part) { return part.name == part_name; });
+    const auto part = std::find_if(kQuantizedParts.begin(), kQuantizedParts.end(),
+                                   [&](const QuantizedPart& one) { return one.name == part_name; });
+    const bool is_part = name == kScalePart || part != kQuantizedParts.end();
+    const bool is_scale = name == kScalePart ||
+                          (part != kQuantizedParts.end() && part->member == &QuantizedCopy::scale);
+    if (name == kAmaxHistoryPart || (is_scale && !with_scale)) continue;
     if (!is_part) {
       std::vector<std::string> names;
-      for (const QuantizedPart& part : kQuantizedParts) names.emplace_back(part.name);
+      for (const QuantizedPart& one : kQuantizedParts) names.emplace_back(one.name);
       return Refuse(
           absl::StrCat(path, "tensors[", Printable(name), "]"), "given",
           absl::StrCat("not a name that Quantize gives; those are ", absl::StrJoin(names, ", "),

@@ -22,7 +22,7 @@ struct QuantizedPart {
   Usage usage;
   Tensor QuantizedCopy::*member;
 };
-inline constexpr std::array<QuantizedPart, 8> kQuantizedParts = {{
+inline constexpr std::array<QuantizedPart, 10> kQuantizedParts = {{
     {"rowwise_data", Usage::kRowwise, &QuantizedCopy::data},
     {"rowwise_scale_inv", Usage::kRowwise, &QuantizedCopy::scale_inv},
     {"columnwise_data", Usage::kColumnwise, &QuantizedCopy::data},
@@ -31,7 +31,10 @@ inline constexpr std::array<QuantizedPart, 8> kQuantizedParts = {{
     {"columnwise_zero_point", Usage::kColumnwise, &QuantizedCopy::zero_point},
     {"amax_rowwise", Usage::kRowwise, &QuantizedCopy::amax},
     {"amax_columnwise", Usage::kColumnwise, &QuantizedCopy::amax},
+    {"rowwise_scale", Usage::kRowwise, &QuantizedCopy::scale},
+    {"columnwise_scale", Usage::kColumnwise, &QuantizedCopy::scale},
 }};
+/// The scale of every copy that has one, in place of rowwise_scale and columnwise_scale.
 inline constexpr char kScalePart[] = "scale";
 inline constexpr char kAmaxHistoryPart[] = "amax_history";
 
@@ -54,7 +57,7 @@ absl::StatusOr<QuantizedDescription> QuantizedDescriptionFromProto(
 
 /// References to the parts of a quantized tensor, by the slots of QuantizedPlan. `field`: where the
 /// request has them; empty for a call that has nothing else. Leaves out amax_history, which is for
-/// the next cast, and `scale` unless it is asked for. INVALID_ARGUMENT for an unknown name.
+/// the next cast, and scales unless they are asked for. INVALID_ARGUMENT for an unknown name.
 absl::StatusOr<SlotReferences> PartReferencesFromProto(
     const google::protobuf::Map<std::string, v1::TensorSource>& proto, const std::string& field,
     bool with_scale, int64_t tensor_bytes_max);

@@ -54,7 +54,7 @@ TEST(CpuEngine, GivesWhatTheOperationsGive) {
   const QuantizedTensor direct = *QuantizeCpu(in.a, in.quantizer, both, {}, context);
   EXPECT_TRUE(SameBits(q.rowwise->data, direct.rowwise->data));
   EXPECT_TRUE(SameBits(q.columnwise->data, direct.columnwise->data));
-  EXPECT_TRUE(SameBits(q.scale, direct.scale));
+  EXPECT_TRUE(SameBits(q.rowwise->scale, direct.rowwise->scale));
   for (Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
     EXPECT_TRUE(SameBits(*engine->Dequantize(q, usage, DType::kF16, nullptr),
                          *DequantizeCpu(direct, usage, DType::kF16, context)));

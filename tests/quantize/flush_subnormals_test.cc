@@ -69,13 +69,13 @@ TEST_P(FlushSubnormalsVectors, ScalesOfTensors) {
       const QuantizerSpec chosen = With(spec, where);
       const size_t of_fragment = where == FlushSubnormals::kNever ? 7 : 5;
       const QuantizedFragment fragment = FragmentOfAmax(chosen, {1, 1}, amax);
-      EXPECT_EQ(BitsOf(fragment.scale), words[of_fragment]);
+      EXPECT_EQ(BitsOf(fragment.whole.scale), words[of_fragment]);
       EXPECT_EQ(BitsOf(fragment.whole.scale_inv), words[of_fragment + 1]);
       const size_t of_whole = where == FlushSubnormals::kAlways ? 5 : 7;
       const Tensor source =
           *Tensor::FromBytes(DType::kF32, {1, 1}, std::as_bytes(std::span(&amax, 1)));
       const QuantizedTensor whole = *QuantizeCpu(source, chosen, {true, true}, {}, GetParam());
-      EXPECT_EQ(BitsOf(whole.scale), words[of_whole]);
+      EXPECT_EQ(BitsOf(whole.rowwise->scale), words[of_whole]);
       EXPECT_EQ(BitsOf(whole.rowwise->scale_inv), words[of_whole + 1]);
       EXPECT_EQ(BitsOf(whole.columnwise->scale_inv), words[of_whole + 1]);
       EXPECT_EQ(BitsOf(whole.rowwise->amax), words[4]);
@@ -213,7 +213,7 @@ TEST(FlushSubnormals, DelayedFragmentsFlushTheInverseAndTheNextAmax) {
                                 *Tensor::FromScalar(kScale), {});
   };
   const QuantizedFragment flushed = cast(FlushSubnormals::kShardedUpdate, kTinyAmax);
-  EXPECT_EQ(BitsOf(flushed.scale), BitsOf(*Tensor::FromScalar(kScale)));
+  EXPECT_EQ(BitsOf(flushed.whole.scale), BitsOf(*Tensor::FromScalar(kScale)));
   EXPECT_EQ(BitsOf(flushed.whole.scale_inv), "00000000");
   EXPECT_EQ(BitsOf(flushed.whole.amax), "00000000");
   const QuantizedFragment kept = cast(FlushSubnormals::kNever, kTinyAmax);

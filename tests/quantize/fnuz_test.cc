@@ -99,7 +99,7 @@ TEST(Fnuz, QuantizersScaleByTheirOwnMaximum) {
       // each of at most 2^-24 of its value.
       EXPECT_LE(std::fabs(double{largest_value} - amax), double{amax} * 0x1.8001p-23);
       if (format == QuantizerFormat::kFp8Tensor) {
-        EXPECT_EQ(*quantized->scale.as<float>(), largest / amax);
+        EXPECT_EQ(*quantized->rowwise->scale.as<float>(), largest / amax);
       }
     }
   }

@@ -87,8 +87,8 @@ void ExpectWhole(const Tensor& source, const Quantizer& quantizer, const Quantiz
     if (copy.amax.has_value()) {
       EXPECT_TRUE(SameBits(quantized->whole.amax, copy.amax));
     }
-    if (expected.scale.has_value()) {
-      EXPECT_TRUE(SameBits(quantized->scale, expected.scale));
+    if (copy.scale.has_value()) {
+      EXPECT_TRUE(SameBits(quantized->whole.scale, copy.scale));
     }
   }
   // Fragments are in the order of the source.

@@ -336,7 +336,7 @@ TEST(Delayed, GivenScaleAndRecordedAmax) {
   const QuantizerSpec spec = {.format = QuantizerFormat::kFp8Tensor, .scaling = Scaling::kDelayed};
   const QuantizeArguments arguments = {.scale = *Tensor::FromScalar(8.0f)};
   const QuantizedTensor q = *QuantizeCpu(x, spec, {true, true}, arguments, {});
-  EXPECT_EQ(*q.scale.as<float>(), 8.0f);
+  EXPECT_EQ(*q.rowwise->scale.as<float>(), 8.0f);
   EXPECT_EQ(*q.rowwise->scale_inv.as<float>(), 0.125f);
   EXPECT_EQ(*q.rowwise->amax.as<float>(), 100.0f);
   const uint8_t codes[] = {0x50, 0xDC, 0x48, 0x7E};  // 8, -24, 4, 800 saturated.

@@ -147,7 +147,7 @@ TEST(QuantizeCpu, EmptyTensors) {
     const Tensor x = *Tensor::Allocate(DType::kBF16, {0, 48});
     const QuantizedTensor q = *QuantizeCpu(x, spec, {true, true}, {}, {});
     EXPECT_EQ(*q.rowwise->amax.as<float>(), 0.0f);
-    EXPECT_EQ(*q.scale.as<float>(), 1.0f);
+    EXPECT_EQ(*q.rowwise->scale.as<float>(), 1.0f);
     EXPECT_EQ(*q.rowwise->scale_inv.as<float>(), 1.0f);
     EXPECT_EQ(q.rowwise->data.shape(), (Shape{0, 48}));
     EXPECT_EQ(q.columnwise->data.shape(), (Shape{48, 0}));
@@ -194,7 +194,7 @@ TEST(QuantizeCpu, IgnoresTheCallersFloatingPointMode) {
   const auto q = QuantizeCpu(
       x, QuantizerSpec{.format = QuantizerFormat::kFp8Tensor, .power_2_scale = true}, {}, {}, {});
   __builtin_ia32_ldmxcsr(saved);
-  EXPECT_EQ(*q->scale.as<float>(), 0x1p127f);
+  EXPECT_EQ(*q->rowwise->scale.as<float>(), 0x1p127f);
   EXPECT_EQ(*q->rowwise->data.as<uint8_t>(), 0x20);  // 2^-3 in E4M3.
 }
 

@@ -127,7 +127,7 @@ TEST_P(QuantizeVectors, CodesScalesCountsAndValues) {
     const QuantizedTensor q =
         *QuantizeCpu(source, c.Spec(), {.rowwise = true, .columnwise = true}, {}, context);
     EXPECT_EQ(HexOf(q.rowwise->amax), c.amax);
-    EXPECT_EQ(HexOf(q.scale), c.scale);
+    EXPECT_EQ(HexOf(q.rowwise->scale), c.scale);
     EXPECT_EQ(HexOf(q.rowwise->scale_inv), c.scale_inv);
     EXPECT_EQ(HexOf(q.columnwise->scale_inv), c.scale_inv);
     if (c.codes != "-") {

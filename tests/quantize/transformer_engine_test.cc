@@ -149,7 +149,7 @@ TEST_P(TransformerEngine, CurrentScaling) {
         QuantizerOf("fp8_current:" + PowerOfTwoKnobs(words[3], words[4]), RoleOf(words[2])));
     EXPECT_EQ(quantized.rowwise->element, *ParseDType(words[2]));
     EXPECT_EQ(BitsOf(quantized.rowwise->amax), words[5]);
-    EXPECT_EQ(BitsOf(quantized.scale), words[6]);
+    EXPECT_EQ(BitsOf(quantized.rowwise->scale), words[6]);
     EXPECT_EQ(BitsOf(quantized.rowwise->scale_inv), words[7]);
     EXPECT_EQ(BitsOf(quantized.columnwise->scale_inv), words[7]);
     EXPECT_EQ(Digest64({quantized.rowwise->data}), words[8]) << "codes";
@@ -224,7 +224,7 @@ TEST_P(TransformerEngine, ScalesOfShardedUpdates) {
     for (int64_t i = 0; i < count; ++i) {
       const QuantizedFragment made =
           *QuantizeFragmentCpu(fragment, per_tensor.rowwise, Usage::kRowwise, {amaxes, i}, {}, {});
-      scales.as<float>()[i] = *made.scale.as<float>();
+      scales.as<float>()[i] = *made.whole.scale.as<float>();
       inverses.as<float>()[i] = *made.whole.scale_inv.as<float>();
     }
     EXPECT_EQ(Digest64({scales}), words[4]) << "scale of fragments";

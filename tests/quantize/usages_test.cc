@@ -243,5 +243,52 @@ TEST(Usages, ACancelledDerivationLeavesTheTensorAsItWas) {
   EXPECT_EQ(quantized.usages(), kRow);
 }
 
+// f32(448 / 3) = 7/6 * 2^7 and f32(57344 / 3) = 7/6 * 2^14, rounded by hand: 7/6 = 0x1.2aaaaa|aa..
+// .
+TEST(Usages, EachCopyHasAScaleOfItsOwn) {
+  constexpr float kOfE4m3 = 0x1.2aaaaap+7f, kOfE5m2 = 0x1.2aaaaap+14f;
+  Tensor x = *Tensor::Allocate(DType::kF32, {16, 16});
+  for (int64_t i = 0; i < x.element_count(); ++i) x.as<float>()[i] = i % 7 == 0 ? -3.0f : 0.5f;
+  const QuantizerSpec e4m3 = {.format = QuantizerFormat::kFp8Tensor};
+  QuantizerSpec e5m2 = e4m3, delayed = e4m3;
+  e5m2.element = DType::kF8E5M2;
+  delayed.scaling = Scaling::kDelayed;
+  struct Row {
+    QuantizerSpec rowwise, columnwise;
+    float rowwise_scale, columnwise_scale;
+  };
+  const Row rows[] = {{e4m3, e5m2, kOfE4m3, kOfE5m2},
+                      {e5m2, e4m3, kOfE5m2, kOfE4m3},
+                      {delayed, e4m3, 8, kOfE4m3},
+                      {e5m2, delayed, kOfE5m2, 0.25f},
+                      {e4m3, e4m3, kOfE4m3, kOfE4m3}};
+  for (const Row& row : rows) {
+    Quantizer quantizer(row.rowwise);
+    quantizer.columnwise = row.columnwise;
+    QuantizeArguments arguments;
+    if (row.rowwise == delayed) arguments.scale = *Tensor::FromScalar(8.0f);
+    if (row.columnwise == delayed) arguments.columnwise_scale = *Tensor::FromScalar(0.25f);
+    const auto both = QuantizeCpu(x, quantizer, kBoth, arguments, {});
+    ASSERT_TRUE(both.ok()) << both.status();
+    EXPECT_EQ(both->has_two_scales(), !quantizer.is_uniform());
+    EXPECT_EQ(*both->rowwise->scale.as<float>(), row.rowwise_scale);
+    EXPECT_EQ(*both->columnwise->scale.as<float>(), row.columnwise_scale);
+    for (const Usages usages : {kRow, kColumn}) {
+      QuantizedTensor one = *both;
+      ASSERT_TRUE(UpdateUsagesCpu(one, usages, {}).ok());
+      ASSERT_EQ(one.usages(), usages);
+      const float scale = usages.rowwise ? row.rowwise_scale : row.columnwise_scale;
+      EXPECT_EQ(*one.copy(usages.rowwise ? Usage::kRowwise : Usage::kColumnwise)->scale.as<float>(),
+                scale);
+      EXPECT_EQ(SummarizeCpu(one).scale, scale);
+    }
+  }
+  // A copy that is made of another one's codes has been made under its scale.
+  QuantizedTensor rowwise = *QuantizeCpu(x, e4m3, kRow, {}, {});
+  ASSERT_TRUE(UpdateUsagesCpu(rowwise, kBoth, {}).ok());
+  EXPECT_EQ(*rowwise.columnwise->scale.as<float>(), kOfE4m3);
+  EXPECT_FALSE(rowwise.has_two_scales());
+}
+
 }  // namespace QG_TEST_FILE
 }  // namespace quantgate

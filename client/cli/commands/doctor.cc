@@ -92,7 +92,7 @@ absl::StatusOr<std::vector<Tensor>> SampleBits(Isa isa, int threads) {
                       engine->Quantize(a, fp8, {true, false}, {}, nullptr));
   QG_ASSIGN_OR_RETURN(const QuantizedTensor qb,
                       engine->Quantize(b, fp8, {true, false}, {}, nullptr));
-  std::vector<Tensor> bits = {qa.rowwise->data, qa.scale, qb.rowwise->data};
+  std::vector<Tensor> bits = {qa.rowwise->data, qa.rowwise->scale, qb.rowwise->data};
   for (const char* arithmetic : {"sm90:fast", "sm90:split", "exact"}) {
     GemmDesc desc;
     desc.a = OperandOf(*qa.rowwise);

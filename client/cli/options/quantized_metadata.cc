@@ -19,10 +19,17 @@ constexpr char kColumnwise[] = "quantgate.columnwise";
 constexpr char kScaleLayout[] = "quantgate.scale_layout";
 constexpr char kSourceDType[] = "quantgate.source_dtype";
 /// The tensors of a quantized tensor's file that a request takes (docs/file-formats.md section 2).
-constexpr std::array<const char*, 9> kParts = {
-    "rowwise_data",         "rowwise_scale_inv",  "columnwise_data",
-    "columnwise_scale_inv", "rowwise_zero_point", "columnwise_zero_point",
-    "amax_rowwise",         "amax_columnwise",    "scale"};
+constexpr std::array<const char*, 11> kParts = {"rowwise_data",
+                                                "rowwise_scale_inv",
+                                                "columnwise_data",
+                                                "columnwise_scale_inv",
+                                                "rowwise_zero_point",
+                                                "columnwise_zero_point",
+                                                "amax_rowwise",
+                                                "amax_columnwise",
+                                                "rowwise_scale",
+                                                "columnwise_scale",
+                                                "scale"};
 
 std::string DirectionText(const v1::QuantizedDirection& direction) {
   return absl::StrCat(direction.format(), ":element=", direction.element(),

@@ -94,7 +94,6 @@ KeptOperand JoinedOperand(const KeptOperand& shard, Usage usage, std::span<const
   }
   QuantizedTensor& codes = whole.codes;
   codes.source_dtype = shard.codes.source_dtype;
-  codes.scale = shard.codes.scale;
   codes.shape = shard.codes.shape;
   codes.shape[0] = rows;
   std::optional<QuantizedCopy>& copy = codes.copy(usage);

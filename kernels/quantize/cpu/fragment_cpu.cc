@@ -142,7 +142,7 @@ absl::StatusOr<QuantizedFragment> QuantizeFragmentCpu(const TensorFragment& frag
       float* const amax = quantized.whole.amax.as<float>();
       *amax = Flushed(*amax, rule.subnormals);
     }
-    QG_ASSIGN_OR_RETURN(quantized.scale, Tensor::FromScalar(factors[0]));
+    QG_ASSIGN_OR_RETURN(quantized.whole.scale, Tensor::FromScalar(factors[0]));
   }
   if (spec.element == DType::kF4E2M1x2) {
     EncodeNibbles(rule, grid, fragment, factors, quantized.codes, context);

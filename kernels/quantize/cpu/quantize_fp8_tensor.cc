@@ -188,10 +188,10 @@ absl::Status QuantizeFp8Tensor(const FormatRequest& request, QuantizedTensor& qu
   Tensor codes, transposed;
   QG_RETURN_IF_ERROR(MakeCodes(request, scale, codes, transposed, quantized.counts));
 
-  QG_ASSIGN_OR_RETURN(quantized.scale, Tensor::FromScalar(scale));
   QuantizedCopy copy;
   copy.format = spec.format;
   copy.element = spec.element;
+  QG_ASSIGN_OR_RETURN(copy.scale, Tensor::FromScalar(scale));
   QG_ASSIGN_OR_RETURN(copy.scale_inv, Tensor::FromScalar(ScaleInverse(scale, spec.subnormals())));
   QG_ASSIGN_OR_RETURN(copy.amax, Tensor::FromScalar(amax));
   if (request.usages.columnwise) {

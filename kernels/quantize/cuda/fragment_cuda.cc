@@ -70,7 +70,7 @@ absl::StatusOr<QuantizedFragment> QuantizeFragmentCuda(CudaDevice& device,
       LaunchEncodeFragment(parameters, factors.as<float>(), quantized.codes.as<uint8_t>(),
                            static_cast<int64_t>(quantized.codes.byte_size()), device.stream()));
   // The one factor of per-tensor FP8 is its scale.
-  if (spec.traits().scales == ScaleKind::kTensor) quantized.scale = factors;
+  if (spec.traits().scales == ScaleKind::kTensor) quantized.whole.scale = factors;
   return quantized;
 }
 

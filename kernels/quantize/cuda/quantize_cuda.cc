@@ -186,7 +186,6 @@ absl::Status QuantizeTensor(const CudaRequest& request, QuantizedTensor& quantiz
   QG_ASSIGN_OR_RETURN(TensorResults results, TensorResults::Allocate(request.device));
   QG_RETURN_IF_ERROR(MakeScale(request, results));
   quantized.device_counts = results.counts;
-  quantized.scale = results.scale;
   TileQuantization job = JobOf(request, quantized);
   job.tensor_scale = results.scale.as<float>();
   // Under current scaling MakeScale has found the amax; under delayed scaling the cast finds it.
@@ -195,6 +194,7 @@ absl::Status QuantizeTensor(const CudaRequest& request, QuantizedTensor& quantiz
   for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
     if (!HasUsage(request.usages, usage)) continue;
     quantized.copy(usage)->amax = results.amax;
+    quantized.copy(usage)->scale = results.scale;
     quantized.copy(usage)->scale_inv = results.scale_inv;
   }
   return absl::OkStatus();

@@ -66,7 +66,7 @@ SummaryScalars ScalarsOf(const QuantizedTensor& quantized) {
   if (quantized.columnwise.has_value()) {
     scalars.amax_columnwise = ScalarOf(quantized.columnwise->amax);
   }
-  scalars.scale = ScalarOf(quantized.scale);
+  scalars.scale = ScalarOf(first.scale);
   if (TraitsOf(first.format).scales == ScaleKind::kTensor)
     scalars.scale_inv = ScalarOf(first.scale_inv);
   return scalars;

@@ -110,8 +110,7 @@ QuantizationCounts Encode(const Direction& direction, Tensor& codes) {
 
 /// The scale of a per-tensor quantization, with its amax.
 template <class Element>
-absl::Status MakeTensorScale(Direction& direction, QuantizedCopy& copy,
-                             QuantizedTensor& quantized) {
+absl::Status MakeTensorScale(Direction& direction, QuantizedCopy& copy) {
   const FormatRequest& request = direction.request;
   const Tensor& group = request.arguments.group_amax_rowwise;
   const bool is_delayed = request.spec.scaling == Scaling::kDelayed;
@@ -128,7 +127,7 @@ absl::Status MakeTensorScale(Direction& direction, QuantizedCopy& copy,
   direction.units = {unit};
   QG_ASSIGN_OR_RETURN(copy.amax, Tensor::FromScalar(amax));
   QG_ASSIGN_OR_RETURN(copy.scale_inv, Tensor::FromScalar(unit.scale_inv));
-  QG_ASSIGN_OR_RETURN(quantized.scale, Tensor::FromScalar(unit.scale));
+  QG_ASSIGN_OR_RETURN(copy.scale, Tensor::FromScalar(unit.scale));
   return absl::OkStatus();
 }
 
@@ -154,7 +153,7 @@ absl::StatusOr<QuantizationCounts> QuantizeDirection(const FormatRequest& reques
   QG_ASSIGN_OR_RETURN(QuantizedCopy copy, OutlineCopy(spec, usage, source.dtype(), source.shape()));
   QG_ASSIGN_OR_RETURN(copy.data, Tensor::Allocate(copy.data.dtype(), copy.data.shape()));
   if (spec.traits().scales == ScaleKind::kTensor) {
-    QG_RETURN_IF_ERROR(MakeTensorScale<Element>(direction, copy, quantized));
+    QG_RETURN_IF_ERROR(MakeTensorScale<Element>(direction, copy));
   } else {
     QG_ASSIGN_OR_RETURN(copy.scale_inv,
                         Tensor::Allocate(copy.scale_inv.dtype(), copy.scale_inv.shape()));

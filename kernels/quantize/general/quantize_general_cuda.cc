@@ -30,19 +30,19 @@ absl::StatusOr<Tensor> FindTensorAmax(CudaDevice& device, const Tensor& source,
 /// Sets what the scale of a per-tensor quantization is made of and where it goes.
 absl::Status PrepareTensorScale(CudaDevice& device, const RuleRequest& request,
                                 GeneralQuantization& job, QuantizedCopy& copy,
-                                QuantizedTensor& quantized, Tensor& given_scale) {
+                                Tensor& given_scale) {
   const bool is_delayed = request.spec.scaling == Scaling::kDelayed;
   const Tensor group = is_delayed ? Tensor() : request.arguments.group_amax_rowwise;
   QG_ASSIGN_OR_RETURN(copy.amax, FindTensorAmax(device, request.source, group));
   QG_ASSIGN_OR_RETURN(copy.scale_inv, device.Allocate(DType::kF32, {1}));
-  QG_ASSIGN_OR_RETURN(quantized.scale, device.Allocate(DType::kF32, {1}));
+  QG_ASSIGN_OR_RETURN(copy.scale, device.Allocate(DType::kF32, {1}));
   if (is_delayed) {
     QG_ASSIGN_OR_RETURN(given_scale, device.ToDevice(request.arguments.scale));
     job.given_scale = given_scale.as<float>();
   }
   job.is_empty = request.source.element_count() == 0 && !group.has_value();
   job.tensor_amax = copy.amax.as<float>();
-  job.tensor_scale = quantized.scale.as<float>();
+  job.tensor_scale = copy.scale.as<float>();
   job.tensor_scale_inv = copy.scale_inv.as<float>();
   return absl::OkStatus();
 }
@@ -80,7 +80,7 @@ absl::Status QuantizeDirection(CudaDevice& device, const RuleRequest& request, U
   job.units = reinterpret_cast<UnitScale*>(units.data());
   Tensor given_scale;
   if (spec.traits().scales == ScaleKind::kTensor) {
-    QG_RETURN_IF_ERROR(PrepareTensorScale(device, request, job, copy, quantized, given_scale));
+    QG_RETURN_IF_ERROR(PrepareTensorScale(device, request, job, copy, given_scale));
   } else {
     QG_RETURN_IF_ERROR(PrepareBlockScales(device, request, usage, job, copy));
   }

@@ -9,6 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "kernels/base/refusal.h"
 #include "kernels/quantize/quantized_outline.h"
 #include "kernels/training/checkpoint/checkpoint_format.h"
@@ -20,6 +21,10 @@ namespace quantgate {
 namespace {
 
 using Json = nlohmann::json;
+
+// How the names of scales end where each copy of a weight has one of its own.
+constexpr char kRowwiseScale[] = ".rowwise_scale";
+constexpr char kColumnwiseScale[] = ".columnwise_scale";
 
 absl::Status Malformed(const std::string& what) { return Refuse("checkpoint", "", what); }
 
@@ -149,8 +154,6 @@ absl::StatusOr<QuantizedTensor> CheckpointReader::OutlineQuantized(const Json& j
     if (usage == Usage::kRowwise ? !usages.rowwise : !usages.columnwise) continue;
     QG_ASSIGN_OR_RETURN(quantized.copy(usage),
                         OutlineCopy(quantizer.spec(usage), usage, dtype, shape));
-    if (quantizer.spec(usage).traits().scales != ScaleKind::kTensor) continue;
-    QG_ASSIGN_OR_RETURN(quantized.scale, OutlineTensor(DType::kF32, {1}));
   }
   return quantized;
 }
@@ -287,8 +290,21 @@ absl::Status CheckpointReader::Fill(const std::set<std::string>& all, SessionSta
   for (const NamedTensor& tensor : file_.tensors) tensors[tensor.name] = tensor.tensor;
   const bool has_ranks = file_.metadata.count(kCheckpointRanksKey) != 0;
   const std::string prefix = has_ranks ? RankPrefix(rank_->index) : "";
-  const auto fill = [&](const TensorPlace& place, const std::string& name,
+  const auto has = [&](const std::string& name) {
+    return tensors.count(name) != 0 || (has_ranks && tensors.count(prefix + name) != 0);
+  };
+  const auto fill = [&](const TensorPlace& place, const std::string& of_state,
                         Tensor& tensor) -> absl::Status {
+    std::string name = of_state;
+    if (place.kind == TensorPlace::Kind::kScale && !has(name)) {
+      // A checkpoint of a time when two copies had one scale has that of the rowwise one.
+      if (absl::EndsWith(name, kColumnwiseScale)) {
+        tensor = Tensor();
+        return absl::OkStatus();
+      }
+      const bool is_rowwise = absl::EndsWith(name, kRowwiseScale);
+      if (is_rowwise) name = absl::StrCat(absl::StripSuffix(name, kRowwiseScale), ".scale");
+    }
     auto found = has_ranks ? tensors.find(prefix + name) : tensors.end();
     const bool is_own = found != tensors.end();
     if (!is_own) found = tensors.find(name);

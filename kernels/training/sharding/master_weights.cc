@@ -298,7 +298,6 @@ absl::StatusOr<QuantizedTensor> MasterCasts::Whole(size_t index) {
     for (const Cast& cast : bucket) {
       if (cast.index != index) continue;
       QG_ASSIGN_OR_RETURN(whole.copy(cast.usage), Gathered(cast));
-      if (!whole.scale.has_value()) whole.scale = cast.quantized.scale;
     }
   }
   const auto is_identity = [&](Usage usage) {

@@ -352,6 +352,7 @@ absl::StatusOr<DescribedCopy> DescribeCopy(const QuantizedDescription& descripti
   expected.scale_inv = copy.scale_inv;
   expected.zero_point = copy.zero_point;
   expected.amax = copy.amax;
+  expected.scale = copy.scale;
   if (description.spec.has_value()) expected.hadamard = description.spec->hadamard;
   copy = std::move(expected);
   return described;

@@ -12,7 +12,7 @@
 namespace quantgate {
 
 /// The name of a part of a quantized tensor, "rowwise_data" or "amax_rowwise". `part`: "data",
-/// "scale_inv" or "amax".
+/// "scale_inv", "amax" or "scale".
 std::string PartName(Usage usage, const char* part);
 /// The name that requests have for it, `tensors["rowwise_data"]`.
 std::string PartField(Usage usage, const char* part);

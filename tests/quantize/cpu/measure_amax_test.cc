@@ -148,9 +148,9 @@ TEST(GroupAmax, GivesAnEmptyShardTheGroupsScale) {
   arguments.group_amax_rowwise = *Tensor::FromScalar(3.0f);
   const Tensor empty = Source(DType::kBF16, {0, 64});
   const QuantizedTensor quantized = *QuantizeCpu(empty, Fp8(), kBoth, arguments, {});
-  EXPECT_EQ(*quantized.scale.as<float>(), 0x1.2aaaaap+7f);
+  EXPECT_EQ(*quantized.rowwise->scale.as<float>(), 0x1.2aaaaap+7f);
   EXPECT_EQ(*quantized.rowwise->amax.as<float>(), 3.0f);
-  EXPECT_EQ(*QuantizeCpu(empty, Fp8(), kBoth, {}, {})->scale.as<float>(), 1.0f);
+  EXPECT_EQ(*QuantizeCpu(empty, Fp8(), kBoth, {}, {})->rowwise->scale.as<float>(), 1.0f);
 }
 
 TEST(GroupAmax, MustBeOneFloat) {

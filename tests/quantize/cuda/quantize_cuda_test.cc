@@ -121,6 +121,10 @@ void ExpectSameCopies(const QuantizedTensor& expected, const QuantizedTensor& fo
     if (e.amax.has_value()) {
       EXPECT_TRUE(SameTensor(e.amax, f.amax)) << "amax";
     }
+    ASSERT_EQ(f.scale.has_value(), e.scale.has_value());
+    if (e.scale.has_value()) {
+      EXPECT_TRUE(SameTensor(e.scale, f.scale)) << "scale";
+    }
   }
 }
 
@@ -396,9 +400,9 @@ void ExpectSameFragment(const Tensor& source, const QuantizerSpec& spec, Usage u
   if (expected.whole.amax.has_value()) {
     EXPECT_TRUE(SameTensor(expected.whole.amax, found.whole.amax)) << "amax";
   }
-  ASSERT_EQ(found.scale.has_value(), expected.scale.has_value());
-  if (expected.scale.has_value()) {
-    EXPECT_TRUE(SameTensor(expected.scale, found.scale)) << "scale";
+  ASSERT_EQ(found.whole.scale.has_value(), expected.whole.scale.has_value());
+  if (expected.whole.scale.has_value()) {
+    EXPECT_TRUE(SameTensor(expected.whole.scale, found.whole.scale)) << "scale";
   }
 }
 

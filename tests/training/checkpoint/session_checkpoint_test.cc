@@ -104,6 +104,8 @@ TEST_P(SessionCheckpoint, AnUpdateAfterARestoreTakesTheGradientsOfBefore) {
 
 constexpr char kE2M3[] = R"(custom:rules=[{"quantizer":{"format":"mxfp8","element":"f6_e2m3"}}])";
 constexpr char kE3M2[] = R"(custom:rules=[{"quantizer":{"format":"mxfp8","element":"f6_e3m2"}}])";
+constexpr char kTwoScales[] =
+    R"(hybrid:fprop=fp8_current,dgrad={"name":"fp8_current","knobs":{"power_2_scales":"true"}})";
 constexpr auto kQuantized = WeightStorage::kQuantized;
 INSTANTIATE_TEST_SUITE_P(
     Sessions, SessionCheckpoint,
@@ -118,6 +120,7 @@ INSTANTIATE_TEST_SUITE_P(
                       SessionCase{"QuantizedNvfp4NoMasters", "nvfp4", kQuantized, Masters::kNone},
                       SessionCase{"QuantizedHybrid",
                                   "hybrid:fprop=mxfp8,dgrad=fp8_block,wgrad=mxfp8", kQuantized},
+                      SessionCase{"QuantizedOfTwoScales", kTwoScales, kQuantized},
                       // Safetensors has no name for FP6: files have its codes as U8.
                       SessionCase{"QuantizedE2M3", kE2M3, kQuantized},
                       SessionCase{"QuantizedE3M2NoMasters", kE3M2, kQuantized, Masters::kNone}),
@@ -241,6 +244,35 @@ TEST_F(SessionRestore, RefusesStatesThatCannotBe) {
     if (tensor.name == "fc1.input.scale") tensor.tensor = *Tensor::FromScalar(-1);
   }
   ExpectMalformed("[fc1.input].scale is -1: must be positive and finite");
+}
+
+/// A checkpoint that has one scale beside two copies has the rowwise one's; nothing is said of the
+/// other until the weight is quantized again.
+TEST(SessionRestoreOfOneScale, LeavesTheColumnwiseCopyWithoutOne) {
+  const SessionSpec spec = SpecOf({"", kTwoScales, kQuantized});
+  const auto engine = MakeCpuEngine({.threads = 1});
+  const auto session = OpenOn(*engine, spec);
+  TrainOnce(*session, 100);
+  TensorFile file = *session->Checkpoint(nullptr);
+  const std::string name = "fc1.weight.quantized.";
+  const auto own = session->Find(name + "rowwise_scale", nullptr);
+  ASSERT_TRUE(own.ok()) << own.status();
+  std::erase_if(file.tensors, [](const NamedTensor& tensor) {
+    return tensor.name.ends_with(".columnwise_scale");
+  });
+  for (NamedTensor& tensor : file.tensors) {
+    if (tensor.name == name + "rowwise_scale") tensor.name = name + "scale";
+  }
+  for (int round = 0; round < 2; ++round) {
+    const auto restored = OneRankSession::Restore(*engine, spec, file, nullptr);
+    ASSERT_TRUE(restored.ok()) << restored.status();
+    EXPECT_TRUE(SameBits(*(*restored)->Find(name + "rowwise_scale", nullptr), *own));
+    EXPECT_FALSE((*restored)->Find(name + "columnwise_scale", nullptr).ok());
+    EXPECT_FALSE((*restored)->Find(name + "scale", nullptr).ok());
+    file = *(*restored)->Checkpoint(nullptr);
+    TrainOnce(**restored, 200);
+    EXPECT_TRUE((*restored)->Find(name + "columnwise_scale", nullptr).ok());
+  }
 }
 
 }  // namespace QG_TEST_FILE

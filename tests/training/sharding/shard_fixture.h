@@ -71,6 +71,10 @@ inline void ExpectSameCopy(const std::optional<QuantizedCopy>& subject,
   if (reference->amax.has_value()) {
     EXPECT_TRUE(SameBits(subject->amax, reference->amax));
   }
+  ASSERT_EQ(subject->scale.has_value(), reference->scale.has_value());
+  if (reference->scale.has_value()) {
+    EXPECT_TRUE(SameBits(subject->scale, reference->scale));
+  }
 }
 
 inline void ExpectSameQuantized(const QuantizedTensor& subject, const QuantizedTensor& reference) {
@@ -78,10 +82,6 @@ inline void ExpectSameQuantized(const QuantizedTensor& subject, const QuantizedT
   EXPECT_EQ(subject.source_dtype, reference.source_dtype);
   ExpectSameCopy(subject.rowwise, reference.rowwise);
   ExpectSameCopy(subject.columnwise, reference.columnwise);
-  ASSERT_EQ(subject.scale.has_value(), reference.scale.has_value());
-  if (reference.scale.has_value()) {
-    EXPECT_TRUE(SameBits(subject.scale, reference.scale));
-  }
 }
 
 struct WeightRule {

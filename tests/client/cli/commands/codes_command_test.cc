@@ -2,6 +2,7 @@
 // writes against those of the tensors that they were made from, and the directions of a file.
 #include <gmock/gmock.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
@@ -289,6 +290,81 @@ TEST_F(CodesCommandTest, LayersRefuseRecipesOfLevels) {
                    Sample("fc1.weight"), "--grad-output", Sample("fc1.dy")});
     EXPECT_NE(result.exit_code, 0);
     EXPECT_THAT(result.err, HasSubstr("layers and sessions have no such codes"));
+  }
+}
+
+// Two copies of per-tensor FP8 by different rules: each has its scale, in one file, alone, and back
+// in a request. Expected are f32(448 / 3) and f32(57344 / 3), rounded by hand, and a fresh delayed
+// scale, 1.
+TEST_F(CodesCommandTest, EachCopyKeepsTheScaleThatItWasMadeUnder) {
+  const std::string of_e4m3("\x55\x55\x15\x43", 4), of_e5m2("\x55\x55\x95\x46", 4),
+      one("\0\0\x80\x3f", 4);
+  Tensor x = *Tensor::Allocate(DType::kF32, {32, 32});
+  for (int64_t i = 0; i < x.element_count(); ++i) x.as<float>()[i] = i % 7 == 0 ? -3.0f : 0.5f;
+  const std::string source = Path("x.safetensors"), codes = Path("codes.safetensors"),
+                    alone = Path("alone.safetensors");
+  ASSERT_TRUE(WriteSafetensors(source, {{"x", x}}, {}).ok());
+  struct Row {
+    const char* role;
+    const char* recipe;
+    std::string rowwise, columnwise;  ///< Empty for codes that have none.
+  };
+  const Row rows[] = {
+      {"grad_output",
+       R"(hybrid:dgrad={"name":"fp8_current","knobs":{"fp8_format":"e4m3"}},wgrad=fp8_current)",
+       of_e4m3, of_e5m2},
+      {"weight", "hybrid:fprop=fp8_delayed,dgrad=fp8_current", one, of_e4m3},
+      {"weight", "hybrid:fprop=mxfp8,dgrad=fp8_current", "", of_e4m3},
+      {"weight", "fp8_current", of_e4m3, of_e4m3}};
+  for (const Row& row : rows) {
+    SCOPED_TRACE(row.recipe);
+    const bool has_two = !row.rowwise.empty() && row.rowwise != row.columnwise;
+    const auto scales = [&](const std::string& path) {
+      std::map<std::string, std::string> found;
+      const auto file = ReadSafetensors(path);
+      EXPECT_TRUE(file.ok());
+      for (const NamedTensor& tensor : file->tensors) {
+        if (tensor.name.ends_with("scale")) found[tensor.name] = BytesOf(path, tensor.name);
+      }
+      return found;
+    };
+    using Scales = std::map<std::string, std::string>;
+    const Scales expected =
+        has_two ? Scales{{"rowwise_scale", row.rowwise}, {"columnwise_scale", row.columnwise}}
+                : Scales{{"scale", row.columnwise}};
+    ASSERT_EQ(Quantgate({"quantize", source + ":x", "--recipe", row.recipe, "--role", row.role,
+                         "--usage", "rowwise,columnwise", "-o", codes})
+                  .exit_code,
+              0);
+    EXPECT_EQ(scales(codes), expected);
+    const auto update = [&](const Arguments& arguments) {
+      const ProcessResult result =
+          Quantgate(Arguments{"update-usage", codes, "-o", alone} + arguments);
+      EXPECT_EQ(result.exit_code, 0) << result.err;
+      return scales(alone);
+    };
+    EXPECT_EQ(update({"--rowwise", "true"}), expected);
+    EXPECT_EQ(update({"--rowwise", "false"}), (Scales{{"scale", row.columnwise}}));
+    EXPECT_EQ(update({"--columnwise", "false"}),
+              (row.rowwise.empty() ? Scales{} : Scales{{"scale", row.rowwise}}));
+    if (!has_two) continue;
+    // As files had it before: the scale of the rowwise copy alone, whatever the formats.
+    auto file = ReadSafetensors(codes);
+    ASSERT_TRUE(file.ok());
+    std::erase_if(file->tensors,
+                  [](const NamedTensor& tensor) { return tensor.name == "columnwise_scale"; });
+    for (NamedTensor& tensor : file->tensors) {
+      if (tensor.name == "rowwise_scale") tensor.name = "scale";
+    }
+    ASSERT_TRUE(WriteSafetensors(codes, file->tensors, file->metadata).ok());
+    EXPECT_EQ(update({"--rowwise", "false"}), Scales{});
+    EXPECT_EQ(update({"--columnwise", "false"}), (Scales{{"scale", row.rowwise}}));
+    // Two statements of one scale.
+    file->tensors.push_back({"columnwise_scale", *Tensor::FromScalar(1)});
+    ASSERT_TRUE(WriteSafetensors(codes, file->tensors, file->metadata).ok());
+    const ProcessResult refused = Quantgate({"update-usage", codes, "--rowwise", "false"});
+    EXPECT_EQ(refused.exit_code, 2);
+    EXPECT_THAT(refused.err, HasSubstr("give one scale of both, or one of each"));
   }
 }
 
