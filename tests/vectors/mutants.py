@@ -6,7 +6,8 @@ again.
 
 A mutant has: name; kind (quantizer, gemm, layer); subject and input (what is mutated, and the numbers that its inputs
 are drawn from); change, in words; cause, the words that a right diagnosis would say, or "none" for a quarter of the 200
-that no rule names, most of which are noise, or "no rule" for further ones ("without_rule") that are mistakes of kernels; maker and parameters. make(mutant) gives (inputs, right results, mutated results), arrays by name. The
+that no rule names, most of which are noise, or "no rule" for further ones ("without_rule") that are mistakes of
+kernels; maker and parameters. make(mutant) gives (inputs, right results, mutated results), arrays by name. The
 causes come from what goes wrong in the field, not from what any diagnosis can find.
 """
 
