@@ -3,7 +3,8 @@
 python3 tests/vectors/mutant_tensors.py FILE.safetensors: per quantizer NAME.source, NAME.codes, NAME.scale_inv and, of
 nvfp4, NAME.amax, as the mutated quantizer gives them; the metadata "mutants" lists them. Of GEMMs and layers only those
 that no rule names, in the metadata "without_rule": of a GEMM NAME.a, NAME.b (codes, or bf16), NAME.a_scale_inv,
-NAME.b_scale_inv, NAME.c, NAME.bias and NAME.d; of a layer its operands, and NAME.right.y, NAME.mutated.y and so on.
+NAME.b_scale_inv, NAME.c, NAME.bias, NAME.d and NAME.right, what d should be; of a layer its operands, and NAME.right.y,
+NAME.mutated.y and so on.
 explain_mutants_test reads the file, and a test that comes before it writes it. Needs numpy alone.
 """
 
@@ -33,9 +34,10 @@ def tensors_of(mutant):
 
 
 def gemm_tensors_of(mutant):
-    inputs, _, made = mutants.make(mutant)
+    inputs, right, made = mutants.make(mutant)
     name, out = mutant["name"], mutant["input"]["out"]
-    tensors = {f"{name}.bias": formats.stored(inputs["bias"], "bf16"), f"{name}.d": formats.stored(made["d"], out)}
+    tensors = {f"{name}.bias": formats.stored(inputs["bias"], "bf16"), f"{name}.d": formats.stored(made["d"], out),
+               f"{name}.right": formats.stored(right["d"], out)}
     if mutant["input"]["beta"] != 0:
         tensors[f"{name}.c"] = formats.stored(inputs["c"], out)
     for operand in ("a", "b"):

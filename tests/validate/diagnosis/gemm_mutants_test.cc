@@ -131,6 +131,12 @@ TEST(GemmMutantsTest, WhatNoRuleNamesIsUnknown) {
     desc.arithmetic = Arithmetic{ArithmeticFamily::kFp32};
     const auto diagnosis = DiagnoseGemm(desc, d, DiagnosisBudget::Unlimited());
     ASSERT_TRUE(diagnosis.ok()) << diagnosis.status();
+    // The operands are read as numpy has them: they give what d should be.
+    const Tensor right = *of.file.Find(mutant.name + ".right");
+    const auto of_right = DiagnoseGemm(desc, right, DiagnosisBudget::Unlimited());
+    ASSERT_TRUE(of_right.ok()) << of_right.status();
+    EXPECT_TRUE(absl::StrContains(of_right->sentence, "d has the exact product"))
+        << mutant.name << ": " << of_right->sentence;
     EXPECT_TRUE(diagnosis->is_unknown) << mutant.name << " " << mutant.maker << " "
                                        << mutant.parameters << ": " << diagnosis->sentence;
     const auto explanation = ExplainGemm({desc, d}, {});

@@ -164,6 +164,11 @@ TEST(LayerMutantsTest, WhatNoRuleNamesIsUnknown) {
       right[name] = tensor("right." + name);
       mutated[name] = tensor("mutated." + name);
     }
+    // The layer that the changes are tried on is numpy's.
+    const Matrices same = LayerOutputsOf(parts);
+    for (const auto& [name, values] : same) {
+      EXPECT_EQ(values.at, matrix("right." + name).at) << mutant.name << " " << name;
+    }
     Matrices related;
     for (const std::string name : {"x_before", "w_after", "dy_before"}) {
       related[name] = matrix(name);
