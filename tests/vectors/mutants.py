@@ -265,7 +265,7 @@ def shifted_scales(inputs, p, right):
     return dict(right, scale_inv=np.roll(right["scale_inv"], p["by"], axis=1))
 
 
-@maker("quantizer", "the scale is of an earlier tensor: stale amax", ("fp8_current",), factor=[0.4, 1.7])
+@maker("quantizer", "the scale is of another amax than the source's", ("fp8_current",), factor=[0.4, 1.7])
 def stale_scale(inputs, p, right):
     """codes and scale by an amax that is factor times this tensor's"""
     scale = F32(448) / F32(np.abs(inputs["x"]).max() * F32(p["factor"]))
