@@ -1,12 +1,13 @@
-"""200 mutants of quantizers, GEMMs and layers: what went wrong in each is known, so that a diagnosis can be held to it.
+"""Mutants of quantizers, GEMMs and layers: what went wrong in each is known, so that a diagnosis can be held to it.
 
 python3 tests/vectors/mutants.py draws them from a seed and writes tests/data/mutants.json; --check demands that the
 file is what is drawn, that each mutant differs from what it is a mutant of, and that each is the same when it is made
 again.
 
 A mutant has: name; kind (quantizer, gemm, layer); subject and input (what is mutated, and the numbers that its inputs
-are drawn from); change, in words; cause, the words that a right diagnosis would say, or "none" for a quarter that no
-rule names; maker and parameters. make(mutant) gives (inputs, right results, mutated results), arrays by name. The
+are drawn from); change, in words; cause, the words that a right diagnosis would say, or "none" for a quarter of the 200
+that no rule names, most of which are noise, or "no rule" for further ones ("without_rule") that are mistakes of
+kernels; maker and parameters. make(mutant) gives (inputs, right results, mutated results), arrays by name. The
 causes come from what goes wrong in the field, not from what any diagnosis can find.
 """
 
@@ -19,11 +20,12 @@ import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "libraries"))
 from formats import (  # noqa: E402
-    ELEMENTS, F32, QUIET, decode, encode, largest, magnitude_codes, nibbles, power_of_two, round_to, sign_bit)
+    ELEMENTS, F32, QUIET, decode, encode, largest, magnitude_codes, magnitudes, nibbles, power_of_two, round_to, sign_bit)
 from rules import swizzle  # noqa: E402
 
 SEED = 20261127
 COUNTS = {"quantizer": (60, 20), "gemm": (50, 16), "layer": (40, 14)}  # With a cause, with none.
+NO_RULE_COUNTS = {"quantizer": 20, "gemm": 18, "layer": 20}
 PATH = pathlib.Path(__file__).resolve().parents[1] / "data" / "mutants.json"
 MAKERS = {"quantizer": {}, "gemm": {}, "layer": {}}
 
@@ -263,7 +265,7 @@ def shifted_scales(inputs, p, right):
     return dict(right, scale_inv=np.roll(right["scale_inv"], p["by"], axis=1))
 
 
-@maker("quantizer", "the scale is of an earlier tensor: stale amax", ("fp8_current",), factor=[0.4, 1.7])
+@maker("quantizer", "the scale is of another amax than the source's", ("fp8_current",), factor=[0.4, 1.7])
 def stale_scale(inputs, p, right):
     """codes and scale by an amax that is factor times this tensor's"""
     scale = F32(448) / F32(np.abs(inputs["x"]).max() * F32(p["factor"]))
@@ -308,6 +310,115 @@ def noisy_source(inputs, p, right):
     random = np.random.default_rng(p["seed"])
     noise = 1 + random.uniform(-0.01, 0.01, inputs["x"].shape)
     return quantized((inputs["x"] * noise).astype(F32), p["subject"])
+
+
+# What no rule names, as it is met in kernels: drawn apart from the mutants above, which stay as they were.
+
+NO_RULE = "no rule"
+
+
+@maker("quantizer", NO_RULE, ("fp8_current", *BLOCKS), width=[0.3, 0.6], seed=list(range(1000)))
+def narrow_dither(inputs, p, right):
+    """stochastic rounding whose random numbers cover a part of the distance: a draw of too few bits"""
+    factor, _, _ = scales_of(inputs["x"], p["subject"])
+    scaled, element = (inputs["x"] * factor).astype(F32), element_of(p["subject"])
+    ladder = magnitudes(element)
+    size = np.minimum(np.abs(scaled).astype(np.float64), ladder[-1])
+    below = np.minimum(np.searchsorted(ladder, size, side="right") - 1, len(ladder) - 2)
+    share = (size - ladder[below]) / (ladder[below + 1] - ladder[below])
+    drawn_shares = 0.5 + np.random.default_rng(p["seed"]).uniform(-p["width"] / 2, p["width"] / 2, size.shape)
+    codes = (below + (share > drawn_shares)).astype(np.uint8)
+    codes = codes | np.where(np.signbit(scaled), sign_bit(element), 0).astype(np.uint8)
+    return dict(right, codes=nibbles(codes) if element == "e2m1" else codes)
+
+
+def quantized_by(x, subject, amaxes):
+    """Of block amaxes [rows][blocks] in place of the blocks' own, by the rules of scales_of."""
+    length = x.shape[1] // amaxes.shape[1]
+    if subject == "fp8_block":
+        scale = (F32(448) / amaxes).astype(F32)
+        factor, stored = scale, (F32(1) / scale).astype(F32)
+    else:
+        fraction, exponent = np.frexp(amaxes.astype(np.float64) / 448)
+        exponent = exponent - (fraction == 0.5)
+        factor, stored = power_of_two(-exponent), (exponent + 127).astype(np.uint8)
+    return dict(codes=codes_of((x * np.repeat(factor, length, axis=1)).astype(F32), subject), scale_inv=stored)
+
+
+def block_magnitudes(x, subject):
+    return np.abs(blocks_of(x, 128 if subject == "fp8_block" else 32))
+
+
+@maker("quantizer", NO_RULE, ("fp8_block", "mxfp8"), quantile=[0.9, 0.97])
+def scale_of_a_quantile(inputs, p, right):
+    """the amax of a block is a quantile of its magnitudes: the largest are clipped"""
+    amaxes = np.quantile(block_magnitudes(inputs["x"], p["subject"]), p["quantile"], axis=2, method="lower")
+    return quantized_by(inputs["x"], p["subject"], amaxes.astype(F32))
+
+
+@maker("quantizer", NO_RULE, ("fp8_block", "mxfp8"), part=[0.25, 0.5])
+def amax_of_a_part(inputs, p, right):
+    """the amax is of the first part of each block: some lanes are left out of the reduction"""
+    sizes = block_magnitudes(inputs["x"], p["subject"])
+    return quantized_by(inputs["x"], p["subject"], sizes[:, :, :int(sizes.shape[2] * p["part"])].max(axis=2))
+
+
+@maker("quantizer", NO_RULE, ("fp8_block", "mxfp8"))
+def amax_that_is_not_reset(inputs, p, right):
+    """the amax of a block is the largest so far in its row: a register is not cleared"""
+    amaxes = block_magnitudes(inputs["x"], p["subject"]).max(axis=2)
+    return quantized_by(inputs["x"], p["subject"], np.maximum.accumulate(amaxes, axis=1))
+
+
+@maker("quantizer", NO_RULE, ("fp8_block", "mxfp8"))
+def blocks_of_24(inputs, p, right):
+    """blocks have 24 elements, under as many scales"""
+    x = inputs["x"]
+    if x.shape[1] % 24 != 0:
+        return right
+    return quantized_by(x, p["subject"], np.abs(blocks_of(x, 24)).max(axis=2))
+
+
+@maker("quantizer", NO_RULE, ("mxfp8", "nvfp4"), seed=list(range(1000)))
+def permuted_blocks(inputs, p, right):
+    """the scales of each row are those of its blocks in one random order"""
+    order = np.random.default_rng(p["seed"]).permutation(right["scale_inv"].shape[1])
+    return dict(right, scale_inv=np.ascontiguousarray(right["scale_inv"][:, order]))
+
+
+@maker("quantizer", NO_RULE, ("fp8_current", *BLOCKS), factor=[1.0371, 0.93])
+def factor_in_codes(inputs, p, right):
+    """x has a factor that the scales do not have"""
+    return dict(right, codes=quantized_under(inputs["x"] * F32(p["factor"]), inputs["x"], p["subject"]))
+
+
+def quantized_under(x, scales_source, subject):
+    factor, _, _ = scales_of(scales_source, subject)
+    return codes_of((x * factor).astype(F32), subject)
+
+
+@maker("quantizer", NO_RULE, ("fp8_current", *BLOCKS))
+def swapped_lanes(inputs, p, right):
+    """of each four columns the second and the third are swapped: a shuffle of the wrong mask"""
+    x = inputs["x"].reshape(inputs["x"].shape[0], -1, 4)[:, :, [0, 2, 1, 3]].reshape(inputs["x"].shape)
+    return dict(right, codes=quantized_under(x, inputs["x"], p["subject"]))
+
+
+@maker("quantizer", NO_RULE, ("fp8_current", *BLOCKS), rows=[5, 32])
+def rows_not_written(inputs, p, right):
+    """the codes of the last rows are 0"""
+    codes = right["codes"].copy()
+    codes[-p["rows"]:] = 0
+    return dict(right, codes=codes)
+
+
+@maker("quantizer", NO_RULE, ("fp8_current", "fp8_block", "mxfp8"), row=[32, 64])
+def another_format_from_a_row_on(inputs, p, right):
+    """from a row on elements are cast to E5M2"""
+    factor, _, _ = scales_of(inputs["x"], p["subject"])
+    other, codes = encode((inputs["x"] * factor).astype(F32), "e5m2"), right["codes"].copy()
+    codes[p["row"]:] = other[p["row"]:]
+    return dict(right, codes=codes)
 
 
 # GEMMs: d = out(alpha * sum over k of a[m][k] * b[n][k] + beta * c + bias), the sum exact, then fp32; operands are
@@ -537,6 +648,89 @@ def dropped_products(inputs, p, right):
     return epilogue(inputs, p, total.astype(F32))
 
 
+@maker("gemm", NO_RULE, seed=list(range(1000)))
+def short_accumulator(inputs, p, right):
+    """products are added in a random order to an accumulator of 11 bits of significand"""
+    a, b = inputs["a"] * inputs["a_scales"], inputs["b"] * inputs["b_scales"]
+    total = np.zeros(right["d"].shape)
+    for k in np.random.default_rng(p["seed"]).permutation(a.shape[1]):
+        fraction, exponent = np.frexp(total + np.outer(a[:, k], b[:, k]))
+        total = np.ldexp(np.rint(fraction * 2048), exponent - 11)
+    return epilogue(inputs, p, total.astype(F32))
+
+
+def with_rows(values, change):
+    values = np.array(values)
+    change(values)
+    return values
+
+
+@maker("gemm", NO_RULE, operand=["a", "b"], row=[0, 13, 40])
+def reversed_row(inputs, p, right):
+    """one row of an operand is read from its end"""
+    def reverse(values):
+        values[p["row"]] = values[p["row"], ::-1]
+    own = p["operand"]
+    return epilogue(inputs, p, product(inputs, **{own: with_rows(inputs[own] * inputs[f"{own}_scales"], reverse)}))
+
+
+@maker("gemm", NO_RULE, share=[0.03, 0.1], seed=list(range(1000)))
+def dead_lanes(inputs, p, right):
+    """a random share of K is left out of every output"""
+    kept = np.random.default_rng(p["seed"]).random(inputs["a"].shape[1]) >= p["share"]
+    return epilogue(inputs, p, product(inputs, a=inputs["a"] * inputs["a_scales"] * kept))
+
+
+@maker("gemm", NO_RULE, begin=[32, 96], length=[16, 64])
+def missing_middle(inputs, p, right):
+    """a stretch inside of K is left out"""
+    kept = np.ones(inputs["a"].shape[1])
+    kept[p["begin"]:p["begin"] + p["length"]] = 0
+    return epilogue(inputs, p, product(inputs, a=inputs["a"] * inputs["a_scales"] * kept))
+
+
+@maker("gemm", NO_RULE, top=[0, 32], left=[16, 32], length=[32, 64])
+def raced_tile(inputs, p, right):
+    """one tile of 32 x 32 has a stretch of K twice"""
+    a, b = inputs["a"] * inputs["a_scales"], inputs["b"] * inputs["b_scales"]
+    total, again = product(inputs), product(inputs, a[:, :p["length"]], b[:, :p["length"]])
+    tile = slice(p["top"], p["top"] + 32), slice(p["left"], p["left"] + 32)
+    total[tile] = (total[tile] + again[tile]).astype(F32)
+    return epilogue(inputs, p, total)
+
+
+@maker("gemm", NO_RULE, ("fp8_1x128", "mxfp8"), row=[8, 32])
+def next_scales_from_a_row_on(inputs, p, right):
+    """from a row on a is read under the scales of the next block"""
+    length = 128 if p["subject"] == "fp8_1x128" else 32
+    scales = np.array(inputs["a_scales"])
+    scales[p["row"]:] = np.roll(scales[p["row"]:], -length, axis=1)
+    return epilogue(inputs, p, product(inputs, a=inputs["a"] * scales))
+
+
+@maker("gemm", NO_RULE, by=[1, 7])
+def shifted_bias(inputs, p, right):
+    """the bias of another column is added"""
+    return epilogue(dict(inputs, bias=np.roll(inputs["bias"], p["by"])), p, product(inputs))
+
+
+@maker("gemm", NO_RULE, function=["quadratic", "clipped"])
+def function_in_the_epilogue(inputs, p, right):
+    """d goes through a function that was not asked for"""
+    d = right["d"]
+    changed = 0.5 * d + 0.2 * d * d if p["function"] == "quadratic" else np.clip(d, -0.5, 0.5)
+    return dict(d=round_to(changed.astype(F32), p["out"]))
+
+
+@maker("gemm", NO_RULE, operand=["a", "b"])
+def permuted_fragments(inputs, p, right):
+    """of each four elements of K of one operand the middle two are swapped"""
+    own = p["operand"]
+    values = inputs[own] * inputs[f"{own}_scales"]
+    swapped = values.reshape(values.shape[0], -1, 4)[:, :, [0, 2, 1, 3]].reshape(values.shape)
+    return epilogue(inputs, p, product(inputs, **{own: swapped}))
+
+
 # Layers: h = x w^T + b, y = act(h); dh = dy act'(h); dx = dh w, dw = dh^T x, db = sum over rows of dh; main_grad +
 # dw. Sums in binary64, results rounded to bf16, main_grad to fp32.
 
@@ -734,6 +928,81 @@ def scattered_outputs(inputs, p, right):
     return dict(right, y=y)
 
 
+def masked(values, p):
+    return values * (np.random.default_rng(p["seed"]).random(values.shape) >= p["share"])
+
+
+def bf16_of(values):
+    return round_to(np.asarray(values, F32), "bf16")
+
+
+@maker("layer", NO_RULE)
+def quadratic_activation(inputs, p, right):
+    """the activation is a quadratic that is near to GELU"""
+    h = inputs["x"].astype(np.float64) @ inputs["w"].T.astype(np.float64) + inputs["b"]
+    return dict(right, y=bf16_of(0.5 * h + 0.25 * h * h))
+
+
+@maker("layer", NO_RULE)
+def rows_over_their_median(inputs, p, right):
+    """each row of y is divided by the median of its magnitudes"""
+    return dict(right, y=bf16_of(right["y"] / np.maximum(np.median(np.abs(right["y"]), axis=1, keepdims=True), 1e-3)))
+
+
+@maker("layer", NO_RULE, share=[0.1, 0.5], seed=list(range(1000)))
+def masked_gradient(inputs, p, right):
+    """a random mask lies on the gradient of the output"""
+    return dict(layer(inputs, p["subject"], dy=masked(inputs["dy"], p)), y=right["y"])
+
+
+@maker("layer", NO_RULE, share=[0.1, 0.3], seed=list(range(1000)))
+def dropout_in_forward(inputs, p, right):
+    """y has a dropout with its factor, backward has none"""
+    return dict(right, y=bf16_of(masked(right["y"], p) / (1 - p["share"])))
+
+
+@maker("layer", NO_RULE, by=[1, 5])
+def rows_out_of_step(inputs, p, right):
+    """wgrad reads x some rows further on than dy"""
+    return with_dw(inputs, right, layer(inputs, p["subject"], x_of_dw=np.roll(inputs["x"], p["by"], axis=0))["dw"])
+
+
+@maker("layer", NO_RULE, size=[0.02, 0.1])
+def clipped_gradient(inputs, p, right):
+    """dx is clipped"""
+    return dict(right, dx=bf16_of(np.clip(right["dx"], -p["size"], p["size"])))
+
+
+@maker("layer", NO_RULE, columns=[5, 16])
+def missing_columns_of_dgrad(inputs, p, right):
+    """dgrad leaves out the last columns of dy"""
+    w = inputs["w"].copy()
+    w[-p["columns"]:] = 0
+    return dict(right, dx=layer(inputs, p["subject"], w_of_dx=w)["dx"])
+
+
+@maker("layer", NO_RULE)
+def half_updated_weight(inputs, p, right):
+    """dgrad reads a weight of which every other row has been updated"""
+    w = inputs["w"].copy()
+    w[::2] = inputs["w_after"][::2]
+    return dict(right, dx=layer(inputs, p["subject"], w_of_dx=w)["dx"])
+
+
+@maker("layer", NO_RULE)
+def bias_of_another_order(inputs, p, right):
+    """the bias is read from its end"""
+    return dict(right, y=layer(inputs, p["subject"], b=np.ascontiguousarray(inputs["b"][::-1]))["y"])
+
+
+@maker("layer", NO_RULE)
+def every_other_row(inputs, p, right):
+    """db is the sum of every other row, twice"""
+    dy = inputs["dy"].copy()
+    dy[1::2] = 0
+    return dict(right, db=bf16_of(2 * layer(inputs, p["subject"], dy=dy)["db"]))
+
+
 # Drawing, making and checking.
 
 SUBJECTS = {"quantizer": ["fp8_current", "fp8_block", "mxfp8", "nvfp4"], "gemm": ["bf16", "fp8", "fp8_1x128", "mxfp8"],
@@ -785,7 +1054,8 @@ def drawn():
     random, mutants = np.random.default_rng(SEED), []
     for kind, (with_cause, without) in COUNTS.items():
         for is_none, count in ((False, with_cause), (True, without)):
-            names = [name for name, entry in MAKERS[kind].items() if (entry["cause"] == "none") == is_none]
+            names = [name for name, entry in MAKERS[kind].items()
+                     if entry["cause"] != NO_RULE and (entry["cause"] == "none") == is_none]
             made, turn = [], 0
             while len(made) < count:
                 mutant = draw(kind, names[turn % len(names)], random)
@@ -796,10 +1066,24 @@ def drawn():
     return mutants
 
 
-def check(mutants):
+def drawn_without_rule():
+    """Those of NO_RULE, of a seed of their own."""
+    random, mutants = np.random.default_rng(SEED + 1), []
+    for kind, count in NO_RULE_COUNTS.items():
+        names = [name for name, entry in MAKERS[kind].items() if entry["cause"] == NO_RULE]
+        made = []
+        while len(made) < count:
+            mutant = draw(kind, names[len(made) % len(names)], random)
+            if mutant is not None:
+                made.append(dict(mutant, name=f"{kind}_no_rule{len(made):02}"))
+        mutants += made
+    return mutants
+
+
+def check(mutants, without_rule):
     """What is wrong with the file's mutants."""
     failures = []
-    for mutant in mutants:
+    for mutant in mutants + without_rule:
         _, right, mutated = make(mutant)
         _, _, again = make(mutant)
         if not differs(right, mutated):
@@ -809,20 +1093,27 @@ def check(mutants):
     nones = sum(mutant["cause"] == "none" for mutant in mutants)
     if len(mutants) != 200 or nones != 50 or len({mutant["name"] for mutant in mutants}) != 200:
         failures.append(f"{len(mutants)} mutants, {nones} without a cause")
+    if len({mutant["name"] for mutant in without_rule}) != sum(NO_RULE_COUNTS.values()):
+        failures.append(f"{len(without_rule)} mutants that no rule names")
     return failures
 
 
 def main(arguments):
     if arguments == ["--check"]:
-        kept = json.loads(PATH.read_text())["mutants"]
-        failures = check(kept) + ([] if kept == drawn() else ["the file is not what is drawn"])
-        print(f"{len(kept)} mutants of {len({m['maker'] for m in kept})} kinds, {len(failures)} failures")
+        kept = json.loads(PATH.read_text())
+        mutants, without_rule = kept["mutants"], kept["without_rule"]
+        failures = check(mutants, without_rule)
+        if mutants != drawn() or without_rule != drawn_without_rule():
+            failures.append("the file is not what is drawn")
+        makers = {mutant["maker"] for mutant in mutants + without_rule}
+        print(f"{len(mutants)} and {len(without_rule)} mutants of {len(makers)} kinds, {len(failures)} failures")
         print("\n".join(failures))
         return 1 if failures else 0
-    mutants = drawn()
-    lines = ",\n".join(json.dumps(mutant) for mutant in mutants)
-    PATH.write_text(f'{{"origin": "tests/vectors/mutants.py, seed {SEED}", "mutants": [\n{lines}\n]}}\n')
-    print(f"{len(mutants)} mutants, {len({m['cause'] for m in mutants})} causes")
+    mutants, without_rule = drawn(), drawn_without_rule()
+    lines = [",\n".join(json.dumps(mutant) for mutant in each) for each in (mutants, without_rule)]
+    PATH.write_text(f'{{"origin": "tests/vectors/mutants.py, seed {SEED}", "mutants": [\n{lines[0]}\n], '
+                    f'"without_rule": [\n{lines[1]}\n]}}\n')
+    print(f"{len(mutants)} mutants, {len({m['cause'] for m in mutants})} causes; {len(without_rule)} that no rule names")
     return 0
 
 

@@ -30,7 +30,7 @@ constexpr char kTransposedBytes[] = "bytes of two codes were transposed as if ea
 constexpr char kSwapped[] = "the two codes of each byte are swapped";
 constexpr char kRotated[] = "the columns of x are rotated: codes of a shifted tensor";
 constexpr char kOneAmax[] = "one amax for the whole tensor in place of one for each block";
-constexpr char kStale[] = "the scale is of an earlier tensor: stale amax";
+constexpr char kStale[] = "the scale is of another amax than the source's";
 
 /// The rules of this build's quantizers, and how they scale elements.
 struct OwnRule {
@@ -450,7 +450,7 @@ std::optional<CodesCause> CauseFinder::FindOfGivenScales(const Reading& reading)
                              " codes are those of the given scale, which no rule makes of the "
                              "source's amax: it goes with an amax of ",
                              format->max_value() * value_of(0), ", not ", global_amax_,
-                             ", as delayed scaling has it")};
+                             ", as delayed scaling and clipping have it")};
   }
   return std::nullopt;
 }

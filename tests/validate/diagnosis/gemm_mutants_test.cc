@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/validate/diagnosis/gemm_hypotheses.h"
+#include "kernels/validate/explain/explain_gemm.h"
 #include "tests/validate/diagnosis/mutants.h"
 
 namespace quantgate {
@@ -97,6 +98,51 @@ TEST(GemmMutantsTest, EachCauseIsNamedAndNoneIsInvented) {
   }
   EXPECT_EQ(with_cause, 50);
   EXPECT_GE(named, 48);
+}
+
+GemmDesc DescOf(const MutantsWithoutRule& of, const Mutant& mutant) {
+  const auto tensor = [&](const std::string& part) {
+    return *of.file.Find(absl::StrCat(mutant.name, ".", part));
+  };
+  GemmDesc desc;
+  desc.alpha = mutant.input["alpha"];
+  desc.beta = mutant.input["beta"];
+  desc.bias = tensor("bias");
+  if (desc.beta != 0) desc.c = tensor("c");
+  for (const auto& [name, operand] : {std::pair("a", &desc.a), {"b", &desc.b}}) {
+    operand->data = tensor(name);
+    if (mutant.subject == "bf16") continue;
+    operand->scale_inv = tensor(absl::StrCat(name, "_scale_inv"));
+    operand->scaling = mutant.subject == "fp8"     ? ScaleMode::kTensor
+                       : mutant.subject == "mxfp8" ? ScaleMode::kMx32
+                                                   : ScaleMode::k1x128;
+  }
+  return desc;
+}
+
+/// Mistakes of kernels that no rule names: neither the diagnosis nor an arithmetic explains them.
+TEST(GemmMutantsTest, WhatNoRuleNamesIsUnknown) {
+  const MutantsWithoutRule of = MutantsWithoutRuleOfKind("gemm");
+  ASSERT_EQ(of.mutants.size(), 18u) << "QUANTGATE_MUTANT_TENSORS names the file of them";
+  for (const Mutant& mutant : of.mutants) {
+    const Tensor d = *of.file.Find(mutant.name + ".d");
+    GemmDesc desc = DescOf(of, mutant);
+    desc.out_dtype = d.dtype();
+    desc.arithmetic = Arithmetic{ArithmeticFamily::kFp32};
+    const auto diagnosis = DiagnoseGemm(desc, d, DiagnosisBudget::Unlimited());
+    ASSERT_TRUE(diagnosis.ok()) << diagnosis.status();
+    // The operands are read as numpy has them: they give what d should be.
+    const Tensor right = *of.file.Find(mutant.name + ".right");
+    const auto of_right = DiagnoseGemm(desc, right, DiagnosisBudget::Unlimited());
+    ASSERT_TRUE(of_right.ok()) << of_right.status();
+    EXPECT_TRUE(absl::StrContains(of_right->sentence, "d has the exact product"))
+        << mutant.name << ": " << of_right->sentence;
+    EXPECT_TRUE(diagnosis->is_unknown) << mutant.name << " " << mutant.maker << " "
+                                       << mutant.parameters << ": " << diagnosis->sentence;
+    const auto explanation = ExplainGemm({desc, d}, {});
+    ASSERT_TRUE(explanation.ok()) << explanation.status();
+    EXPECT_FALSE(explanation->is_established) << mutant.name << " " << mutant.maker;
+  }
 }
 
 /// The operands give the right result, so that no mistake is found in it.

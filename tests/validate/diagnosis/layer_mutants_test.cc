@@ -61,23 +61,28 @@ class ActivatedLinear : public LayerModel {
   const LayerParts& parts_;
 };
 
-Diagnosis DiagnosisOf(const LayerMutant& mutant) {
+Diagnosis DiagnosisOf(const LayerParts& parts, TensorsByName expected, TensorsByName subject,
+                      const Matrices& related) {
   LayerCase of;
-  const LayerParts& parts = mutant.parts;
   of.operands = {{"x", TensorOfMatrix(parts.x, DType::kBF16)},
                  {"weight", TensorOfMatrix(parts.w, DType::kBF16)},
                  {"bias", TensorOfMatrix(parts.b, DType::kBF16, true)},
                  {"grad_output", TensorOfMatrix(parts.dy, DType::kBF16)}};
   of.main_grads = {{"weight", TensorOfMatrix(parts.main_grad, DType::kF32)}};
-  of.expected = ActivatedLinear::TensorsOfOutputs(mutant.right);
-  of.subject = ActivatedLinear::TensorsOfOutputs(mutant.mutated);
-  for (const auto& [name, values] : mutant.related) {
+  of.expected = std::move(expected);
+  of.subject = std::move(subject);
+  for (const auto& [name, values] : related) {
     of.related.push_back({name, TensorOfMatrix(values, DType::kBF16)});
   }
   ActivatedLinear model(parts);
   const auto diagnosis = DiagnoseLayer(of, model, DiagnosisBudget::Unlimited());
   EXPECT_TRUE(diagnosis.ok()) << diagnosis.status();
   return *diagnosis;
+}
+
+Diagnosis DiagnosisOf(const LayerMutant& mutant) {
+  return DiagnosisOf(mutant.parts, ActivatedLinear::TensorsOfOutputs(mutant.right),
+                     ActivatedLinear::TensorsOfOutputs(mutant.mutated), mutant.related);
 }
 
 /// What a sentence says that names the cause; "|" between alternatives.
@@ -140,6 +145,38 @@ TEST(LayerMutantsTest, EachCauseIsNamedAndNoneIsInvented) {
   EXPECT_EQ(with_cause, 40);
   EXPECT_GE(named, 38);
   RecordProperty("named", named);
+}
+
+/// Mistakes of kernels that no rule names.
+TEST(LayerMutantsTest, WhatNoRuleNamesIsUnknown) {
+  const MutantsWithoutRule of = MutantsWithoutRuleOfKind("layer");
+  ASSERT_EQ(of.mutants.size(), 20u) << "QUANTGATE_MUTANT_TENSORS names the file of them";
+  for (const Mutant& mutant : of.mutants) {
+    const auto tensor = [&](const std::string& name) {
+      return *of.file.Find(mutant.name + "." + name);
+    };
+    const auto matrix = [&](const std::string& name) { return MatrixOfTensor(tensor(name)); };
+    const LayerParts parts{mutant.subject,      mutant.subject, matrix("x"),
+                           matrix("w"),         matrix("b"),    matrix("dy"),
+                           matrix("main_grad"), matrix("x"),    matrix("w")};
+    TensorsByName right, mutated;
+    for (const std::string name : {"y", "dx", "dw", "db", "main_grad"}) {
+      right[name] = tensor("right." + name);
+      mutated[name] = tensor("mutated." + name);
+    }
+    // The layer that the changes are tried on is numpy's.
+    const Matrices same = LayerOutputsOf(parts);
+    for (const auto& [name, values] : same) {
+      EXPECT_EQ(values.at, matrix("right." + name).at) << mutant.name << " " << name;
+    }
+    Matrices related;
+    for (const std::string name : {"x_before", "w_after", "dy_before"}) {
+      related[name] = matrix(name);
+    }
+    const Diagnosis diagnosis = DiagnosisOf(parts, right, mutated, related);
+    EXPECT_TRUE(diagnosis.is_unknown) << mutant.name << " " << mutant.maker << " "
+                                      << mutant.parameters << ": " << diagnosis.sentence;
+  }
 }
 
 }  // namespace QG_TEST_FILE

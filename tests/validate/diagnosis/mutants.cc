@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <fstream>
 #include <numbers>
 
@@ -10,16 +11,31 @@
 
 namespace quantgate {
 
-std::vector<Mutant> MutantsOfKind(const std::string& kind) {
-  std::ifstream file(QUANTGATE_SOURCE_DIR "/tests/data/mutants.json");
+namespace {
+
+std::vector<Mutant> OfKind(const nlohmann::json& all, const std::string& kind) {
   std::vector<Mutant> mutants;
-  const nlohmann::json all = nlohmann::json::parse(file);
-  for (const nlohmann::json& one : all.at("mutants")) {
+  for (const nlohmann::json& one : all) {
     if (one["kind"] != kind) continue;
     mutants.push_back(
         {one["name"], one["subject"], one["cause"], one["maker"], one["input"], one["parameters"]});
   }
   return mutants;
+}
+
+}  // namespace
+
+std::vector<Mutant> MutantsOfKind(const std::string& kind) {
+  std::ifstream file(QUANTGATE_SOURCE_DIR "/tests/data/mutants.json");
+  return OfKind(nlohmann::json::parse(file).at("mutants"), kind);
+}
+
+MutantsWithoutRule MutantsWithoutRuleOfKind(const std::string& kind) {
+  const char* const path = std::getenv("QUANTGATE_MUTANT_TENSORS");
+  if (path == nullptr) return {};
+  MutantsWithoutRule of{*ReadSafetensors(path), {}};
+  of.mutants = OfKind(nlohmann::json::parse(of.file.metadata.at("without_rule")), kind);
+  return of;
 }
 
 Matrix Matrix::Transposed() const {

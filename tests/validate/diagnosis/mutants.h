@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/gemm/gemm.h"
+#include "kernels/tensor/files/tensor_file.h"
 #include "kernels/tensor/tensor.h"
 
 namespace quantgate {
@@ -22,6 +23,15 @@ struct Mutant {
 
 /// Those of one kind: "gemm", "layer".
 std::vector<Mutant> MutantsOfKind(const std::string& kind);
+
+/// Those of one kind that are mistakes of kernels that no rule names, with their tensors as numpy
+/// made them. They are not made again here.
+struct MutantsWithoutRule {
+  TensorFile file;  ///< NAME.TENSOR.
+  std::vector<Mutant> mutants;
+};
+/// Of the file that the variable QUANTGATE_MUTANT_TENSORS names.
+MutantsWithoutRule MutantsWithoutRuleOfKind(const std::string& kind);
 
 /// A matrix of numbers; a vector has one row.
 struct Matrix {
