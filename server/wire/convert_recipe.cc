@@ -38,6 +38,7 @@ v1::RecipeDescription RecipeDescriptionToProto(const RecipeDescription& descript
   proto.set_name(description.name);
   proto.set_summary(description.summary);
   proto.set_is_composed(description.is_composed);
+  proto.set_is_codes_only(description.is_codes_only);
   for (const KnobDescription& knob : description.knobs) {
     v1::KnobDescription& knob_proto = *proto.add_knobs();
     knob_proto.set_name(knob.name);

@@ -230,7 +230,7 @@ TEST(CheckLayer, NamesAQuantizeWhoseTensorItsFormatDoesNotTake) {
   request.x = Blank(DType::kBF16, {32, 64});
   ExpectRefusals(
       request, "mxfp8",
-      {{"layer.operations[0] is 32x48: source is 32x48: mxfp8 needs both dims in multiples of 32",
+      {{"layer.operations[0] is 32x48: source is 32x48: mxfp8 needs the last dim in multiples of 32",
         [](LayerRequest& r) {
           r.x = Blank(DType::kBF16, {32, 48});
         }}});

@@ -32,8 +32,7 @@ LayerRunRequest EveryVariant() {
   request.step = LayerOf();
   std::vector<std::string> recipes = {"hybrid:fprop=mxfp8,dgrad=nvfp4,wgrad=fp8_block"};
   for (const RecipeDescription& recipe : AllRecipes()) {
-    const bool is_of_layers = Recipe::Parse(recipe.name)->CheckForLayers().ok();
-    if (!recipe.is_composed && is_of_layers) recipes.push_back(recipe.name);
+    if (!recipe.is_composed && !recipe.is_codes_only) recipes.push_back(recipe.name);
   }
   for (const std::string& name : recipes) {
     for (const char* mode : {"none", "high_precision", "dequantized"}) {

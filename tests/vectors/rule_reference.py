@@ -223,8 +223,9 @@ class Case:
     def shift(self, k):
         if self.scaling[0] == "mx32":
             parts = [e8m0(self.scales_a[k // 32]), e8m0(self.scales_b[k // 32])]
-        elif self.scaling[0] in ("1x128", "128x128") and self.arithmetic != "sm90":
-            parts = [pow2_exponent(self.scales_a[k // 128]), pow2_exponent(self.scales_b[k // 128])]
+        elif "x" in self.scaling[0] and self.arithmetic != "sm90":
+            length = int(self.scaling[0].split("x")[1])
+            parts = [pow2_exponent(self.scales_a[k // length]), pow2_exponent(self.scales_b[k // length])]
         else:
             return 0
         return NAN if NAN in parts else sum(parts)
@@ -355,12 +356,13 @@ def small_pairs():
 FP8 = [(x, y) for x in SMALL[:2] for y in SMALL[:2]]
 
 
-def block128(arithmetic, rule_of, pow2):
+def blocks(arithmetic, rule_of, pow2, length=128):
+    lines, tiles = f"1x{length}", f"{length}x{length}"
     for pair in FP8:
-        for modes in (("1x128", "1x128"), ("1x128", "128x128"), ("128x128", "1x128")):
+        for modes in ((lines, lines), (lines, tiles), (tiles, lines)):
             for pattern in ("near", "wide", "all") if not pow2 else ("near", "wide"):
-                k = rng.choice([128, 130, 300])
-                blocks = (k + 127) // 128
+                k = rng.choice([length, length + 2, 2 * length + 44])
+                blocks = (k + length - 1) // length
                 scales = [[scale_f32(pattern) for _ in range(blocks)] for _ in range(2)]
                 if pow2:
                     scales = [[rng.choice([1, rng.randrange(90, 160), 254]) << 23 for _ in range(blocks)]
@@ -441,13 +443,16 @@ def main():
         plain("sm100", sixteen, Rule(16, 25)), plain("sm100:acc=f16", f16, Rule(16, 25, f16=True), True),
         plain("sm100", tf, Rule(8, 25)), plain("sm100", FP8 + small_pairs(), Rule(32, 25)),
         plain("sm120", FP8, Rule(32, 25)),
-        block128("sm90", lambda modes: Rule(32, 13, 13, promote=(128, "tile" if "128x128" in modes else "twice")),
+        blocks("sm90", lambda modes: Rule(32, 13, 13, promote=(128, "tile" if "128x128" in modes else "twice")),
                  False),
-        block128("sm100", lambda modes: Rule(32, 25), True),
+        blocks("sm100", lambda modes: Rule(32, 25), True),
         mx32("sm100"), mx32("sm120"), nv16("sm100"), nv16("sm120"),
         nv16_cancelling("sm100"),
         fp8_as_f16("sm90_mma_fp8", Rule(16, 25, **emulated), False),
         fp8_as_f16("sm90_mma_fp8:acc=f16", Rule(16, 25, f16=True, **emulated), True),
+        *(blocks("sm100", lambda modes: Rule(32, 25), True, length) for length in (32, 64, 256)),
+        plain("sm100:mma", FP8, Rule(16, 25, **emulated)),
+        plain("sm100:mma,acc=f16", FP8, Rule(16, 25, f16=True, **emulated), True),
     ]
     for group in groups:
         for case, rule in group:

@@ -502,7 +502,7 @@ absl::StatusOr<std::vector<v1::Variant>> VariantsOf(const LayerOptions& options,
   for (const std::string& text : recipes) {
     if (text == kAllRecipes && listed != nullptr) {
       for (const v1::RecipeDescription& description : listed->recipes()) {
-        if (description.is_composed()) continue;
+        if (description.is_composed() || description.is_codes_only()) continue;
         v1::Recipe recipe;
         recipe.set_name(description.name());
         for (const std::string& mode : overrides) {

@@ -246,7 +246,11 @@ absl::StatusOr<BackwardOverride> ParseBackwardOverride(std::string_view name) {
 const std::vector<RecipeDescription>& AllRecipes() {
   static const auto& all = *[] {
     auto* list = new std::vector<RecipeDescription>;
-    for (const RecipeEntry& entry : RecipeEntries()) list->push_back(Describe(entry));
+    for (const RecipeEntry& entry : RecipeEntries()) {
+      RecipeDescription& description = list->emplace_back(Describe(entry));
+      const auto recipe = Recipe::Create(entry.name, {});
+      description.is_codes_only = recipe.ok() && !recipe->CheckForLayers().ok();
+    }
     return list;
   }();
   return all;

@@ -76,6 +76,7 @@ struct RecipeDescription {
   std::string summary;
   std::vector<KnobDescription> knobs;
   bool is_composed = false;  ///< hybrid and custom, which quantize nothing without knobs.
+  bool is_codes_only = false;  ///< Its codes number levels: Recipe::CheckForLayers refuses it.
 };
 
 /// Every recipe of this build, in the order of listings.

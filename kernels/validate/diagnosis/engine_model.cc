@@ -101,7 +101,8 @@ std::vector<std::string> EngineLayerModel::Recipes() const {
     }
   }
   for (const RecipeDescription& description : AllRecipes()) {
-    if (!description.is_composed) add(Recipe::Create(description.name, {}));
+    if (description.is_composed || description.is_codes_only) continue;
+    add(Recipe::Create(description.name, {}));
   }
   return recipes;
 }

@@ -320,11 +320,14 @@ TEST_F(FormatCommandTest, InfoListsEveryRecipeWithItsKnobs) {
     names.push_back(recipe["name"]);
     EXPECT_EQ(recipe["is_composed"].get<bool>(),
               recipe["name"] == "hybrid" || recipe["name"] == "custom");
+    const std::set<std::string> of_codes = {"int8", "int4", "nf4", "bnb_fp4"};
+    EXPECT_EQ(recipe["is_codes_only"].get<bool>(), of_codes.contains(recipe["name"]));
     EXPECT_FALSE(recipe["knobs"].empty());
   }
   EXPECT_THAT(names, UnorderedElementsAre("bf16", "fp8_delayed", "fp8_current", "fp8_block",
                                           "mxfp8", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4", "nvfp4",
-                                          "fp8_rowwise", "hybrid", "custom"));
+                                          "fp8_rowwise", "int8", "int4", "nf4", "bnb_fp4", "hybrid",
+                                          "custom"));
 }
 
 }  // namespace QG_TEST_FILE
