@@ -19,10 +19,18 @@ constexpr int kVectorsPerStep = 4;  // Vectors of each side that are loaded toge
 enum Class { kNegativeInfinity, kNegative, kNegativeZero, kPositiveZero, kPositive };
 enum { kPositiveInfinity = 5, kNan = 6 };
 
+/// Magnitude of element_codes.h.
+__device__ uint64_t MagnitudeOf(uint64_t code, const CodeRules& rules) {
+  if (rules.is_twos_complement && (code & rules.sign_mask) != 0) code = 0 - code;
+  return code & rules.magnitude_mask;
+}
+
 /// ClassOfCode of element_codes.h.
 __device__ int ClassOf(uint64_t code, const CodeRules& rules) {
-  const uint64_t magnitude = code & rules.magnitude_mask;
-  if (magnitude > rules.largest_number) return kNan;
+  const uint64_t magnitude = MagnitudeOf(code, rules);
+  if (magnitude > rules.largest_number || (rules.nan_code != 0 && code == rules.nan_code)) {
+    return kNan;
+  }
   const int not_zero = rules.has_zero && magnitude == 0 ? 0 : 1;
   const int infinite = rules.has_infinity && magnitude == rules.largest_number ? 1 : 0;
   const int positive = kPositiveZero + not_zero + infinite;
@@ -71,7 +79,7 @@ __device__ void CountDifference(uint64_t subject, uint64_t reference, int64_t in
   }
   uint64_t distance = 0;
   if (subject_class != kNan && reference_class != kNan) {
-    const uint64_t s = subject & rules.magnitude_mask, r = reference & rules.magnitude_mask;
+    const uint64_t s = MagnitudeOf(subject, rules), r = MagnitudeOf(reference, rules);
     const bool s_negative = (subject & rules.sign_mask) != 0;
     const bool same_sign = s_negative == ((reference & rules.sign_mask) != 0);
     distance = !same_sign ? s + r : s > r ? s - r : r - s;

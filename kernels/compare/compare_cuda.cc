@@ -32,6 +32,10 @@ CodeRules RulesOf(DType dtype) {
       rules.magnitude_mask = static_cast<Storage>(~Codes::C::kSignMask);
       rules.largest_number = Codes::kLargestNumber;
       rules.has_infinity = Codes::IsInfinite(Codes::kLargestNumber);
+      if (Codes::IsNan(Codes::C::kSignMask)) rules.nan_code = Codes::C::kSignMask;
+    } else if constexpr (std::is_same_v<Codes, IntegerCodes<Storage>>) {
+      rules.sign_mask = Codes::kSignMask;
+      rules.is_twos_complement = true;
     } else if constexpr (std::is_same_v<Codes, E8M0Codes>) {
       rules.largest_number = 0xFE;
       rules.has_zero = false;

@@ -24,8 +24,10 @@ struct CodeRules {
   uint64_t sign_mask = 0;       ///< 0: codes have no sign.
   uint64_t magnitude_mask = 0;  ///< Magnitudes are ordered as values.
   uint64_t largest_number = 0;  ///< Magnitudes above it are NaN.
+  uint64_t nan_code = 0;        ///< One more NaN, that of fnuz formats; 0: there is none.
   bool has_infinity = false;    ///< largest_number is infinity.
-  bool has_zero = true;         ///< Magnitude 0 is zero.
+  bool is_twos_complement = false;
+  bool has_zero = true;  ///< Magnitude 0 is zero.
 };
 
 /// Results in device memory; zeroed before the launch.

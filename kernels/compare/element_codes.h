@@ -19,7 +19,7 @@ struct Float64 {
 };
 
 /// Codes of a signed floating-point format. Magnitudes are ordered as values are, and both zeros
-/// have magnitude 0.
+/// have magnitude 0, as has the NaN of fnuz formats, which have one zero.
 template <class F>
 struct FloatCodes {
   using Storage = typename F::Storage;
@@ -33,13 +33,30 @@ struct FloatCodes {
     return static_cast<Storage>(code & ~C::kSignMask);
   }
   static constexpr bool IsNegative(Storage code) { return (code & C::kSignMask) != 0; }
-  static constexpr bool IsNan(Storage code) { return Magnitude(code) > kLargestNumber; }
+  static constexpr bool IsNan(Storage code) {
+    if constexpr (F::kSpecials == Specials::kFnuz) return code == C::kSignMask;
+    return Magnitude(code) > kLargestNumber;
+  }
   static constexpr bool IsInfinite(Storage code) {
     return F::kSpecials == Specials::kIeee && Magnitude(code) == kLargestNumber;
   }
 };
 
-/// Codes without a sign: integers, packed FP4 pairs, and E8M0 with its NaN.
+/// Integers in two's complement, which have one zero.
+template <class StorageType>
+struct IntegerCodes {
+  using Storage = StorageType;
+  static constexpr Storage kSignMask =
+      static_cast<Storage>(Storage{1} << (8 * sizeof(Storage) - 1));
+  static constexpr Storage Magnitude(Storage code) {
+    return IsNegative(code) ? static_cast<Storage>(Storage{0} - code) : code;
+  }
+  static constexpr bool IsNegative(Storage code) { return (code & kSignMask) != 0; }
+  static constexpr bool IsNan(Storage) { return false; }
+  static constexpr bool IsInfinite(Storage) { return false; }
+};
+
+/// Codes without a sign: bytes, packed pairs of codes, and E8M0 with its NaN.
 template <class StorageType, StorageType kNanCode = 0>
 struct UnsignedCodes {
   using Storage = StorageType;
@@ -77,13 +94,15 @@ auto WithCodes(DType dtype, Function f) {
         return f(FloatCodes<Float64>{});
       case DType::kF8E8M0:
         return f(E8M0Codes{});
+      case DType::kI8:
+        return f(IntegerCodes<uint8_t>{});
       case DType::kI16:
-        return f(UnsignedCodes<uint16_t>{});
+        return f(IntegerCodes<uint16_t>{});
       case DType::kI32:
-        return f(UnsignedCodes<uint32_t>{});
+        return f(IntegerCodes<uint32_t>{});
       case DType::kI64:
-        return f(UnsignedCodes<uint64_t>{});
-      default:  // One byte each: kU8, kI8 and two codes.
+        return f(IntegerCodes<uint64_t>{});
+      default:  // One byte each: kU8 and two codes.
         return f(UnsignedCodes<uint8_t>{});
     }
   });

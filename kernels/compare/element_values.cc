@@ -52,12 +52,14 @@ void Decode(DType dtype, const void* data, int64_t begin, int64_t count, double*
       });
     case DType::kF8E8M0:
       return Fill<uint8_t>(data, begin, count, values, ScaleValue);
+    case DType::kI8:
+      return Fill<int8_t>(data, begin, count, values, widen);
     case DType::kI16:
-      return Fill<uint16_t>(data, begin, count, values, widen);
+      return Fill<int16_t>(data, begin, count, values, widen);
     case DType::kI32:
-      return Fill<uint32_t>(data, begin, count, values, widen);
+      return Fill<int32_t>(data, begin, count, values, widen);
     case DType::kI64:
-      return Fill<uint64_t>(data, begin, count, values, widen);
+      return Fill<int64_t>(data, begin, count, values, widen);
     default:
       break;
   }
@@ -67,7 +69,7 @@ void Decode(DType dtype, const void* data, int64_t begin, int64_t count, double*
                     [&table = ValuesOfCodes<F>()](uint8_t code) { return table[code]; });
     }
   });
-  // One byte each: kU8, kI8 and two codes.
+  // One byte each: kU8 and two codes.
   if (!has_format) Fill<uint8_t>(data, begin, count, values, widen);
 }
 

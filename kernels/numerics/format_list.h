@@ -15,7 +15,8 @@ template <class... F>
 struct FormatTypes {};
 
 /// Formats whose tensors hold one code per element. These can be cast, generated and compared.
-using ElementFormats = FormatTypes<Float32, BFloat16, Float16, E4M3, E5M2, E2M3, E3M2>;
+using ElementFormats =
+    FormatTypes<Float32, BFloat16, Float16, E4M3, E5M2, E2M3, E3M2, E4M3Fnuz, E5M2Fnuz>;
 
 namespace format_list_internal {
 
@@ -37,9 +38,8 @@ constexpr uint8_t PlaceOf(FormatTypes<Listed...>) {
 
 }  // namespace format_list_internal
 
-/// All formats: these, E2M1, whose tensors hold two codes per byte, and AMD's, which quantizers
-/// alone have.
-using AllFormats = format_list_internal::Appended<ElementFormats, E2M1, E4M3Fnuz, E5M2Fnuz>::Types;
+/// All formats: these and E2M1, whose tensors hold two codes per byte.
+using AllFormats = format_list_internal::Appended<ElementFormats, E2M1>::Types;
 
 /// A format at run time: its place in AllFormats.
 enum class FormatId : uint8_t {};

@@ -56,7 +56,7 @@ inline int DTypeBytes(DType dtype) { return TraitsOf(dtype).bytes; }
 int CodesPerElement(DType dtype);
 /// OCP's FP8, which GEMMs read; not AMD's.
 inline bool IsFp8(DType dtype) { return dtype == DType::kF8E4M3 || dtype == DType::kF8E5M2; }
-/// AMD's FP8, which quantizers alone have.
+/// AMD's FP8, which no GEMM reads.
 inline bool IsFnuz(DType dtype) {
   return dtype == DType::kF8E4M3Fnuz || dtype == DType::kF8E5M2Fnuz;
 }

@@ -263,13 +263,23 @@ TEST(MeasureErrorTest, DecodesEveryFloatingType) {
                                                                {DType::kBF16, 0xC040},
                                                                {DType::kF16, 0xC200},
                                                                {DType::kF8E4M3, 0xC4},
-                                                               {DType::kF8E5M2, 0xC2}};
+                                                               {DType::kF8E5M2, 0xC2},
+                                                               {DType::kF8E4M3Fnuz, 0xCC},
+                                                               {DType::kF8E5M2Fnuz, 0xC6}};
   for (const auto& [dtype, code] : minus_three) {
     const ErrorReport report = MeasureError(TensorOfCodes(dtype, {1}, {code}),
                                             TensorOfFloats({1}, {-2}), ExecutionContext())
                                    .value();
     EXPECT_EQ(report.bias, -1) << DTypeName(dtype);
   }
+}
+
+TEST(MeasureErrorTest, TheNanOfFnuzFormatsIsNotFinite) {
+  const Tensor subject = TensorOfCodes(DType::kF8E4M3Fnuz, {3}, {0x40, 0x48, 0x80});
+  const ErrorReport report =
+      MeasureError(subject, TensorOfFloats({3}, {1, 1, 1}), ExecutionContext()).value();
+  EXPECT_EQ(report.non_finite_count, 1);
+  EXPECT_EQ(report.max_abs, 1);
 }
 
 TEST(MeasureErrorTest, RefusesIntegersAndDifferentShapes) {

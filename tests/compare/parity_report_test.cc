@@ -79,6 +79,30 @@ TEST(CompareBitsTest, NanAgainstANumberIsWorst) {
   EXPECT_EQ(report.worst.subject_bits, 0x7Fu);
 }
 
+TEST(CompareBitsTest, IntegersHaveASign) {
+  for (const auto& [dtype, minus_one] :
+       std::vector<std::pair<DType, uint64_t>>{{DType::kI8, 0xFF},
+                                               {DType::kI16, 0xFFFF},
+                                               {DType::kI32, 0xFFFFFFFF},
+                                               {DType::kI64, 0xFFFFFFFFFFFFFFFF}}) {
+    const ParityReport report = Compare(dtype, {minus_one, 0}, {2, 0});
+    EXPECT_EQ(report.worst_ulp, 3) << DTypeName(dtype);
+    EXPECT_EQ(report.first.subject, -1);
+    EXPECT_EQ(Confusion(report, ValueClass::kNegative, ValueClass::kPositive), 1);
+    EXPECT_EQ(Confusion(report, ValueClass::kPositiveZero, ValueClass::kPositiveZero), 1);
+  }
+  EXPECT_EQ(Compare(DType::kU8, {0xFF}, {2}).worst_ulp, 253);
+  EXPECT_EQ(Compare(DType::kI8, {0x80}, {0x7F}).worst_ulp, 255);
+}
+
+TEST(CompareBitsTest, TheNanOfFnuzFormatsIsNoZero) {
+  const ParityReport report = Compare(DType::kF8E4M3Fnuz, {0x80, 0x80}, {0x80, 0x00});
+  EXPECT_EQ(report.worst_ulp, kNan);
+  EXPECT_EQ(Confusion(report, ValueClass::kNan, ValueClass::kNan), 1);
+  EXPECT_EQ(Confusion(report, ValueClass::kNan, ValueClass::kPositiveZero), 1);
+  EXPECT_EQ(Compare(DType::kF8E5M2Fnuz, {0x7F}, {0x7E}).worst_ulp, 1);
+}
+
 TEST(CompareBitsTest, DistancesFallInDoublingSignedBuckets) {
   // Around 1.0 in f32: +1, +2, +3, +4, +5, +8, +9, -1, -4.
   const uint64_t one = 0x3F800000;
@@ -114,7 +138,7 @@ TEST(CompareBitsTest, DistanceCrossesZeroAndCountsInfinityAsTheNextCode) {
 
 TEST(CompareBitsTest, DistancesOfWideTypesStayBelowTheNanMark) {
   EXPECT_EQ(Compare(DType::kF64, {0x7FEFFFFFFFFFFFFF}, {0xFFEFFFFFFFFFFFFF}).worst_ulp, kNan - 1);
-  EXPECT_EQ(Compare(DType::kI64, {0}, {0xFFFFFFFFFFFFFFFF}).worst_ulp, kNan - 1);
+  EXPECT_EQ(Compare(DType::kI64, {0x7FFFFFFFFFFFFFFF}, {0x8000000000000000}).worst_ulp, kNan - 1);
   EXPECT_EQ(Compare(DType::kF64, {0x3FF0000000000000}, {0x3FF0000000000003}).worst_ulp, 3);
 }
 

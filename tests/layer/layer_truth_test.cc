@@ -140,7 +140,9 @@ std::string ElementOf(const Recipe& recipe) {
   if (recipe.name() == "mxfp6_e2m3" || recipe.name() == "mxfp6_e3m2") {
     return absl::StrCat("f", recipe.name().substr(4));
   }
-  return recipe.name() == "nvfp4" || recipe.name() == "mxfp4" ? "f4_e2m1x2" : "f8_e4m3";
+  if (recipe.name() == "nvfp4" || recipe.name() == "mxfp4") return "f4_e2m1x2";
+  const auto format = recipe.knobs().find("fp8_format");
+  return format != recipe.knobs().end() && format->second == "e5m2" ? "f8_e5m2" : "f8_e4m3";
 }
 
 /// One recipe's answers to what the tables leave open.

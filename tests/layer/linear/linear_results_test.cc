@@ -243,7 +243,8 @@ TEST(LinearResults, AreRefusedWhereTheyHaveNoMeaning) {
       CheckLayer(unfused, *Recipe::Parse(Rules({RuleOf("grad_input", "\"mxfp8\"")}, "mxfp8")))
           .ok());
   LayerRequest odd = LinearCase();
-  odd.x = Generated(Distribution::kNormal, 1, DType::kBF16, {2, 4, 64});
+  odd.parameters["weight"] = Generated(Distribution::kNormal, 1, DType::kF32, {80, 64});
+  odd.parameters.erase("bias");
   odd.grad_output = Tensor();
   EXPECT_THAT(RefusalOf(odd, Rules({RuleOf("output", "\"mxfp8\"")}, "bf16")), HasSubstr("y is"));
   LayerRequest divided = LinearCase();

@@ -182,7 +182,7 @@ const std::vector<SpecRow>& SpecRows() {
        [](v1::RunSpec& s) { s.mutable_variants(0)->mutable_recipe()->set_name("fp9"); },
        {kInvalid, "spec.variants[0].recipe.name", "\"fp9\"",
         "bf16, fp8_delayed, fp8_current, fp8_block, mxfp8, mxfp6_e2m3, mxfp6_e3m2, mxfp4, nvfp4, "
-        "fp8_rowwise, hybrid, custom"}},
+        "fp8_rowwise, int8, int4, nf4, bnb_fp4, hybrid, custom"}},
       {"unknown knob",
        [](v1::RunSpec& s) {
          (*s.mutable_variants(0)->mutable_recipe()->mutable_knobs())["colour"] = "red";

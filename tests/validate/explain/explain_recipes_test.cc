@@ -164,8 +164,10 @@ void Walk(const Quantizer& quantizer, std::vector<std::pair<Direction, ScaleLayo
     if (!spec.is_quantized()) continue;
     const int length = BlockLength(spec.format);
     const bool has_wide_tiles = spec.block_dim == 2 && length >= 64;
-    // At least 32 blocks of distinct amaxes.
-    const Tensor& source = has_wide_tiles ? Source(32, 40 * length) : Source(192, 256);
+    // At least 32 blocks of distinct amaxes, and more than one along a line.
+    const Tensor& source = has_wide_tiles ? Source(32, 40 * length)
+                           : length > 128 ? Source(288, 288)
+                                          : Source(192, 256);
     QuantizeArguments arguments;
     arguments.seed = 7;
     if (spec.scaling == Scaling::kDelayed) arguments.scale = *Tensor::FromScalar(24.0f);

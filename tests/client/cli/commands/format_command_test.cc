@@ -324,10 +324,10 @@ TEST_F(FormatCommandTest, InfoListsEveryRecipeWithItsKnobs) {
     EXPECT_EQ(recipe["is_codes_only"].get<bool>(), of_codes.contains(recipe["name"]));
     EXPECT_FALSE(recipe["knobs"].empty());
   }
-  EXPECT_THAT(names, UnorderedElementsAre("bf16", "fp8_delayed", "fp8_current", "fp8_block",
-                                          "mxfp8", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4", "nvfp4",
-                                          "fp8_rowwise", "int8", "int4", "nf4", "bnb_fp4", "hybrid",
-                                          "custom"));
+  EXPECT_THAT(names,
+              UnorderedElementsAre("bf16", "fp8_delayed", "fp8_current", "fp8_block", "mxfp8",
+                                   "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4", "nvfp4", "fp8_rowwise",
+                                   "int8", "int4", "nf4", "bnb_fp4", "hybrid", "custom"));
 }
 
 }  // namespace QG_TEST_FILE

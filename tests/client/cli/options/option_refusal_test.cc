@@ -238,6 +238,8 @@ TEST_F(OptionRefusalTest, OfGemm) {
     cases.push_back({side, kBadTensors});
     cases.push_back({side + "-scale-inv", kBadTensors, {side, q + ":rowwise_data"}});
     cases.push_back({side + "-amax", kBadTensors});
+    cases.push_back({side + "-zero-point", kBadTensors});
+    cases.push_back({side + "-group", {"nope", "0"}});
     cases.push_back({side + "-scaling", {"nope", "mx32", "outer"}});
     cases.push_back({side + "-e4m3-max", {"x", "300"}});
   }
@@ -319,6 +321,7 @@ TEST_F(OptionRefusalTest, OfQuantizeAndDequantize) {
   ExpectNamed({"dequantize", q}, {},
               {{"--usage", {"nope", "columnwise"}},
                {"--format-hint", {"nope", "mxfp8:nope=1", "nvfp4", "mxfp8:block_dim=3"}},
+               {"--scale-layout", {"nope"}},
                {"--out-dtype", {"nope", "i64"}},
                {"-o", {"x.bin", "/nonexistent/x.safetensors", q}}});
   ExpectCovered({"dequantize"});
