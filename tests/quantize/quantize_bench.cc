@@ -108,8 +108,9 @@ Quantizer Fp8Block(int block_dim) {
   return spec;
 }
 
-Quantizer Mxfp8(int block_dim) {
-  return QuantizerSpec{.format = QuantizerFormat::kMxfp8, .block_dim = block_dim};
+Quantizer Mx(DType element, int block_dim) {
+  return QuantizerSpec{
+      .format = QuantizerFormat::kMxfp8, .element = element, .block_dim = block_dim};
 }
 
 /// With stochastic rounding: of gradients, both directions, the columnwise one transformed.
@@ -160,8 +161,12 @@ BENCHMARK_CAPTURE(QuantizeBoth, fp8_tensor, Fp8Tensor())->Apply(EveryIsa);
 BENCHMARK_CAPTURE(QuantizeBoth, fp8_rowwise, Fp8Rowwise())->Apply(EveryIsa);
 BENCHMARK_CAPTURE(QuantizeBoth, fp8_block, Fp8Block(1))->Apply(EveryIsa);
 BENCHMARK_CAPTURE(QuantizeBoth, fp8_block_tiles, Fp8Block(2))->Apply(EveryIsa);
-BENCHMARK_CAPTURE(QuantizeBoth, mxfp8, Mxfp8(1))->Apply(EveryIsa);
-BENCHMARK_CAPTURE(QuantizeBoth, mxfp8_tiles, Mxfp8(2))->Apply(EveryIsa);
+BENCHMARK_CAPTURE(QuantizeBoth, mxfp8, Mx(DType::kF8E4M3, 1))->Apply(EveryIsa);
+BENCHMARK_CAPTURE(QuantizeBoth, mxfp8_tiles, Mx(DType::kF8E4M3, 2))->Apply(EveryIsa);
+BENCHMARK_CAPTURE(QuantizeBoth, mxfp6_e2m3, Mx(DType::kF6E2M3, 1))->Apply(EveryIsa);
+BENCHMARK_CAPTURE(QuantizeBoth, mxfp6_e3m2, Mx(DType::kF6E3M2, 1))->Apply(EveryIsa);
+BENCHMARK_CAPTURE(QuantizeBoth, mxfp4, Mx(DType::kF4E2M1x2, 1))->Apply(EveryIsa);
+BENCHMARK_CAPTURE(QuantizeBoth, mxfp4_tiles, Mx(DType::kF4E2M1x2, 2))->Apply(EveryIsa);
 BENCHMARK_CAPTURE(QuantizeBoth, nvfp4, Nvfp4(1, false))->Apply(EveryIsa);
 BENCHMARK_CAPTURE(QuantizeBoth, nvfp4_tiles, Nvfp4(2, false))->Apply(EveryIsa);
 BENCHMARK_CAPTURE(QuantizeBoth, nvfp4_hadamard_stochastic, Nvfp4(1, true))->Apply(EveryIsa);
@@ -204,12 +209,14 @@ BENCHMARK_CAPTURE(Dequantize, fp8_block, Fp8Block(1), Usage::kRowwise, DType::kB
     ->Apply(BestPath);
 BENCHMARK_CAPTURE(Dequantize, fp8_block_columnwise, Fp8Block(2), Usage::kColumnwise, DType::kBF16)
     ->Apply(BestPath);
-BENCHMARK_CAPTURE(Dequantize, mxfp8, Mxfp8(1), Usage::kRowwise, DType::kBF16)->Apply(BestPath);
-BENCHMARK_CAPTURE(Dequantize, mxfp8_to_f16, Mxfp8(1), Usage::kRowwise, DType::kF16)
+BENCHMARK_CAPTURE(Dequantize, mxfp8, Mx(DType::kF8E4M3, 1), Usage::kRowwise, DType::kBF16)
     ->Apply(BestPath);
-BENCHMARK_CAPTURE(Dequantize, mxfp8_to_f32, Mxfp8(1), Usage::kRowwise, DType::kF32)
+BENCHMARK_CAPTURE(Dequantize, mxfp8_to_f16, Mx(DType::kF8E4M3, 1), Usage::kRowwise, DType::kF16)
     ->Apply(BestPath);
-BENCHMARK_CAPTURE(Dequantize, mxfp8_columnwise, Mxfp8(1), Usage::kColumnwise, DType::kBF16)
+BENCHMARK_CAPTURE(Dequantize, mxfp8_to_f32, Mx(DType::kF8E4M3, 1), Usage::kRowwise, DType::kF32)
+    ->Apply(BestPath);
+BENCHMARK_CAPTURE(Dequantize, mxfp8_columnwise, Mx(DType::kF8E4M3, 1), Usage::kColumnwise,
+                  DType::kBF16)
     ->Apply(BestPath);
 BENCHMARK_CAPTURE(Dequantize, nvfp4, Nvfp4(1, false), Usage::kRowwise, DType::kBF16)
     ->Apply(BestPath);

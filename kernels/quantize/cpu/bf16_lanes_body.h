@@ -1,5 +1,5 @@
-// bf16 in 16-bit lanes, two in each lane of 32 bits: the amaxes of blocks, and the cast to FP8
-// under a scale that is a power of two, so that it changes only exponents. Included by
+// bf16 in 16-bit lanes, two in each lane of 32 bits: the amaxes of blocks, and the cast to 8 bits
+// or fewer under a scale that is a power of two, so that it changes only exponents. Included by
 // block_kernels_*.cc after their lanes.
 #pragma once
 
@@ -90,12 +90,14 @@ Ints EncodeWords(Ints magnitude, Ints offset) {
 template <class F>
 Line EncodeWordLine(const uint16_t* row, const Ints* offsets) {
   constexpr int kVectors = 64 / kWords;
-  Ints v[kVectors], codes[kVectors];
+  constexpr int kBits = FormatConstants<F>::kBits;
+  Ints codes[kVectors];
   for (int j = 0; j < kVectors; ++j) {
-    v[j] = LoadWords(row + j * kWords);
-    codes[j] = EncodeWords<F>(And(v[j], AllWords(0x7FFF)), offsets[j]);
+    const Ints v = LoadWords(row + j * kWords);
+    const Ints magnitude = EncodeWords<F>(And(v, AllWords(0x7FFF)), offsets[j]);
+    codes[j] = MaskedOr(ShiftRightWords<8 - kBits>(v), AllWords(0x80 << kBits), magnitude);
   }
-  return WithSigns(PackUpperBytes(codes), PackUpperBytes(v));
+  return PackUpperBytes(codes);
 }
 
 }  // namespace

@@ -19,8 +19,8 @@ struct TileTally {
   int64_t saturated = 0;
 };
 
-/// A tile of mxfp8, 32 rows by 32 or 64 columns, or of the FP8 formats with fp32 scales, 128 by
-/// 128.
+/// A tile of mxfp8, 32 rows by 32 or 64 columns (FP4: up to 128, a multiple of 32), or of the FP8
+/// formats with fp32 scales, 128 by 128.
 struct TileJob {
   const void* source;     ///< The first element.
   int64_t source_stride;  ///< Elements from row to row.
@@ -34,6 +34,9 @@ struct TileJob {
   void* row_scales;
   void* column_scales;
   int64_t row_scale_stride, column_scale_stride;
+  /// fp8_rowwise: the amaxes, fp32 magnitude bits, of the whole lines that cross the tile.
+  const uint32_t* row_amax;
+  const uint32_t* column_amax;
   int block_dim;
   /// Whether full cache lines of codes are written past the caches; they then begin at multiples of
   /// 64 bytes. `streams` is for both directions of mxfp8 and for rowwise codes of the others.
@@ -68,17 +71,18 @@ using Fp8TensorTileFunction = bool (*)(const TileJob& job, float scale, TileTall
 Fp8TensorTileFunction Avx2Fp8TensorTile(DType source, DType element);
 Fp8TensorTileFunction Avx512Fp8TensorTile(DType source, DType element);
 
-/// fp8_rowwise: raises the amaxes of 128 rows and 128 columns, fp32 magnitude bits, to those of a
-/// tile. Returns false as Mxfp8TileFunction, with the amaxes as they were.
-using Fp8LineAmaxFunction = bool (*)(const void* source, int64_t stride, uint32_t* row_amax,
-                                     uint32_t* column_amax);
+/// fp8_rowwise: raises the amaxes of 128 rows and `columns` columns, a multiple of 128 and at most
+/// 2048, fp32 magnitude bits, to those of this part of the source. Returns false as
+/// Mxfp8TileFunction, with the amaxes as they were.
+using Fp8LineAmaxFunction = bool (*)(const void* source, int64_t stride, int columns,
+                                     uint32_t* row_amax, uint32_t* column_amax);
 Fp8LineAmaxFunction Avx2Fp8LineAmax(DType source);
 Fp8LineAmaxFunction Avx512Fp8LineAmax(DType source);
 
-/// fp8_rowwise: writes the copies of a tile of 128 x 128 under the factors of its lines, nearest
-/// even, saturating; `power_2` says that all are powers of two. Returns false as
-/// Mxfp8TileFunction.
-using Fp8LineTileFunction = bool (*)(const TileJob& job, bool power_2, TileTally& tally);
+/// fp8_rowwise: writes the copies of a tile of 128 x 128 finite elements, the columnwise one or
+/// both, under the factors of its lines, nearest even, saturating; `power_2` says that all are
+/// powers of two.
+using Fp8LineTileFunction = void (*)(const TileJob& job, bool power_2, TileTally& tally);
 Fp8LineTileFunction Avx2Fp8LineTile(DType source, DType element);
 Fp8LineTileFunction Avx512Fp8LineTile(DType source, DType element);
 

@@ -31,15 +31,13 @@ void PrefetchRow(const Storage* row) {
   for (int i = 0; i < kCount; i += 64 / sizeof(*row)) PrefetchFar(row + i);
 }
 
-/// Copies the tile and finds the amaxes of its rows and columns; returns the largest. Without
-/// kKeeps the copy is of no use.
-template <class Source, bool kKeeps = true>
+/// Copies the tile and finds the amaxes of its rows and columns; returns the largest.
+template <class Source>
 uint32_t ReadFp8Tile(const TileJob& job, Fp8Tile<Source>& tile) {
   if constexpr (std::is_same_v<Source, BFloat16>) {
-    // Rows written one over the other cost little.
-    return ReadBf16Block<kTileSide, kTileSide>(
-        static_cast<const uint16_t*>(job.source), job.source_stride, tile.elements[0],
-        kKeeps ? kTileSide : 0, tile.row_amax, tile.column_amax);
+    return ReadBf16Block<kTileSide, kTileSide>(static_cast<const uint16_t*>(job.source),
+                                               job.source_stride, tile.elements[0], kTileSide,
+                                               tile.row_amax, tile.column_amax);
   }
   const auto* source = static_cast<const typename Source::Storage*>(job.source);
   const Ints mask = AllInts(0x7FFFFFFF);
@@ -112,14 +110,14 @@ Line EncodeFp8Line(const typename Source::Storage* row, float row_scale,
 
 /// Counts what the codes alone do not show.
 template <class Source, class Element, bool kByColumn>
-void TallyFp8Values(const Fp8Tile<Source>& tile, TileTally& tally) {
+void TallyFp8Values(const typename Source::Storage* source, int64_t stride, const float* row_scales,
+                    const float* column_scales, TileTally& tally) {
   const Ints beyond = AllInts(static_cast<int>(kFirstBeyond<Element>) - 1);
   const Ints mask = AllInts(0x7FFFFFFF);
   for (int row = 0; row < kTileSide; ++row) {
     for (int column = 0; column < kTileSide; column += kLanes) {
-      const Floats v = LoadSource<Source>(&tile.elements[row][column]);
-      const Floats scale =
-          kByColumn ? Load(&tile.column_scales[column]) : All(tile.row_scales[row]);
+      const Floats v = LoadSource<Source>(source + row * stride + column);
+      const Floats scale = kByColumn ? Load(column_scales + column) : All(row_scales[row]);
       tally.source_zero += CountEqual(And(BitsOf(v), mask), AllInts(0));
       tally.saturated += CountLess(beyond, And(BitsOf(Times(v, scale)), mask));
     }
@@ -219,7 +217,10 @@ void MakeFp8Copies(const TileJob& job, const Fp8Tile<Source>& tile, bool by_expo
       return;
     }
   }
-  if (bytes.zero > 0 || any_beyond) TallyFp8Values<Source, Element, kByColumn>(tile, *tally);
+  if (bytes.zero > 0 || any_beyond) {
+    TallyFp8Values<Source, Element, kByColumn>(tile.elements[0], kTileSide, tile.row_scales,
+                                               tile.column_scales, *tally);
+  }
 }
 
 /// One scale for the whole tile, stored once per direction.
@@ -289,25 +290,99 @@ bool QuantizeFp8TensorTile(const TileJob& job, float scale, TileTally& tally) {
   return true;
 }
 
-/// Raises the amaxes of lines to those of a tile.
-template <class Source>
-bool MeasureFp8Lines(const void* source, int64_t stride, uint32_t* row_amax,
-                     uint32_t* column_amax) {
-  Fp8Tile<Source> tile;
-  TileJob job = {};
-  job.source = source;
-  job.source_stride = stride;
-  const auto* next = static_cast<const typename Source::Storage*>(source) + kTileSide;
-  for (int row = 0; row < kTileSide; ++row) PrefetchRow<kTileSide>(next + row * stride);
-  if (ReadFp8Tile<Source, false>(job, tile) >= 0x7F800000) return false;
-  for (int i = 0; i < kTileSide; ++i) {
-    row_amax[i] = row_amax[i] > tile.row_amax[i] ? row_amax[i] : tile.row_amax[i];
-    column_amax[i] = column_amax[i] > tile.column_amax[i] ? column_amax[i] : tile.column_amax[i];
+// ---- fp8_rowwise: one pass for the amaxes of lines, one for both copies
+
+constexpr int kMostMeasured = 2048;  // Columns.
+
+/// The amaxes of 128 rows and of columns in the source's magnitude codes. Rows are read side by
+/// side along their whole length, which the hardware prefetcher follows, and the columns' maxima so
+/// far stay in the L1 cache. NaN is larger than every number.
+template <class Storage>
+struct MeasuredLines {
+  alignas(64) Storage rows[kTileSide];
+  alignas(64) Storage columns[kMostMeasured];
+};
+
+inline void MeasureWords(const uint16_t* source, int64_t stride, int columns,
+                         MeasuredLines<uint16_t>& found) {
+  for (int i = 0; i < columns; i += kWords) StoreWords(found.columns + i, AllInts(0));
+  for (int first = 0; first < kTileSide; first += kWords) {
+    Ints eights[kWords / 8];
+    for (int i = 0; i < kWords; i += 8) {
+      const uint16_t* from = source + (first + i) * stride;
+      Ints max[8];
+      for (Ints& of_row : max) of_row = AllInts(0);
+      for (int column = 0; column < columns; column += kWords) {
+        Ints of_column = LoadWords(found.columns + column);
+#pragma GCC unroll 8
+        for (int r = 0; r < 8; ++r) {
+          const Ints magnitude = And(LoadWords(from + r * stride + column), AllWords(0x7FFF));
+          max[r] = MaxWords(max[r], magnitude);
+          of_column = MaxWords(of_column, magnitude);
+        }
+        StoreWords(found.columns + column, of_column);
+      }
+      eights[i / 8] = LargestOfEightWords(max);
+    }
+    StoreWords(found.rows + first, JoinEights(eights));
   }
+}
+
+inline void MeasureFloats(const uint32_t* source, int64_t stride, int columns,
+                          MeasuredLines<uint32_t>& found) {
+  const Ints mask = AllInts(0x7FFFFFFF);
+  for (int i = 0; i < columns; i += kLanes) StoreInts(found.columns + i, AllInts(0));
+  for (int first = 0; first < kTileSide; first += kLanes) {
+    Ints max[kLanes];
+    for (Ints& of_row : max) of_row = AllInts(0);
+    for (int column = 0; column < columns; column += kLanes) {
+      Ints of_column = BitsOf(LoadSource<Float32>(found.columns + column));
+#pragma GCC unroll 16
+      for (int r = 0; r < kLanes; ++r) {
+        const uint32_t* from = source + (first + r) * stride + column;
+        const Ints magnitude = And(BitsOf(LoadSource<Float32>(from)), mask);
+        max[r] = Max(max[r], magnitude);
+        of_column = Max(of_column, magnitude);
+      }
+      StoreInts(found.columns + column, of_column);
+    }
+    StoreInts(found.rows + first, LargestOfEach(max));
+  }
+}
+
+/// Raises amaxes, fp32 magnitude bits, to magnitude codes.
+template <class Source>
+void RaiseAmaxes(const typename Source::Storage* found, int count, uint32_t* amax) {
+  for (int i = 0; i < count; i += kLanes) {
+    const Ints seen = BitsOf(Load(reinterpret_cast<const float*>(amax + i)));
+    StoreInts(amax + i, Max(seen, BitsOf(LoadSource<Source>(found + i))));
+  }
+}
+
+/// Raises the amaxes of lines to those of 128 rows and some columns.
+template <class Source>
+bool MeasureFp8Lines(const void* source, int64_t stride, int columns, uint32_t* row_amax,
+                     uint32_t* column_amax) {
+  using Storage = typename Source::Storage;
+  MeasuredLines<Storage> found;
+  if constexpr (std::is_same_v<Source, Float32>) {
+    MeasureFloats(static_cast<const Storage*>(source), stride, columns, found);
+  } else {
+    MeasureWords(static_cast<const Storage*>(source), stride, columns, found);
+  }
+  alignas(64) uint32_t of_rows[kTileSide] = {};
+  RaiseAmaxes<Source>(found.rows, kTileSide, of_rows);
+  Ints largest = AllInts(0);
+  for (int i = 0; i < kTileSide; i += kLanes) {
+    largest = Max(largest, BitsOf(Load(reinterpret_cast<const float*>(of_rows + i))));
+  }
+  if (LargestLane(largest) >= 0x7F800000) return false;
+  RaiseAmaxes<Source>(found.rows, kTileSide, row_amax);
+  RaiseAmaxes<Source>(found.columns, columns, column_amax);
   return true;
 }
 
-/// Whether the largest product of an amax and its line's factor rounds beyond the largest code.
+/// Whether a product of an amax and its line's factor rounds beyond the largest code.
 template <class Element>
 bool AnyBeyond(const uint32_t* amax, const float* scales) {
   Ints largest = AllInts(0);
@@ -318,21 +393,116 @@ bool AnyBeyond(const uint32_t* amax, const float* scales) {
   return static_cast<uint32_t>(LargestLane(largest)) >= kFirstBeyond<Element>;
 }
 
+/// Writes the copies from one reading of the source: encode_row and encode_column(row, half) make
+/// the 64 codes of a half of a row under the factor of the row and under those of the columns. The
+/// tally is of the rowwise codes if they are made.
+template <class Source, class Element, bool kRowwise, class EncodeRow, class EncodeColumn>
+void StoreFp8LineCopies(const TileJob& job, const EncodeRow& encode_row,
+                        const EncodeColumn& encode_column, ByteTally& tally) {
+  constexpr uint8_t kMagnitudes = FormatConstants<Element>::kSignMask - 1;
+  const auto* source = static_cast<const typename Source::Storage*>(job.source);
+  for (int half = 0; half < kTileSide; half += 64) {
+    alignas(64) uint8_t rows[kTileSide][64];
+    for (int row = 0; row < kTileSide; ++row) {
+      const Line of_columns = encode_column(row, half);
+      PrefetchRow<64>(source + row * job.source_stride + kTileSide + half);
+      if constexpr (kRowwise) {
+        const Line of_row = encode_row(row, half);
+        StoreLine(job.rowwise + row * job.rowwise_stride + half, of_row, job.streams);
+        TallyLine(of_row, kMagnitudes, 1 << Element::kMantissaBits, tally);
+      } else {
+        TallyLine(of_columns, kMagnitudes, 1 << Element::kMantissaBits, tally);
+      }
+      StoreLine(rows[row], of_columns, false);
+    }
+    StoreColumns(rows, job.columnwise + half * job.columnwise_stride, job.columnwise_stride,
+                 job.columnwise_streams);
+  }
+}
+
+/// Quantizes by 16-bit words if there is such a loop; false if not.
+template <class Source, class Element, bool kRowwise>
+bool StoreFp8LineWords(const TileJob& job, ByteTally& tally) {
+  if constexpr (std::is_same_v<Source, BFloat16>) {
+    alignas(64) uint16_t of_rows[kTileSide], of_columns[kTileSide];
+    if (kRowwise &&
+        !FindWordOffsets<Element>(job.row_amax, static_cast<const float*>(job.row_scales),
+                                  kTileSide, of_rows)) {
+      return false;
+    }
+    if (!FindWordOffsets<Element>(job.column_amax, static_cast<const float*>(job.column_scales),
+                                  kTileSide, of_columns)) {
+      return false;
+    }
+    const auto* source = static_cast<const uint16_t*>(job.source);
+    StoreFp8LineCopies<Source, Element, kRowwise>(
+        job,
+        [&](int row, int half) {
+          Ints of_line[64 / kWords];
+          for (Ints& offset : of_line) offset = AllWords(of_rows[row]);
+          return EncodeWordLine<Element>(source + row * job.source_stride + half, of_line);
+        },
+        [&](int row, int half) {
+          Ints of_line[64 / kWords];
+          for (int j = 0; j < 64 / kWords; ++j) {
+            of_line[j] = LoadWords(of_columns + half + j * kWords);
+          }
+          return EncodeWordLine<Element>(source + row * job.source_stride + half, of_line);
+        },
+        tally);
+    return true;
+  }
+  return false;
+}
+
+template <class Source, class Element, bool kRowwise>
+void MakeFp8LineCopies(const TileJob& job, bool power_2, TileTally& tally) {
+  const auto* source = static_cast<const typename Source::Storage*>(job.source);
+  const auto* row_scales = static_cast<const float*>(job.row_scales);
+  const auto* column_scales = static_cast<const float*>(job.column_scales);
+  const bool column_beyond = AnyBeyond<Element>(job.column_amax, column_scales);
+  bool row_beyond = false;
+  if constexpr (kRowwise) row_beyond = AnyBeyond<Element>(job.row_amax, row_scales);
+  ByteTally bytes;
+  if (!power_2 || row_beyond || column_beyond ||
+      !StoreFp8LineWords<Source, Element, kRowwise>(job, bytes)) {
+    StoreFp8LineCopies<Source, Element, kRowwise>(
+        job,
+        [&](int row, int half) {
+          return EncodeFp8Line<Source, Element, false>(source + row * job.source_stride + half,
+                                                       row_scales[row], nullptr);
+        },
+        [&](int row, int half) {
+          return EncodeFp8Line<Source, Element, true>(source + row * job.source_stride + half, 0,
+                                                      column_scales + half);
+        },
+        bytes);
+  }
+  tally.code_zero += bytes.zero;
+  tally.code_below_normal += bytes.below_normal;
+  const bool any_beyond = kRowwise ? row_beyond : column_beyond;
+  if constexpr (std::is_same_v<Source, BFloat16>) {
+    if (!any_beyond) {
+      for (int row = 0; row < kTileSide && bytes.zero > 0; ++row) {
+        tally.source_zero += CountZeroWords(source + row * job.source_stride, kTileSide);
+      }
+      return;
+    }
+  }
+  if (bytes.zero > 0 || any_beyond) {
+    TallyFp8Values<Source, Element, !kRowwise>(source, job.source_stride, row_scales, column_scales,
+                                               tally);
+  }
+}
+
 /// Writes the copies under the given factors of the lines.
 template <class Source, class Element>
-bool QuantizeFp8LineTile(const TileJob& job, bool power_2, TileTally& tally) {
-  Fp8Tile<Source> tile;
-  if (ReadFp8Tile<Source>(job, tile) >= 0x7F800000) return false;
+void QuantizeFp8LineTile(const TileJob& job, bool power_2, TileTally& tally) {
   if (job.rowwise != nullptr) {
-    __builtin_memcpy(tile.row_scales, job.row_scales, sizeof(tile.row_scales));
-    MakeFp8Copies<Source, Element, Fp8Copies::kRowwise>(
-        job, tile, power_2, AnyBeyond<Element>(tile.row_amax, tile.row_scales), &tally);
+    MakeFp8LineCopies<Source, Element, true>(job, power_2, tally);
+  } else {
+    MakeFp8LineCopies<Source, Element, false>(job, power_2, tally);
   }
-  __builtin_memcpy(tile.column_scales, job.column_scales, sizeof(tile.column_scales));
-  MakeFp8Copies<Source, Element, Fp8Copies::kColumnwise>(
-      job, tile, power_2, AnyBeyond<Element>(tile.column_amax, tile.column_scales),
-      job.rowwise == nullptr ? &tally : nullptr);
-  return true;
 }
 
 template <class Source>

@@ -305,15 +305,6 @@ inline Line PackUpperBytes(const Ints* v) {
   }
   return line;
 }
-/// Magnitudes with the upper bits of `signs`.
-inline Line WithSigns(const Line& magnitudes, const Line& signs) {
-  Line line;
-  for (int i = 0; i < 2; ++i) {
-    line.half[i] =
-        MaskedOr(signs.half[i], AllInts(static_cast<int>(0x80808080)), magnitudes.half[i]);
-  }
-  return line;
-}
 inline Line LoadLine(const uint8_t* p) {
   return {{_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))}};

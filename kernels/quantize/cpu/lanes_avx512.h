@@ -272,10 +272,6 @@ inline Line PackUpperBytes(const Ints* v) {
       97, 99, 101, 103, 105, 107, 109, 111, 113, 115, 117, 119, 121, 123, 125, 127};
   return _mm512_permutex2var_epi8(v[0], _mm512_load_si512(kIndex), v[1]);
 }
-/// Magnitudes with the upper bits of `signs`.
-inline Line WithSigns(Line magnitudes, Line signs) {
-  return MaskedOr(signs, AllInts(static_cast<int>(0x80808080)), magnitudes);
-}
 inline Line LoadLine(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline Line MaskAndFlip(Line line, int mask, int flip) {
   return _mm512_ternarylogic_epi32(line, _mm512_set1_epi8(static_cast<char>(mask)),

@@ -121,6 +121,15 @@ struct MxTarget {
   bool streams;
 };
 
+template <class Element>
+void StoreMxLine(uint8_t* codes, Line line, bool streams) {
+  if constexpr (FormatConstants<Element>::kBits == 4) {
+    StoreNibbles(codes, line);
+  } else {
+    StoreLine(codes, line, streams);
+  }
+}
+
 /// The codes of one direction of a tile of 64 columns from encode(row), and counts of them.
 template <class Element, class Source, class Encode>
 void EncodeMxLines(const MxTile<Source>& tile, const Encode& encode, const MxTarget& target,
@@ -129,37 +138,34 @@ void EncodeMxLines(const MxTile<Source>& tile, const Encode& encode, const MxTar
   for (int row = 0; row < kMxSide; ++row) {
     const Line line = encode(row);
     tile.PrefetchAhead(row);
-    StoreLine(target.codes + row * target.stride, line, target.streams);
+    StoreMxLine<Element>(target.codes + row * target.stride, line, target.streams);
     if (target.twin != nullptr) {
-      StoreLine(target.twin + row * target.stride, line, target.streams);
+      StoreMxLine<Element>(target.twin + row * target.stride, line, target.streams);
     }
     TallyLine(line, kMagnitudes, 1 << Element::kMantissaBits, tally);
   }
 }
 
-/// The same for a tile of any width, block by block.
+/// The same for a tile of 32 columns.
 template <class Element, bool kByColumn, class Source>
-void EncodeMxBlocks(const MxTile<Source>& tile, int columns, const MxTarget& target,
-                    ByteTally& tally) {
+void EncodeMxBlocks(const MxTile<Source>& tile, const MxTarget& target, ByteTally& tally) {
   using C = FormatConstants<Element>;
   for (int row = 0; row < kMxSide; ++row) {
     tile.PrefetchAhead(row);
-    for (int block = 0; block < columns; block += kMxSide) {
-      Ints v[kMxVectors];
-      for (int j = 0; j < kMxVectors; ++j) {
-        v[j] = EncodeLanes<Element>(ScaleMx<kByColumn>(tile, row, block + j * kLanes).scaled);
-      }
-      alignas(32) uint8_t bytes[kMxSide];
-      StoreLowBytes32(bytes, v);
-      TallyBytes32(bytes, C::kSignMask - 1, 1 << Element::kMantissaBits, tally);
-      uint8_t* const copies[] = {target.codes, target.twin};
-      for (uint8_t* codes : copies) {
-        if (codes == nullptr) continue;
-        if constexpr (C::kBits == 4) {
-          StoreNibbles32(codes + row * target.stride + block / 2, bytes);
-        } else {
-          StoreLowBytes32(codes + row * target.stride + block, v);
-        }
+    Ints v[kMxVectors];
+    for (int j = 0; j < kMxVectors; ++j) {
+      v[j] = EncodeLanes<Element>(ScaleMx<kByColumn>(tile, row, j * kLanes).scaled);
+    }
+    alignas(32) uint8_t bytes[kMxSide];
+    StoreLowBytes32(bytes, v);
+    TallyBytes32(bytes, C::kSignMask - 1, 1 << Element::kMantissaBits, tally);
+    uint8_t* const copies[] = {target.codes, target.twin};
+    for (uint8_t* codes : copies) {
+      if (codes == nullptr) continue;
+      if constexpr (C::kBits == 4) {
+        StoreNibbles32(codes + row * target.stride, bytes);
+      } else {
+        StoreLowBytes32(codes + row * target.stride, v);
       }
     }
   }
@@ -168,7 +174,7 @@ void EncodeMxBlocks(const MxTile<Source>& tile, int columns, const MxTarget& tar
 /// Quantizes by 16-bit words if there is such a loop; false if not.
 template <class Element, bool kByColumn, class Source>
 bool EncodeMxWords(const MxTile<Source>& tile, const MxTarget& target, ByteTally& tally) {
-  if constexpr (std::is_same_v<Source, BFloat16> && FormatConstants<Element>::kBits == 8) {
+  if constexpr (std::is_same_v<Source, BFloat16>) {
     alignas(64) uint16_t offsets[2 * kMxSide];
     const bool is_possible =
         kByColumn ? FindWordOffsets<Element>(tile.column_amax, tile.column_multipliers, 2 * kMxSide,
@@ -195,8 +201,8 @@ bool EncodeMxWords(const MxTile<Source>& tile, const MxTarget& target, ByteTally
 template <class Element, bool kByColumn, class Source>
 void EncodeMxTile(const MxTile<Source>& tile, int columns, const MxTarget& target, bool any_beyond,
                   ByteTally& tally) {
-  if (columns != 64 || FormatConstants<Element>::kBits == 4) {
-    EncodeMxBlocks<Element, kByColumn>(tile, columns, target, tally);
+  if (columns != 64) {
+    EncodeMxBlocks<Element, kByColumn>(tile, target, tally);
     return;
   }
   if (!any_beyond && EncodeMxWords<Element, kByColumn>(tile, target, tally)) return;
@@ -234,6 +240,14 @@ void MakeMxCopy(const MxTile<Source>& tile, int columns, const MxTarget& target,
   if (tally == nullptr) return;
   tally->code_zero += bytes.zero;
   tally->code_below_normal += bytes.below_normal;
+  if constexpr (std::is_same_v<Source, BFloat16>) {
+    if (!any_beyond) {
+      for (int row = 0; row < kMxSide && bytes.zero > 0; ++row) {
+        tally->source_zero += CountZeroWords(tile.elements[row], columns);
+      }
+      return;
+    }
+  }
   if (bytes.zero > 0 || any_beyond) TallyMxValues<Element, kByColumn>(tile, columns, *tally);
 }
 
@@ -304,6 +318,41 @@ bool QuantizeMxTile(const TileJob& job, int columns, TileTally& tally) {
   return true;
 }
 
+/// FP4, two codes in a byte. 64 codes are half a cache line, so that tiles of twice the width
+/// gather them before they are written.
+template <class Source, class Element>
+bool QuantizeMxNibbles(const TileJob& job, int columns, TileTally& tally) {
+  constexpr int kWidth = 2 * kMxSide;
+  if (columns <= kWidth) return QuantizeMxTile<Source, Element>(job, columns, tally);
+  alignas(64) uint8_t rowwise[kMxSide][64], columnwise[kMxSide][64];
+  const bool is_whole = columns == 2 * kWidth;
+  for (int column = 0; column < columns; column += kWidth) {
+    TileJob part = job;
+    part.source = static_cast<const typename Source::Storage*>(job.source) + column;
+    if (job.rowwise != nullptr) {
+      part.rowwise = (is_whole ? rowwise[0] : job.rowwise) + column / 2;
+      part.row_scales = static_cast<uint8_t*>(job.row_scales) + column / kMxSide;
+    }
+    if (job.columnwise != nullptr) {
+      part.columnwise = (is_whole ? columnwise[0] : job.columnwise) + column / 2;
+      part.column_scales = static_cast<uint8_t*>(job.column_scales) + column;
+    }
+    if (is_whole) part.rowwise_stride = part.columnwise_stride = 64;
+    const int width = columns - column < kWidth ? columns - column : kWidth;
+    if (!QuantizeMxTile<Source, Element>(part, width, tally)) return false;
+  }
+  for (int row = 0; row < kMxSide && is_whole; ++row) {
+    if (job.rowwise != nullptr) {
+      StoreLine(job.rowwise + row * job.rowwise_stride, LoadLine(rowwise[row]), job.streams);
+    }
+    if (job.columnwise != nullptr) {
+      StoreLine(job.columnwise + row * job.columnwise_stride, LoadLine(columnwise[row]),
+                job.streams);
+    }
+  }
+  return true;
+}
+
 template <class Source>
 Mxfp8TileFunction MxTileFrom(DType element) {
   switch (element) {
@@ -316,7 +365,7 @@ Mxfp8TileFunction MxTileFrom(DType element) {
     case DType::kF6E3M2:
       return &QuantizeMxTile<Source, E3M2>;
     case DType::kF4E2M1x2:
-      return &QuantizeMxTile<Source, E2M1>;
+      return &QuantizeMxNibbles<Source, E2M1>;
     default:
       return nullptr;
   }

@@ -1,12 +1,13 @@
 // FP8 under one fp32 scale per line, a row or a column of the source: docs/quantizers.md section
 // 4.1. Rows alone are measured and cast one by one, while they are in the caches. Columns take two
-// passes over the source: the amaxes of all lines, then the codes, tile by tile.
+// passes over the source: the amaxes of all lines, then the codes of both copies, tile by tile.
 #include <algorithm>
 #include <atomic>
 #include <bit>
 #include <mutex>
 #include <vector>
 
+#include "kernels/base/round_up.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/quantize/compiled_formats.h"
 #include "kernels/quantize/cpu/block_lines.h"
@@ -25,7 +26,7 @@ struct Functions {
   AmaxFunction amax = nullptr;
   CastFunction cast = nullptr;
   CastAnyFunction any_cast = nullptr;
-  Fp8LineAmaxFunction tile_amax = nullptr;
+  Fp8LineAmaxFunction line_amax = nullptr;
   Fp8LineTileFunction tile = nullptr;
 };
 
@@ -35,7 +36,7 @@ Functions FunctionsFor(const FormatRequest& request) {
   const bool is_avx2 = request.context.isa == Isa::kAvx2;
   if (request.context.isa == Isa::kScalar) return functions;
   functions.amax = is_avx2 ? Avx2Amax(source) : Avx512Amax(source);
-  functions.tile_amax = is_avx2 ? Avx2Fp8LineAmax(source) : Avx512Fp8LineAmax(source);
+  functions.line_amax = is_avx2 ? Avx2Fp8LineAmax(source) : Avx512Fp8LineAmax(source);
   // Vector loops have only the default cast.
   if (request.spec.element_rounding != ElementRounding::kNearestEven ||
       request.spec.overflow != Overflow::kSaturate) {
@@ -100,14 +101,25 @@ absl::Status QuantizeRows(const FormatRequest& request, const Functions& functio
 
 // ---- with columns
 
-/// The amaxes of all rows and columns, as fp32 magnitude bits.
+/// What the first pass finds.
 struct LineAmaxes {
   LineAmaxes(int64_t rows, int64_t columns)
-      : of_rows(static_cast<size_t>(rows)), of_columns(static_cast<size_t>(columns)) {}
-  std::vector<std::atomic<uint32_t>> of_rows, of_columns;
+      : of_rows(static_cast<size_t>(rows)),
+        of_columns(static_cast<size_t>(columns)),
+        tiles_across(DivideUp(columns, kTileSide)),
+        is_vector_tile(static_cast<size_t>(DivideUp(rows, kTileSide) * tiles_across)) {}
+  /// Whether vector code casts the tile at (row, column): a whole one of finite elements.
+  uint8_t& IsVectorTile(int64_t row, int64_t column) {
+    return is_vector_tile[static_cast<size_t>(row / kTileSide * tiles_across + column / kTileSide)];
+  }
+
+  std::vector<uint32_t> of_rows, of_columns;  ///< As fp32 magnitude bits.
+  int64_t tiles_across;
+  std::vector<uint8_t> is_vector_tile;
 };
 
-void RaiseTo(std::atomic<uint32_t>& amax, uint32_t bits) {
+void RaiseTo(uint32_t& shared_amax, uint32_t bits) {
+  std::atomic_ref<uint32_t> amax(shared_amax);
   uint32_t seen = amax.load(std::memory_order_relaxed);
   while (bits > seen && !amax.compare_exchange_weak(seen, bits, std::memory_order_relaxed)) {
   }
@@ -136,23 +148,30 @@ void MeasureAny(const Tensor& source, const Piece& piece, const Piece& part, Pie
   }
 }
 
+/// Measures a part of a piece, of whole tiles and finite elements, with vector code; false if that
+/// cannot be.
+bool MeasureWhole(const Tensor& source, const Functions& functions, const Piece& piece,
+                  const Piece& part, PieceAmaxes& found) {
+  const int64_t columns = part.column_end - part.column_begin;
+  const int64_t first = part.row_begin * source.columns() + part.column_begin;
+  return functions.line_amax != nullptr && part.row_end - part.row_begin == kTileSide &&
+         columns % kTileSide == 0 &&
+         functions.line_amax(source.data() + first * DTypeBytes(source.dtype()), source.columns(),
+                             static_cast<int>(columns), found.of_rows,
+                             found.of_columns + (part.column_begin - piece.column_begin));
+}
+
 void MeasurePiece(const Tensor& source, const Functions& functions, const Piece& piece,
-                  PieceAmaxes& amaxes) {
-  const int64_t columns = source.columns();
+                  LineAmaxes& amaxes, PieceAmaxes& found) {
+  const bool is_whole = MeasureWhole(source, functions, piece, piece, found);
   for (int64_t column = piece.column_begin; column < piece.column_end; column += kTileSide) {
     const Piece tile = {piece.row_begin, piece.row_end, column,
                         std::min(column + kTileSide, piece.column_end)};
-    const bool is_whole = tile.row_end - tile.row_begin == kTileSide &&
-                          tile.column_end - tile.column_begin == kTileSide;
-    const std::byte* const from =
-        source.data() + (tile.row_begin * columns + column) * DTypeBytes(source.dtype());
-    if (functions.tile_amax != nullptr && is_whole &&
-        functions.tile_amax(from, columns, amaxes.of_rows,
-                            amaxes.of_columns + (column - piece.column_begin))) {
-      continue;
-    }
+    uint8_t& is_vector_tile = amaxes.IsVectorTile(tile.row_begin, column);
+    is_vector_tile = is_whole || MeasureWhole(source, functions, piece, tile, found);
+    if (is_vector_tile != 0) continue;
     VisitFormat<SourceFormats>(
-        source.dtype(), [&]<class Source>() { MeasureAny<Source>(source, piece, tile, amaxes); });
+        source.dtype(), [&]<class Source>() { MeasureAny<Source>(source, piece, tile, found); });
   }
 }
 
@@ -162,7 +181,7 @@ LineAmaxes MeasureLines(const FormatRequest& request, const Functions& functions
   ForEachPiece(request.context, source.rows(), source.columns(),
                [&](const Piece& piece, QuantizationCounts&) {
                  PieceAmaxes found;
-                 MeasurePiece(source, functions, piece, found);
+                 MeasurePiece(source, functions, piece, amaxes, found);
                  for (int64_t row = piece.row_begin; row < piece.row_end; ++row) {
                    RaiseTo(amaxes.of_rows[static_cast<size_t>(row)],
                            found.of_rows[row - piece.row_begin]);
@@ -176,13 +195,13 @@ LineAmaxes MeasureLines(const FormatRequest& request, const Functions& functions
 }
 
 /// The scales of a direction's lines; stores their inverses.
-std::vector<float> MakeScales(const FormatRequest& request,
-                              const std::vector<std::atomic<uint32_t>>& amaxes,
+std::vector<float> MakeScales(const FormatRequest& request, const std::vector<uint32_t>& amaxes,
                               std::optional<QuantizedCopy>& copy) {
   std::vector<float> scales;
   if (!copy.has_value()) return scales;
-  for (const std::atomic<uint32_t>& amax : amaxes) {
-    scales.push_back(ScaleOfLine(request, std::bit_cast<float>(amax.load())));
+  scales.reserve(amaxes.size());
+  for (const uint32_t amax : amaxes) {
+    scales.push_back(ScaleOfLine(request, std::bit_cast<float>(amax)));
   }
   std::transform(scales.begin(), scales.end(), copy->scale_inv.as<float>(),
                  [&](float scale) { return ScaleInverse(scale, request.spec.subnormals()); });
@@ -213,8 +232,8 @@ void EncodeAny(const FormatRequest& request, const LineScales& scales, Usage usa
 }
 
 /// A whole tile at (row, column), under the scales of its lines.
-TileJob MakeJob(const FormatRequest& request, LineScales& scales, QuantizedTensor& quantized,
-                int64_t row, int64_t column) {
+TileJob MakeJob(const FormatRequest& request, const LineAmaxes& amaxes, LineScales& scales,
+                QuantizedTensor& quantized, int64_t row, int64_t column) {
   const Tensor& source = request.source;
   const int64_t rows = source.rows(), columns = source.columns();
   TileJob job = {};
@@ -226,28 +245,29 @@ TileJob MakeJob(const FormatRequest& request, LineScales& scales, QuantizedTenso
     job.rowwise = quantized.rowwise->data.as<uint8_t>() + row * columns + column;
     job.rowwise_stride = columns;
     job.row_scales = scales.of_rows.data() + row;
+    job.row_amax = amaxes.of_rows.data() + row;
   }
   job.columnwise = quantized.columnwise->data.as<uint8_t>() + column * rows + row;
   job.columnwise_stride = rows;
   job.column_scales = scales.of_columns.data() + column;
+  job.column_amax = amaxes.of_columns.data() + column;
   return job;
 }
 
 absl::Status QuantizeColumns(const FormatRequest& request, const Functions& functions,
                              QuantizedTensor& quantized) {
-  const LineAmaxes amaxes = MeasureLines(request, functions);
+  LineAmaxes amaxes = MeasureLines(request, functions);
   QG_RETURN_IF_ERROR(request.context.CheckCancelled());
   LineScales scales = {MakeScales(request, amaxes.of_rows, quantized.rowwise),
                        MakeScales(request, amaxes.of_columns, quantized.columnwise)};
   return QuantizeTiles(
       request, kTileSide, kTileSide,
       [&](const Piece& tile, TileTally& tally) {
-        const bool is_whole = tile.row_end - tile.row_begin == kTileSide &&
-                              tile.column_end - tile.column_begin == kTileSide;
-        return functions.tile != nullptr && is_whole &&
-               functions.tile(
-                   MakeJob(request, scales, quantized, tile.row_begin, tile.column_begin),
-                   request.spec.power_2_scale, tally);
+        const int64_t row = tile.row_begin, column = tile.column_begin;
+        if (functions.tile == nullptr || amaxes.IsVectorTile(row, column) == 0) return false;
+        functions.tile(MakeJob(request, amaxes, scales, quantized, row, column),
+                       request.spec.power_2_scale, tally);
+        return true;
       },
       [&](Usage usage, const LineRange& range, QuantizationCounts& counts) {
         VisitFormat<SourceFormats>(request.source.dtype(), [&]<class Source>() {

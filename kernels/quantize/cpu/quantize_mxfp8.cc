@@ -46,7 +46,11 @@ RangeFunction FindScalarRange(DType source, DType element) {
 
 // ---- vector tiles
 
-constexpr int64_t kTileRows = 32, kTileColumns = 64;
+constexpr int64_t kTileRows = 32;
+
+int64_t CodesPerByte(const QuantizerSpec& spec) { return spec.element == DType::kF4E2M1x2 ? 2 : 1; }
+/// A cache line of codes.
+int64_t TileColumns(const QuantizerSpec& spec) { return 64 * CodesPerByte(spec); }
 
 Mxfp8TileFunction FindVectorTile(const FormatRequest& request) {
   const QuantizerSpec& spec = request.spec;
@@ -71,7 +75,7 @@ Mxfp8TileFunction FindVectorTile(const FormatRequest& request) {
 TileJob MakeJob(const FormatRequest& request, QuantizedTensor& quantized, const Piece& tile) {
   const int64_t columns = request.source.columns(), row = tile.row_begin,
                 column = tile.column_begin;
-  const int64_t codes_per_byte = request.spec.element == DType::kF4E2M1x2 ? 2 : 1;
+  const int64_t codes_per_byte = CodesPerByte(request.spec);
   const int64_t first_code = (row * columns + column) / codes_per_byte;
   TileJob job = {};
   job.source =
@@ -79,7 +83,7 @@ TileJob MakeJob(const FormatRequest& request, QuantizedTensor& quantized, const 
   job.source_stride = columns;
   job.rowwise_stride = job.columnwise_stride = columns / codes_per_byte;
   job.block_dim = request.spec.block_dim;
-  job.streams = codes_per_byte == 1 && columns % 64 == 0 && IsStreamed(request.source);
+  job.streams = columns % TileColumns(request.spec) == 0 && IsStreamed(request.source);
   if (request.usages.rowwise) {
     job.rowwise = quantized.rowwise->data.as<uint8_t>() + first_code;
     job.row_scale_stride = columns / kTileRows;
@@ -101,7 +105,7 @@ absl::Status QuantizeMxfp8(const FormatRequest& request, QuantizedTensor& quanti
   const RangeFunction scalar = FindScalarRange(request.source.dtype(), request.spec.element);
   const Mxfp8TileFunction vector = FindVectorTile(request);
   return QuantizeTiles(
-      request, kTileRows, kTileColumns,
+      request, kTileRows, TileColumns(request.spec),
       [&](const Piece& tile, TileTally& tally) {
         return vector != nullptr &&
                vector(MakeJob(request, quantized, tile),
