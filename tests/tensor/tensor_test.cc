@@ -31,7 +31,7 @@ TEST(DTypes, NamesRoundTrip) {
   EXPECT_EQ(unknown.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(unknown.status().message()), HasSubstr("\"fp8\""));
   EXPECT_THAT(std::string(unknown.status().message()),
-              HasSubstr("did you mean f8_e4m3 or f8_e5m2?"));
+              HasSubstr("did you mean f8_e4m3 or f8_e5m2 or f8_e4m3fnuz or f8_e5m2fnuz?"));
   EXPECT_THAT(std::string(ParseDType("float6").status().message()),
               HasSubstr("did you mean f6_e2m3 or f6_e3m2?"));
 }

@@ -185,7 +185,7 @@ TEST_F(DiagnosisCommandTest, ScalesInAnotherLayout) {
 TEST_F(DiagnosisCommandTest, ANameOfADtype) {
   const ProcessResult result = Quantgate({"tensor", "stat", Of("x") + "@fp8"});
   EXPECT_EQ(result.exit_code, 2);
-  EXPECT_THAT(FirstLine(result.err), HasSubstr("did you mean f8_e4m3 or f8_e5m2?"));
+  EXPECT_THAT(FirstLine(result.err), HasSubstr("did you mean f8_e4m3 or f8_e5m2"));
 }
 
 TEST_F(DiagnosisCommandTest, ANanInTheInput) {

@@ -144,8 +144,8 @@ TEST_F(FirstUseTest, RefusalsNameTheOptionThatWasTyped) {
            Arguments{"--recipe", "bf16"},
        "--subject: \"" + Path("y.npy") + "\": this names one tensor"},
       {Run({"--recipe", "bf16", "--recipe", "mxfp8"}), "--recipe: given 2 times; it takes one"},
-      {{"tensor", "stat", Path("x.npy@fp8")}, "did you mean f8_e4m3 or f8_e5m2?"},
-      {{"tensor", "gen", "normal,shape=4,dtype=float8"}, "did you mean f8_e4m3 or f8_e5m2?"},
+      {{"tensor", "stat", Path("x.npy@fp8")}, "did you mean f8_e4m3 or f8_e5m2"},
+      {{"tensor", "gen", "normal,shape=4,dtype=float8"}, "did you mean f8_e4m3 or f8_e5m2"},
   });
 }
 
