@@ -312,8 +312,9 @@ void LayerDiagnoser::Conclude() {
     diagnosis_.is_unknown = true;
     std::string sentence =
         absl::StrCat("unknown: nothing that was tried gives ", JoinedNames(unknown));
-    if (places_.contains(unknown[0]) && unknown.size() == 1) {
-      absl::StrAppend(&sentence, "; ", places_[unknown[0]]);
+    const auto place = places_.find(unknown[0]);
+    if (unknown.size() == 1 && place != places_.end() && !place->second.empty()) {
+      absl::StrAppend(&sentence, "; ", place->second);
     }
     sentences.push_back(std::move(sentence));
   }

@@ -348,7 +348,7 @@ TEST(ParallelSession, AForwardNamesItsOwnOverlap) {
       {{OverlapSide::kColumn, GemmRole::kDgrad}, OverlapMethod::kRingExchange},
       {{OverlapSide::kColumn, GemmRole::kWgrad}, OverlapMethod::kNone}};
   EXPECT_THAT(message(session->Forward(forward, nullptr)),
-              HasSubstr("layers[fc1].parallel.reduction_profile is rank_asc_fp32: a ring_exchange "
+              HasSubstr("reduction_profile is rank_asc_fp32: a ring_exchange "
                         "reduce-scatter sums in the order of ub_p2p"));
   // Where nothing is communicated, an overlap that names nothing does nothing.
   const auto alone = OpenSession(*engine, LinearLayers("bf16", {ParallelMode::kNone}),
