@@ -82,11 +82,10 @@ float ZeroAt(const Tensor& zeros, int64_t index) {
   }
 }
 
-void StoreScale(const Direction& direction, const GeneralGrid::Unit& place, const LevelScale& scale,
-                QuantizedCopy& copy) {
-  const int64_t index = direction.grid.ScaleIndex(place, place.line);
-  copy.scale_inv.as<float>()[index] = scale.scale_inv;
-  if (copy.zero_point.has_value()) StoreZero(scale.zero, index, copy.zero_point);
+/// Groups and their scales are in one order (MakeLevelGrid).
+void StoreScale(int64_t unit, const LevelScale& scale, QuantizedCopy& copy) {
+  copy.scale_inv.as<float>()[unit] = scale.scale_inv;
+  if (copy.zero_point.has_value()) StoreZero(scale.zero, unit, copy.zero_point);
 }
 
 template <class Source>
@@ -96,10 +95,9 @@ void MakeScales(Direction& direction, QuantizedCopy& copy) {
   const int64_t grain = std::max<int64_t>(kGrainElements / (grid.unit_lines * grid.unit_length), 1);
   ParallelFor(direction.request.context, grid.units, grain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const GeneralGrid::Unit place = grid.UnitAt(i);
       LevelScale& scale = direction.scales[static_cast<size_t>(i)];
-      scale = MakeLevelScale(direction.rule, ExtremesOf<Source>(direction, place));
-      StoreScale(direction, place, scale, copy);
+      scale = MakeLevelScale(direction.rule, ExtremesOf<Source>(direction, grid.UnitAt(i)));
+      StoreScale(i, scale, copy);
     }
   });
 }
@@ -255,9 +253,10 @@ class RunQuantizer {
   }
 
   /// A group that the loops do not take.
-  void QuantizeScalar(const GeneralGrid::Unit& place, QuantizationCounts& counts) {
+  void QuantizeScalar(int64_t unit, QuantizationCounts& counts) {
+    const GeneralGrid::Unit place = direction_.grid.UnitAt(unit);
     const LevelScale scale = MakeLevelScale(direction_.rule, ExtremesOf<Source>(direction_, place));
-    StoreScale(direction_, place, scale, copy_);
+    StoreScale(unit, scale, copy_);
     EncodeScalar(scale, FirstOf(place), FirstOf(place) + place.count(), counts);
   }
 
@@ -271,7 +270,7 @@ class RunQuantizer {
       // Where all groups are whole, lines follow one another.
       const int64_t runs = grid.length % grid.unit_length == 0 ? end - i : std::min(whole, end - i);
       if (runs == 0) {
-        QuantizeScalar(first, counts);
+        QuantizeScalar(i, counts);
         ++i;
         continue;
       }
@@ -297,12 +296,12 @@ class RunQuantizer {
     for (int64_t i = 0; i < runs; ++i) {
       const LevelScale scale = ScaleOf(amaxes[i]);
       if (IsForLoops(amaxes[i], scale)) {
-        StoreScale(direction_, grid.UnitAt(unit + i), scale, copy_);
+        StoreScale(unit + i, scale, copy_);
         factors[i] = scale.factor;
         continue;
       }
       encode(i);
-      QuantizeScalar(grid.UnitAt(unit + i), counts);
+      QuantizeScalar(unit + i, counts);
       begin = i + 1;
     }
     encode(runs);
@@ -318,13 +317,13 @@ class RunQuantizer {
       const std::lock_guard<std::mutex> lock(mutex_);
       amax = std::max(amax, of_piece);
     });
-    const GeneralGrid::Unit place = direction_.grid.UnitAt(0);
     LevelScale scale = ScaleOf(amax);
     const bool is_for_loops = IsForLoops(amax, scale);
     if (!is_for_loops) {
-      scale = MakeLevelScale(direction_.rule, ExtremesOf<Source>(direction_, place));
+      scale = MakeLevelScale(direction_.rule,
+                             ExtremesOf<Source>(direction_, direction_.grid.UnitAt(0)));
     }
-    StoreScale(direction_, place, scale, copy_);
+    StoreScale(0, scale, copy_);
     ParallelFor(context, count, kPieceElements, [&](int64_t begin, int64_t end) {
       QuantizationCounts part;
       if (is_for_loops) {
