@@ -26,7 +26,7 @@ enum class ArithmeticFamily {
   kFp32,      ///< Sequential fp32 FMA over k.
   kCublasLt,  ///< The hardware through cuBLASLt, the subject under test; CUDA engine only.
   kSm100MmaFp8,  ///< Blackwell's (B200) mma.sync FP8, "sm100:mma": the rule of kSm90MmaFp8.
-  kInt32,     ///< Sums of integers; CPU engine only.
+  kInt32,     ///< Sums of integers.
 };
 /// "sm90", "sm90_mma_fp8", "exact", "auto".
 std::string_view ArithmeticFamilyName(ArithmeticFamily family);

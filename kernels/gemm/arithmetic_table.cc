@@ -160,7 +160,7 @@ std::vector<ArithmeticRow> MakeTable() {
       {kInt32,
        {{"int32",
          "operands of 8-bit integers: sums of products without rounding (below 2^31 those of an "
-         "int32 accumulator, which wraps beyond), then scales, a's first. The CPU engine only",
+         "int32 accumulator, which wraps beyond), then scales, a's first",
          "docs/quantizers.md section 11.4",
          "integers and rationals of Python; torchao's linear with f32 activations gives the same "
          "bits",

@@ -36,6 +36,31 @@ absl::Status CheckScaleValues(CudaDevice& device, const GemmDesc& desc) {
   return CheckPowersOfTwo(device, "b", desc.b.scale_inv);
 }
 
+/// `rows` rows of k codes, which lie one after the other or, turned, side by side.
+IntegerOperand IntegersOf(const GemmOperand& operand, int64_t rows, int64_t k, bool is_turned) {
+  IntegerOperand integers;
+  integers.codes = operand.data.as<uint8_t>();
+  integers.is_signed = operand.data.dtype() == DType::kI8;
+  integers.row_stride = is_turned ? 1 : k;
+  integers.k_stride = is_turned ? rows : 1;
+  if (operand.scaling != ScaleMode::kNone) integers.scales = operand.scale_inv.as<float>();
+  if (operand.zero_point.has_value()) integers.zeros = operand.zero_point.as<uint8_t>();
+  integers.has_scale_per_row = operand.scaling == ScaleMode::kOuter;
+  return integers;
+}
+
+absl::Status AccumulateIntegers(CudaDevice& device, const GemmDesc& desc, const GemmShape& shape,
+                                float* accumulators) {
+  IntegerTask task;
+  task.a = IntegersOf(desc.a, shape.m, shape.k, desc.layout == GemmLayout::kNT);
+  task.b = IntegersOf(desc.b, shape.n, shape.k, desc.layout != GemmLayout::kTN);
+  task.m = shape.m;
+  task.n = shape.n;
+  task.k = shape.k;
+  task.accumulators = accumulators;
+  return QG_CUDA_STATUS(LaunchIntegers(task, device.facts().multiprocessors, device.stream()));
+}
+
 const float* ValuesOf(const Tensor& tensor) {
   return tensor.has_value() ? tensor.as<float>() : nullptr;
 }
@@ -98,19 +123,20 @@ absl::StatusOr<GemmResult> GemmCudaBy(CudaPath path, CudaDevice& device, const G
   if (arithmetic.family == ArithmeticFamily::kExact) {
     return ExactGemmCuda(device, desc, cancellation);
   }
-  if (HasIntegers(desc)) {
-    return StatusOf({.code = absl::StatusCode::kUnimplemented,
-                     .field = "arithmetic",
-                     .value = "int32",
-                     .rule = "the CPU engine alone adds integers"});
-  }
   if (arithmetic.family == ArithmeticFamily::kCublasLt) {
     return Refuse("arithmetic", arithmetic.ToString(), "it is hardware, not a model");
   }
   QG_RETURN_IF_ERROR(CheckScaleValues(device, desc));
 
+  // Integers are scaled before the epilogue, in their own order.
+  const bool adds_integers = HasIntegers(desc);
+  GemmDesc unscaled = desc;
+  if (adds_integers) {
+    unscaled.arithmetic.family = ArithmeticFamily::kInt32;
+    unscaled.a.scaling = unscaled.b.scaling = ScaleMode::kNone;
+  }
   GemmResult result;
-  result.arithmetic = arithmetic;
+  result.arithmetic = adds_integers ? unscaled.arithmetic : arithmetic;
   QG_ASSIGN_OR_RETURN(result.d, OutputOf(desc, shape, [&](DType dtype, Shape dims) {
                         return device.Allocate(dtype, std::move(dims));
                       }));
@@ -124,9 +150,11 @@ absl::StatusOr<GemmResult> GemmCudaBy(CudaPath path, CudaDevice& device, const G
     QG_ASSIGN_OR_RETURN(accumulators, device.Allocate(DType::kF32, {shape.m, shape.n}));
   }
   QG_RETURN_IF_ERROR(
-      AccumulateCuda(device, desc, shape, path, cancellation, accumulators.as<float>()));
-  QG_CUDA_RETURN_IF_ERROR(
-      LaunchEpilogue(EpilogueOf(desc, shape, accumulators.as<float>(), result), device.stream()));
+      adds_integers
+          ? AccumulateIntegers(device, desc, shape, accumulators.as<float>())
+          : AccumulateCuda(device, desc, shape, path, cancellation, accumulators.as<float>()));
+  QG_CUDA_RETURN_IF_ERROR(LaunchEpilogue(
+      EpilogueOf(unscaled, shape, accumulators.as<float>(), result), device.stream()));
   return result;
 }
 

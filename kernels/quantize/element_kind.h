@@ -7,6 +7,7 @@
 
 #include "kernels/base/host_device.h"
 #include "kernels/numerics/cast.h"
+#include "kernels/numerics/level_rule.h"
 #include "kernels/numerics/scale_rule.h"
 
 namespace quantgate {
@@ -46,6 +47,18 @@ QG_HOST_DEVICE constexpr ElementKind KindOfElement(FloatClass source, float scal
   const bool is_beyond =
       (std::bit_cast<uint32_t>(scaled) & 0x7FFFFFFF) >= FirstBeyondBits<F>(rounding);
   return is_beyond ? ElementKind::kSaturated : ElementKind::kNormal;
+}
+
+/// The same of a code of a level, which is never a subnormal.
+QG_HOST_DEVICE inline ElementKind KindOfLevel(const LevelRule& rule, const LevelScale& scale,
+                                              FloatClass source, LevelCode code) {
+  if (source == FloatClass::kNan) return ElementKind::kNan;
+  if (source == FloatClass::kInfinite) return ElementKind::kInfinite;
+  if (source == FloatClass::kZero) return ElementKind::kZero;
+  if (code.is_beyond) return ElementKind::kSaturated;
+  const float value =
+      LevelValue(rule.levels, rule.zero_point, code.code, scale.scale_inv, scale.zero);
+  return value == 0.0f ? ElementKind::kFlushedToZero : ElementKind::kNormal;
 }
 
 /// The same for an element that identity keeps as it is, or cast to another format.

@@ -86,9 +86,6 @@ absl::StatusOr<AmaxPlan> PlanAmaxes(const Tensor& source, const Quantizer& quant
 /// The largest finite value of `source`: f32, bf16 or f16.
 float LargestFiniteOf(DType source);
 
-/// UNIMPLEMENTED: codes of levels on a GPU, of which `field` has the format.
-absl::Status LevelsNeedCpu(std::string_view field, QuantizerFormat format);
-
 /// Returns what DequantizeCpu refuses.
 absl::Status CheckDequantization(const QuantizedTensor& quantized, Usage usage, DType out_dtype);
 

@@ -391,13 +391,6 @@ absl::Status CheckQuantization(DType source, const Shape& shape, const Quantizer
   return absl::OkStatus();
 }
 
-absl::Status LevelsNeedCpu(std::string_view field, QuantizerFormat format) {
-  return StatusOf({.code = absl::StatusCode::kUnimplemented,
-                   .field = std::string(field),
-                   .value = std::string(QuantizerFormatName(format)),
-                   .rule = "the CPU engine alone has integers and places in tables"});
-}
-
 absl::Status CheckDequantization(const QuantizedTensor& quantized, Usage usage, DType out_dtype) {
   const std::optional<QuantizedCopy>& copy = quantized.copy(usage);
   if (!copy.has_value()) {

@@ -176,6 +176,31 @@ BENCHMARK_CAPTURE(QuantizeBoth, nvfp4_4over6_tiles, FourOverSixNvfp4(2, FourOver
     ->Apply(EveryIsa);
 
 constexpr Usages kRowwiseAlone = {true, false};
+
+/// A format of levels by its usual rule; group 0 is the usual one.
+Quantizer LevelCodes(QuantizerFormat format, int group = 0) {
+  QuantizerSpec spec = {.format = format, .element = TraitsOf(format).elements.front()};
+  spec.group = group;
+  return spec;
+}
+// Beside formats that read and write as many bytes: fp8_rowwise and fp8_tensor.
+BENCHMARK_CAPTURE(QuantizeCopies, fp8_rowwise, Fp8Rowwise(), kRowwiseAlone)->Apply(EveryIsa);
+BENCHMARK_CAPTURE(QuantizeCopies, int8, LevelCodes(QuantizerFormat::kInt8), kRowwiseAlone)
+    ->Apply(EveryIsa);
+BENCHMARK_CAPTURE(QuantizeCopies, fp8_rowwise_f32, Fp8Rowwise(), kRowwiseAlone, DType::kF32)
+    ->Apply(EveryIsa);
+BENCHMARK_CAPTURE(QuantizeCopies, int8_f32, LevelCodes(QuantizerFormat::kInt8), kRowwiseAlone,
+                  DType::kF32)
+    ->Apply(EveryIsa);
+BENCHMARK_CAPTURE(QuantizeCopies, fp8_tensor, Fp8Tensor(), kRowwiseAlone)->Apply(EveryIsa);
+BENCHMARK_CAPTURE(QuantizeCopies, int8_tensor, LevelCodes(QuantizerFormat::kInt8, kTensorGroup),
+                  kRowwiseAlone)
+    ->Apply(EveryIsa);
+BENCHMARK_CAPTURE(QuantizeCopies, int4, LevelCodes(QuantizerFormat::kInt4), kRowwiseAlone)
+    ->Apply(EveryIsa);
+BENCHMARK_CAPTURE(QuantizeCopies, nf4, LevelCodes(QuantizerFormat::kNf4), kRowwiseAlone)
+    ->Apply(EveryIsa);
+BENCHMARK_CAPTURE(QuantizeBoth, int8, LevelCodes(QuantizerFormat::kInt8))->Apply(EveryIsa);
 BENCHMARK_CAPTURE(QuantizeCopies, nvfp4, Nvfp4(1, false), kRowwiseAlone)->Apply(EveryIsa);
 BENCHMARK_CAPTURE(QuantizeCopies, nvfp4_4over6, FourOverSixNvfp4(1, FourOverSix::kMae),
                   kRowwiseAlone)

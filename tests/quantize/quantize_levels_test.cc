@@ -10,7 +10,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/quantize/recipe/recipe_json.h"
+#include "kernels/tensor/convert.h"
+#include "tests/quantize/hostile_levels.h"
 
 namespace quantgate {
 namespace QG_TEST_FILE {
@@ -104,6 +107,72 @@ TEST(QuantizeLevels, ColumnwiseIsRowwiseOfTheTranspose) {
       EXPECT_EQ(by_column[static_cast<size_t>(i)], by_row[static_cast<size_t>(i % k * m + i / k)]);
     }
   }
+}
+
+/// The scalar loops are the definition. Groups that fill bytes and vectors, and that do not; NaN
+/// and infinities in some groups, and alone in others.
+TEST(QuantizeLevels, EveryInstructionSetGivesTheSameBytes) {
+  constexpr int64_t kShapes[][2] = {{1, 2},   {16, 64},  {17, 130}, {24, 66},  {9, 1024},
+                                    {32, 96}, {2, 4098}, {8, 250},  {3, 33280}};
+  const char* const specs[] = {R"({"format": "int8"})",
+                               R"({"format": "int8", "group": "tensor"})",
+                               R"({"format": "int8", "group": 3})",
+                               R"({"format": "int8", "group": 64})",
+                               R"({"format": "int4"})",
+                               R"({"format": "int4", "group": 32})",
+                               R"({"format": "int4", "group": 3})",
+                               R"({"format": "int4", "group": "row"})",
+                               R"({"format": "int4", "group": "tensor"})",
+                               R"({"format": "nf4"})",
+                               R"({"format": "nf4", "group": 100})",
+                               R"({"format": "bnb_fp4"})",
+                               R"({"format": "bnb_fp4", "group": 2})"};
+  int compared = 0;
+  const auto compare = [&](const Tensor& source, const std::string& name) {
+    for (const char* json : specs) {
+      const QuantizerSpec spec = Spec(json);
+      for (const bool columnwise : {false, true}) {
+        const Usages usages = {!columnwise, columnwise};
+        if (!CheckQuantization(source.dtype(), source.shape(), spec, usages).ok()) continue;
+        const Usage usage = columnwise ? Usage::kColumnwise : Usage::kRowwise;
+        ExecutionContext context;
+        context.isa = Isa::kScalar;
+        context.threads = 1;
+        const auto wanted = QuantizeCpu(source, spec, usages, {}, context);
+        ASSERT_TRUE(wanted.ok()) << wanted.status();
+        for (const Isa isa : RunnableIsas()) {
+          context.isa = isa;
+          const auto made = QuantizeCpu(source, spec, usages, {}, context);
+          ASSERT_TRUE(made.ok()) << made.status();
+          const std::string which =
+              absl::StrCat(name, " ", json, columnwise ? " columnwise " : " rowwise ",
+                           std::string(IsaName(isa)));
+          const QuantizedCopy& a = *made->copy(usage);
+          const QuantizedCopy& b = *wanted->copy(usage);
+          EXPECT_TRUE(std::ranges::equal(a.data.bytes(), b.data.bytes())) << which;
+          EXPECT_TRUE(std::ranges::equal(a.scale_inv.bytes(), b.scale_inv.bytes())) << which;
+          EXPECT_EQ(made->counts, wanted->counts) << which;
+          ++compared;
+        }
+      }
+    }
+  };
+  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+    for (const auto& [m, k] : kShapes) {
+      const std::string name = absl::StrCat(std::string(DTypeName(dtype)), " ", m, "x", k);
+      const Tensor source = testing::HostileLevels(dtype, m, k);
+      compare(source, name);
+      // Without NaN and infinities, which would make every group of the tensor scalar.
+      Tensor finite = *CastTensor(source, DType::kF32, {});
+      for (int64_t i = 0; i < m * k; ++i) {
+        float& value = finite.as<float>()[i];
+        if (!std::isfinite(value)) value = 0.0f;
+      }
+      compare(*CastTensor(finite, dtype, {}), name + " finite");
+    }
+    compare(*Tensor::Allocate(dtype, {0, 64}), "no rows");
+  }
+  EXPECT_GT(compared, 1000);
 }
 
 TEST(QuantizeLevels, RefusesWithFieldValueAndRule) {

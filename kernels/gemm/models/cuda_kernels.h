@@ -114,6 +114,24 @@ struct Fp32Task {
 };
 cudaError_t LaunchFp32(const Fp32Task& task, cudaStream_t stream);
 
+/// Rows of k integers of 8 bits.
+struct IntegerOperand {
+  const uint8_t* codes = nullptr;
+  bool is_signed = true;
+  int64_t row_stride = 0, k_stride = 1;  ///< In elements.
+  const float* scales = nullptr;         ///< Null: 1.
+  const uint8_t* zeros = nullptr;        ///< Of the codes' signedness; null: 0.
+  bool has_scale_per_row = false;        ///< Else one scale and one zero point for all rows.
+};
+/// Computes f32(f32(f32(acc) * scale_a) * scale_b), acc the sum over k of (a - zero_a) (b - zero_b)
+/// in 64 bits (docs/quantizers.md section 11.4).
+struct IntegerTask {
+  IntegerOperand a, b;
+  int64_t m, n, k;
+  float* accumulators;
+};
+cudaError_t LaunchIntegers(const IntegerTask& task, int multiprocessors, cudaStream_t stream);
+
 /// Two operands that are not packed.
 struct OperandPair {
   CudaOperand a, b;

@@ -86,6 +86,29 @@ using Fp8LineTileFunction = void (*)(const TileJob& job, bool power_2, TileTally
 Fp8LineTileFunction Avx2Fp8LineTile(DType source, DType element);
 Fp8LineTileFunction Avx512Fp8LineTile(DType source, DType element);
 
+// ---- levels
+
+/// Runs of `length` elements, one after the other.
+struct LevelRuns {
+  const void* source;
+  int64_t runs, length;
+  /// Of each run: what its elements are multiplied by. Finite, and so are the products.
+  const float* factors;
+  uint8_t* codes;  ///< As they are stored: of four bits two a byte, and then `length` is even.
+};
+/// The loops of a source and of levels. Codes of integers are the nearest, ties to even, clamped;
+/// those of tables have as many midpoints of neighbours below as level_steps::RankedPlace counts.
+struct LevelFunctions {
+  /// The amaxes of runs as magnitude codes of the source's dtype, NaN above all others. It does not
+  /// read factors and codes.
+  void (*amaxes)(const LevelRuns& runs, uint32_t* amaxes) = nullptr;
+  /// Elements are finite. code_zero counts codes of the value 0; code_below_normal the same.
+  void (*encode)(const LevelRuns& runs, TileTally& tally) = nullptr;
+};
+/// The functions are null if there are no loops for these types.
+LevelFunctions Avx2Levels(DType source, Levels levels);
+LevelFunctions Avx512Levels(DType source, Levels levels);
+
 // ---- nvfp4, scale_rule=two_level
 
 /// The random bytes of stochastic rounding: StochasticStream (stochastic_rounding.h) in words.

@@ -85,6 +85,8 @@ inline Ints ShiftLeft(Ints a) {
 }
 inline Ints Magnitude(Ints a) { return _mm256_abs_epi32(a); }
 inline Ints Truncate(Floats a) { return _mm256_cvttps_epi32(a); }
+/// To nearest, ties to even, as rounding is set; of magnitudes below 2^31.
+inline Ints Nearest(Floats a) { return _mm256_cvtps_epi32(a); }
 inline Floats Convert(Ints a) { return _mm256_cvtepi32_ps(a); }
 /// For |a| <= 2^30: one unit in the last place less where the nearest float lies beyond a.
 inline Floats ConvertTowardZero(Ints a) {
@@ -107,6 +109,13 @@ inline int CountEqual(Ints a, Ints b) { return CountOf(_mm256_cmpeq_epi32(a, b))
 /// sum + 1 where a < b, signed.
 inline Ints AddIfLess(Ints sum, Ints a, Ints b) {
   return _mm256_sub_epi32(sum, _mm256_cmpgt_epi32(b, a));
+}
+inline Ints AddIfLess(Ints sum, Floats a, Floats b) {
+  return _mm256_sub_epi32(sum, BitsOf(_mm256_cmp_ps(a, b, _CMP_LT_OQ)));
+}
+/// table[index] of eight floats; indices are below 8.
+inline Floats LookUpEight(const float* table, Ints index) {
+  return _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), index);
 }
 inline int SumOfLanes(Ints a) {
   const __m128i half = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
@@ -314,6 +323,12 @@ inline Line MaskAndFlip(const Line& line, int mask, int flip) {
   const Ints flips = _mm256_set1_epi8(static_cast<char>(flip));
   return {{Xor3(And(line.half[0], masks), flips, _mm256_setzero_si256()),
            Xor3(And(line.half[1], masks), flips, _mm256_setzero_si256())}};
+}
+/// table[code] of 16 bytes; codes are below 16.
+inline Line LookUpBytes(const uint8_t* table, const Line& codes) {
+  const Ints bytes =
+      _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+  return {{_mm256_shuffle_epi8(bytes, codes.half[0]), _mm256_shuffle_epi8(bytes, codes.half[1])}};
 }
 /// 64 codes to 32 bytes of two, the even one in the low nibble.
 inline void StoreNibbles(uint8_t* p, const Line& codes) {

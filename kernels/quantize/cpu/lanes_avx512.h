@@ -84,6 +84,10 @@ inline Ints ShiftLeft(Ints a) {
 }
 inline Ints Magnitude(Ints a) { return _mm512_abs_epi32(a); }
 inline Ints Truncate(Floats a) { return _mm512_cvttps_epi32(a); }
+/// To nearest, ties to even; of magnitudes below 2^31.
+inline Ints Nearest(Floats a) {
+  return _mm512_cvt_roundps_epi32(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
 inline Floats Convert(Ints a) { return _mm512_cvtepi32_ps(a); }
 inline Floats ConvertTowardZero(Ints a) {
   return _mm512_cvt_roundepi32_ps(a, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
@@ -101,6 +105,13 @@ inline int CountEqual(Ints a, Ints b) { return __builtin_popcount(_mm512_cmpeq_e
 /// sum + 1 where a < b, signed.
 inline Ints AddIfLess(Ints sum, Ints a, Ints b) {
   return _mm512_mask_add_epi32(sum, _mm512_cmplt_epi32_mask(a, b), sum, AllInts(1));
+}
+inline Ints AddIfLess(Ints sum, Floats a, Floats b) {
+  return _mm512_mask_add_epi32(sum, _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), sum, AllInts(1));
+}
+/// table[index] of eight floats; indices are below 8.
+inline Floats LookUpEight(const float* table, Ints index) {
+  return _mm512_permutexvar_ps(index, _mm512_castps256_ps512(_mm256_loadu_ps(table)));
 }
 inline int SumOfLanes(Ints a) { return _mm512_reduce_add_epi32(a); }
 inline int LargestLane(Ints a) { return _mm512_reduce_max_epi32(a); }
@@ -276,6 +287,11 @@ inline Line LoadLine(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline Line MaskAndFlip(Line line, int mask, int flip) {
   return _mm512_ternarylogic_epi32(line, _mm512_set1_epi8(static_cast<char>(mask)),
                                    _mm512_set1_epi8(static_cast<char>(flip)), 0x6A);
+}
+/// table[code] of 16 bytes; codes are below 16.
+inline Line LookUpBytes(const uint8_t* table, Line codes) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(bytes), codes);
 }
 /// 64 codes to 32 bytes of two, the even one in the low nibble.
 inline void StoreNibbles(uint8_t* p, Line codes) {

@@ -6,6 +6,7 @@
 #include "kernels/quantize/cuda/quantize_tiles_cuda.h"
 #include "kernels/quantize/cuda/scale_kernels_cuda.h"
 #include "kernels/quantize/format_quantizers.h"
+#include "kernels/quantize/general/quantize_levels_cuda.h"
 #include "kernels/quantize/nvfp4/quantize_nvfp4_cuda.h"
 #include "kernels/tensor/device/tensor_cuda.h"
 #include "kernels/tensor/visit_format.h"
@@ -72,8 +73,11 @@ absl::StatusOr<Tensor> DequantizeCuda(CudaDevice& device, const QuantizedTensor&
   if (TraitsOf(copy.format).scales == ScaleKind::kNone) {
     return CastTensorCuda(device, copy.data, out_dtype);
   }
-  if (TraitsOf(copy.format).has_levels()) return LevelsNeedCpu("format", copy.format);
   QG_ASSIGN_OR_RETURN(Tensor out, device.Allocate(out_dtype, quantized.shape));
+  if (TraitsOf(copy.format).has_levels()) {
+    QG_RETURN_IF_ERROR(DequantizeLevelsCuda(device, copy, usage, out));
+    return out;
+  }
   QG_RETURN_IF_ERROR(TraitsOf(copy.format).scales == ScaleKind::kTwoLevel
                          ? DequantizeNvfp4Cuda(device, copy, out)
                          : DequantizeTiles(device, copy, usage, out));

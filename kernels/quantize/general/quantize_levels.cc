@@ -1,5 +1,6 @@
 // Formats of levels on the CPU, by the steps of level_rule.h: first the scales of all groups, then
-// the codes. And back.
+// the codes. And back. Where there are vector loops, groups are measured and encoded one by one,
+// while they are in the caches.
 #include "kernels/quantize/general/quantize_levels.h"
 
 #include <algorithm>
@@ -12,10 +13,13 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/numerics/branch_free_cast.h"
 #include "kernels/quantize/compiled_formats.h"
+#include "kernels/quantize/cpu/block_kernels.h"
+#include "kernels/quantize/cpu/quantize_kernels.h"
 #include "kernels/quantize/element_count.h"
 #include "kernels/quantize/general/level_forms.h"
 #include "kernels/quantize/general/quantize_general.h"
 #include "kernels/quantize/quantized_outline.h"
+#include "kernels/tensor/transpose.h"
 #include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
@@ -26,6 +30,7 @@ constexpr int64_t kGrainElements = 1 << 13;
 /// One direction of a request.
 struct Direction {
   const FormatRequest& request;
+  Tensor source;  ///< That of the request, or its transpose.
   LevelRule rule;
   GeneralGrid grid;
   std::vector<LevelScale> scales = {};
@@ -33,7 +38,7 @@ struct Direction {
 
 template <class Source>
 GroupExtremes ExtremesOf(const Direction& direction, const GeneralGrid::Unit& unit) {
-  const auto* source = direction.request.source.as<typename Source::Storage>();
+  const auto* source = direction.source.as<typename Source::Storage>();
   GroupExtremes group;
   bool has_one = false;
   for (int64_t line = unit.line; line < unit.line_end; ++line) {
@@ -77,6 +82,12 @@ float ZeroAt(const Tensor& zeros, int64_t index) {
   }
 }
 
+/// Groups and their scales are in one order (MakeLevelGrid).
+void StoreScale(int64_t unit, const LevelScale& scale, QuantizedCopy& copy) {
+  copy.scale_inv.as<float>()[unit] = scale.scale_inv;
+  if (copy.zero_point.has_value()) StoreZero(scale.zero, unit, copy.zero_point);
+}
+
 template <class Source>
 void MakeScales(Direction& direction, QuantizedCopy& copy) {
   const GeneralGrid& grid = direction.grid;
@@ -84,26 +95,20 @@ void MakeScales(Direction& direction, QuantizedCopy& copy) {
   const int64_t grain = std::max<int64_t>(kGrainElements / (grid.unit_lines * grid.unit_length), 1);
   ParallelFor(direction.request.context, grid.units, grain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const GeneralGrid::Unit place = grid.UnitAt(i);
       LevelScale& scale = direction.scales[static_cast<size_t>(i)];
-      scale = MakeLevelScale(direction.rule, ExtremesOf<Source>(direction, place));
-      const int64_t index = grid.ScaleIndex(place, place.line);
-      copy.scale_inv.as<float>()[index] = scale.scale_inv;
-      if (copy.zero_point.has_value()) StoreZero(scale.zero, index, copy.zero_point);
+      scale = MakeLevelScale(direction.rule, ExtremesOf<Source>(direction, grid.UnitAt(i)));
+      StoreScale(i, scale, copy);
     }
   });
 }
 
-/// The kind of an element by the definition of QuantizationCounts; there are no subnormals.
-ElementKind KindOfLevel(const LevelRule& rule, const LevelScale& scale, FloatClass source,
-                        LevelCode code) {
-  if (source == FloatClass::kNan) return ElementKind::kNan;
-  if (source == FloatClass::kInfinite) return ElementKind::kInfinite;
-  if (source == FloatClass::kZero) return ElementKind::kZero;
-  if (code.is_beyond) return ElementKind::kSaturated;
-  const float value =
-      LevelValue(rule.levels, rule.zero_point, code.code, scale.scale_inv, scale.zero);
-  return value == 0.0f ? ElementKind::kFlushedToZero : ElementKind::kNormal;
+/// The code of an element, which is counted.
+template <class Source>
+uint8_t EncodeElement(const LevelRule& rule, const LevelScale& scale, typename Source::Storage bits,
+                      QuantizationCounts& counts) {
+  const LevelCode code = LevelCodeOf(rule, scale, DecodeFloat<Source>(bits));
+  AddKind(KindOfLevel(rule, scale, FloatClassOf<Source>(bits), code), counts);
+  return code.code;
 }
 
 template <class Source>
@@ -111,7 +116,7 @@ QuantizationCounts Encode(const Direction& direction, Tensor& codes) {
   const LevelRule& rule = direction.rule;
   const int per_byte = 8 / BitsOf(rule.levels);
   const GeneralGrid& grid = direction.grid;
-  const auto* source = direction.request.source.as<typename Source::Storage>();
+  const auto* source = direction.source.as<typename Source::Storage>();
   auto* bytes = codes.as<uint8_t>();
   std::mutex mutex;
   QuantizationCounts counts;
@@ -122,12 +127,11 @@ QuantizationCounts Encode(const Direction& direction, Tensor& codes) {
                   uint8_t byte = 0;
                   for (int j = 0; j < per_byte; ++j) {
                     const auto [line, element] = grid.PlaceOf(i * per_byte + j);
-                    const auto bits = source[grid.SourceIndex(line, element)];
                     const LevelScale& scale =
                         direction.scales[static_cast<size_t>(grid.UnitOf(line, element))];
-                    const LevelCode code = LevelCodeOf(rule, scale, DecodeFloat<Source>(bits));
-                    AddKind(KindOfLevel(rule, scale, FloatClassOf<Source>(bits), code), part);
-                    byte = static_cast<uint8_t>(byte | code.code << (4 * j));
+                    const uint8_t code = EncodeElement<Source>(
+                        rule, scale, source[grid.SourceIndex(line, element)], part);
+                    byte = static_cast<uint8_t>(byte | code << (4 * j));
                   }
                   bytes[i] = byte;
                 }
@@ -137,6 +141,209 @@ QuantizationCounts Encode(const Direction& direction, Tensor& codes) {
   return counts;
 }
 
+// ---- with vector loops
+
+/// What a piece of a group of the whole tensor has.
+constexpr int64_t kPieceElements = 1 << 16;
+/// How many groups are measured before they are encoded, and at most about how many elements.
+constexpr int64_t kBatchRuns = 256, kBatchElements = 1 << 14;
+
+/// The vector loops of a direction: those of the usual rules, of integers without zero points by
+/// products in fp32, and of bitsandbytes' tables. Null where there are none.
+LevelFunctions VectorLoops(const FormatRequest& request, const LevelRule& rule,
+                           const GeneralGrid& grid) {
+  const bool is_table = IsTable(rule.levels);
+  const ScaleRule usual = is_table ? ScaleRule::kBitsandbytes : ScaleRule::kTorchao;
+  // A group whose codes begin within a byte is left to the scalar code.
+  const bool is_whole_bytes = BitsOf(rule.levels) == 8 || grid.unit_length % 2 == 0;
+  if (rule.rule != usual || rule.zero_point != ZeroPoint::kNone ||
+      rule.operation_dtype != StepDType::kF32 || !is_whole_bytes) {
+    return {};
+  }
+  switch (request.context.isa) {
+    case Isa::kAvx2:
+      return Avx2Levels(request.source.dtype(), rule.levels);
+    case Isa::kAvx512:
+      return Avx512Levels(request.source.dtype(), rule.levels);
+    default:
+      return {};
+  }
+}
+
+/// Adds what the loops have counted of `count` elements.
+void AddLevelTally(const TileTally& tally, int64_t count, QuantizationCounts& counts) {
+  AddTally({.source_zero = tally.source_zero,
+            .code_zero = tally.code_zero,
+            .code_below_normal = tally.code_below_normal,
+            .saturated = tally.saturated},
+           count, counts);
+}
+
+/// A direction whose groups lie one after the other in the source and in the codes.
+template <class Source>
+class RunQuantizer {
+ public:
+  RunQuantizer(const Direction& direction, const LevelFunctions& loops, QuantizedCopy& copy)
+      : direction_(direction), loops_(loops), copy_(copy) {}
+
+  QuantizationCounts operator()() {
+    const GeneralGrid& grid = direction_.grid;
+    const int64_t count = grid.lines * grid.length;
+    if (direction_.rule.is_whole) {
+      QuantizeWhole(count);
+    } else {
+      const int64_t grain = std::max<int64_t>(kPieceElements / grid.unit_length, 1);
+      ParallelFor(direction_.request.context, grid.units, grain, [&](int64_t begin, int64_t end) {
+        QuantizationCounts part;
+        const int64_t step = std::clamp<int64_t>(kBatchElements / grid.unit_length, 1, kBatchRuns);
+        for (int64_t i = begin; i < end; i += step) {
+          QuantizeBatch(i, std::min(i + step, end), part);
+        }
+        Add(part);
+      });
+    }
+    return counts_;
+  }
+
+ private:
+  using Storage = typename Source::Storage;
+
+  void Add(const QuantizationCounts& part) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    AddCounts(part, counts_);
+  }
+
+  LevelRuns RunsAt(int64_t first, int64_t runs, int64_t length, const float* factors) const {
+    const int per_byte = 8 / BitsOf(direction_.rule.levels);
+    return {direction_.source.template as<Storage>() + first, runs, length, factors,
+            copy_.data.template as<uint8_t>() + first / per_byte};
+  }
+  /// The first element of a group.
+  int64_t FirstOf(const GeneralGrid::Unit& place) const {
+    return place.line * direction_.grid.length + place.begin;
+  }
+
+  LevelScale ScaleOf(uint32_t amax_code) const {
+    const float amax = DecodeFloat<Source>(static_cast<Storage>(amax_code));
+    // Of the rules that have loops the scale depends on the larger of the extremes alone.
+    return MakeLevelScale(direction_.rule, {.least = -amax, .most = amax, .first_largest = amax});
+  }
+  /// Whether the loops encode a group: elements are finite, and no code but that of 0 has a value
+  /// that rounds to 0.
+  bool IsForLoops(uint32_t amax_code, const LevelScale& scale) const {
+    constexpr float kLeastScale = 0x1p-100f;  // 1 / 192 of it is a normal number.
+    return amax_code < kBeyondMaxFinite<Source> &&
+           (amax_code == 0 || scale.scale_inv >= kLeastScale);
+  }
+
+  /// Elements [begin, end) of the codes, which begin and end with a byte.
+  void EncodeScalar(const LevelScale& scale, int64_t begin, int64_t end,
+                    QuantizationCounts& counts) {
+    const auto* source = direction_.source.template as<Storage>();
+    auto* bytes = copy_.data.template as<uint8_t>();
+    const int per_byte = 8 / BitsOf(direction_.rule.levels);
+    for (int64_t i = begin; i < end; i += per_byte) {
+      uint8_t byte = 0;
+      for (int j = 0; j < per_byte; ++j) {
+        const uint8_t code = EncodeElement<Source>(direction_.rule, scale, source[i + j], counts);
+        byte = static_cast<uint8_t>(byte | code << (4 * j));
+      }
+      bytes[i / per_byte] = byte;
+    }
+  }
+
+  /// A group that the loops do not take.
+  void QuantizeScalar(int64_t unit, QuantizationCounts& counts) {
+    const GeneralGrid::Unit place = direction_.grid.UnitAt(unit);
+    const LevelScale scale = MakeLevelScale(direction_.rule, ExtremesOf<Source>(direction_, place));
+    StoreScale(unit, scale, copy_);
+    EncodeScalar(scale, FirstOf(place), FirstOf(place) + place.count(), counts);
+  }
+
+  /// Groups [begin, end), at most kBatchRuns.
+  void QuantizeBatch(int64_t begin, int64_t end, QuantizationCounts& counts) {
+    const GeneralGrid& grid = direction_.grid;
+    for (int64_t i = begin; i < end;) {
+      // Whole groups up to the end of the line, then its last one, if that is shorter.
+      const GeneralGrid::Unit first = grid.UnitAt(i);
+      const int64_t whole = (grid.length - first.begin) / grid.unit_length;
+      // Where all groups are whole, lines follow one another.
+      const int64_t runs = grid.length % grid.unit_length == 0 ? end - i : std::min(whole, end - i);
+      if (runs == 0) {
+        QuantizeScalar(i, counts);
+        ++i;
+        continue;
+      }
+      QuantizeRuns(i, runs, counts);
+      i += runs;
+    }
+  }
+
+  /// Whole groups.
+  void QuantizeRuns(int64_t unit, int64_t runs, QuantizationCounts& counts) {
+    const GeneralGrid& grid = direction_.grid;
+    const int64_t length = grid.unit_length, from = FirstOf(grid.UnitAt(unit));
+    uint32_t amaxes[kBatchRuns];
+    float factors[kBatchRuns];
+    loops_.amaxes(RunsAt(from, runs, length, nullptr), amaxes);
+    int64_t begin = 0;  // Of the groups that have scales and no codes.
+    const auto encode = [&](int64_t end) {
+      if (begin == end) return;
+      TileTally tally;
+      loops_.encode(RunsAt(from + begin * length, end - begin, length, factors + begin), tally);
+      AddLevelTally(tally, (end - begin) * length, counts);
+    };
+    for (int64_t i = 0; i < runs; ++i) {
+      const LevelScale scale = ScaleOf(amaxes[i]);
+      if (IsForLoops(amaxes[i], scale)) {
+        StoreScale(unit + i, scale, copy_);
+        factors[i] = scale.factor;
+        continue;
+      }
+      encode(i);
+      QuantizeScalar(unit + i, counts);
+      begin = i + 1;
+    }
+    encode(runs);
+  }
+
+  /// One group of all elements.
+  void QuantizeWhole(int64_t count) {
+    const ExecutionContext& context = direction_.request.context;
+    uint32_t amax = 0;
+    ParallelFor(context, count, kPieceElements, [&](int64_t begin, int64_t end) {
+      uint32_t of_piece = 0;
+      loops_.amaxes(RunsAt(begin, 1, end - begin, nullptr), &of_piece);
+      const std::lock_guard<std::mutex> lock(mutex_);
+      amax = std::max(amax, of_piece);
+    });
+    LevelScale scale = ScaleOf(amax);
+    const bool is_for_loops = IsForLoops(amax, scale);
+    if (!is_for_loops) {
+      scale = MakeLevelScale(direction_.rule,
+                             ExtremesOf<Source>(direction_, direction_.grid.UnitAt(0)));
+    }
+    StoreScale(0, scale, copy_);
+    ParallelFor(context, count, kPieceElements, [&](int64_t begin, int64_t end) {
+      QuantizationCounts part;
+      if (is_for_loops) {
+        TileTally tally;
+        loops_.encode(RunsAt(begin, 1, end - begin, &scale.factor), tally);
+        AddLevelTally(tally, end - begin, part);
+      } else {
+        EncodeScalar(scale, begin, end, part);
+      }
+      Add(part);
+    });
+  }
+
+  const Direction& direction_;
+  const LevelFunctions loops_;
+  QuantizedCopy& copy_;
+  std::mutex mutex_;
+  QuantizationCounts counts_;
+};
+
 /// Codes, scales and zero points of one direction.
 template <class Source>
 absl::StatusOr<QuantizationCounts> QuantizeDirection(const FormatRequest& request, Usage usage,
@@ -144,16 +351,28 @@ absl::StatusOr<QuantizationCounts> QuantizeDirection(const FormatRequest& reques
   const QuantizerSpec& spec = request.spec;
   const Tensor& source = request.source;
   Direction direction = {
-      request, MakeLevelRule(spec, source.dtype()),
+      request, source, MakeLevelRule(spec, source.dtype()),
       MakeLevelGrid(source.rows(), source.columns(), spec.format, spec.group, usage)};
+  const LevelFunctions loops = VectorLoops(request, direction.rule, direction.grid);
+  const bool has_loops = loops.encode != nullptr && source.element_count() > 0;
+  if (has_loops && usage == Usage::kColumnwise) {  // The loops take lines that are rows.
+    QG_ASSIGN_OR_RETURN(direction.source, Transpose2d(source, request.context));
+    direction.grid.line_stride = direction.grid.length;
+    direction.grid.element_stride = 1;
+  }
   QG_ASSIGN_OR_RETURN(QuantizedCopy copy, OutlineCopy(spec, usage, source.dtype(), source.shape()));
   for (Tensor* const tensor : {&copy.data, &copy.scale_inv, &copy.zero_point}) {
     if (!tensor->has_value()) continue;
     QG_ASSIGN_OR_RETURN(*tensor, Tensor::Allocate(tensor->dtype(), tensor->shape()));
   }
-  MakeScales<Source>(direction, copy);
-  QG_RETURN_IF_ERROR(request.context.CheckCancelled());
-  const QuantizationCounts counts = Encode<Source>(direction, copy.data);
+  QuantizationCounts counts;
+  if (has_loops) {
+    counts = RunQuantizer<Source>(direction, loops, copy)();
+  } else {
+    MakeScales<Source>(direction, copy);
+    QG_RETURN_IF_ERROR(request.context.CheckCancelled());
+    counts = Encode<Source>(direction, copy.data);
+  }
   QG_RETURN_IF_ERROR(request.context.CheckCancelled());
   quantized.copy(usage) = std::move(copy);
   return counts;
@@ -165,9 +384,7 @@ void Dequantize(const QuantizedCopy& copy, const GeneralGrid& grid, Tensor& out,
   const Levels levels = LevelsOf(copy.element);
   const int per_byte = 8 / BitsOf(levels);
   const bool has_zero = copy.zero_point.has_value();
-  const ZeroPoint kind = !has_zero                                ? ZeroPoint::kNone
-                         : copy.zero_point.dtype() == DType::kF32 ? ZeroPoint::kFloat
-                                                                  : ZeroPoint::kInteger;
+  const ZeroPoint kind = ZeroPointOf(copy);
   const auto* bytes = copy.data.as<uint8_t>();
   const auto* scales = copy.scale_inv.as<float>();
   auto* to = out.as<typename Out::Storage>();
@@ -185,6 +402,11 @@ void Dequantize(const QuantizedCopy& copy, const GeneralGrid& grid, Tensor& out,
 }
 
 }  // namespace
+
+ZeroPoint ZeroPointOf(const QuantizedCopy& copy) {
+  if (!copy.zero_point.has_value()) return ZeroPoint::kNone;
+  return copy.zero_point.dtype() == DType::kF32 ? ZeroPoint::kFloat : ZeroPoint::kInteger;
+}
 
 LevelRule MakeLevelRule(const QuantizerSpec& spec, DType source) {
   LevelRule rule;

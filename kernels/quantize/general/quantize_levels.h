@@ -13,6 +13,9 @@ LevelRule MakeLevelRule(const QuantizerSpec& spec, DType source);
 GeneralGrid MakeLevelGrid(int64_t rows, int64_t columns, QuantizerFormat format, int group,
                           Usage usage);
 
+/// What the zero points of a copy are.
+ZeroPoint ZeroPointOf(const QuantizedCopy& copy);
+
 /// DequantizeCpu of a copy of a format of levels; `out` has the shape of the source.
 absl::Status DequantizeLevels(const QuantizedCopy& copy, Usage usage, Tensor& out,
                               const ExecutionContext& context);
