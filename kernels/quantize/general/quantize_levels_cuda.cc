@@ -13,8 +13,8 @@
 namespace quantgate {
 namespace {
 
-absl::Status QuantizeDirection(CudaDevice& device, const RuleRequest& request, Usage usage,
-                               unsigned long long* counts, QuantizedTensor& quantized) {
+absl::Status QuantizeLevelsOf(CudaDevice& device, const RuleRequest& request, Usage usage,
+                              unsigned long long* counts, QuantizedTensor& quantized) {
   const QuantizerSpec& spec = request.spec;
   const Tensor& source = request.source;
   LevelQuantization job;
@@ -60,7 +60,7 @@ absl::Status QuantizeLevelsCuda(CudaDevice& device, const RuleRequest& request,
     if (!HasUsage(request.usages, usage)) continue;
     const bool is_counted = usage == Usage::kRowwise || !request.usages.rowwise;
     QG_RETURN_IF_ERROR(
-        QuantizeDirection(device, request, usage, is_counted ? counts : nullptr, quantized));
+        QuantizeLevelsOf(device, request, usage, is_counted ? counts : nullptr, quantized));
   }
   return absl::OkStatus();
 }
