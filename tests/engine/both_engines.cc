@@ -128,7 +128,8 @@ Engine& Cpu() {
 
 Arithmetic ModelFor(const Recipe& recipe) {
   if (recipe.name() == "hybrid" || recipe.name() == "custom") return Arithmetic{};
-  const bool is_blackwell = recipe.name().starts_with("mx") || recipe.name() == "nvfp4";
+  const ScalingTraits& traits = recipe.QuantizerFor(TensorRole::kInput).rowwise.traits();
+  const bool is_blackwell = traits.has_blocks() && traits.block_length != 128;
   return Arithmetic::Parse(is_blackwell ? "sm100" : "sm90").value();
 }
 

@@ -165,7 +165,7 @@ void Walk(const Quantizer& quantizer, std::vector<std::pair<Direction, ScaleLayo
     const int length = BlockLength(spec.format);
     const bool has_wide_tiles = spec.block_dim == 2 && length >= 64;
     // At least 32 blocks of distinct amaxes, and more than one along a line.
-    const Tensor& source = has_wide_tiles ? Source(32, 40 * length)
+    const Tensor& source = has_wide_tiles ? Source(32, 33 * length)
                            : length > 128 ? Source(288, 288)
                                           : Source(192, 256);
     QuantizeArguments arguments;
@@ -189,13 +189,12 @@ void Walk(const Quantizer& quantizer, std::vector<std::pair<Direction, ScaleLayo
       if (layout != ScaleLayout::kLogical && !ScaleArrayTypeOf(array, layout).ok()) continue;
       const bool has_f32 = spec.traits().scales == ScaleKind::kF32;
       if (HoldsE8m0(layout) && has_f32 && !spec.power_2_scale) continue;
-      // What the layout of scales depends on is less than their rule.
+      // A layout of scales depends neither on their rule nor on the elements.
       const auto is_same = [&](const std::pair<Direction, ScaleLayout>& known) {
         const QuantizerSpec& other = known.first.spec;
-        const bool has_rule = layout != ScaleLayout::kLogical || other == spec;
-        return known.second == layout && known.first.usage == usage && has_rule &&
-               other.format == spec.format && other.block_dim == spec.block_dim &&
-               other.element == spec.element;
+        if (known.second != layout || known.first.usage != usage) return false;
+        if (layout == ScaleLayout::kLogical) return other == spec;
+        return other.format == spec.format && other.block_dim == spec.block_dim;
       };
       if (std::any_of(seen.begin(), seen.end(), is_same)) continue;
       seen.emplace_back(direction, layout);
