@@ -23,6 +23,7 @@
 #include "kernels/validate/explain/explain_candidates.h"
 #include "kernels/validate/explain/explain_cause.h"
 #include "kernels/validate/explain/explain_evidence.h"
+#include "kernels/validate/explain/explain_levels.h"
 #include "kernels/validate/explain/explain_nvfp4.h"
 #include "kernels/validate/explain/explain_scale_rules.h"
 #include "kernels/validate/explain/explain_stored.h"
@@ -239,6 +240,7 @@ absl::Status CodesExplainer::AddTrials(const CodeFormat& format, const Stored& s
     const Maxima maxima = MaximaOf(*stored, blocks, context_);
     for (const NamedScaleRule& rule : AllScaleRules()) {
       if (!IsScaleDType(dtype, rule.scale) || !rule.fits(format.dtype)) continue;
+      if (rule.has_one_zero != (format.has_one_zero && !format.is_fnuz)) continue;
       QG_RETURN_IF_ERROR(context_.CheckCancelled());
       ScaledBlocks scaled = Scale(stored, maxima, rule, format, false, true);
       gives_scales |= scaled.matches == static_cast<int64_t>(scaled.bits.size());
@@ -341,7 +343,7 @@ absl::Status CodesExplainer::AddFormat(const CodeFormat& format, CodePacking pac
       const auto stored = std::make_shared<const StoredCodes>(std::move(one));
       QG_RETURN_IF_ERROR(AddTrials(format, stored));
       const bool may_be_nvfp4 = format.dtype == DType::kF4E2M1x2 &&
-                                packing == CodePacking::kUsual &&
+                                packing == CodePacking::kUsual && !format.has_one_zero &&
                                 IsScaleDType(stored->scale_dtype, DType::kF8E4M3);
       if (!may_be_nvfp4) continue;
       QG_RETURN_IF_ERROR(AddNvfp4(format, stored));
@@ -361,6 +363,13 @@ absl::Status CodesExplainer::AddAll() {
     if (given != DType::kU8 || IsFp8(format.dtype)) continue;
     QG_RETURN_IF_ERROR(
         AddFormat(format, is_fp4 ? CodePacking::kOneToAByte : CodePacking::kSixBits));
+  }
+  if (IsElementDType(given, OneZeroE2M1()) &&
+      IsScaleDType(request_.scale_inv.dtype(), DType::kF8E8M0)) {
+    QG_RETURN_IF_ERROR(AddFormat(OneZeroE2M1(), CodePacking::kUsual));
+    if (given == DType::kU8) {
+      QG_RETURN_IF_ERROR(AddFormat(OneZeroE2M1(), CodePacking::kOneToAByte));
+    }
   }
   for (const CodeFormat& format : FnuzCodeFormats()) {
     if (IsElementDType(given, format)) {
@@ -515,7 +524,6 @@ absl::Status CodesExplainer::AddCause(CodesExplanation& explanation) const {
 }
 
 absl::StatusOr<CodesExplanation> CodesExplainer::Explain() {
-  QG_RETURN_IF_ERROR(CheckExplainCodes(request_));
   const ScopedIeeeEnvironment ieee;
   QG_ASSIGN_OR_RETURN(const Tensor f32, CastTensor(request_.source, DType::kF32, context_));
   source_.assign(f32.as<float>(), f32.as<float>() + f32.element_count());
@@ -571,6 +579,32 @@ absl::StatusOr<CodesExplanation> CodesExplainer::Explain() {
   return explanation;
 }
 
+/// Of codes of levels.
+absl::Status CheckLevels(const ExplainCodesRequest& request) {
+  if (request.amax.has_value()) {
+    return RefuseTensor("amax", request.amax, "codes of levels have none");
+  }
+  const DType zero = request.zero_point.has_value() ? request.zero_point.dtype() : DType::kI8;
+  if (!IsOfLevels(request.codes.dtype())) {
+    return RefuseTensor("zero_point", request.zero_point,
+                        absl::StrCat("codes ", TensorText(request.codes), " have none"));
+  }
+  if (!IsHighPrecision(request.scale_inv.dtype())) {
+    return RefuseTensor("scale_inv", request.scale_inv, "must be f32, bf16 or f16");
+  }
+  if (request.scale_layout != ScaleLayout::kLogical) {
+    return Refuse("scale_layout", ScaleLayoutName(request.scale_layout),
+                  "scales of levels are logical");
+  }
+  const bool is_zero =
+      IsHighPrecision(zero) || zero == DType::kI8 || zero == DType::kU8 || zero == DType::kI32;
+  if (!is_zero || (request.zero_point.has_value() && request.zero_point.element_count() == 0)) {
+    return RefuseTensor("zero_point", request.zero_point,
+                        "must be f32, bf16, f16, i8, u8 or i32, with at least one element");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status CheckExplainCodes(const ExplainCodesRequest& request) {
@@ -583,12 +617,15 @@ absl::Status CheckExplainCodes(const ExplainCodesRequest& request) {
                         "must have at least one element and a rank of at least 1");
   }
   if (!request.codes.has_value() || request.codes.rank() < 1 ||
-      DTypeBytes(request.codes.dtype()) != 1) {
-    return RefuseTensor("codes", request.codes, "must be given, of FP8, FP6, packed FP4 or u8");
+      (DTypeBytes(request.codes.dtype()) != 1 && request.codes.dtype() != DType::kI32)) {
+    return RefuseTensor("codes", request.codes,
+                        "must be given, of FP8, FP6, packed FP4, integers, a table or u8; i32: "
+                        "eight integers each");
   }
   if (!request.scale_inv.has_value() || request.scale_inv.element_count() == 0) {
     return RefuseTensor("scale_inv", request.scale_inv, "must be given, with at least one element");
   }
+  if (AreLevels(request)) return CheckLevels(request);
   const DType scale = request.scale_inv.dtype();
   if (!IsScaleDType(scale, DType::kF32) && scale != DType::kI32 && DTypeBytes(scale) != 1) {
     return RefuseTensor("scale_inv", request.scale_inv,
@@ -607,7 +644,16 @@ absl::Status CheckExplainCodes(const ExplainCodesRequest& request) {
 
 absl::StatusOr<CodesExplanation> ExplainCodes(const ExplainCodesRequest& request,
                                               const ExecutionContext& context) {
-  return CodesExplainer(request, context).Explain();
+  QG_RETURN_IF_ERROR(CheckExplainCodes(request));
+  if (AreLevels(request)) return ExplainLevels(request, context);
+  if (!MayBeLevels(request)) return CodesExplainer(request, context).Explain();
+  absl::StatusOr<CodesExplanation> of_levels = ExplainLevels(request, context);
+  if (!of_levels.ok() && !absl::IsInvalidArgument(of_levels.status())) return of_levels;
+  if (of_levels.ok() && of_levels->is_established) return of_levels;
+  absl::StatusOr<CodesExplanation> of_floats = CodesExplainer(request, context).Explain();
+  if (!of_levels.ok()) return of_floats;
+  if (!of_floats.ok()) return absl::IsInvalidArgument(of_floats.status()) ? of_levels : of_floats;
+  return JoinExplanations(*std::move(of_levels), *std::move(of_floats));
 }
 
 }  // namespace quantgate

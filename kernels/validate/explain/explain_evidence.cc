@@ -80,6 +80,14 @@ std::string NearestText(const CodesCandidate& candidate) {
   std::vector<std::string> parts = {
       absl::StrCat("scales: ", MatchText(candidate.scale_matches, candidate.scale_count)),
       absl::StrCat("codes: ", MatchText(candidate.code_matches, candidate.code_count))};
+  if (const auto& at = candidate.first_scale_difference; at.has_value()) {
+    absl::StrAppend(&parts.front(), ", the first that differs, of group ", at->group, ", is ",
+                    at->given, ", not ", at->expected);
+  }
+  if (candidate.zero_count > 0) {
+    parts.insert(parts.begin() + 1, absl::StrCat("zero points: ", MatchText(candidate.zero_matches,
+                                                                            candidate.zero_count)));
+  }
   const int64_t steps = evidence.step_up_count + evidence.step_down_count;
   if (evidence.step_up_count > 0) {
     parts.push_back(absl::StrCat(GroupedDigits(evidence.step_up_count), " one step up"));
@@ -96,6 +104,10 @@ std::string NearestText(const CodesCandidate& candidate) {
   }
   const int64_t farther = candidate.code_count - candidate.code_matches - steps;
   if (farther > 0) parts.push_back(absl::StrCat(GroupedDigits(farther), " farther off"));
+  if (const auto& at = candidate.first_difference; at.has_value()) {
+    parts.push_back(absl::StrFormat("the first, at (%d, %d), is 0x%x, not 0x%x", at->row,
+                                    at->column, at->given, at->expected));
+  }
   return absl::StrJoin(parts, "; ");
 }
 
@@ -159,6 +171,7 @@ std::vector<std::string> ConclusionOf(const std::vector<CodesCandidate>& candida
       absl::StrCat(entire, entire == 1 ? " candidate gives all " : " candidates give all ",
                    GroupedDigits(best.code_count), " codes and ", GroupedDigits(best.scale_count),
                    best.scale_count == 1 ? " scale" : " scales",
+                   best.zero_count > 0 ? " and their zero points" : "",
                    entire == 1 ? "." : "; this data does not tell them apart."));
   if (best.has_other_names) {
     lines.push_back(
