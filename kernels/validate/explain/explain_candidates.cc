@@ -93,7 +93,7 @@ void SetFirstDifference(const ScaledGroup& group, const RoundingCounts& counts,
 std::string OrientationText(const StoredCodes& stored) {
   return absl::StrCat(stored.transposed ? " of the transpose" : "",
                       stored.hadamard ? ", Hadamard-transformed (disable_rht=false)" : "",
-                      stored.scale_order, stored.scale_layout);
+                      stored.scale_order);
 }
 
 /// Whether elements are scaled alike: dividing by a power of two is multiplying by its inverse.

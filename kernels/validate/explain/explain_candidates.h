@@ -53,8 +53,7 @@ struct StoredCodes {
   std::vector<uint32_t> scales;     ///< The bits of the given scales; of bf16 and f16 those as f32.
   DType scale_dtype = DType::kF32;  ///< As the given layout has them read; i32: of E8M0.
   int64_t scale_distinct = 0;
-  std::string scale_order;   ///< ", scales transposed"; empty: as the blocks lie.
-  std::string scale_layout;  ///< ", scales in the swizzled layout", if it was given.
+  std::string scale_order;  ///< ", scales transposed"; empty: as the blocks lie.
 };
 
 /// The lengths of blocks in quantizers in use.

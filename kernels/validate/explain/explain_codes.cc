@@ -579,32 +579,6 @@ absl::StatusOr<CodesExplanation> CodesExplainer::Explain() {
   return explanation;
 }
 
-/// Of codes of levels.
-absl::Status CheckLevels(const ExplainCodesRequest& request) {
-  if (request.amax.has_value()) {
-    return RefuseTensor("amax", request.amax, "codes of levels have none");
-  }
-  const DType zero = request.zero_point.has_value() ? request.zero_point.dtype() : DType::kI8;
-  if (!IsOfLevels(request.codes.dtype())) {
-    return RefuseTensor("zero_point", request.zero_point,
-                        absl::StrCat("codes ", TensorText(request.codes), " have none"));
-  }
-  if (!IsHighPrecision(request.scale_inv.dtype())) {
-    return RefuseTensor("scale_inv", request.scale_inv, "must be f32, bf16 or f16");
-  }
-  if (request.scale_layout != ScaleLayout::kLogical) {
-    return Refuse("scale_layout", ScaleLayoutName(request.scale_layout),
-                  "scales of levels are logical");
-  }
-  const bool is_zero =
-      IsHighPrecision(zero) || zero == DType::kI8 || zero == DType::kU8 || zero == DType::kI32;
-  if (!is_zero || (request.zero_point.has_value() && request.zero_point.element_count() == 0)) {
-    return RefuseTensor("zero_point", request.zero_point,
-                        "must be f32, bf16, f16, i8, u8 or i32, with at least one element");
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::Status CheckExplainCodes(const ExplainCodesRequest& request) {

@@ -17,6 +17,7 @@
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/quantize/quantizer.h"
+#include "kernels/quantize/scale_layout.h"
 #include "kernels/tensor/convert.h"
 #include "kernels/validate/explain/explain_candidates.h"
 #include "kernels/validate/explain/explain_evidence.h"
@@ -27,8 +28,12 @@ namespace {
 
 /// A tensor of at most so many elements is its own sample.
 constexpr int64_t kSampleElements = 16384;
-/// Of larger tensors what does not fit the sample is counted on everything for so few.
-constexpr size_t kNearKept = 4, kNearBesideFitting = 1;
+/// How many of those that do not fit the sample are counted on everything: where none fits, and
+/// beside those that do. Fewer of large tensors.
+constexpr int64_t kSmallElements = 1 << 20;
+constexpr size_t kNearKept = 4, kNearKeptOfLarge = 2, kNearBesideFitting = 1;
+
+constexpr char kUnknown[] = "unknown";
 
 /// What a library stores as the scale of a group.
 enum class StoredScale {
@@ -529,7 +534,10 @@ absl::StatusOr<CodesExplanation> LevelsExplainer::Explain() {
   });
   const auto fitting = static_cast<size_t>(
       std::count_if(trials.begin(), trials.end(), [](const Trial& t) { return t.fits_sample; }));
-  const size_t near = fitting > 0 ? kNearBesideFitting : kNearKept;
+  const bool is_small = request_.source.element_count() <= kSmallElements;
+  const size_t near = fitting > 0 ? (is_small ? kNearBesideFitting : 0)
+                      : is_small  ? kNearKept
+                                  : kNearKeptOfLarge;
   std::vector<CodesCandidate>& candidates = explanation.candidates;
   for (size_t i = 0; i < std::min(trials.size(), fitting + near); ++i) {
     QG_RETURN_IF_ERROR(context_.CheckCancelled());
@@ -553,9 +561,17 @@ absl::StatusOr<CodesExplanation> LevelsExplainer::Explain() {
     if (is_alone && candidate.is_established) candidate.scale_origin = *libraries.begin();
   }
   explanation.conclusion = ConclusionOf(candidates, libraries, std::nullopt);
-  if (!candidates.front().is_entire()) explanation.cause = "unknown";
+  if (!candidates.front().is_entire()) explanation.cause = kUnknown;
   if (candidates.size() > kCandidatesKept) candidates.resize(kCandidatesKept);
   return explanation;
+}
+
+/// The shares of codes and scales that the best candidate gives.
+double NearnessOf(const CodesExplanation& explanation) {
+  if (explanation.candidates.empty()) return 0;
+  const CodesCandidate& best = explanation.candidates.front();
+  return static_cast<double>(best.code_matches) / best.code_count +
+         static_cast<double>(best.scale_matches) / best.scale_count;
 }
 
 bool IsEntire(const CodesExplanation& explanation) {
@@ -584,6 +600,31 @@ bool MayBeLevels(const ExplainCodesRequest& request) {
          request.scale_layout == ScaleLayout::kLogical && !request.amax.has_value();
 }
 
+absl::Status CheckLevels(const ExplainCodesRequest& request) {
+  if (request.amax.has_value()) {
+    return Refuse("amax", TensorText(request.amax), "codes of levels have none");
+  }
+  const DType zero = request.zero_point.has_value() ? request.zero_point.dtype() : DType::kI8;
+  if (!IsOfLevels(request.codes.dtype())) {
+    return Refuse("zero_point", TensorText(request.zero_point),
+                  absl::StrCat("codes ", TensorText(request.codes), " have none"));
+  }
+  if (!IsHighPrecision(request.scale_inv.dtype())) {
+    return Refuse("scale_inv", TensorText(request.scale_inv), "must be f32, bf16 or f16");
+  }
+  if (request.scale_layout != ScaleLayout::kLogical) {
+    return Refuse("scale_layout", ScaleLayoutName(request.scale_layout),
+                  "scales of levels are logical");
+  }
+  const bool is_zero =
+      IsHighPrecision(zero) || zero == DType::kI8 || zero == DType::kU8 || zero == DType::kI32;
+  if (!is_zero || (request.zero_point.has_value() && request.zero_point.element_count() == 0)) {
+    return Refuse("zero_point", TensorText(request.zero_point),
+                  "must be f32, bf16, f16, i8, u8 or i32, with at least one element");
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<CodesExplanation> ExplainLevels(const ExplainCodesRequest& request,
                                                const ExecutionContext& context) {
   return LevelsExplainer(request, context).Explain();
@@ -591,8 +632,10 @@ absl::StatusOr<CodesExplanation> ExplainLevels(const ExplainCodesRequest& reques
 
 CodesExplanation JoinExplanations(CodesExplanation of_levels, CodesExplanation of_floats) {
   const bool has_levels = IsEntire(of_levels), has_floats = IsEntire(of_floats);
-  // A cause is sought where nothing gives all: it is of floats.
-  const bool is_levels = has_levels && !has_floats;
+  // A cause that is known gives all, too.
+  const bool has_cause = !of_floats.cause.empty() && of_floats.cause != kUnknown;
+  const bool is_levels =
+      !has_floats && !has_cause && (has_levels || NearnessOf(of_levels) > NearnessOf(of_floats));
   CodesExplanation joined = is_levels ? std::move(of_levels) : std::move(of_floats);
   CodesExplanation& other = is_levels ? of_floats : of_levels;
   joined.tried += other.tried;

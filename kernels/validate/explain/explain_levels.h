@@ -16,6 +16,9 @@ bool AreLevels(const ExplainCodesRequest& request);
 /// Whether codes and scales may be of levels: those, and u8 with scales in the order of groups.
 bool MayBeLevels(const ExplainCodesRequest& request);
 
+/// CheckExplainCodes of codes of levels.
+absl::Status CheckLevels(const ExplainCodesRequest& request);
+
 /// ExplainCodes as codes of levels: every group, spelling, rule, zero point and operation_dtype
 /// that the tensors allow. INVALID_ARGUMENT naming what fits none; the request passed
 /// CheckExplainCodes.

@@ -4,7 +4,6 @@
 #include <array>
 #include <bit>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/numerics/cast.h"
 #include "kernels/quantize/scale_layout.h"
@@ -377,10 +376,6 @@ absl::StatusOr<std::vector<StoredCodes>> StoredReader::Read(const CodeFormat& fo
   std::vector<StoredCodes> read;
   for (const Tensor& logical : scales) {
     for (StoredCodes& one : ScaleOrders(logical, stored)) {
-      if (request_.scale_layout != ScaleLayout::kLogical) {
-        one.scale_layout = absl::StrCat(
-            ", scales in the ", std::string(ScaleLayoutName(request_.scale_layout)), " layout");
-      }
       one.scale_distinct = CountDistinct(one.scales);
       read.push_back(std::move(one));
     }
