@@ -186,7 +186,7 @@ absl::Status AddWhatScalesHave(const ExplainOptions& options, TensorSources& sou
       QG_ASSIGN_OR_RETURN(const v1::QuantizedDescription description, DescriptionOf(file.metadata));
       codes.set_scale_layout(description.scale_layout());
     }
-    std::string_view entry = name.entry;
+    absl::string_view entry = name.entry;
     if (zero_point.empty() && absl::ConsumeSuffix(&entry, kScaleInv)) {
       const std::string of_zeros = absl::StrCat(std::string(entry), kZeroPoint);
       if (file.Find(of_zeros).ok()) zero_point = absl::StrCat(name.path, ":", of_zeros);

@@ -36,7 +36,6 @@ namespace {
 constexpr int64_t kSmallElements = 1 << 20;
 constexpr size_t kGroupsKept = 48, kNearGroupsKept = 4, kNearBesideFitting = 1;
 constexpr char kGivenScaleText[] = "given: the stored scale, as of delayed scaling";
-constexpr char kUnknown[] = "unknown";
 constexpr char kRowScaledText[] = ", row_scaled_activation=true";
 
 bool IsElementDType(DType given, const CodeFormat& format) {
@@ -517,7 +516,7 @@ absl::Status CodesExplainer::AddCause(CodesExplanation& explanation) const {
     lines.insert(second, absl::StrCat("Against this build's quantizers: ", cause->what, ". ",
                                       cause->evidence, "."));
   } else if (!is_entire) {
-    explanation.cause = kUnknown;
+    explanation.cause = kUnknownCause;
     lines.insert(second, "The cause is unknown: nothing that is known to go wrong gives them.");
   }
   return absl::OkStatus();
@@ -532,7 +531,7 @@ absl::StatusOr<CodesExplanation> CodesExplainer::Explain() {
     if (!absl::IsInvalidArgument(added)) return added;
     // Scales of a shape that fits no blocks may have a cause.
     QG_RETURN_IF_ERROR(AddCause(explanation));
-    if (explanation.cause.empty() || explanation.cause == kUnknown) return added;
+    if (explanation.cause.empty() || explanation.cause == kUnknownCause) return added;
     return explanation;
   }
   explanation.tried = described_ * (kCodeRoundingCount + kStochasticCount);

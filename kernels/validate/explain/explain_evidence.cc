@@ -1,6 +1,8 @@
 #include "kernels/validate/explain/explain_evidence.h"
 
 #include <cmath>
+#include <iterator>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -116,6 +118,18 @@ std::string RulesText(const CodesCandidate& candidate) {
                       candidate.element_rule);
 }
 
+/// The shares of codes and scales that the best candidate gives.
+double NearnessOf(const CodesExplanation& explanation) {
+  if (explanation.candidates.empty()) return 0;
+  const CodesCandidate& best = explanation.candidates.front();
+  return static_cast<double>(best.code_matches) / best.code_count +
+         static_cast<double>(best.scale_matches) / best.scale_count;
+}
+
+bool IsEntire(const CodesExplanation& explanation) {
+  return !explanation.candidates.empty() && explanation.candidates.front().is_entire();
+}
+
 }  // namespace
 
 std::string DoubtOf(const CodesCandidate& candidate) {
@@ -197,6 +211,31 @@ std::vector<std::string> ConclusionOf(const std::vector<CodesCandidate>& candida
                                  absl::StrJoin(libraries, "; "), "."));
   }
   return lines;
+}
+
+CodesExplanation JoinExplanations(CodesExplanation of_levels, CodesExplanation of_floats) {
+  const bool has_levels = IsEntire(of_levels), has_floats = IsEntire(of_floats);
+  // A cause that is known gives all, too.
+  const bool has_cause = !of_floats.cause.empty() && of_floats.cause != kUnknownCause;
+  const bool is_levels =
+      !has_floats && !has_cause && (has_levels || NearnessOf(of_levels) > NearnessOf(of_floats));
+  CodesExplanation joined = is_levels ? std::move(of_levels) : std::move(of_floats);
+  CodesExplanation& other = is_levels ? of_floats : of_levels;
+  joined.tried += other.tried;
+  if (has_levels && has_floats) {
+    std::move(other.candidates.begin(), other.candidates.end(),
+              std::back_inserter(joined.candidates));
+    joined.is_established = false;
+    for (CodesCandidate& candidate : joined.candidates) {
+      candidate.is_established = false;
+      candidate.scale_origin.clear();
+    }
+    joined.conclusion = {
+        "Rules of floats and rules of levels give all codes and scales: this data "
+        "does not tell them apart."};
+  }
+  if (joined.candidates.size() > kCandidatesKept) joined.candidates.resize(kCandidatesKept);
+  return joined;
 }
 
 }  // namespace quantgate

@@ -324,7 +324,7 @@ absl::StatusOr<std::vector<LevelGroups>> LevelGroupsOf(const ExplainCodesRequest
   const Tensor& scales = request.scale_inv;
   const int64_t count = scales.element_count();
   std::vector<LevelGroups> found;
-  bool zeros_fit = !request.zero_point.has_value();
+  bool scales_fit = false;
   const auto add = [&](Usage usage, int group, bool is_flat, int64_t lines, int64_t unit) {
     LevelGroups groups;
     groups.usage = usage;
@@ -337,10 +337,10 @@ absl::StatusOr<std::vector<LevelGroups>> LevelGroupsOf(const ExplainCodesRequest
     groups.unit = unit;
     groups.across = CeilOf(groups.length, unit);
     if (groups.count() != count) return;
+    scales_fit = true;
     if (request.zero_point.has_value()) {
       groups.zeros = ZerosOf(request.zero_point, lines, groups.across);
       if (groups.zeros.empty()) return;
-      zeros_fit = true;
     }
     const MayBeTurned turned = TurnedOf(scales, lines, groups.across);
     for (const bool is_turned : {false, true}) {
@@ -374,7 +374,7 @@ absl::StatusOr<std::vector<LevelGroups>> LevelGroupsOf(const ExplainCodesRequest
     if (columns > 1) add(Usage::kColumnwise, kLineGroup, false, columns, rows);
     add_groups(Usage::kColumnwise, false, columns);
   }
-  if (!found.empty() || zeros_fit) return found;
+  if (!found.empty() || !scales_fit) return found;
   return Refuse("zero_point", TensorText(request.zero_point),
                 absl::StrCat("must be one number, or one per group of ", TensorText(scales),
                              ", i32 also eight numbers of four bits each"));

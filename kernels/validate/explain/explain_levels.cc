@@ -33,8 +33,6 @@ constexpr int64_t kSampleElements = 16384;
 constexpr int64_t kSmallElements = 1 << 20;
 constexpr size_t kNearKept = 4, kNearKeptOfLarge = 2, kNearBesideFitting = 1;
 
-constexpr char kUnknown[] = "unknown";
-
 /// What a library stores as the scale of a group.
 enum class StoredScale {
   kInverse,     ///< What multiplies levels.
@@ -561,21 +559,9 @@ absl::StatusOr<CodesExplanation> LevelsExplainer::Explain() {
     if (is_alone && candidate.is_established) candidate.scale_origin = *libraries.begin();
   }
   explanation.conclusion = ConclusionOf(candidates, libraries, std::nullopt);
-  if (!candidates.front().is_entire()) explanation.cause = kUnknown;
+  if (!candidates.front().is_entire()) explanation.cause = kUnknownCause;
   if (candidates.size() > kCandidatesKept) candidates.resize(kCandidatesKept);
   return explanation;
-}
-
-/// The shares of codes and scales that the best candidate gives.
-double NearnessOf(const CodesExplanation& explanation) {
-  if (explanation.candidates.empty()) return 0;
-  const CodesCandidate& best = explanation.candidates.front();
-  return static_cast<double>(best.code_matches) / best.code_count +
-         static_cast<double>(best.scale_matches) / best.scale_count;
-}
-
-bool IsEntire(const CodesExplanation& explanation) {
-  return !explanation.candidates.empty() && explanation.candidates.front().is_entire();
 }
 
 }  // namespace
@@ -628,31 +614,6 @@ absl::Status CheckLevels(const ExplainCodesRequest& request) {
 absl::StatusOr<CodesExplanation> ExplainLevels(const ExplainCodesRequest& request,
                                                const ExecutionContext& context) {
   return LevelsExplainer(request, context).Explain();
-}
-
-CodesExplanation JoinExplanations(CodesExplanation of_levels, CodesExplanation of_floats) {
-  const bool has_levels = IsEntire(of_levels), has_floats = IsEntire(of_floats);
-  // A cause that is known gives all, too.
-  const bool has_cause = !of_floats.cause.empty() && of_floats.cause != kUnknown;
-  const bool is_levels =
-      !has_floats && !has_cause && (has_levels || NearnessOf(of_levels) > NearnessOf(of_floats));
-  CodesExplanation joined = is_levels ? std::move(of_levels) : std::move(of_floats);
-  CodesExplanation& other = is_levels ? of_floats : of_levels;
-  joined.tried += other.tried;
-  if (has_levels && has_floats) {
-    std::move(other.candidates.begin(), other.candidates.end(),
-              std::back_inserter(joined.candidates));
-    joined.is_established = false;
-    for (CodesCandidate& candidate : joined.candidates) {
-      candidate.is_established = false;
-      candidate.scale_origin.clear();
-    }
-    joined.conclusion = {
-        "Rules of floats and rules of levels give all codes and scales: this data "
-        "does not tell them apart."};
-  }
-  if (joined.candidates.size() > kCandidatesKept) joined.candidates.resize(kCandidatesKept);
-  return joined;
 }
 
 }  // namespace quantgate

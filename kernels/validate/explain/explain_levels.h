@@ -25,8 +25,4 @@ absl::Status CheckLevels(const ExplainCodesRequest& request);
 absl::StatusOr<CodesExplanation> ExplainLevels(const ExplainCodesRequest& request,
                                                const ExecutionContext& context);
 
-/// Of codes that may be of levels or of floats: whichever gives all, or comes nearer. Where both
-/// give all nothing is established.
-CodesExplanation JoinExplanations(CodesExplanation of_levels, CodesExplanation of_floats);
-
 }  // namespace quantgate

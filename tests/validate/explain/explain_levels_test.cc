@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -78,7 +79,7 @@ bool IsNamed(const CodesExplanation& explanation, const QuantizerSpec& spec,
                      [&](const CodesCandidate& one) {
                        return one.is_entire() && absl::StartsWith(one.scale_rule, rule) &&
                               one.element_rule == operation && one.block == block &&
-                              absl::StartsWith(one.element, DTypeName(spec.element));
+                              one.element.starts_with(DTypeName(spec.element));
                      });
 }
 
