@@ -180,6 +180,10 @@ struct Quantizer {
 /// "rowwise ...; columnwise ..." if the two differ.
 std::string QuantizerText(const Quantizer& quantizer);
 
+/// The steps of a format of levels, of a source of this dtype. `spec` has its scale rule and its
+/// group resolved.
+LevelRule MakeLevelRule(const QuantizerSpec& spec, DType source);
+
 /// What one call needs besides the rule.
 struct QuantizeArguments {
   Tensor scale = {};  ///< f32 [1], delayed scaling only: of the rowwise direction, or of both.

@@ -12,7 +12,6 @@
 #include "kernels/validate/diagnosis/gemm_hypotheses.h"
 #include "kernels/validate/explain/explain_codes.h"
 #include "kernels/validate/explain/explain_gemm.h"
-#include "kernels/validate/explain/explain_levels.h"
 #include "server/runs/engine_calls.h"
 #include "server/wire/convert_report.h"
 #include "server/wire/convert_tensor.h"
@@ -92,6 +91,8 @@ v1::ExplainResponse::CodesCandidate CandidateToProto(const CodesCandidate& candi
   proto.set_off_tie_max(evidence.off_tie_max);
   if (evidence.spread.has_value()) *proto.mutable_spread() = SpreadToProto(*evidence.spread);
   proto.set_is_established(candidate.is_established);
+  proto.set_zero_point_match_count(candidate.zero_matches);
+  proto.set_zero_point_count(candidate.zero_count);
   return proto;
 }
 
@@ -109,17 +110,22 @@ absl::StatusOr<CodesWork> CheckCodes(CallContext& context,
   QG_RETURN_IF_ERROR(AddReference("codes", request.codes(), bytes_max, references));
   QG_RETURN_IF_ERROR(AddReference("scale_inv", request.scale_inv(), bytes_max, references));
   QG_RETURN_IF_ERROR(AddReference("amax", request.amax(), bytes_max, references));
+  QG_RETURN_IF_ERROR(AddReference("zero_point", request.zero_point(), bytes_max, references));
   QG_RETURN_IF_ERROR(RequireTensors(references, {"source", "codes", "scale_inv"}));
   QG_ASSIGN_OR_RETURN(work.request.scale_layout,
                       ScaleLayoutFromName(request.scale_layout(), "scale_layout"));
   QG_RETURN_IF_ERROR(context.loader.Resolve(references));
   work.request.source = OutlineOf(references, "source");
   work.request.codes = OutlineOf(references, "codes");
-  const Tensor scales = OutlineOf(references, "scale_inv");
-  QG_ASSIGN_OR_RETURN(
-      work.request.scale_inv,
-      scales.Reinterpret(scales.dtype(), FlattenScales(scales.shape(), work.request.codes.shape(),
-                                                       work.request.scale_layout)));
+  work.request.scale_inv = OutlineOf(references, "scale_inv");
+  work.request.zero_point = OutlineOf(references, "zero_point");
+  for (Tensor* const tensor : {&work.request.scale_inv, &work.request.zero_point}) {
+    if (!tensor->has_value()) continue;
+    QG_ASSIGN_OR_RETURN(
+        *tensor, tensor->Reinterpret(tensor->dtype(),
+                                     FlattenScales(tensor->shape(), work.request.codes.shape(),
+                                                   work.request.scale_layout)));
+  }
   work.request.amax = OutlineOf(references, "amax");
   QG_RETURN_IF_ERROR(CheckExplainCodes(work.request));
   return work;
@@ -135,9 +141,9 @@ absl::Status ExplainCodesOf(CallContext& context, Device& device, const CodesWor
   QG_RETURN_IF_ERROR(LoadSlot("codes", load, request.codes));
   QG_RETURN_IF_ERROR(LoadSlot("scale_inv", load, request.scale_inv));
   QG_RETURN_IF_ERROR(LoadSlot("amax", load, request.amax));
-  const auto explain = AreLevels(request.codes) ? &ExplainLevels : &ExplainCodes;
+  QG_RETURN_IF_ERROR(LoadSlot("zero_point", load, request.zero_point));
   QG_ASSIGN_OR_RETURN(const CodesExplanation explanation,
-                      explain(request, ContextOf(context, cancellation)));
+                      ExplainCodes(request, ContextOf(context, cancellation)));
   for (const CodesCandidate& candidate : explanation.candidates) {
     *response.add_codes() = CandidateToProto(candidate);
   }

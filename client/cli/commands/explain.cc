@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "client/cli/commands/commands.h"
 #include "client/cli/commands/subcommand.h"
 #include "client/cli/exit.h"
@@ -36,7 +37,8 @@ named arithmetic does not, so that d tells them apart; else 1.
 
 With --codes: every block shape, scale rule and rounding in use, counted against codes and scales
 (f32, bf16, f16, E8M0, E4M3, or i32 of four E8M0 codes); the rules of other libraries are among
-them. Where the codes are not those of this build's quantizers, what went wrong: scales in another
+them. Integers and tables (int8, int4, nf4, bnb_fp4) in the spellings of libraries: one or two to a
+byte, eight to an i32, with --zero-point, where they are given. Where the codes are not those of this build's quantizers, what went wrong: scales in another
 order, padded, rounded, reciprocal or another tensor's; codes transposed, swapped or of another
 format; elements scaled or rounded in another way. For NVFP4 also 4over6 (each error under each
 largest block scale) and, of a bf16 source, codes of the Hadamard-transformed tensor, whose --amax
@@ -45,9 +47,11 @@ the codes are spread as its chances say. Exits 0 when a rule is established: it 
 and enough distinct amaxes, values between two codes and, for an unusual rule, ties stand behind it
 (docs/quantizers.md section 1.6); else 1.)";
 
+constexpr char kScaleInv[] = "scale_inv", kZeroPoint[] = "zero_point";
+
 struct ExplainOptions {
   GemmOptions gemm;
-  std::string d, source, codes, scale_inv, scale_layout, amax;
+  std::string d, source, codes, scale_inv, scale_layout, amax, zero_point;
 };
 
 using Json = nlohmann::ordered_json;
@@ -169,14 +173,28 @@ void PrintExplanation(Invocation& invocation, const Response& response) {
   invocation.PrintJson("explain", JsonOf(response));
 }
 
-/// As told, or else as the file of the scales says of them.
-absl::StatusOr<std::string> ScaleLayoutOf(const ExplainOptions& options) {
-  if (!options.scale_layout.empty()) return options.scale_layout;
+/// Adds layout and zero points as told, or else as the file of the scales has them: zero points
+/// under the name of the scales with zero_point for scale_inv.
+absl::Status AddWhatScalesHave(const ExplainOptions& options, TensorSources& sources,
+                               v1::ExplainRequest::Codes& codes) {
+  codes.set_scale_layout(options.scale_layout);
+  std::string zero_point = options.zero_point;
   QG_ASSIGN_OR_RETURN(const TensorName name, ParseTensorName("--scale-inv", options.scale_inv));
-  if (name.kind != TensorName::Kind::kSafetensors) return "";
-  QG_ASSIGN_OR_RETURN(const TensorFile file, ReadKnownTensors("--scale-inv", name.path));
-  QG_ASSIGN_OR_RETURN(const v1::QuantizedDescription description, DescriptionOf(file.metadata));
-  return description.scale_layout();
+  if (name.kind == TensorName::Kind::kSafetensors) {
+    QG_ASSIGN_OR_RETURN(const TensorFile file, ReadKnownTensors("--scale-inv", name.path));
+    if (options.scale_layout.empty()) {
+      QG_ASSIGN_OR_RETURN(const v1::QuantizedDescription description, DescriptionOf(file.metadata));
+      codes.set_scale_layout(description.scale_layout());
+    }
+    absl::string_view entry = name.entry;
+    if (zero_point.empty() && absl::ConsumeSuffix(&entry, kScaleInv)) {
+      const std::string of_zeros = absl::StrCat(std::string(entry), kZeroPoint);
+      if (file.Find(of_zeros).ok()) zero_point = absl::StrCat(name.path, ":", of_zeros);
+    }
+  }
+  if (zero_point.empty()) return absl::OkStatus();
+  QG_ASSIGN_OR_RETURN(*codes.mutable_zero_point(), sources.Resolve("--zero-point", zero_point));
+  return absl::OkStatus();
 }
 
 absl::StatusOr<v1::ExplainRequest> MakeRequest(const ExplainOptions& options,
@@ -196,7 +214,7 @@ absl::StatusOr<v1::ExplainRequest> MakeRequest(const ExplainOptions& options,
   if (!options.amax.empty()) {
     QG_ASSIGN_OR_RETURN(*codes.mutable_amax(), sources.Resolve("--amax", options.amax));
   }
-  QG_ASSIGN_OR_RETURN(*codes.mutable_scale_layout(), ScaleLayoutOf(options));
+  QG_RETURN_IF_ERROR(AddWhatScalesHave(options, sources, codes));
   return request;
 }
 
@@ -212,9 +230,10 @@ absl::Status CheckOptions(const ExplainOptions& options) {
     return absl::InvalidArgumentError("--a and --b: given with --codes; they belong to --d");
   }
   if (is_gemm && !(options.source.empty() && options.scale_inv.empty() && options.amax.empty() &&
-                   options.scale_layout.empty())) {
+                   options.scale_layout.empty() && options.zero_point.empty())) {
     return absl::InvalidArgumentError(
-        "--source, --scale-inv, --scale-layout and --amax: given with --d; they belong to --codes");
+        "--source, --scale-inv, --scale-layout, --zero-point and --amax: given with --d; they "
+        "belong to --codes");
   }
   if (is_gemm && (options.gemm.a.tensor.empty() || options.gemm.b.tensor.empty())) {
     return absl::InvalidArgumentError("--d needs the operands: --a and --b");
@@ -251,6 +270,10 @@ void AddExplainCommand(CLI::App& app, Command& chosen) {
                    "Of the scales, as of quantize; default: what their file says, else logical")
       ->check(CLI::IsMember(LayoutNames()))
       ->type_name("LAYOUT");
+  command
+      ->add_option("--zero-point", options->zero_point,
+                   "Zero points of integers; default: those beside the scales in their file")
+      ->type_name("TENSOR");
   command
       ->add_option("--amax", options->amax,
                    "Amax of the whole tensor; default: of the source, transformed where the "

@@ -1,15 +1,12 @@
-// What both engines make of a format of levels: the rule and the grid of a direction. Private to
+// The grid of a direction of a format of levels, and its dequantization. Private to
 // kernels/quantize.
 #pragma once
 
-#include "kernels/numerics/level_rule.h"
 #include "kernels/quantize/format_quantizers.h"
 #include "kernels/quantize/general/general_grid.h"
 
 namespace quantgate {
 
-/// `spec` has its scale rule and its group resolved.
-LevelRule MakeLevelRule(const QuantizerSpec& spec, DType source);
 GeneralGrid MakeLevelGrid(int64_t rows, int64_t columns, QuantizerFormat format, int group,
                           Usage usage);
 

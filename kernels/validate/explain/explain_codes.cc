@@ -23,6 +23,7 @@
 #include "kernels/validate/explain/explain_candidates.h"
 #include "kernels/validate/explain/explain_cause.h"
 #include "kernels/validate/explain/explain_evidence.h"
+#include "kernels/validate/explain/explain_levels.h"
 #include "kernels/validate/explain/explain_nvfp4.h"
 #include "kernels/validate/explain/explain_scale_rules.h"
 #include "kernels/validate/explain/explain_stored.h"
@@ -35,7 +36,6 @@ namespace {
 constexpr int64_t kSmallElements = 1 << 20;
 constexpr size_t kGroupsKept = 48, kNearGroupsKept = 4, kNearBesideFitting = 1;
 constexpr char kGivenScaleText[] = "given: the stored scale, as of delayed scaling";
-constexpr char kUnknown[] = "unknown";
 constexpr char kRowScaledText[] = ", row_scaled_activation=true";
 
 bool IsElementDType(DType given, const CodeFormat& format) {
@@ -239,6 +239,7 @@ absl::Status CodesExplainer::AddTrials(const CodeFormat& format, const Stored& s
     const Maxima maxima = MaximaOf(*stored, blocks, context_);
     for (const NamedScaleRule& rule : AllScaleRules()) {
       if (!IsScaleDType(dtype, rule.scale) || !rule.fits(format.dtype)) continue;
+      if (rule.has_one_zero != (format.has_one_zero && !format.is_fnuz)) continue;
       QG_RETURN_IF_ERROR(context_.CheckCancelled());
       ScaledBlocks scaled = Scale(stored, maxima, rule, format, false, true);
       gives_scales |= scaled.matches == static_cast<int64_t>(scaled.bits.size());
@@ -341,7 +342,7 @@ absl::Status CodesExplainer::AddFormat(const CodeFormat& format, CodePacking pac
       const auto stored = std::make_shared<const StoredCodes>(std::move(one));
       QG_RETURN_IF_ERROR(AddTrials(format, stored));
       const bool may_be_nvfp4 = format.dtype == DType::kF4E2M1x2 &&
-                                packing == CodePacking::kUsual &&
+                                packing == CodePacking::kUsual && !format.has_one_zero &&
                                 IsScaleDType(stored->scale_dtype, DType::kF8E4M3);
       if (!may_be_nvfp4) continue;
       QG_RETURN_IF_ERROR(AddNvfp4(format, stored));
@@ -361,6 +362,13 @@ absl::Status CodesExplainer::AddAll() {
     if (given != DType::kU8 || IsFp8(format.dtype)) continue;
     QG_RETURN_IF_ERROR(
         AddFormat(format, is_fp4 ? CodePacking::kOneToAByte : CodePacking::kSixBits));
+  }
+  if (IsElementDType(given, OneZeroE2M1()) &&
+      IsScaleDType(request_.scale_inv.dtype(), DType::kF8E8M0)) {
+    QG_RETURN_IF_ERROR(AddFormat(OneZeroE2M1(), CodePacking::kUsual));
+    if (given == DType::kU8) {
+      QG_RETURN_IF_ERROR(AddFormat(OneZeroE2M1(), CodePacking::kOneToAByte));
+    }
   }
   for (const CodeFormat& format : FnuzCodeFormats()) {
     if (IsElementDType(given, format)) {
@@ -508,14 +516,13 @@ absl::Status CodesExplainer::AddCause(CodesExplanation& explanation) const {
     lines.insert(second, absl::StrCat("Against this build's quantizers: ", cause->what, ". ",
                                       cause->evidence, "."));
   } else if (!is_entire) {
-    explanation.cause = kUnknown;
+    explanation.cause = kUnknownCause;
     lines.insert(second, "The cause is unknown: nothing that is known to go wrong gives them.");
   }
   return absl::OkStatus();
 }
 
 absl::StatusOr<CodesExplanation> CodesExplainer::Explain() {
-  QG_RETURN_IF_ERROR(CheckExplainCodes(request_));
   const ScopedIeeeEnvironment ieee;
   QG_ASSIGN_OR_RETURN(const Tensor f32, CastTensor(request_.source, DType::kF32, context_));
   source_.assign(f32.as<float>(), f32.as<float>() + f32.element_count());
@@ -524,7 +531,7 @@ absl::StatusOr<CodesExplanation> CodesExplainer::Explain() {
     if (!absl::IsInvalidArgument(added)) return added;
     // Scales of a shape that fits no blocks may have a cause.
     QG_RETURN_IF_ERROR(AddCause(explanation));
-    if (explanation.cause.empty() || explanation.cause == kUnknown) return added;
+    if (explanation.cause.empty() || explanation.cause == kUnknownCause) return added;
     return explanation;
   }
   explanation.tried = described_ * (kCodeRoundingCount + kStochasticCount);
@@ -583,12 +590,15 @@ absl::Status CheckExplainCodes(const ExplainCodesRequest& request) {
                         "must have at least one element and a rank of at least 1");
   }
   if (!request.codes.has_value() || request.codes.rank() < 1 ||
-      DTypeBytes(request.codes.dtype()) != 1) {
-    return RefuseTensor("codes", request.codes, "must be given, of FP8, FP6, packed FP4 or u8");
+      (DTypeBytes(request.codes.dtype()) != 1 && request.codes.dtype() != DType::kI32)) {
+    return RefuseTensor("codes", request.codes,
+                        "must be given, of FP8, FP6, packed FP4, integers, a table or u8; i32: "
+                        "eight integers each");
   }
   if (!request.scale_inv.has_value() || request.scale_inv.element_count() == 0) {
     return RefuseTensor("scale_inv", request.scale_inv, "must be given, with at least one element");
   }
+  if (AreLevels(request)) return CheckLevels(request);
   const DType scale = request.scale_inv.dtype();
   if (!IsScaleDType(scale, DType::kF32) && scale != DType::kI32 && DTypeBytes(scale) != 1) {
     return RefuseTensor("scale_inv", request.scale_inv,
@@ -607,7 +617,16 @@ absl::Status CheckExplainCodes(const ExplainCodesRequest& request) {
 
 absl::StatusOr<CodesExplanation> ExplainCodes(const ExplainCodesRequest& request,
                                               const ExecutionContext& context) {
-  return CodesExplainer(request, context).Explain();
+  QG_RETURN_IF_ERROR(CheckExplainCodes(request));
+  if (AreLevels(request)) return ExplainLevels(request, context);
+  if (!MayBeLevels(request)) return CodesExplainer(request, context).Explain();
+  absl::StatusOr<CodesExplanation> of_levels = ExplainLevels(request, context);
+  if (!of_levels.ok() && !absl::IsInvalidArgument(of_levels.status())) return of_levels;
+  if (of_levels.ok() && of_levels->is_established) return of_levels;
+  absl::StatusOr<CodesExplanation> of_floats = CodesExplainer(request, context).Explain();
+  if (!of_levels.ok()) return of_floats;
+  if (!of_floats.ok()) return absl::IsInvalidArgument(of_floats.status()) ? of_levels : of_floats;
+  return JoinExplanations(*std::move(of_levels), *std::move(of_floats));
 }
 
 }  // namespace quantgate

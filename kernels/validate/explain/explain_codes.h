@@ -22,13 +22,20 @@ struct ExplainCodesRequest {
   Tensor source;  ///< f32, bf16 or f16; taken as [M][K], M the product of its leading dims.
   /// FP8 or FP6 codes, or packed FP4 (f4_e2m1x2): [M][K] or its transpose [K][M]; FP4 with the last
   /// dim halved. u8 is tried as every element type that fits, as FNUZ too, as FP4 one to a byte and
-  /// as four FP6 codes in three bytes.
+  /// as four FP6 codes in three bytes. Codes of levels (docs/quantizers.md section 11): i8, i4x2,
+  /// u4x2, nf4x2, bnb_fp4x2, i32 of eight numbers of four bits, and u8, which is tried as each of
+  /// them, too; one or two to a byte, in either order, also in the order of the source in another
+  /// shape.
   Tensor codes;
   /// f32, bf16, f16, f8_e8m0 or f8_e4m3 (u8 is tried as both of these): one, or one per block of
   /// the codes as they are stored, [ceil(rows / block rows)][ceil(columns / block columns)]; of
   /// several dims the last are the columns. Also transposed, rows of at most 3 more than there are
   /// blocks (a multiple of 16 bytes, for TMA); i32: four E8M0 codes of blocks of 128 columns.
+  /// Of levels f32, bf16 or f16, one per group; what libraries store in their place is tried, too.
   Tensor scale_inv;
+  /// Of levels alone: one, or one per group, as numbers (f32, bf16, f16) or as the codes are (i8,
+  /// u8, i32, also eight of four bits to an i32).
+  Tensor zero_point;
   /// The layout of scale_inv, which must have the bytes of ScaleArrayTypeOf for some format that
   /// has it.
   ScaleLayout scale_layout = ScaleLayout::kLogical;
@@ -41,6 +48,11 @@ struct ExplainCodesRequest {
 struct ElementAt {
   int64_t row = 0, column = 0;  ///< In the source as [M][K].
   uint32_t given = 0, expected = 0;
+};
+
+struct ScaleAt {
+  int64_t group = 0;  ///< Line after line.
+  float given = 0, expected = 0;
 };
 
 /// The evidence for a candidate: how many cases tested its rules, and which codes it does not give.
@@ -85,14 +97,20 @@ struct CodesCandidate {
   bool is_own_rule = false;         ///< Whether quantizers of this build have the rule.
   bool is_deterministic = true;     ///< False: stochastic; both neighbours of a value match.
   int64_t scale_matches = 0, scale_count = 0;
+  int64_t zero_matches = 0,
+          zero_count = 0;  ///< Zero points; none are counted where none are given.
   int64_t code_matches = 0, code_count = 0;
   std::optional<ElementAt> first_difference;  ///< The first code that does not match.
+  /// Of levels: the first scale that does not match.
+  std::optional<ScaleAt> first_scale_difference;
   CodesEvidence evidence;
   /// Whether it reproduces everything and enough cases tested both of its rules
   /// (docs/quantizers.md section 1.6).
   bool is_established = false;
 
-  bool is_entire() const { return scale_matches == scale_count && code_matches == code_count; }
+  bool is_entire() const {
+    return scale_matches == scale_count && zero_matches == zero_count && code_matches == code_count;
+  }
 };
 
 struct CodesExplanation {

@@ -1,6 +1,8 @@
 #include "kernels/validate/explain/explain_evidence.h"
 
 #include <cmath>
+#include <iterator>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -80,6 +82,14 @@ std::string NearestText(const CodesCandidate& candidate) {
   std::vector<std::string> parts = {
       absl::StrCat("scales: ", MatchText(candidate.scale_matches, candidate.scale_count)),
       absl::StrCat("codes: ", MatchText(candidate.code_matches, candidate.code_count))};
+  if (const auto& at = candidate.first_scale_difference; at.has_value()) {
+    absl::StrAppend(&parts.front(), ", the first that differs, of group ", at->group, ", is ",
+                    at->given, ", not ", at->expected);
+  }
+  if (candidate.zero_count > 0) {
+    parts.insert(parts.begin() + 1, absl::StrCat("zero points: ", MatchText(candidate.zero_matches,
+                                                                            candidate.zero_count)));
+  }
   const int64_t steps = evidence.step_up_count + evidence.step_down_count;
   if (evidence.step_up_count > 0) {
     parts.push_back(absl::StrCat(GroupedDigits(evidence.step_up_count), " one step up"));
@@ -96,12 +106,28 @@ std::string NearestText(const CodesCandidate& candidate) {
   }
   const int64_t farther = candidate.code_count - candidate.code_matches - steps;
   if (farther > 0) parts.push_back(absl::StrCat(GroupedDigits(farther), " farther off"));
+  if (const auto& at = candidate.first_difference; at.has_value()) {
+    parts.push_back(absl::StrFormat("the first, at (%d, %d), is 0x%x, not 0x%x", at->row,
+                                    at->column, at->given, at->expected));
+  }
   return absl::StrJoin(parts, "; ");
 }
 
 std::string RulesText(const CodesCandidate& candidate) {
   return absl::StrCat(candidate.element, " ", candidate.block, ", ", candidate.scale_rule, ", ",
                       candidate.element_rule);
+}
+
+/// The shares of codes and scales that the best candidate gives.
+double NearnessOf(const CodesExplanation& explanation) {
+  if (explanation.candidates.empty()) return 0;
+  const CodesCandidate& best = explanation.candidates.front();
+  return static_cast<double>(best.code_matches) / best.code_count +
+         static_cast<double>(best.scale_matches) / best.scale_count;
+}
+
+bool IsEntire(const CodesExplanation& explanation) {
+  return !explanation.candidates.empty() && explanation.candidates.front().is_entire();
 }
 
 }  // namespace
@@ -159,6 +185,7 @@ std::vector<std::string> ConclusionOf(const std::vector<CodesCandidate>& candida
       absl::StrCat(entire, entire == 1 ? " candidate gives all " : " candidates give all ",
                    GroupedDigits(best.code_count), " codes and ", GroupedDigits(best.scale_count),
                    best.scale_count == 1 ? " scale" : " scales",
+                   best.zero_count > 0 ? " and their zero points" : "",
                    entire == 1 ? "." : "; this data does not tell them apart."));
   if (best.has_other_names) {
     lines.push_back(
@@ -184,6 +211,31 @@ std::vector<std::string> ConclusionOf(const std::vector<CodesCandidate>& candida
                                  absl::StrJoin(libraries, "; "), "."));
   }
   return lines;
+}
+
+CodesExplanation JoinExplanations(CodesExplanation of_levels, CodesExplanation of_floats) {
+  const bool has_levels = IsEntire(of_levels), has_floats = IsEntire(of_floats);
+  // A cause that is known gives all, too.
+  const bool has_cause = !of_floats.cause.empty() && of_floats.cause != kUnknownCause;
+  const bool is_levels =
+      !has_floats && !has_cause && (has_levels || NearnessOf(of_levels) > NearnessOf(of_floats));
+  CodesExplanation joined = is_levels ? std::move(of_levels) : std::move(of_floats);
+  CodesExplanation& other = is_levels ? of_floats : of_levels;
+  joined.tried += other.tried;
+  if (has_levels && has_floats) {
+    std::move(other.candidates.begin(), other.candidates.end(),
+              std::back_inserter(joined.candidates));
+    joined.is_established = false;
+    for (CodesCandidate& candidate : joined.candidates) {
+      candidate.is_established = false;
+      candidate.scale_origin.clear();
+    }
+    joined.conclusion = {
+        "Rules of floats and rules of levels give all codes and scales: this data "
+        "does not tell them apart."};
+  }
+  if (joined.candidates.size() > kCandidatesKept) joined.candidates.resize(kCandidatesKept);
+  return joined;
 }
 
 }  // namespace quantgate

@@ -31,4 +31,11 @@ std::vector<std::string> ConclusionOf(const std::vector<CodesCandidate>& candida
                                       const std::set<std::string>& libraries,
                                       const std::optional<SpreadResult>& rejected);
 
+/// CodesExplanation::cause where nothing is found.
+inline constexpr char kUnknownCause[] = "unknown";
+
+/// Of codes that may be of levels or of floats: whichever gives all, or comes nearer. Where both
+/// give all nothing is established.
+CodesExplanation JoinExplanations(CodesExplanation of_levels, CodesExplanation of_floats);
+
 }  // namespace quantgate

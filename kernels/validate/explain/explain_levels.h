@@ -6,13 +6,22 @@
 
 namespace quantgate {
 
-/// Whether the codes are of int8, int4, nf4 or bnb_fp4.
-bool AreLevels(const Tensor& codes);
+/// Whether codes of levels may have this dtype: that of an element, or i32.
+bool IsOfLevels(DType codes);
 
-/// ExplainCodes of such codes, [M][K] with fp32, bf16 or f16 scales in the order of groups: every
-/// rule, zero point and operation_dtype that the format has quantizes the source. A candidate is
-/// established where it alone gives all codes and scales, and not every code is one and the same.
-/// INVALID_ARGUMENT naming what does not fit.
+/// Whether the codes are of levels (docs/quantizers.md section 11): by their dtype, or since they
+/// have zero points.
+bool AreLevels(const ExplainCodesRequest& request);
+
+/// Whether codes and scales may be of levels: those, and u8 with scales in the order of groups.
+bool MayBeLevels(const ExplainCodesRequest& request);
+
+/// CheckExplainCodes of codes of levels.
+absl::Status CheckLevels(const ExplainCodesRequest& request);
+
+/// ExplainCodes as codes of levels: every group, spelling, rule, zero point and operation_dtype
+/// that the tensors allow. INVALID_ARGUMENT naming what fits none; the request passed
+/// CheckExplainCodes.
 absl::StatusOr<CodesExplanation> ExplainLevels(const ExplainCodesRequest& request,
                                                const ExecutionContext& context);
 

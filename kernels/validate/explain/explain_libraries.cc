@@ -22,7 +22,12 @@ constexpr DType kFp6E2M3[] = {DType::kF6E2M3};
 
 constexpr int64_t kWhole = std::numeric_limits<int64_t>::max();  // A block as long as its dim.
 constexpr CodeBlocks kRowsOf128[] = {{1, 128, 1, 128}};
-constexpr CodeBlocks kColumnsOf128[] = {{128, 1, 128, 1}};
+/// Rows and columns of lengths that are given, and tiles.
+constexpr CodeBlocks kRowsAndTilesOfAny[] = {
+    {1, 32, 1, 32},   {1, 64, 1, 64},   {1, 128, 1, 128},     {1, 256, 1, 256},
+    {32, 32, 32, 32}, {64, 64, 64, 64}, {128, 128, 128, 128}, {256, 256, 256, 256}};
+constexpr CodeBlocks kColumnsOfAny[] = {
+    {32, 1, 32, 1}, {64, 1, 64, 1}, {128, 1, 128, 1}, {256, 1, 256, 1}};
 constexpr CodeBlocks kTilesOf128[] = {{128, 128, 128, 128}};
 constexpr CodeBlocks kRowsAndTilesOf128[] = {{1, 128, 1, 128}, {128, 128, 128, 128}};
 constexpr CodeBlocks kAllOf128[] = {{1, 128, 1, 128}, {128, 1, 128, 1}, {128, 128, 128, 128}};
@@ -101,25 +106,25 @@ constexpr LibraryQuantizer kLibraryQuantizers[] = {
     {.name = "DeepGEMM",
      .scale_rule = "amax at least 1e-4, scale = f32(max / amax), scale_inv = f32(amax / max)",
      .elements = kE4M3,
-     .blocks = kRowsAndTilesOf128,
+     .blocks = kRowsAndTilesOfAny,
      .scaling = ElementScaling::kReciprocal,
      .takes_partial_blocks = true,
      .turns_scales = true},
     {.name = "DeepGEMM",
      .scale_rule = "amax at least 1e-4, scale = f32(max / amax), scale_inv = f32(amax / max)",
      .elements = kE4M3,
-     .blocks = kColumnsOf128,
+     .blocks = kColumnsOfAny,
      .scaling = ElementScaling::kReciprocal},
     {.name = "DeepGEMM, UE8M0",
      .scale_rule = "amax at least 1e-4, scale_inv = f32(amax / max) up to a power of two",
      .elements = kE4M3,
-     .blocks = kRowsAndTilesOf128,
+     .blocks = kRowsAndTilesOfAny,
      .scaling = ElementScaling::kReciprocal,
      .takes_partial_blocks = true},
     {.name = "DeepGEMM, UE8M0",
      .scale_rule = "amax at least 1e-4, scale_inv = f32(amax / max) up to a power of two",
      .elements = kE4M3,
-     .blocks = kColumnsOf128,
+     .blocks = kColumnsOfAny,
      .scaling = ElementScaling::kReciprocal},
     {.name = "torchao, float8 training",
      .scale_rule = "scale = f32(max / max(amax, 1e-12)) by way of fp64",
@@ -175,9 +180,15 @@ constexpr LibraryQuantizer kLibraryQuantizers[] = {
     {.name = "DeepGEMM, UE8M0",
      .scale_rule = "amax at least 1e-4, 2^k",
      .elements = kE4M3,
-     .blocks = kRowsAndTilesOf128,
+     .blocks = kRowsAndTilesOfAny,
      .takes_partial_blocks = true,
      .turns_scales = true},
+    {.name = "gguf, MXFP4",
+     .scale_rule = "floor by log2",
+     .elements = kE2M1,
+     .blocks = kRowsOf32,
+     .rounding = CodeRounding::kNearestTowardZero,
+     .packing = CodePacking::kOneToAByte},
     {.name = "torchao, Float8Tensor",
      .scale_rule = "in t",
      .elements = kFp8,

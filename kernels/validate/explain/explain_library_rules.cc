@@ -201,6 +201,14 @@ ScaleRuleResult CompressedMx(const ScaleRuleInput& input) {
   return result;
 }
 
+/// ggml's MXFP4: the exponent of the amax less that of 4, by an fp32 log2; of zeros code 0.
+ScaleRuleResult FloorByLog2(const ScaleRuleInput& input) {
+  const float amax = AmaxOf(input);
+  if (!std::isfinite(amax)) return UnderE8m0(255, E8m0Multiplier(255), input);
+  const float code = amax > 0 ? Clamped(FloorLog2(amax) - 2 + 127, 0, 254) : 0;
+  return UnderE8m0(code, E8m0Multiplier(static_cast<uint8_t>(code)), input);
+}
+
 /// DeepGEMM's UE8M0 as bytes: the exponent of f32(amax / max) rounded up.
 ScaleRuleResult ClampedAmaxUe8m0(const ScaleRuleInput& input) {
   constexpr float kFloor = 1e-4f;
@@ -298,6 +306,8 @@ constexpr NamedScaleRule kLibraryRules[] = {
      IsAnyElement, OfExponent<ScaleRule::kEven>},
     {"even at one place: amax plus half a unit of its first mantissa place, then floor",
      DType::kF8E8M0, IsCompressedMx, CompressedMx},
+    {"floor by log2: 2^floor of an fp32 log2 of amax, over 4", DType::kF8E8M0, IsFp4Element,
+     FloorByLog2, false, true},
     {"amax at least 1e-4, 2^k: the least 2^k >= f32(amax / max)", DType::kF8E8M0, IsFp8Element,
      ClampedAmaxUe8m0},
     {"two_level by reciprocals: e4m3(g * f32(amax * f32(1/6))), g = f32(2688 * f32(1 / A))",

@@ -97,7 +97,8 @@ struct NamedScaleRule {
   DType scale;            ///< The dtype of the stored scale; kF32: also bf16 and f16.
   bool (*fits)(DType element);
   ScaleRuleResult (*apply)(const ScaleRuleInput& input);
-  bool keeps_scale = false;  ///< The stored scale is what elements are multiplied by.
+  bool keeps_scale = false;   ///< The stored scale is what elements are multiplied by.
+  bool has_one_zero = false;  ///< It goes with elements of OneZeroE2M1 alone.
 };
 
 std::span<const NamedScaleRule> AllScaleRules();

@@ -16,6 +16,8 @@ constexpr int64_t kSampledWhole = 16384;
 constexpr int64_t kSampleElements = 16384;
 /// The sample lies in bands of rows, which hold whole tiles of NVFP4.
 constexpr int64_t kBandRows = 16, kBandCount = 16;
+/// The lengths of blocks whose E8M0 scales lie four to an i32.
+constexpr std::array<int64_t, 4> kPackedLengths = {128, 32, 64, 256};
 
 int64_t CeilOf(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -44,6 +46,8 @@ void SetScales(const Tensor& scales, StoredCodes& stored) {
   for (int64_t at = 0; at < scales.element_count(); ++at) stored.scales[at] = ScaleBits(scales, at);
 }
 
+constexpr char kColumnAfterColumn[] = ", scales column after column";
+
 /// The first `rows` columns of stored.scales as rows.
 void TransposeScales(int64_t rows, StoredCodes& stored) {
   std::vector<uint32_t> turned(rows * stored.scale_rows);
@@ -55,13 +59,16 @@ void TransposeScales(int64_t rows, StoredCodes& stored) {
   stored.scale_columns = stored.scale_rows;
   stored.scale_rows = rows;
   stored.scales = std::move(turned);
-  stored.scale_order = ", scales column after column";
+  stored.scale_order = kColumnAfterColumn;
 }
 
-/// i32 scales, four E8M0 codes each along K, for blocks of 128 columns.
-void UnpackScales(StoredCodes& stored) {
+/// i32 scales, four E8M0 codes each along K, for so many blocks. The bytes beyond must be 0.
+bool UnpackScales(int64_t columns, StoredCodes& stored) {
   std::vector<uint32_t> codes;
-  const int64_t columns = CeilOf(stored.columns, 128);
+  for (int64_t row = 0; row < stored.scale_rows && columns % 4 != 0; ++row) {
+    const uint32_t last = stored.scales[row * stored.scale_columns + columns / 4];
+    if (last >> (8 * (columns % 4)) != 0) return false;
+  }
   for (int64_t row = 0; row < stored.scale_rows; ++row) {
     for (int64_t column = 0; column < columns; ++column) {
       const uint32_t word = stored.scales[row * stored.scale_columns + column / 4];
@@ -71,6 +78,11 @@ void UnpackScales(StoredCodes& stored) {
   stored.scale_columns = columns;
   stored.scales = std::move(codes);
   stored.scale_order += ", four scales to an i32";
+  // One column of words is one row of them, too.
+  if (stored.scale_order.starts_with(kColumnAfterColumn) || columns <= 4) {
+    stored.scale_order += " (packed_ue8m0)";
+  }
+  return true;
 }
 
 /// The scales of stored as arrays that they may be; empty for i32 of another shape.
@@ -85,15 +97,22 @@ std::vector<StoredCodes> ScaleOrders(const Tensor& scales, const StoredCodes& st
       given_columns == stored.rows || given_columns == CeilOf(stored.rows, step) * step;
   if (scales.dtype() == DType::kI32) {
     as_given.scales.assign(scales.as<uint32_t>(), scales.as<uint32_t>() + scales.element_count());
-    const int64_t words = CeilOf(CeilOf(stored.columns, 128), 4);
-    if (given_rows == stored.rows && given_columns == words) {
-      orders.push_back(as_given);
-      UnpackScales(orders.back());
-    }
-    if (given_rows == words && may_turn) {
-      orders.push_back(as_given);
-      TransposeScales(stored.rows, orders.back());
-      UnpackScales(orders.back());
+    std::vector<int64_t> known;
+    for (const int64_t length : kPackedLengths) {
+      const int64_t blocks = CeilOf(stored.columns, length), words = CeilOf(blocks, 4);
+      if (std::find(known.begin(), known.end(), blocks) != known.end()) continue;
+      known.push_back(blocks);
+      if (given_rows == stored.rows && given_columns == words) {
+        orders.push_back(as_given);
+        if (!UnpackScales(blocks, orders.back())) orders.pop_back();
+      }
+      // One column is one row, too.
+      const bool is_known = given_rows == stored.rows && given_columns == 1 && words == 1;
+      if (given_rows == words && may_turn && !is_known) {
+        orders.push_back(as_given);
+        TransposeScales(stored.rows, orders.back());
+        if (!UnpackScales(blocks, orders.back())) orders.pop_back();
+      }
     }
     return orders;
   }
@@ -111,6 +130,9 @@ std::vector<StoredCodes> ScaleOrders(const Tensor& scales, const StoredCodes& st
   if (scales.rank() < 2) return orders;
   orders.push_back(std::move(as_given));
   TransposeScales(may_turn ? stored.rows : given_columns, orders.back());
+  if (may_turn) {
+    orders.back().scale_order += given_columns == stored.rows ? " (mn_major)" : " (tma_aligned)";
+  }
   return orders;
 }
 

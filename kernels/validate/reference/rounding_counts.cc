@@ -91,6 +91,7 @@ constexpr CodeFormat MakeFnuz(DType dtype, const char* name) {
           0x80,
           0x7F,
           true,
+          true,
           true};
 }
 
@@ -98,6 +99,20 @@ constexpr CodeFormat kFnuzFormats[] = {
     MakeFnuz<3, 8>(DType::kF8E4M3, "f8_e4m3fnuz"),
     MakeFnuz<2, 16>(DType::kF8E5M2, "f8_e5m2fnuz"),
 };
+
+constexpr CodeFormat kOneZeroE2M1 = {
+    DType::kF4E2M1x2,
+    "f4_e2m1, zeros positive",
+    [](float value, ElementRounding rounding, Overflow overflow) -> uint8_t {
+      const uint8_t code = EncodeFloat<E2M1>(value, rounding, overflow);
+      return code == FormatConstants<E2M1>::kSignMask ? uint8_t{0} : code;
+    },
+    kCodeValues<E2M1>.data(),
+    FormatConstants<E2M1>::kSignMask,
+    FormatConstants<E2M1>::kMaxFinite,
+    false,
+    false,
+    true};
 
 using Expected = std::array<uint8_t, kCodeRoundingCount>;
 
@@ -166,6 +181,7 @@ void CountRules(std::array<RuleCount, kCodeRoundingCount>& rules, const CodeForm
 
 std::span<const CodeFormat> AllCodeFormats() { return kCodeFormats; }
 std::span<const CodeFormat> FnuzCodeFormats() { return kFnuzFormats; }
+const CodeFormat& OneZeroE2M1() { return kOneZeroE2M1; }
 
 std::string_view CodeRoundingName(CodeRounding rounding) {
   constexpr std::string_view kNames[kCodeRoundingCount] = {

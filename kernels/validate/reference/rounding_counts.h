@@ -28,11 +28,12 @@ struct CodeFormat {
   /// The zero has no sign and the byte 0x80 is the one NaN, as in AMD's FP8 of gfx942. No DType is
   /// such a format; `dtype` is that of the format without FNUZ.
   bool is_fnuz = false;
+  bool has_one_zero = false;  ///< The code of every zero is 0, as of FNUZ.
 
   float max_value() const { return values[max]; }
   /// The code of a magnitude's code with this sign bit (0: none).
   uint8_t Signed(uint8_t magnitude, uint8_t sign_bit) const {
-    return is_fnuz && magnitude == 0 ? uint8_t(0) : static_cast<uint8_t>(magnitude | sign_bit);
+    return has_one_zero && magnitude == 0 ? uint8_t(0) : static_cast<uint8_t>(magnitude | sign_bit);
   }
 };
 
@@ -40,6 +41,8 @@ struct CodeFormat {
 std::span<const CodeFormat> AllCodeFormats();
 /// E4M3FNUZ (bias 8, largest 240) and E5M2FNUZ (bias 16, largest 57344).
 std::span<const CodeFormat> FnuzCodeFormats();
+/// E2M1 as ggml's MXFP4 writes it, where what is zero or rounds to it has the code 0.
+const CodeFormat& OneZeroE2M1();
 
 /// Deterministic rounding rules. The first six differ only at exact ties.
 enum class CodeRounding {

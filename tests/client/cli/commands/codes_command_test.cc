@@ -263,13 +263,19 @@ TEST_F(CodesCommandTest, CodesOfLevelsAreDequantizedExplainedAndMultiplied) {
               0);
     EXPECT_EQ(BytesOf(Path("values.safetensors"), "data"),
               BytesOf(Path("hinted.safetensors"), "data"));
-    const ProcessResult explained =
+    const ProcessResult result =
         Quantgate({"explain", "--source", Sample("fc1.weight"), "--codes",
                    absl::StrCat(codes, ":rowwise_data@", row.element), "--scale-inv",
                    codes + ":rowwise_scale_inv", "--format", "json"});
-    EXPECT_EQ(explained.exit_code, row.has_rivals ? 1 : 0) << explained.err;
-    EXPECT_THAT(explained.out,
-                AllOf(HasSubstr("all codes and scales"), Not(HasSubstr("no rule of this build"))));
+    EXPECT_EQ(result.exit_code, row.has_rivals ? 1 : 0) << result.err;
+    const Json explained = Json::parse(result.out);
+    // The zero points are found beside the scales.
+    const Json& best = explained["codes"][0];
+    EXPECT_EQ(best["code_match_count"], best["code_count"]) << explained;
+    EXPECT_EQ(best["scale_match_count"], best["scale_count"]) << explained;
+    EXPECT_EQ(best["zero_point_match_count"], best["zero_point_count"]) << explained;
+    EXPECT_EQ(best.value("zero_point_count", Json(0)) != Json(0), row.has_zero_point) << explained;
+    EXPECT_EQ(explained.value("cause", ""), "");
     Arguments gemm = {"gemm", "--a", Sample("fc1.x"), "--out-dtype", "f32", "--arithmetic", "fp32"};
     Arguments of_codes = {"--b", absl::StrCat(codes, ":rowwise_data@", row.element),
                           "--b-scale-inv", codes + ":rowwise_scale_inv"};
