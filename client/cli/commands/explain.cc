@@ -38,9 +38,10 @@ named arithmetic does not, so that d tells them apart; else 1.
 With --codes: every block shape, scale rule and rounding in use, counted against codes and scales
 (f32, bf16, f16, E8M0, E4M3, or i32 of four E8M0 codes); the rules of other libraries are among
 them. Integers and tables (int8, int4, nf4, bnb_fp4) in the spellings of libraries: one or two to a
-byte, eight to an i32, with --zero-point, where they are given. Where the codes are not those of this build's quantizers, what went wrong: scales in another
-order, padded, rounded, reciprocal or another tensor's; codes transposed, swapped or of another
-format; elements scaled or rounded in another way. For NVFP4 also 4over6 (each error under each
+byte, eight to an i32, with --zero-point where they have them. Where the codes are not those of this
+build's quantizers, what went wrong: scales in another order, padded, rounded, reciprocal or another
+tensor's; codes transposed, swapped or of another format; elements scaled or rounded in another way.
+For NVFP4 also 4over6 (each error under each
 largest block scale) and, of a bf16 source, codes of the Hadamard-transformed tensor, whose --amax
 is that after the transform. Stochastic rounding is offered where no other rule gives every code and
 the codes are spread as its chances say. Exits 0 when a rule is established: it gives everything,

@@ -141,6 +141,7 @@ constexpr FieldOption kFieldOptions[] = {
     {"explain", "codes", "--codes"},
     {"explain", "scale_inv", "--scale-inv"},
     {"explain", "amax", "--amax"},
+    {"explain", "zero_point", "--zero-point"},
 
     {"quantize tensor-stat tensor-get", "tensor", "TENSOR"},
     {"quantize", "recipe.name", "--recipe"},

@@ -273,6 +273,7 @@ TEST_F(OptionRefusalTest, OfGemm) {
               {{"--codes", kBadTensors},
                {"--scale-inv", kBadTensors},
                {"--amax", kBadTensors},
+               {"--zero-point", kBadTensors},
                {"--scale-layout", {"nope"}}});
   // What fits no codes may be the source or the codes.
   ExpectNamed(
