@@ -41,10 +41,10 @@ them. Integers and tables (int8, int4, nf4, bnb_fp4) in the spellings of librari
 byte, eight to an i32, with --zero-point where they have them. Where the codes are not those of this
 build's quantizers, what went wrong: scales in another order, padded, rounded, reciprocal or another
 tensor's; codes transposed, swapped or of another format; elements scaled or rounded in another way.
-For NVFP4 also 4over6 (each error under each
-largest block scale) and, of a bf16 source, codes of the Hadamard-transformed tensor, whose --amax
-is that after the transform. Stochastic rounding is offered where no other rule gives every code and
-the codes are spread as its chances say. Exits 0 when a rule is established: it gives everything,
+For NVFP4 also 4over6 (each error under each largest block scale) and, of a bf16 source, codes of
+the Hadamard-transformed tensor, whose --amax is that after the transform. Stochastic rounding is
+offered where no other rule gives every code and the codes are spread as its chances say. Exits 0
+when a rule is established: it gives everything,
 and enough distinct amaxes, values between two codes and, for an unusual rule, ties stand behind it
 (docs/quantizers.md section 1.6); else 1.)";
 

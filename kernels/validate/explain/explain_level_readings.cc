@@ -18,7 +18,7 @@ constexpr std::array<int64_t, 5> kGroupLengths = {16, 32, 64, 128, 256};
 /// What libraries add to numbers of four bits that have a sign.
 constexpr int kOffset = 8;
 
-int64_t CeilOf(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t CeilOfQuotient(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 struct ByteRange {
   int least = 255, most = 0;  ///< As they are.
@@ -109,11 +109,12 @@ std::vector<float> ValuesOf(const Tensor& tensor, int64_t lines, int64_t across,
 }
 
 /// Eight numbers to an i32 along the second dim of [outer][inner], or along the first one.
-std::vector<float> Unpacked(const Tensor& words, int64_t outer, int64_t inner, bool along_outer) {
+std::vector<float> UnpackedNibbles(const Tensor& words, int64_t outer, int64_t inner,
+                                   bool along_outer) {
   std::vector<float> values(static_cast<size_t>(outer * inner));
   for (int64_t i = 0; i < outer; ++i) {
     for (int64_t j = 0; j < inner; ++j) {
-      const int64_t word = along_outer ? i / 8 * inner + j : i * CeilOf(inner, 8) + j / 8;
+      const int64_t word = along_outer ? i / 8 * inner + j : i * CeilOfQuotient(inner, 8) + j / 8;
       const int64_t place = along_outer ? i % 8 : j % 8;
       values[i * inner + j] = static_cast<float>(words.as<uint32_t>()[word] >> (4 * place) & 15);
     }
@@ -146,17 +147,17 @@ std::vector<LevelZeros> ZerosOf(const Tensor& given, int64_t lines, int64_t acro
   }
   if (given.dtype() != DType::kI32 || given.rank() < 2) return zeros;
   const int64_t rows = given.rows(), columns = given.columns();
-  if (rows == lines && columns == CeilOf(across, 8)) {
-    zeros.push_back({Unpacked(given, lines, across, false), true});
+  if (rows == lines && columns == CeilOfQuotient(across, 8)) {
+    zeros.push_back({UnpackedNibbles(given, lines, across, false), true});
   }
-  if (rows == CeilOf(lines, 8) && columns == across) {
-    zeros.push_back({Unpacked(given, lines, across, true), true});
+  if (rows == CeilOfQuotient(lines, 8) && columns == across) {
+    zeros.push_back({UnpackedNibbles(given, lines, across, true), true});
   }
-  if (rows == across && columns == CeilOf(lines, 8)) {
-    zeros.push_back({Turned(Unpacked(given, across, lines, false), lines, across), true});
+  if (rows == across && columns == CeilOfQuotient(lines, 8)) {
+    zeros.push_back({Turned(UnpackedNibbles(given, across, lines, false), lines, across), true});
   }
-  if (rows == CeilOf(across, 8) && columns == lines) {
-    zeros.push_back({Turned(Unpacked(given, across, lines, true), lines, across), true});
+  if (rows == CeilOfQuotient(across, 8) && columns == lines) {
+    zeros.push_back({Turned(UnpackedNibbles(given, across, lines, true), lines, across), true});
   }
   return zeros;
 }
@@ -194,7 +195,7 @@ struct Part {
 std::vector<Part> PartsOfRuns(const LevelGroups& groups, const std::vector<float>& values,
                               const ExecutionContext& context) {
   constexpr int64_t kPiece = 1 << 15;
-  const int64_t pieces_per_group = CeilOf(std::min(groups.unit, groups.length), kPiece);
+  const int64_t pieces_per_group = CeilOfQuotient(std::min(groups.unit, groups.length), kPiece);
   std::vector<Part> pieces(static_cast<size_t>(groups.count() * pieces_per_group));
   const int64_t grain = std::max<int64_t>(kPiece / std::min(groups.unit, kPiece), 1);
   ParallelFor(context, static_cast<int64_t>(pieces.size()), grain, [&](int64_t begin, int64_t end) {
@@ -219,7 +220,7 @@ std::vector<Part> PartsOfColumns(const LevelGroups& groups, const std::vector<fl
                                  const ExecutionContext& context) {
   constexpr int64_t kColumnsAtOnce = 64;
   std::vector<Part> parts(static_cast<size_t>(groups.count()));
-  const int64_t chunks = CeilOf(groups.columns, kColumnsAtOnce);
+  const int64_t chunks = CeilOfQuotient(groups.columns, kColumnsAtOnce);
   ParallelFor(context, chunks * groups.across, 1, [&](int64_t begin, int64_t end) {
     for (int64_t piece = begin; piece < end; ++piece) {
       const int64_t j = piece / chunks, first = piece % chunks * kColumnsAtOnce;
@@ -281,9 +282,11 @@ std::vector<LevelReading> LevelReadingsOf(const Tensor& codes, int64_t rows, int
     const int64_t per_given = are_bytes ? 1 : is_i32 ? 8 : 2;
     // Libraries give codes that lie row after row other shapes, too.
     const auto fits = [&](int64_t per) {
-      if (codes.rows() == lines && given_columns == CeilOf(length, per)) return true;
-      const bool is_of_other = codes.rows() == length && given_columns == CeilOf(lines, per);
-      return !transposed && !is_of_other && codes.element_count() == CeilOf(rows * columns, per);
+      if (codes.rows() == lines && given_columns == CeilOfQuotient(length, per)) return true;
+      const bool is_of_other =
+          codes.rows() == length && given_columns == CeilOfQuotient(lines, per);
+      return !transposed && !is_of_other &&
+             codes.element_count() == CeilOfQuotient(rows * columns, per);
     };
     if (are_bytes && fits(1)) {
       add(KindsOfBytes(codes), LevelPacking::kOneToAByte, transposed, length);
@@ -296,7 +299,7 @@ std::vector<LevelReading> LevelReadingsOf(const Tensor& codes, int64_t rows, int
       add(KindsOfNibbles(given), LevelPacking::kLowFirst, transposed, stride);
       if (!is_i32) add(KindsOfNibbles(given), LevelPacking::kHighFirst, transposed, stride);
     }
-    if (!transposed && !is_i32 && codes.element_count() == CeilOf(rows * columns, 2)) {
+    if (!transposed && !is_i32 && codes.element_count() == CeilOfQuotient(rows * columns, 2)) {
       add(KindsOfNibbles(given), LevelPacking::kHalves, false, columns);
     }
   }
@@ -335,7 +338,7 @@ absl::StatusOr<std::vector<LevelGroups>> LevelGroupsOf(const ExplainCodesRequest
     groups.lines = lines;
     groups.length = rows * columns / lines;
     groups.unit = unit;
-    groups.across = CeilOf(groups.length, unit);
+    groups.across = CeilOfQuotient(groups.length, unit);
     if (groups.count() != count) return;
     scales_fit = true;
     if (request.zero_point.has_value()) {
@@ -358,7 +361,7 @@ absl::StatusOr<std::vector<LevelGroups>> LevelGroupsOf(const ExplainCodesRequest
     if (length % across == 0) units.push_back(length / across);
     for (const int64_t unit : kGroupLengths) {
       const bool is_known = std::find(units.begin(), units.end(), unit) != units.end();
-      if (!is_known && CeilOf(length, unit) == across) units.push_back(unit);
+      if (!is_known && CeilOfQuotient(length, unit) == across) units.push_back(unit);
     }
     for (const int64_t unit : units) {
       // A run that the tensor does not fill is one group, however long.

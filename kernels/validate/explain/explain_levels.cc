@@ -27,11 +27,11 @@ namespace quantgate {
 namespace {
 
 /// A tensor of at most so many elements is its own sample.
-constexpr int64_t kSampleElements = 16384;
+constexpr int64_t kSampleLevels = 16384;
 /// How many of those that do not fit the sample are counted on everything: where none fits, and
 /// beside those that do. Fewer of large tensors.
-constexpr int64_t kSmallElements = 1 << 20;
-constexpr size_t kNearKept = 4, kNearKeptOfLarge = 2, kNearBesideFitting = 1;
+constexpr int64_t kSmallLevels = 1 << 20;
+constexpr size_t kNearKept = 4, kNearKeptOfLarge = 2, kNearLevelsBesideFitting = 1;
 
 /// What a library stores as the scale of a group.
 enum class StoredScale {
@@ -102,7 +102,7 @@ std::vector<std::string> LibrariesOf(const LevelRule& rule, const LevelGroups& g
 }
 
 uint32_t BitsOfScale(float value) { return std::bit_cast<uint32_t>(CanonicalFloat(value)); }
-bool IsSame(float a, float b) { return BitsOfScale(a) == BitsOfScale(b); }
+bool IsSameLevel(float a, float b) { return BitsOfScale(a) == BitsOfScale(b); }
 
 float StoredOf(const LevelRule& rule, const LevelScale& scale, const GroupExtremes& extremes,
                StoredScale stored) {
@@ -128,7 +128,7 @@ bool IsZero(const LevelRule& rule, const LevelScale& scale, const LevelZeros& ze
   if (zeros.are_nibbles) {
     return std::fabs(wanted) <= 16.0f && static_cast<int>(given) == (static_cast<int>(wanted) & 15);
   }
-  return given == wanted || IsSame(given, wanted);
+  return given == wanted || IsSameLevel(given, wanted);
 }
 
 /// The place of a code among the levels in their order.
@@ -155,7 +155,7 @@ struct Division {
 };
 
 /// A rule with a division, a spelling of the codes, and how scales and zero points are stored.
-struct Trial {
+struct LevelTrial {
   const Division* division = nullptr;
   const LevelReading* reading = nullptr;
   LevelRule rule;
@@ -196,10 +196,11 @@ class LevelsExplainer {
   /// The rules that codes of this element with such groups may have.
   std::vector<LevelRule> RulesOf(DType element, const LevelGroups& groups) const;
   /// Every trial of a rule, with its score on the sample.
-  std::vector<Trial> TrialsOf(const Division& division, DType element, const LevelRule& rule) const;
+  std::vector<LevelTrial> TrialsOf(const Division& division, DType element,
+                                   const LevelRule& rule) const;
   /// Counts everything.
-  CodesCandidate Evaluate(const Trial& trial) const;
-  Counts CountCodes(const Trial& trial, const std::vector<LevelScale>& scales) const;
+  CodesCandidate Evaluate(const LevelTrial& trial) const;
+  Counts CountCodes(const LevelTrial& trial, const std::vector<LevelScale>& scales) const;
   /// Counts the element `at`, whose given code is `given`.
   void CountCode(const LevelRule& rule, const LevelScale& scale, float value, uint8_t given,
                  int64_t at, Counts& counts) const;
@@ -233,7 +234,7 @@ absl::Status LevelsExplainer::Read() {
   }
   const int64_t count = rows * columns;
   // Odd, so that every place in a group comes.
-  const int64_t step = count <= kSampleElements ? 1 : count / kSampleElements | 1;
+  const int64_t step = count <= kSampleLevels ? 1 : count / kSampleLevels | 1;
   for (int64_t at = 0; at < count; at += step) sample_.push_back(at);
   for (LevelGroups& groups : found) {
     QG_RETURN_IF_ERROR(context_.CheckCancelled());
@@ -286,8 +287,8 @@ std::vector<LevelRule> LevelsExplainer::RulesOf(DType element, const LevelGroups
   return rules;
 }
 
-std::vector<Trial> LevelsExplainer::TrialsOf(const Division& division, DType element,
-                                             const LevelRule& rule) const {
+std::vector<LevelTrial> LevelsExplainer::TrialsOf(const Division& division, DType element,
+                                                  const LevelRule& rule) const {
   const LevelGroups& groups = division.groups;
   const std::vector<GroupExtremes>& extremes = *division.extremes;
   const auto group_count = static_cast<double>(division.sample_groups.size());
@@ -295,7 +296,7 @@ std::vector<Trial> LevelsExplainer::TrialsOf(const Division& division, DType ele
   for (const int64_t group : division.sample_groups) {
     scales.push_back(MakeLevelScale(rule, extremes[group]));
   }
-  Trial best;
+  LevelTrial best;
   best.division = &division;
   best.rule = rule;
   double scale_share = -1;
@@ -304,17 +305,18 @@ std::vector<Trial> LevelsExplainer::TrialsOf(const Division& division, DType ele
     int64_t matches = 0;
     for (size_t i = 0; i < scales.size(); ++i) {
       const int64_t group = division.sample_groups[i];
-      matches += IsSame(StoredOf(rule, scales[i], extremes[group], stored), groups.scales[group]);
+      matches +=
+          IsSameLevel(StoredOf(rule, scales[i], extremes[group], stored), groups.scales[group]);
     }
     if (matches / group_count <= scale_share) continue;
     scale_share = matches / group_count;
     best.scale = stored;
   }
   const int64_t columns = request_.source.columns();
-  std::vector<Trial> trials;
+  std::vector<LevelTrial> trials;
   for (const LevelReading& reading : readings_) {
     if (reading.element != element) continue;
-    Trial trial = best;
+    LevelTrial trial = best;
     trial.reading = &reading;
     double zero_share = groups.zeros.empty() ? 1 : -1;
     for (const LevelZeros& zeros : groups.zeros) {
@@ -375,7 +377,7 @@ void LevelsExplainer::CountCode(const LevelRule& rule, const LevelScale& scale, 
   if (off > counts.off_tie_max) counts.off_tie_max = off;
 }
 
-Counts LevelsExplainer::CountCodes(const Trial& trial,
+Counts LevelsExplainer::CountCodes(const LevelTrial& trial,
                                    const std::vector<LevelScale>& scales) const {
   const LevelGroups& groups = trial.division->groups;
   const int64_t columns = groups.columns;
@@ -413,10 +415,10 @@ bool IsAtBound(const LevelRule& rule, const GroupExtremes& extremes, const Level
   twice.least *= 2;
   twice.most *= 2;
   twice.first_largest *= 2;
-  return IsSame(MakeLevelScale(rule, twice).scale_inv, scale.scale_inv);
+  return IsSameLevel(MakeLevelScale(rule, twice).scale_inv, scale.scale_inv);
 }
 
-CodesCandidate LevelsExplainer::Evaluate(const Trial& trial) const {
+CodesCandidate LevelsExplainer::Evaluate(const LevelTrial& trial) const {
   const LevelRule& rule = trial.rule;
   const LevelGroups& groups = trial.division->groups;
   const std::vector<GroupExtremes>& extremes = *trial.division->extremes;
@@ -453,7 +455,7 @@ CodesCandidate LevelsExplainer::Evaluate(const Trial& trial) const {
   for (int64_t group = 0; group < groups.count(); ++group) {
     const LevelScale& scale = scales[group];
     const float stored = StoredOf(rule, scale, extremes[group], trial.scale);
-    const bool is_same = IsSame(stored, groups.scales[group]);
+    const bool is_same = IsSameLevel(stored, groups.scales[group]);
     candidate.scale_matches += is_same;
     if (!is_same && !candidate.first_scale_difference.has_value()) {
       candidate.first_scale_difference = {group, groups.scales[group], stored};
@@ -513,27 +515,27 @@ absl::StatusOr<CodesExplanation> LevelsExplainer::Explain() {
     return Refuse("scale_inv", TensorText(request_.scale_inv),
                   "no rule of such codes has as many scales");
   }
-  std::vector<std::vector<Trial>> trials_of(work.size());
+  std::vector<std::vector<LevelTrial>> trials_of(work.size());
   ParallelFor(context_, static_cast<int64_t>(work.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       trials_of[i] = TrialsOf(*work[i].division, work[i].element, work[i].rule);
     }
   });
   QG_RETURN_IF_ERROR(context_.CheckCancelled());
-  std::vector<Trial> trials;
-  for (std::vector<Trial>& some : trials_of) {
+  std::vector<LevelTrial> trials;
+  for (std::vector<LevelTrial>& some : trials_of) {
     std::move(some.begin(), some.end(), std::back_inserter(trials));
   }
   CodesExplanation explanation;
   explanation.tried = static_cast<int64_t>(trials.size());
   // What does not fit the sample does not fit all.
-  std::stable_sort(trials.begin(), trials.end(), [](const Trial& a, const Trial& b) {
+  std::stable_sort(trials.begin(), trials.end(), [](const LevelTrial& a, const LevelTrial& b) {
     return std::pair(a.fits_sample, a.score) > std::pair(b.fits_sample, b.score);
   });
-  const auto fitting = static_cast<size_t>(
-      std::count_if(trials.begin(), trials.end(), [](const Trial& t) { return t.fits_sample; }));
-  const bool is_small = request_.source.element_count() <= kSmallElements;
-  const size_t near = fitting > 0 ? (is_small ? kNearBesideFitting : 0)
+  const auto fitting = static_cast<size_t>(std::count_if(
+      trials.begin(), trials.end(), [](const LevelTrial& t) { return t.fits_sample; }));
+  const bool is_small = request_.source.element_count() <= kSmallLevels;
+  const size_t near = fitting > 0 ? (is_small ? kNearLevelsBesideFitting : 0)
                       : is_small  ? kNearKept
                                   : kNearKeptOfLarge;
   std::vector<CodesCandidate>& candidates = explanation.candidates;
