@@ -1,6 +1,7 @@
 #include "client/cli/options/gemm_options.h"
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "client/cli/layer_command.h"
 #include "client/cli/options/quantized_metadata.h"
 #include "client/tensor_name.h"
@@ -12,7 +13,8 @@ namespace {
 /// Applies what the metadata of an operand's scale file say. A GEMM takes scales in logical layout;
 /// for nvfp4 the tensor scale is in alpha, or follows from amax and the bound of the block scales.
 absl::Status ApplyScaleMetadata(const std::string& option, const OperandOptions& options,
-                                bool has_alpha, v1::GemmOperandSpec& operand) {
+                                bool has_alpha, TensorSources& sources,
+                                v1::GemmOperandSpec& operand) {
   const std::string field = option + "-scale-inv";
   QG_ASSIGN_OR_RETURN(const TensorName name, ParseTensorName(field, options.scale_inv));
   if (name.kind != TensorName::Kind::kSafetensors) return absl::OkStatus();
@@ -28,6 +30,16 @@ absl::Status ApplyScaleMetadata(const std::string& option, const OperandOptions&
   const v1::QuantizedDirection& direction =
       is_columnwise ? description.columnwise() : description.rowwise();
   if (operand.group().empty()) operand.set_group(direction.group());
+  absl::string_view entry = name.entry;
+  if (options.zero_point.empty() && absl::ConsumeSuffix(&entry, "scale_inv")) {
+    // Without its zero points a code is another number.
+    const std::string zero_point = absl::StrCat(std::string(entry), "zero_point");
+    if (file.Find(zero_point).ok()) {
+      QG_ASSIGN_OR_RETURN(
+          *operand.mutable_zero_point(),
+          sources.Resolve(option + "-zero-point", absl::StrCat(name.path, ":", zero_point)));
+    }
+  }
   if (direction.format() != "nvfp4") return absl::OkStatus();
   if (operand.e4m3_max() == 0) operand.set_e4m3_max(direction.e4m3_max());
   const char* const amax = is_columnwise ? "amax_columnwise" : "amax_rowwise";
@@ -57,7 +69,7 @@ absl::Status SetOperand(const std::string& option, const OperandOptions& options
   operand.set_scaling(options.scaling);
   operand.set_e4m3_max(options.e4m3_max);
   if (options.scale_inv.empty()) return absl::OkStatus();
-  return ApplyScaleMetadata(option, options, has_alpha, operand);
+  return ApplyScaleMetadata(option, options, has_alpha, sources, operand);
 }
 
 void AddOperand(CLI::App& command, const std::string& option, OperandOptions& options,
@@ -69,7 +81,8 @@ void AddOperand(CLI::App& command, const std::string& option, OperandOptions& op
       ->type_name("TENSOR");
   command
       .add_option(option + "-zero-point", options.zero_point,
-                  "Integers: what stands for zero, in the shape of the scales")
+                  "Integers: what stands for zero, in the shape of the scales; default: those "
+                  "beside the scales in their file")
       ->type_name("TENSOR");
   command
       .add_option(

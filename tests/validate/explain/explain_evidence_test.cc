@@ -199,8 +199,8 @@ TEST(ExplainEvidence, ElementsAndBlocksMustBeTheLibrarys) {
       {WithTiesTowardZero(RoundUp(DType::kF4E2M1x2, 64, 6)), ""},
       // Of bf16 values in binary32 most rules of FP8 are one.
       {RoundUp(DType::kF8E4M3, 32, 448),
-       "NVIDIA ModelOpt, MXFP8 | Transformer Engine, cuBLAS, cuDNN | Transformers, fine-grained "
-       "FP8, UE8M0 | torchao RCEIL"},
+       "DeepGEMM, UE8M0 | NVIDIA ModelOpt, MXFP8 | Transformer Engine, cuBLAS, cuDNN | "
+       "Transformers, fine-grained FP8, UE8M0 | torchao RCEIL"},
       {RoundUp(DType::kF8E5M2, 32, 57344), "Transformer Engine, cuBLAS, cuDNN | torchao RCEIL"},
       {RoundUp(DType::kF4E2M1x2, 32, 6), "torchao RCEIL"},
       {RoundUp(DType::kF8E4M3, 128, 448),
@@ -220,8 +220,8 @@ TEST(ExplainEvidence, ElementsAndBlocksMustBeTheLibrarys) {
        "compressed-tensors, NVFP4 | torchao, NVFP4 with a tensor scale | vLLM, NVFP4"},
       {TwoLevel(32, amax), ""},
       {PowerOfTwo(128), "DeepGEMM, UE8M0 | Transformer Engine, FP8 block scaling"},
-      // The one library whose MX scales are fp32 numbers.
-      {PowerOfTwo(32), "qwix, MX"},
+      // The libraries whose MX scales are fp32 numbers.
+      {PowerOfTwo(32), "DeepGEMM, UE8M0 | qwix, MX"},
   };
   for (const auto& [formula, libraries] : rows) {
     SCOPED_TRACE(absl::StrCat(formula.name, " of ", std::string(DTypeName(formula.element)), " 1x",
@@ -308,8 +308,8 @@ TEST(ExplainEvidence, SignsOfZerosMustBeTheLibrarys) {
       {WithTiesTowardZero(RoundUp(DType::kF4E2M1x2, 32, 6)), "", "", "NVIDIA ModelOpt, MXFP4"},
       {RoundUp(DType::kF4E2M1x2, 32, 6), "torchao RCEIL", "", ""},
       {RoundUp(DType::kF8E4M3, 32, 448),
-       "NVIDIA ModelOpt, MXFP8 | Transformer Engine, cuBLAS, cuDNN | Transformers, fine-grained "
-       "FP8, UE8M0 | torchao RCEIL",
+       "DeepGEMM, UE8M0 | NVIDIA ModelOpt, MXFP8 | Transformer Engine, cuBLAS, cuDNN | "
+       "Transformers, fine-grained FP8, UE8M0 | torchao RCEIL",
        "", ""},
       {TwoLevel(16, AmaxOf(values)),
        "Transformer Engine, NVFP4 | torchao, NVFP4 with a tensor scale",

@@ -165,7 +165,7 @@ void Walk(const Quantizer& quantizer, std::vector<std::pair<Direction, ScaleLayo
     const int length = BlockLength(spec.format);
     const bool has_wide_tiles = spec.block_dim == 2 && length >= 64;
     // At least 32 blocks of distinct amaxes, and more than one along a line.
-    const Tensor& source = has_wide_tiles ? Source(32, 33 * length)
+    const Tensor& source = has_wide_tiles ? Source(32, 40 * length)
                            : length > 128 ? Source(288, 288)
                                           : Source(192, 256);
     QuantizeArguments arguments;
