@@ -22,11 +22,11 @@ enum class ArithmeticFamily {
   kSm90MmaFp8,  ///< Hopper's mma.sync FP8, which adds in another way than its wgmma.
   kSm100,
   kSm120,
-  kExact,     ///< The correctly rounded result of the real-number GEMM.
-  kFp32,      ///< Sequential fp32 FMA over k.
-  kCublasLt,  ///< The hardware through cuBLASLt, the subject under test; CUDA engine only.
+  kExact,        ///< The correctly rounded result of the real-number GEMM.
+  kFp32,         ///< Sequential fp32 FMA over k.
+  kCublasLt,     ///< The hardware through cuBLASLt, the subject under test; CUDA engine only.
   kSm100MmaFp8,  ///< Blackwell's (B200) mma.sync FP8, "sm100:mma": the rule of kSm90MmaFp8.
-  kInt32,     ///< Sums of integers.
+  kInt32,        ///< Sums of integers.
 };
 /// "sm90", "sm90_mma_fp8", "exact", "auto".
 std::string_view ArithmeticFamilyName(ArithmeticFamily family);

@@ -23,10 +23,10 @@ void RaiseTo(std::atomic<uint32_t>& maximum, uint32_t value) {
   }
 }
 
-constexpr ScaleMode kScaleModes[] = {ScaleMode::kNone,   ScaleMode::kTensor,  ScaleMode::kOuter,
-                                     ScaleMode::k1x128,  ScaleMode::k128x128, ScaleMode::kMx32,
-                                     ScaleMode::kNv16,   ScaleMode::k1x32,    ScaleMode::k32x32,
-                                     ScaleMode::k1x64,   ScaleMode::k64x64,   ScaleMode::k1x256,
+constexpr ScaleMode kScaleModes[] = {ScaleMode::kNone,    ScaleMode::kTensor,  ScaleMode::kOuter,
+                                     ScaleMode::k1x128,   ScaleMode::k128x128, ScaleMode::kMx32,
+                                     ScaleMode::kNv16,    ScaleMode::k1x32,    ScaleMode::k32x32,
+                                     ScaleMode::k1x64,    ScaleMode::k64x64,   ScaleMode::k1x256,
                                      ScaleMode::k256x256, ScaleMode::kGroup};
 
 }  // namespace

@@ -30,10 +30,10 @@ enum class DType {
   kI16,
   kI8,
   // Two codes of four bits per byte, the even index in the low nibble; shapes count bytes.
-  kI4x2,      ///< Integers from -8 to 7 in two's complement.
-  kU4x2,      ///< Integers from 0 to 15.
-  kNf4x2,     ///< Places in the table of NF4 (level_rule.h).
-  kBnbFp4x2,  ///< Places in the table that bitsandbytes calls FP4, which is not E2M1.
+  kI4x2,        ///< Integers from -8 to 7 in two's complement.
+  kU4x2,        ///< Integers from 0 to 15.
+  kNf4x2,       ///< Places in the table of NF4 (level_rule.h).
+  kBnbFp4x2,    ///< Places in the table that bitsandbytes calls FP4, which is not E2M1.
   kF8E4M3Fnuz,  ///< AMD's E4M3 with bias 8: one zero, no infinities, NaN 0x80.
   kF8E5M2Fnuz,  ///< AMD's E5M2 with bias 16, likewise.
 };

@@ -52,7 +52,7 @@ enum class ScaleMode {
   k64x64,
   k1x256,
   k256x256,
-  kGroup,    ///< f32 [rows][ceil(k/group)], of runs [ceil(rows * k/group)]; codes of levels.
+  kGroup,  ///< f32 [rows][ceil(k/group)], of runs [ceil(rows * k/group)]; codes of levels.
 };
 
 /// The dtype of a mode's scales, and the rows and elements along k that one is for; 1 and 1 for

@@ -228,12 +228,12 @@ TEST(CheckLayer, NamesAQuantizeWhoseTensorItsFormatDoesNotTake) {
   request.layer.operations[0].kind = OperationKind::kQuantize;
   request.layer.operations[0].name = "q";
   request.x = Blank(DType::kBF16, {32, 64});
-  ExpectRefusals(
-      request, "mxfp8",
-      {{"layer.operations[0] is 32x48: source is 32x48: mxfp8 needs the last dim in multiples of 32",
-        [](LayerRequest& r) {
-          r.x = Blank(DType::kBF16, {32, 48});
-        }}});
+  ExpectRefusals(request, "mxfp8",
+                 {{"layer.operations[0] is 32x48: source is 32x48: mxfp8 needs the last dim in "
+                   "multiples of 32",
+                   [](LayerRequest& r) {
+                     r.x = Blank(DType::kBF16, {32, 48});
+                   }}});
 }
 
 TEST(CheckLayer, NamesDelayedStates) {

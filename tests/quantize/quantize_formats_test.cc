@@ -517,7 +517,8 @@ TEST(CheckQuantization, TensorsThatDoNotFit) {
   const Usages row = {true, false}, both = {true, true};
   const QuantizerSpec mx = {.format = QuantizerFormat::kMxfp8};
   QuantizerSpec nv = {.format = QuantizerFormat::kNvfp4, .element = DType::kF4E2M1x2};
-  EXPECT_THAT(message(DType::kBF16, {31, 64}, mx, both), HasSubstr("mxfp8 needs both dims in mult"));
+  EXPECT_THAT(message(DType::kBF16, {31, 64}, mx, both),
+              HasSubstr("mxfp8 needs both dims in mult"));
   EXPECT_EQ(message(DType::kBF16, {31, 64}, mx, row), "");
   EXPECT_THAT(message(DType::kBF16, {2, 16, 48}, mx, row), HasSubstr("32x48"));
   EXPECT_EQ(message(DType::kBF16, {2, 16, 64}, mx, row), "");

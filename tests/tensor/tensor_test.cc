@@ -73,25 +73,9 @@ TEST(DTypes, OtherLibrariesNamesOfTheSameTypes) {
 
 // Each is another format, another layout, or several: an alias would read other values.
 TEST(DTypes, NamesOfOtherTypesAreRefused) {
-  for (const char* name : {"float8_e4m3",
-                           "float8_e4m3b11fnuz",
-                           "float8_e3m4",
-                           "float4_e2m1fn",
-                           "F6_E2M3",
-                           "F6_E3M2",
-                           "F4",
-                           "f4",
-                           "f8",
-                           "f2",
-                           "fp8",
-                           "fp4",
-                           "int4",
-                           "bool",
-                           "complex64",
-                           "Float32",
-                           "torch.",
-                           "torch.f8_e4m3",
-                           ""}) {
+  for (const char* name : {"float8_e4m3", "float8_e4m3b11fnuz", "float8_e3m4", "float4_e2m1fn",
+                           "F6_E2M3", "F6_E3M2", "F4", "f4", "f8", "f2", "fp8", "fp4", "int4",
+                           "bool", "complex64", "Float32", "torch.", "torch.f8_e4m3", ""}) {
     EXPECT_FALSE(ParseDType(name).ok()) << name;
   }
 }
@@ -208,7 +192,8 @@ TEST(VisitFormat, VisitsTheFormatsOfTheListAlone) {
 
 // Two codes a byte are no element that a cast could write.
 TEST(VisitFormat, ElementFormatsAreThoseOfOneCodeAnElement) {
-  EXPECT_EQ(ElementFormatNames(), "f32, bf16, f16, f8_e4m3, f8_e5m2, f6_e2m3, f6_e3m2, f8_e4m3fnuz, f8_e5m2fnuz");
+  EXPECT_EQ(ElementFormatNames(),
+            "f32, bf16, f16, f8_e4m3, f8_e5m2, f6_e2m3, f6_e3m2, f8_e4m3fnuz, f8_e5m2fnuz");
   for (const DTypeTraits& traits : AllDTypes()) {
     if (!IsElementFormat(traits.dtype)) continue;
     VisitFormat<ElementFormats>(traits.dtype, [&]<class F>() {

@@ -75,7 +75,7 @@ struct RecipeDescription {
   std::string name;
   std::string summary;
   std::vector<KnobDescription> knobs;
-  bool is_composed = false;  ///< hybrid and custom, which quantize nothing without knobs.
+  bool is_composed = false;    ///< hybrid and custom, which quantize nothing without knobs.
   bool is_codes_only = false;  ///< Its codes number levels: Recipe::CheckForLayers refuses it.
 };
 
@@ -125,8 +125,8 @@ class Recipe {
   absl::Status CheckModule() const;
   /// The same of one role, whatever the others are.
   absl::Status CheckRole(TensorRole role) const;
-  /// INVALID_ARGUMENT naming the recipe if some role of some module has codes of levels (int8, int4,
-  /// nf4, bnb_fp4), which no layer reads.
+  /// INVALID_ARGUMENT naming the recipe if some role of some module has codes of levels (int8,
+  /// int4, nf4, bnb_fp4), which no layer reads.
   absl::Status CheckForLayers() const;
   /// Every quantizer that tensors of this role may have in some module.
   std::vector<Quantizer> QuantizersOf(TensorRole role) const;
