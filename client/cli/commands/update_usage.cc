@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/cli/commands/commands.h"
 #include "client/cli/commands/subcommand.h"
@@ -58,6 +59,25 @@ void PrintUsages(Invocation& invocation, const v1::UpdateUsagesResponse& respons
   table.Print(invocation.out(), invocation.uses_colour());
 }
 
+/// Refuses to derive a direction of a file whose directions had rules of their own, one of which
+/// the file may have dropped: what quantize wrote of them stays in it, and would be false.
+absl::Status CheckOneRule(const UpdateUsageOptions& options, const TensorFile& file) {
+  const auto quantizer = file.metadata.find("quantgate.quantizer");
+  // QuantizerText names directions where their rules differ.
+  if (quantizer == file.metadata.end() || !absl::StartsWith(quantizer->second, "rowwise ")) {
+    return absl::OkStatus();
+  }
+  for (const auto& [wanted, name] :
+       {std::pair(options.rowwise, "rowwise"), std::pair(options.columnwise, "columnwise")}) {
+    if (!wanted.value_or(false) || file.Find(absl::StrCat(name, "_data")).ok()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--", name, ": true: ", options.file,
+                     " was quantized by rules that differ by direction (", quantizer->second,
+                     "), so that neither follows from the other; quantize the source for it"));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<int> UpdateUsage(Invocation& invocation, const UpdateUsageOptions& options) {
   const bool is_query = !options.rowwise.has_value() && !options.columnwise.has_value();
   if (is_query && !options.output.empty()) {
@@ -65,6 +85,7 @@ absl::StatusOr<int> UpdateUsage(Invocation& invocation, const UpdateUsageOptions
         "-o: given without --rowwise and --columnwise: a query writes nothing");
   }
   QG_ASSIGN_OR_RETURN(const TensorFile file, ReadKnownTensors("FILE", options.file));
+  QG_RETURN_IF_ERROR(CheckOneRule(options, file));
   if (!options.output.empty()) {
     QG_RETURN_IF_ERROR(CheckOutput("-o", options.output, {".safetensors"}, {options.file}));
   }

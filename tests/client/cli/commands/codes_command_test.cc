@@ -180,6 +180,15 @@ TEST_F(CodesCommandTest, UsagesAreSaidDerivedAndDropped) {
   const ProcessResult result = Quantgate({"update-usage", mx, "--columnwise", "true"});
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.err, AllOf(HasSubstr("--columnwise"), HasSubstr("only from the source")));
+
+  // E4M3 for dgrad says nothing of the E5M2 that wgrad reads.
+  const std::string two_rules = Codes(
+      "fc1.dy", "grad_output",
+      R"(hybrid:dgrad={"name":"fp8_current","knobs":{"fp8_format":"e4m3"}},wgrad=fp8_current)", {});
+  const ProcessResult other = Quantgate({"update-usage", two_rules, "--columnwise", "true"});
+  EXPECT_EQ(other.exit_code, 2);
+  EXPECT_THAT(other.err, AllOf(HasSubstr("--columnwise: true: " + two_rules),
+                               HasSubstr("rules that differ by direction")));
 }
 
 TEST_F(CodesCommandTest, ASessionTakesCodesInOpenAndInSteps) {
