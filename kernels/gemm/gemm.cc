@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/raise_to.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/epilogue.h"
@@ -16,12 +17,6 @@
 
 namespace quantgate {
 namespace {
-
-void RaiseTo(std::atomic<uint32_t>& maximum, uint32_t value) {
-  uint32_t seen = maximum.load(std::memory_order_relaxed);
-  while (seen < value && !maximum.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
-  }
-}
 
 constexpr ScaleMode kScaleModes[] = {ScaleMode::kNone,    ScaleMode::kTensor,  ScaleMode::kOuter,
                                      ScaleMode::k1x128,   ScaleMode::k128x128, ScaleMode::kMx32,

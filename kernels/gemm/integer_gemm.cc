@@ -8,15 +8,15 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/raise_to.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/epilogue.h"
+#include "kernels/numerics/integer_sum.h"
 
 namespace quantgate {
 namespace {
 
-/// Products of integers of 9 bits whose sum fits 32 bits.
-constexpr int64_t kExactTerms = 1 << 14;
 constexpr int64_t kGrainRows = 8;
 
 bool IsInteger(DType dtype) { return dtype == DType::kI8 || dtype == DType::kU8; }
@@ -86,8 +86,8 @@ std::vector<int16_t> CountedFromZero(const IntegerSide& side, int64_t k) {
 
 int64_t Dot(const int16_t* a, const int16_t* b, int64_t k) {
   int64_t sum = 0;
-  for (int64_t begin = 0; begin < k; begin += kExactTerms) {
-    const int64_t end = std::min(begin + kExactTerms, k);
+  for (int64_t begin = 0; begin < k; begin += kIntegerTermsOf32Bits) {
+    const int64_t end = std::min(begin + kIntegerTermsOf32Bits, k);
     int32_t part = 0;
     for (int64_t i = begin; i < end; ++i) part += int32_t{a[i]} * int32_t{b[i]};
     sum += part;
@@ -155,13 +155,9 @@ absl::StatusOr<GemmResult> IntegerGemm(const GemmDesc& desc, const GemmShape& sh
         for (int i = 0; i < count; ++i) {
           const int64_t sum =
               Dot(a.data() + row * shape.k, b.data() + (column + i) * shape.k, shape.k);
-          const float by_row = static_cast<float>(sum) * row_scale;
-          values[i] = by_row * ScaleOf(desc.b, column + i);
+          values[i] = ScaledIntegerSum(sum, row_scale, ScaleOf(desc.b, column + i));
         }
-        const uint32_t amax = epilogue.Apply(row, column, count, values);
-        uint32_t seen = amax_bits.load(std::memory_order_relaxed);
-        while (seen < amax && !amax_bits.compare_exchange_weak(seen, amax)) {
-        }
+        RaiseTo(amax_bits, epilogue.Apply(row, column, count, values));
       }
     }
   });

@@ -1,15 +1,14 @@
 // Sums of products of integers: tiles of outputs by blocks of threads, 4 x 4 outputs by each
 // thread.
 #include "kernels/gemm/models/cuda_kernels.h"
+#include "kernels/numerics/integer_sum.h"
 
 namespace quantgate {
 namespace {
 
 constexpr int kSide = 64, kDepth = 32, kOfThread = 4, kAcross = kSide / kOfThread;
 constexpr int kThreads = kAcross * kAcross;
-/// Products of integers of 9 bits whose sum fits 32 bits: 2^14 * 255^2 < 2^31.
-constexpr int64_t kExactTerms = 1 << 14;
-static_assert(kExactTerms % kDepth == 0);
+static_assert(kIntegerTermsOf32Bits % kDepth == 0);
 
 struct IntegerTile {
   // Rows are one longer, so that a column lies in many banks.
@@ -55,8 +54,8 @@ __global__ void __launch_bounds__(kThreads) AddIntegers(const IntegerTask task) 
     const int64_t row_begin = tile / tiles_across * kSide;
     const int64_t column_begin = tile % tiles_across * kSide;
     int64_t sums[kOfThread][kOfThread] = {};
-    for (int64_t k_first = 0; k_first < task.k; k_first += kExactTerms) {
-      const int64_t k_last = min(k_first + kExactTerms, task.k);
+    for (int64_t k_first = 0; k_first < task.k; k_first += kIntegerTermsOf32Bits) {
+      const int64_t k_last = min(k_first + kIntegerTermsOf32Bits, task.k);
       int parts[kOfThread][kOfThread] = {};
       for (int64_t k = k_first; k < k_last; k += kDepth) {
         LoadTile(task.a, task.m, task.k, row_begin, k, a);
@@ -85,8 +84,8 @@ __global__ void __launch_bounds__(kThreads) AddIntegers(const IntegerTask task) 
       for (int j = 0; j < kOfThread; ++j) {
         const int64_t column = column_begin + across + j * kAcross;
         if (row >= task.m || column >= task.n) continue;
-        const float by_row = static_cast<float>(sums[i][j]) * ScaleOf(task.a, row);
-        task.accumulators[row * task.n + column] = by_row * ScaleOf(task.b, column);
+        task.accumulators[row * task.n + column] =
+            ScaledIntegerSum(sums[i][j], ScaleOf(task.a, row), ScaleOf(task.b, column));
       }
     }
   }

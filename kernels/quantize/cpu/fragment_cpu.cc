@@ -2,6 +2,7 @@
 #include <atomic>
 #include <vector>
 
+#include "kernels/base/raise_to.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/quantize/compiled_formats.h"
 #include "kernels/quantize/fragment.h"
@@ -20,13 +21,6 @@ void ForValues(const Tensor& values, int64_t begin, int64_t end, const Body& bod
     const auto* codes = values.as<typename Source::Storage>();
     for (int64_t i = begin; i < end; ++i) body(i, DecodeFloat<Source>(codes[i]));
   });
-}
-
-void RaiseTo(std::atomic<uint32_t>& amax, uint32_t magnitude) {
-  uint32_t seen = amax.load(std::memory_order_relaxed);
-  while (magnitude > seen &&
-         !amax.compare_exchange_weak(seen, magnitude, std::memory_order_relaxed)) {
-  }
 }
 
 /// A tensor with memory for an outline.

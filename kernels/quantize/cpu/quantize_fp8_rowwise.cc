@@ -7,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include "kernels/base/raise_to.h"
 #include "kernels/base/round_up.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/quantize/compiled_formats.h"
@@ -118,13 +119,6 @@ struct LineAmaxes {
   std::vector<uint8_t> is_vector_tile;
 };
 
-void RaiseTo(uint32_t& shared_amax, uint32_t bits) {
-  std::atomic_ref<uint32_t> amax(shared_amax);
-  uint32_t seen = amax.load(std::memory_order_relaxed);
-  while (bits > seen && !amax.compare_exchange_weak(seen, bits, std::memory_order_relaxed)) {
-  }
-}
-
 /// The amaxes of a piece's rows and columns.
 struct PieceAmaxes {
   uint32_t of_rows[kPieceRows] = {};
@@ -183,11 +177,11 @@ LineAmaxes MeasureLines(const FormatRequest& request, const Functions& functions
                  PieceAmaxes found;
                  MeasurePiece(source, functions, piece, amaxes, found);
                  for (int64_t row = piece.row_begin; row < piece.row_end; ++row) {
-                   RaiseTo(amaxes.of_rows[static_cast<size_t>(row)],
+                   RaiseTo(std::atomic_ref(amaxes.of_rows[static_cast<size_t>(row)]),
                            found.of_rows[row - piece.row_begin]);
                  }
                  for (int64_t column = piece.column_begin; column < piece.column_end; ++column) {
-                   RaiseTo(amaxes.of_columns[static_cast<size_t>(column)],
+                   RaiseTo(std::atomic_ref(amaxes.of_columns[static_cast<size_t>(column)]),
                            found.of_columns[column - piece.column_begin]);
                  }
                });
