@@ -33,8 +33,7 @@ absl::Status QuantizeFp8Rowwise(const FormatRequest& request, QuantizedTensor& q
 absl::Status QuantizeFp8Block(const FormatRequest& request, QuantizedTensor& quantized);
 absl::Status QuantizeMxfp8(const FormatRequest& request, QuantizedTensor& quantized);
 absl::Status QuantizeNvfp4(const FormatRequest& request, QuantizedTensor& quantized);
-absl::Status QuantizeLevels(const FormatRequest& request, QuantizedTensor& quantized);
-/// Every format but those of levels, where TakesGeneralPath.
+/// Every format, where TakesGeneralPath.
 absl::Status QuantizeGenerally(const FormatRequest& request, QuantizedTensor& quantized);
 
 /// max |x| over the elements, exact (docs/quantizers.md section 1.5).

@@ -68,7 +68,6 @@ absl::Status KeepSource(const FormatRequest& request, QuantizedTensor& quantized
 }
 
 FormatQuantizer QuantizerOf(const QuantizerSpec& spec, const Tensor& source) {
-  if (spec.traits().has_levels()) return &QuantizeLevels;
   if (TakesGeneralPath(spec, source)) return &QuantizeGenerally;
   switch (spec.traits().scales) {
     case ScaleKind::kNone:

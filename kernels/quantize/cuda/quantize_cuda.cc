@@ -8,7 +8,6 @@
 #include "kernels/quantize/cuda/quantize_tiles_cuda.h"
 #include "kernels/quantize/format_quantizers.h"
 #include "kernels/quantize/general/quantize_general_cuda.h"
-#include "kernels/quantize/general/quantize_levels_cuda.h"
 #include "kernels/quantize/nvfp4/quantize_nvfp4_cuda.h"
 #include "kernels/quantize/quantized_outline.h"
 #include "kernels/tensor/device/tensor_cuda.h"
@@ -239,11 +238,9 @@ absl::StatusOr<QuantizedTensor> QuantizeCuda(CudaDevice& device, const Tensor& s
   auto quantized = QuantizeByRules(
       source, quantizer, usages, arguments,
       [&](const RuleRequest& rule, QuantizedTensor& quantized) {
-        if (rule.spec.traits().has_levels()) {
-          return QuantizeLevelsCuda(device, rule, quantized);
-        }
-        if (TakesGeneralPath(rule.spec, rule.source))
+        if (TakesGeneralPath(rule.spec, rule.source)) {
           return QuantizeGenerallyCuda(device, rule, quantized);
+        }
         return QuantizeFormat(
             {device, rule.source, rule.spec, rule.usages, rule.arguments, rule.hadamard},
             quantized);

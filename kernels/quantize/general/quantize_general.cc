@@ -11,6 +11,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/quantize/compiled_formats.h"
 #include "kernels/quantize/element_count.h"
+#include "kernels/quantize/general/quantize_levels.h"
 #include "kernels/quantize/quantized_outline.h"
 #include "kernels/tensor/visit_format.h"
 
@@ -229,11 +230,15 @@ absl::Status QuantizeGenerally(const FormatRequest& request, QuantizedTensor& qu
   absl::StatusOr<QuantizationCounts> counts = QuantizationCounts();
   for (const Usage usage : {Usage::kColumnwise, Usage::kRowwise}) {
     if (!HasUsage(request.usages, usage)) continue;
-    VisitFormat<SourceFormats>(request.source.dtype(), [&]<class Source>() {
-      VisitFormat<GeneralFormats>(request.spec.element, [&]<class Element>() {
-        counts = QuantizeDirection<Source, Element>(request, usage, quantized);
+    if (request.spec.traits().has_levels()) {
+      counts = QuantizeLevels(request, usage, quantized);
+    } else {
+      VisitFormat<SourceFormats>(request.source.dtype(), [&]<class Source>() {
+        VisitFormat<GeneralFormats>(request.spec.element, [&]<class Element>() {
+          counts = QuantizeDirection<Source, Element>(request, usage, quantized);
+        });
       });
-    });
+    }
     QG_RETURN_IF_ERROR(counts.status());
   }
   quantized.counts = *counts;  // Of the rowwise copy if there is one.

@@ -7,6 +7,7 @@
 #include "kernels/quantize/cuda/quantize_tiles_cuda.h"
 #include "kernels/quantize/general/general_kernels.h"
 #include "kernels/quantize/general/quantize_general.h"
+#include "kernels/quantize/general/quantize_levels_cuda.h"
 #include "kernels/quantize/quantized_outline.h"
 #include "kernels/tensor/visit_format.h"
 
@@ -101,8 +102,9 @@ absl::Status QuantizeGenerallyCuda(CudaDevice& device, const RuleRequest& reques
   for (const Usage usage : {Usage::kColumnwise, Usage::kRowwise}) {
     if (!HasUsage(request.usages, usage)) continue;
     const bool is_counted = usage == Usage::kRowwise || !request.usages.rowwise;
-    QG_RETURN_IF_ERROR(
-        QuantizeDirection(device, request, usage, is_counted ? counts : nullptr, quantized));
+    const auto quantize =
+        request.spec.traits().has_levels() ? &QuantizeLevelsCuda : &QuantizeDirection;
+    QG_RETURN_IF_ERROR(quantize(device, request, usage, is_counted ? counts : nullptr, quantized));
   }
   return absl::OkStatus();
 }

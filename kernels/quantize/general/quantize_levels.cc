@@ -346,8 +346,8 @@ class RunQuantizer {
 
 /// Codes, scales and zero points of one direction.
 template <class Source>
-absl::StatusOr<QuantizationCounts> QuantizeDirection(const FormatRequest& request, Usage usage,
-                                                     QuantizedTensor& quantized) {
+absl::StatusOr<QuantizationCounts> QuantizeLevelsOf(const FormatRequest& request, Usage usage,
+                                                    QuantizedTensor& quantized) {
   const QuantizerSpec& spec = request.spec;
   const Tensor& source = request.source;
   Direction direction = {
@@ -437,17 +437,13 @@ GeneralGrid MakeLevelGrid(int64_t rows, int64_t columns, QuantizerFormat format,
   return grid;
 }
 
-absl::Status QuantizeLevels(const FormatRequest& request, QuantizedTensor& quantized) {
+absl::StatusOr<QuantizationCounts> QuantizeLevels(const FormatRequest& request, Usage usage,
+                                                  QuantizedTensor& quantized) {
   absl::StatusOr<QuantizationCounts> counts = QuantizationCounts();
-  for (const Usage usage : {Usage::kColumnwise, Usage::kRowwise}) {
-    if (!HasUsage(request.usages, usage)) continue;
-    VisitFormat<SourceFormats>(request.source.dtype(), [&]<class Source>() {
-      counts = QuantizeDirection<Source>(request, usage, quantized);
-    });
-    QG_RETURN_IF_ERROR(counts.status());
-  }
-  quantized.counts = *counts;  // Of the rowwise copy if there is one.
-  return absl::OkStatus();
+  VisitFormat<SourceFormats>(request.source.dtype(), [&]<class Source>() {
+    counts = QuantizeLevelsOf<Source>(request, usage, quantized);
+  });
+  return counts;
 }
 
 absl::Status DequantizeLevels(const QuantizedCopy& copy, Usage usage, Tensor& out,

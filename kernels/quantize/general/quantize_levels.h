@@ -1,5 +1,4 @@
-// The grid of a direction of a format of levels, and its dequantization. Private to
-// kernels/quantize.
+// Formats of levels on the CPU, as the general path calls them. Private to kernels/quantize.
 #pragma once
 
 #include "kernels/quantize/format_quantizers.h"
@@ -9,6 +8,10 @@ namespace quantgate {
 
 GeneralGrid MakeLevelGrid(int64_t rows, int64_t columns, QuantizerFormat format, int group,
                           Usage usage);
+
+/// Writes one copy of `request`, and gives its counts.
+absl::StatusOr<QuantizationCounts> QuantizeLevels(const FormatRequest& request, Usage usage,
+                                                  QuantizedTensor& quantized);
 
 /// What the zero points of a copy are.
 ZeroPoint ZeroPointOf(const QuantizedCopy& copy);

@@ -11,10 +11,9 @@
 #include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
-namespace {
 
-absl::Status QuantizeLevelsOf(CudaDevice& device, const RuleRequest& request, Usage usage,
-                              unsigned long long* counts, QuantizedTensor& quantized) {
+absl::Status QuantizeLevelsCuda(CudaDevice& device, const RuleRequest& request, Usage usage,
+                                unsigned long long* counts, QuantizedTensor& quantized) {
   const QuantizerSpec& spec = request.spec;
   const Tensor& source = request.source;
   LevelQuantization job;
@@ -46,22 +45,6 @@ absl::Status QuantizeLevelsOf(CudaDevice& device, const RuleRequest& request, Us
   QG_CUDA_RETURN_IF_ERROR(LaunchLevelScales(job, multiprocessors, device.stream()));
   QG_CUDA_RETURN_IF_ERROR(LaunchLevelCodes(job, multiprocessors, device.stream()));
   quantized.copy(usage) = std::move(copy);
-  return absl::OkStatus();
-}
-
-}  // namespace
-
-absl::Status QuantizeLevelsCuda(CudaDevice& device, const RuleRequest& request,
-                                QuantizedTensor& quantized) {
-  QG_ASSIGN_OR_RETURN(quantized.device_counts,
-                      device.AllocateZeroed(DType::kI64, {kQuantizationCountKinds}));
-  auto* counts = quantized.device_counts.as<unsigned long long>();
-  for (const Usage usage : {Usage::kColumnwise, Usage::kRowwise}) {
-    if (!HasUsage(request.usages, usage)) continue;
-    const bool is_counted = usage == Usage::kRowwise || !request.usages.rowwise;
-    QG_RETURN_IF_ERROR(
-        QuantizeLevelsOf(device, request, usage, is_counted ? counts : nullptr, quantized));
-  }
   return absl::OkStatus();
 }
 

@@ -8,10 +8,10 @@
 
 namespace quantgate {
 
-/// Writes the requested copies of `request`, whose source is in device memory, and device_counts.
-/// Nothing waits for the stream.
-absl::Status QuantizeLevelsCuda(CudaDevice& device, const RuleRequest& request,
-                                QuantizedTensor& quantized);
+/// Writes one copy of `request`, whose source is in device memory, and adds to `counts`, if they
+/// are given. Nothing waits for the stream.
+absl::Status QuantizeLevelsCuda(CudaDevice& device, const RuleRequest& request, Usage usage,
+                                unsigned long long* counts, QuantizedTensor& quantized);
 
 /// DequantizeCuda of a copy of a format of levels; `out` has the shape of the source.
 absl::Status DequantizeLevelsCuda(CudaDevice& device, const QuantizedCopy& copy, Usage usage,
