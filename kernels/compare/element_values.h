@@ -11,7 +11,8 @@
 
 namespace quantgate {
 
-/// values[i] = the value of element begin + i; integers and packed codes count as unsigned codes.
+/// values[i] = the value of element begin + i; integers have their own values, pairs of codes that
+/// of the byte.
 void DecodeValues(const Tensor& tensor, int64_t begin, int64_t count, double* values);
 
 /// The bits of one element, zero-extended.

@@ -7,7 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
-#include "kernels/numerics/cast.h"
+#include "kernels/base/round_up.h"
+#include "kernels/compare/element_values.h"
 #include "kernels/quantize/quantizer.h"
 
 namespace quantgate {
@@ -17,8 +18,6 @@ namespace {
 constexpr std::array<int64_t, 5> kGroupLengths = {16, 32, 64, 128, 256};
 /// What libraries add to numbers of four bits that have a sign.
 constexpr int kOffset = 8;
-
-int64_t CeilOfQuotient(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 struct ByteRange {
   int least = 255, most = 0;  ///< As they are.
@@ -70,23 +69,6 @@ std::vector<Kind> KindsOfNibbles(DType given) {
   return kinds;
 }
 
-float ValueAt(const Tensor& tensor, int64_t index) {
-  switch (tensor.dtype()) {
-    case DType::kF32:
-      return tensor.as<float>()[index];
-    case DType::kBF16:
-      return DecodeFloat<BFloat16>(tensor.as<uint16_t>()[index]);
-    case DType::kF16:
-      return DecodeFloat<Float16>(tensor.as<uint16_t>()[index]);
-    case DType::kI32:
-      return static_cast<float>(tensor.as<int32_t>()[index]);
-    case DType::kI8:
-      return static_cast<float>(tensor.as<int8_t>()[index]);
-    default:
-      return static_cast<float>(tensor.as<uint8_t>()[index]);
-  }
-}
-
 /// Whether a tensor may be [across][lines], and whether it must be: it has no such shape itself.
 struct MayBeTurned {
   bool may = false, must = false;
@@ -95,31 +77,6 @@ MayBeTurned TurnedOf(const Tensor& tensor, int64_t lines, int64_t across) {
   const bool has_shape = tensor.rank() >= 2 && lines > 1 && across > 1;
   if (!has_shape || tensor.rows() != across || tensor.columns() != lines) return {};
   return {true, across != lines};
-}
-
-/// The values of a tensor in the order of groups.
-std::vector<float> ValuesOf(const Tensor& tensor, int64_t lines, int64_t across, bool is_turned) {
-  std::vector<float> values(static_cast<size_t>(lines * across));
-  for (int64_t line = 0; line < lines; ++line) {
-    for (int64_t j = 0; j < across; ++j) {
-      values[line * across + j] = ValueAt(tensor, is_turned ? j * lines + line : line * across + j);
-    }
-  }
-  return values;
-}
-
-/// Eight numbers to an i32 along the second dim of [outer][inner], or along the first one.
-std::vector<float> UnpackedNibbles(const Tensor& words, int64_t outer, int64_t inner,
-                                   bool along_outer) {
-  std::vector<float> values(static_cast<size_t>(outer * inner));
-  for (int64_t i = 0; i < outer; ++i) {
-    for (int64_t j = 0; j < inner; ++j) {
-      const int64_t word = along_outer ? i / 8 * inner + j : i * CeilOfQuotient(inner, 8) + j / 8;
-      const int64_t place = along_outer ? i % 8 : j % 8;
-      values[i * inner + j] = static_cast<float>(words.as<uint32_t>()[word] >> (4 * place) & 15);
-    }
-  }
-  return values;
 }
 
 /// [inner][outer] as [outer][inner].
@@ -131,12 +88,35 @@ std::vector<float> Turned(const std::vector<float>& values, int64_t outer, int64
   return turned;
 }
 
+/// The values of a tensor in the order of groups.
+std::vector<float> ValuesOf(const Tensor& tensor, int64_t lines, int64_t across, bool is_turned) {
+  std::vector<double> stored(static_cast<size_t>(lines * across));
+  DecodeValues(tensor, 0, lines * across, stored.data());
+  std::vector<float> values(stored.begin(), stored.end());
+  return is_turned ? Turned(values, lines, across) : values;
+}
+
+/// Eight numbers to an i32 along the second dim of [outer][inner], or along the first one.
+std::vector<float> UnpackedNibbles(const Tensor& words, int64_t outer, int64_t inner,
+                                   bool along_outer) {
+  std::vector<float> values(static_cast<size_t>(outer * inner));
+  for (int64_t i = 0; i < outer; ++i) {
+    for (int64_t j = 0; j < inner; ++j) {
+      const int64_t word = along_outer ? i / 8 * inner + j : i * DivideUp(inner, 8) + j / 8;
+      const int64_t place = along_outer ? i % 8 : j % 8;
+      values[i * inner + j] = static_cast<float>(words.as<uint32_t>()[word] >> (4 * place) & 15);
+    }
+  }
+  return values;
+}
+
 /// Every way to read zero points.
 std::vector<LevelZeros> ZerosOf(const Tensor& given, int64_t lines, int64_t across) {
   std::vector<LevelZeros> zeros;
   const int64_t count = given.element_count();
   if (count == 1) {
-    zeros.push_back({std::vector<float>(static_cast<size_t>(lines * across), ValueAt(given, 0))});
+    const float value = ValuesOf(given, 1, 1, false).front();
+    zeros.push_back({std::vector<float>(static_cast<size_t>(lines * across), value)});
     return zeros;
   }
   if (count == lines * across) {
@@ -147,16 +127,16 @@ std::vector<LevelZeros> ZerosOf(const Tensor& given, int64_t lines, int64_t acro
   }
   if (given.dtype() != DType::kI32 || given.rank() < 2) return zeros;
   const int64_t rows = given.rows(), columns = given.columns();
-  if (rows == lines && columns == CeilOfQuotient(across, 8)) {
+  if (rows == lines && columns == DivideUp(across, 8)) {
     zeros.push_back({UnpackedNibbles(given, lines, across, false), true});
   }
-  if (rows == CeilOfQuotient(lines, 8) && columns == across) {
+  if (rows == DivideUp(lines, 8) && columns == across) {
     zeros.push_back({UnpackedNibbles(given, lines, across, true), true});
   }
-  if (rows == across && columns == CeilOfQuotient(lines, 8)) {
+  if (rows == across && columns == DivideUp(lines, 8)) {
     zeros.push_back({Turned(UnpackedNibbles(given, across, lines, false), lines, across), true});
   }
-  if (rows == CeilOfQuotient(across, 8) && columns == lines) {
+  if (rows == DivideUp(across, 8) && columns == lines) {
     zeros.push_back({Turned(UnpackedNibbles(given, across, lines, true), lines, across), true});
   }
   return zeros;
@@ -195,7 +175,7 @@ struct Part {
 std::vector<Part> PartsOfRuns(const LevelGroups& groups, const std::vector<float>& values,
                               const ExecutionContext& context) {
   constexpr int64_t kPiece = 1 << 15;
-  const int64_t pieces_per_group = CeilOfQuotient(std::min(groups.unit, groups.length), kPiece);
+  const int64_t pieces_per_group = DivideUp(std::min(groups.unit, groups.length), kPiece);
   std::vector<Part> pieces(static_cast<size_t>(groups.count() * pieces_per_group));
   const int64_t grain = std::max<int64_t>(kPiece / std::min(groups.unit, kPiece), 1);
   ParallelFor(context, static_cast<int64_t>(pieces.size()), grain, [&](int64_t begin, int64_t end) {
@@ -220,7 +200,7 @@ std::vector<Part> PartsOfColumns(const LevelGroups& groups, const std::vector<fl
                                  const ExecutionContext& context) {
   constexpr int64_t kColumnsAtOnce = 64;
   std::vector<Part> parts(static_cast<size_t>(groups.count()));
-  const int64_t chunks = CeilOfQuotient(groups.columns, kColumnsAtOnce);
+  const int64_t chunks = DivideUp(groups.columns, kColumnsAtOnce);
   ParallelFor(context, chunks * groups.across, 1, [&](int64_t begin, int64_t end) {
     for (int64_t piece = begin; piece < end; ++piece) {
       const int64_t j = piece / chunks, first = piece % chunks * kColumnsAtOnce;
@@ -282,11 +262,9 @@ std::vector<LevelReading> LevelReadingsOf(const Tensor& codes, int64_t rows, int
     const int64_t per_given = are_bytes ? 1 : is_i32 ? 8 : 2;
     // Libraries give codes that lie row after row other shapes, too.
     const auto fits = [&](int64_t per) {
-      if (codes.rows() == lines && given_columns == CeilOfQuotient(length, per)) return true;
-      const bool is_of_other =
-          codes.rows() == length && given_columns == CeilOfQuotient(lines, per);
-      return !transposed && !is_of_other &&
-             codes.element_count() == CeilOfQuotient(rows * columns, per);
+      if (codes.rows() == lines && given_columns == DivideUp(length, per)) return true;
+      const bool is_of_other = codes.rows() == length && given_columns == DivideUp(lines, per);
+      return !transposed && !is_of_other && codes.element_count() == DivideUp(rows * columns, per);
     };
     if (are_bytes && fits(1)) {
       add(KindsOfBytes(codes), LevelPacking::kOneToAByte, transposed, length);
@@ -299,7 +277,7 @@ std::vector<LevelReading> LevelReadingsOf(const Tensor& codes, int64_t rows, int
       add(KindsOfNibbles(given), LevelPacking::kLowFirst, transposed, stride);
       if (!is_i32) add(KindsOfNibbles(given), LevelPacking::kHighFirst, transposed, stride);
     }
-    if (!transposed && !is_i32 && codes.element_count() == CeilOfQuotient(rows * columns, 2)) {
+    if (!transposed && !is_i32 && codes.element_count() == DivideUp(rows * columns, 2)) {
       add(KindsOfNibbles(given), LevelPacking::kHalves, false, columns);
     }
   }
@@ -338,7 +316,7 @@ absl::StatusOr<std::vector<LevelGroups>> LevelGroupsOf(const ExplainCodesRequest
     groups.lines = lines;
     groups.length = rows * columns / lines;
     groups.unit = unit;
-    groups.across = CeilOfQuotient(groups.length, unit);
+    groups.across = DivideUp(groups.length, unit);
     if (groups.count() != count) return;
     scales_fit = true;
     if (request.zero_point.has_value()) {
@@ -361,7 +339,7 @@ absl::StatusOr<std::vector<LevelGroups>> LevelGroupsOf(const ExplainCodesRequest
     if (length % across == 0) units.push_back(length / across);
     for (const int64_t unit : kGroupLengths) {
       const bool is_known = std::find(units.begin(), units.end(), unit) != units.end();
-      if (!is_known && CeilOfQuotient(length, unit) == across) units.push_back(unit);
+      if (!is_known && DivideUp(length, unit) == across) units.push_back(unit);
     }
     for (const int64_t unit : units) {
       // A run that the tensor does not fill is one group, however long.

@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 
+#include "kernels/base/round_up.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/numerics/cast.h"
 #include "kernels/quantize/scale_layout.h"
@@ -18,8 +19,6 @@ constexpr int64_t kSampleElements = 16384;
 constexpr int64_t kBandRows = 16, kBandCount = 16;
 /// The lengths of blocks whose E8M0 scales lie four to an i32.
 constexpr std::array<int64_t, 4> kPackedLengths = {128, 32, 64, 256};
-
-int64_t CeilOf(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 bool IsFloatScale(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
@@ -94,12 +93,12 @@ std::vector<StoredCodes> ScaleOrders(const Tensor& scales, const StoredCodes& st
   // TMA reads columns of scales that begin at multiples of 16 bytes.
   const int64_t step = 16 / DTypeBytes(scales.dtype());
   const bool may_turn =
-      given_columns == stored.rows || given_columns == CeilOf(stored.rows, step) * step;
+      given_columns == stored.rows || given_columns == DivideUp(stored.rows, step) * step;
   if (scales.dtype() == DType::kI32) {
     as_given.scales.assign(scales.as<uint32_t>(), scales.as<uint32_t>() + scales.element_count());
     std::vector<int64_t> known;
     for (const int64_t length : kPackedLengths) {
-      const int64_t blocks = CeilOf(stored.columns, length), words = CeilOf(blocks, 4);
+      const int64_t blocks = DivideUp(stored.columns, length), words = DivideUp(blocks, 4);
       if (std::find(known.begin(), known.end(), blocks) != known.end()) continue;
       known.push_back(blocks);
       if (given_rows == stored.rows && given_columns == words) {
@@ -140,9 +139,9 @@ std::vector<StoredCodes> ScaleOrders(const Tensor& scales, const StoredCodes& st
 std::vector<Tensor> Unswizzled(const Tensor& given, int64_t rows, int64_t columns) {
   std::vector<Tensor> logical;
   for (const int64_t length : {32, 16}) {
-    const ScaleGrid grid = {.outer = rows, .blocks = CeilOf(columns, length)};
-    const int64_t padded = CeilOf(rows, ScaleGrid::kTileRows) * ScaleGrid::kTileRows *
-                           CeilOf(grid.blocks, ScaleGrid::kTileBlocks) * ScaleGrid::kTileBlocks;
+    const ScaleGrid grid = {.outer = rows, .blocks = DivideUp(columns, length)};
+    const int64_t padded = DivideUp(rows, ScaleGrid::kTileRows) * ScaleGrid::kTileRows *
+                           DivideUp(grid.blocks, ScaleGrid::kTileBlocks) * ScaleGrid::kTileBlocks;
     if (DTypeBytes(given.dtype()) != 1 || padded != given.element_count()) continue;
     absl::StatusOr<Tensor> scales = Tensor::Allocate(given.dtype(), {rows, grid.blocks});
     if (!scales.ok()) continue;
@@ -163,7 +162,7 @@ void SetSample(StoredCodes& stored) {
     for (int64_t at = 0; at < count; ++at) stored.sample[at] = at;
     return;
   }
-  const int64_t bands_all = CeilOf(stored.rows, kBandRows);
+  const int64_t bands_all = DivideUp(stored.rows, kBandRows);
   const int64_t bands = std::min(bands_all, kBandCount);
   // Odd, so that every column of a block comes.
   const int64_t step = bands * kBandRows * stored.columns / kSampleElements | 1;
@@ -193,8 +192,8 @@ bool IsScaleDType(DType given, DType rule) {
 std::vector<CodeBlocks> BlocksThatFit(const StoredCodes& stored) {
   std::vector<CodeBlocks> fitting;
   const auto add = [&](int64_t rows, int64_t columns, int64_t amax_rows, int64_t amax_columns) {
-    if (CeilOf(stored.rows, rows) != stored.scale_rows ||
-        CeilOf(stored.columns, columns) != stored.scale_columns) {
+    if (DivideUp(stored.rows, rows) != stored.scale_rows ||
+        DivideUp(stored.columns, columns) != stored.scale_columns) {
       return;
     }
     // Two lengths that are both longer than a dim give the same block.
@@ -225,7 +224,7 @@ std::shared_ptr<const BlockMaxima> MaximaOf(const StoredCodes& stored, const Cod
                                             const ExecutionContext& context) {
   const TileMaxima tiles =
       MaximaOfTiles(*stored.elements, blocks.amax_rows, blocks.amax_columns, context);
-  const int64_t across = CeilOf(stored.columns, blocks.amax_columns);
+  const int64_t across = DivideUp(stored.columns, blocks.amax_columns);
   BlockMaxima maxima;
   maxima.blocks = blocks;
   for (int64_t row = 0; row < stored.scale_rows; ++row) {
@@ -358,12 +357,12 @@ absl::StatusOr<std::vector<StoredCodes>> StoredReader::Read(const CodeFormat& fo
                       : format.dtype == DType::kF4E2M1x2 && packing == CodePacking::kUsual
                           ? Bytes::kNibbles
                           : Bytes::kOne;
-  const int64_t row_bytes = bytes == Bytes::kNibbles   ? CeilOf(stored.columns, 2)
+  const int64_t row_bytes = bytes == Bytes::kNibbles   ? DivideUp(stored.columns, 2)
                             : bytes == Bytes::kSixBits ? stored.columns / 4 * 3
                                                        : stored.columns;
   // NVIDIA ModelOpt pads rows of FP4 to whole blocks of 16.
   const bool is_padded = bytes == Bytes::kNibbles && !transposed &&
-                         request_.codes.columns() == CeilOf(stored.columns, 16) * 8;
+                         request_.codes.columns() == DivideUp(stored.columns, 16) * 8;
   if (request_.codes.rows() != stored.rows ||
       (request_.codes.columns() != row_bytes && !is_padded) ||
       (bytes == Bytes::kSixBits && stored.columns % 4 != 0)) {
