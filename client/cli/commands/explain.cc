@@ -6,7 +6,6 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
 #include "client/cli/commands/commands.h"
 #include "client/cli/commands/subcommand.h"
 #include "client/cli/exit.h"
@@ -47,8 +46,6 @@ offered where no other rule gives every code and the codes are spread as its cha
 when a rule is established: it gives everything,
 and enough distinct amaxes, values between two codes and, for an unusual rule, ties stand behind it
 (docs/quantizers.md section 1.6); else 1.)";
-
-constexpr char kScaleInv[] = "scale_inv", kZeroPoint[] = "zero_point";
 
 struct ExplainOptions {
   GemmOptions gemm;
@@ -187,11 +184,7 @@ absl::Status AddWhatScalesHave(const ExplainOptions& options, TensorSources& sou
       QG_ASSIGN_OR_RETURN(const v1::QuantizedDescription description, DescriptionOf(file.metadata));
       codes.set_scale_layout(description.scale_layout());
     }
-    absl::string_view entry = name.entry;
-    if (zero_point.empty() && absl::ConsumeSuffix(&entry, kScaleInv)) {
-      const std::string of_zeros = absl::StrCat(std::string(entry), kZeroPoint);
-      if (file.Find(of_zeros).ok()) zero_point = absl::StrCat(name.path, ":", of_zeros);
-    }
+    if (zero_point.empty()) zero_point = ZeroPointBeside(name, file);
   }
   if (zero_point.empty()) return absl::OkStatus();
   QG_ASSIGN_OR_RETURN(*codes.mutable_zero_point(), sources.Resolve("--zero-point", zero_point));

@@ -1,7 +1,6 @@
 #include "client/cli/options/gemm_options.h"
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "client/cli/layer_command.h"
 #include "client/cli/options/quantized_metadata.h"
 #include "client/tensor_name.h"
@@ -30,15 +29,11 @@ absl::Status ApplyScaleMetadata(const std::string& option, const OperandOptions&
   const v1::QuantizedDirection& direction =
       is_columnwise ? description.columnwise() : description.rowwise();
   if (operand.group().empty()) operand.set_group(direction.group());
-  absl::string_view entry = name.entry;
-  if (options.zero_point.empty() && absl::ConsumeSuffix(&entry, "scale_inv")) {
-    // Without its zero points a code is another number.
-    const std::string zero_point = absl::StrCat(std::string(entry), "zero_point");
-    if (file.Find(zero_point).ok()) {
-      QG_ASSIGN_OR_RETURN(
-          *operand.mutable_zero_point(),
-          sources.Resolve(option + "-zero-point", absl::StrCat(name.path, ":", zero_point)));
-    }
+  // Without its zero point a code is another number.
+  const std::string beside = ZeroPointBeside(name, file);
+  if (options.zero_point.empty() && !beside.empty()) {
+    QG_ASSIGN_OR_RETURN(*operand.mutable_zero_point(),
+                        sources.Resolve(option + "-zero-point", beside));
   }
   if (direction.format() != "nvfp4") return absl::OkStatus();
   if (operand.e4m3_max() == 0) operand.set_e4m3_max(direction.e4m3_max());

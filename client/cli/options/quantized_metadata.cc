@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/quantize/scale_layout.h"
 
@@ -115,6 +116,13 @@ std::vector<std::string> LayoutNames() {
   std::vector<std::string> names;
   for (const ScaleLayout layout : kScaleLayouts) names.emplace_back(ScaleLayoutName(layout));
   return names;
+}
+
+std::string ZeroPointBeside(const TensorName& scales, const TensorFile& file) {
+  absl::string_view entry = scales.entry;
+  if (!absl::ConsumeSuffix(&entry, "scale_inv")) return "";
+  const std::string beside = absl::StrCat(std::string(entry), "zero_point");
+  return file.Find(beside).ok() ? absl::StrCat(scales.path, ":", beside) : "";
 }
 
 void RemoveDescription(FileMetadata& metadata) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/tensor_name.h"
 #include "client/tensor_source.h"
 #include "quantgate/v1/engine_service.pb.h"
 
@@ -32,6 +33,10 @@ absl::StatusOr<v1::QuantizedDirection> ParseFormatHint(const std::string& field,
 
 /// The names of the layouts of scales, for options that take one.
 std::vector<std::string> LayoutNames();
+
+/// What names the zero points that lie beside scales: FILE:rowwise_zero_point for
+/// FILE:rowwise_scale_inv. Empty where the file has none.
+std::string ZeroPointBeside(const TensorName& scales, const TensorFile& file);
 
 /// Removes what MetadataOf adds.
 void RemoveDescription(FileMetadata& metadata);
