@@ -1,5 +1,6 @@
 #include "client/channel_connection.h"
 
+#include <grpc/grpc.h>
 #include <grpcpp/channel.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/impl/codegen/client_unary_call.h>
@@ -39,6 +40,9 @@ absl::Status CheckAddress(const std::string& address) {
 absl::StatusOr<std::unique_ptr<ChannelConnection>> ChannelConnection::Dial(
     const std::string& address, const ConnectionOptions& options) {
   if (absl::Status status = CheckAddress(address); !status.ok()) return status;
+  // Held until the process ends: when the last user of gRPC's library goes, it joins a thread that
+  // may sleep in a poll for 10 s.
+  [[maybe_unused]] static const bool holds_grpc = (grpc_init(), true);
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kReceiveBytesMax);
   // A server that has just been started should be found within a retry, not after gRPC's default

@@ -20,11 +20,12 @@ function(quantgate_program name)
   target_link_libraries(${name} PRIVATE ${ARG_DEPS})
 endfunction()
 
-# quantgate_test(NAME SOURCES ... DEPS ... LABELS ...): one program, run as one ctest entry. Tests of a folder that need the
-# same are one program: their headers are most of the work.
+# quantgate_test(NAME SOURCES ... DEPS ... LABELS ... [HAS_EXHAUSTIVE]): one program, run as one ctest entry. Tests of a
+# folder that need the same are one program: their headers are most of the work. HAS_EXHAUSTIVE: one with more cases than a
+# run of all tests has time for (tests/base/exhaustive.h) is a second entry NAME_exhaustive, labelled exhaustive, which runs all.
 # Test data is found through QUANTGATE_SOURCE_DIR, by what a bundle has through tests/base/repository_file.h.
 function(quantgate_test name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "HAS_EXHAUSTIVE" "" "SOURCES;DEPS;LABELS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_compile_options(${name} PRIVATE ${QUANTGATE_COMPILE_OPTIONS})
   target_compile_definitions(${name} PRIVATE QUANTGATE_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
@@ -35,6 +36,11 @@ function(quantgate_test name)
   add_test(NAME ${name} COMMAND ${name})
   if(ARG_LABELS)
     set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}")
+  endif()
+  if(ARG_HAS_EXHAUSTIVE)
+    add_test(NAME ${name}_exhaustive COMMAND ${name})
+    set_tests_properties(${name}_exhaustive PROPERTIES
+      ENVIRONMENT QUANTGATE_EXHAUSTIVE=1 LABELS exhaustive TIMEOUT 3600)
   endif()
 endfunction()
 

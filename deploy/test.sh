@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds everything and runs the tests. The README's second command.
-# `deploy/test.sh --exhaustive` adds the tests that walk all 2^32 floats.
+# `deploy/test.sh --exhaustive` adds those with more cases than there is time for each time: all 2^32 floats, every path.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,10 +18,15 @@ cmake --build --preset release
 ctest --test-dir build/release --output-on-failure --parallel "$(nproc)" \
   --label-exclude "^($(IFS='|'; echo "${left_out[*]}"))\$"
 
+count_labelled() { ctest --test-dir build/release --show-only --label-regex "^$1\$" | sed -n 's/^Total Tests: //p'; }
+if [[ ${left_out[*]} == *exhaustive* ]]; then
+  echo "$(count_labelled exhaustive) exhaustive tests left out: $0 --exhaustive runs them"
+fi
+
 # run_labelled LABEL DEVICES: runs the tests with LABEL where there are DEVICES devices, else says how many are left out.
 run_labelled() {
   local tests devices
-  tests=$(ctest --test-dir build/release --show-only --label-regex "^$1\$" | sed -n 's/^Total Tests: //p')
+  tests=$(count_labelled "$1")
   devices=$(deploy/find_gpu.sh count)
   if [ "$tests" -eq 0 ]; then
     echo "no $1 tests: this build has no CUDA engine, since no CUDA Toolkit was found"

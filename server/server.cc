@@ -1,6 +1,7 @@
 #include "server/server.h"
 
 #include <google/protobuf/stubs/logging.h>
+#include <grpc/grpc.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/server.h>
@@ -520,6 +521,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options) {
       return absl::UnimplementedError("this program does not serve HTTP");
     }
   }
+  // Held until the process ends: when the last user of gRPC's library goes, it joins a thread that
+  // may sleep in a poll for 10 s, and the end of a server would wait for it.
+  [[maybe_unused]] static const bool holds_grpc = (grpc_init(), true);
   // Protobuf would write a line for every malformed message that a client sends.
   google::protobuf::SetLogHandler(nullptr);
   QG_ASSIGN_OR_RETURN(DataDir data_dir, DataDir::Open(options.data_dir));

@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "tests/base/exhaustive.h"
 #include "tests/engine/tensor_values.h"
 #include "tests/layer/layer_cases.h"
 
@@ -259,10 +260,15 @@ Strings ReadsOf(const LayerResult& result) {
 
 TEST(LayerTruth, SavesReadsAndReturnsWhatTheTableSays) {
   size_t compared = 0;
+  // Each choice of gradients meets a quarter of the recipes, of which many have the same facts.
+  const int share = IsExhaustive() ? 1 : 4;
+  int turn = 0;
   for (LayerTable& table : Tables()) {
     for (const Recipe& recipe : CaseRecipes()) {
       const RecipeFacts facts(recipe);
+      ++turn;
       for (int mask = 0; mask < 16; ++mask) {
+        if ((mask + turn) % share != 0) continue;
         const std::string wanted = absl::StrCat(mask & 1 ? "x" : "", mask & 2 ? "w" : "",
                                                 mask & 4 ? "b" : "", mask & 8 ? "n" : "");
         SCOPED_TRACE(absl::StrCat(table.name, " ", recipe.CanonicalText(), " [", wanted, "]"));
@@ -281,7 +287,7 @@ TEST(LayerTruth, SavesReadsAndReturnsWhatTheTableSays) {
       }
     }
   }
-  EXPECT_GT(compared, 6u * 16u * 80u);
+  EXPECT_GT(compared, 6u * 16u * 80u / share);
 }
 
 // A bias gradient is there whenever it is asked for, frozen weights and overrides included.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "tests/base/exhaustive.h"
 #include "tests/engine/tensor_values.h"
 #include "tests/layer/layer_cases.h"
 #include "tests/layer/layer_reference.h"
@@ -46,10 +47,14 @@ TEST_P(LayerValues, EveryGradientOfEveryRecipeIsTheComposition) {
 
 TEST_P(LayerValues, AGradientDoesNotDependOnWhichOthersAreAskedFor) {
   LayerRequest request = WithScales(GetParam().request);
+  int turn = 0;
   for (const Recipe& recipe : CaseRecipes()) {
     SCOPED_TRACE(recipe.CanonicalText());
     const auto reference = ReferenceOf(request, recipe);
+    ++turn;
     for (int mask = 0; mask < 8; ++mask) {
+      // Every choice meets an eighth of the recipes.
+      if (mask != turn % 8 && !IsExhaustive()) continue;
       for (const bool norm : {false, true}) {
         request.requires_grad = GradientsOf(mask, norm);
         const LayerResult result = RunCase(request, recipe);

@@ -1,6 +1,6 @@
 // fp8_block, fp8_rowwise and mxfp8 against vectors of independent implementations
 // (tests/vectors/fp8_block_reference.py and mxfp8_reference.py): codes, scales and dequantized
-// values of both directions, together and each alone, on every instruction set.
+// values of both directions, together and each alone; each instruction set has its share.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -41,6 +41,7 @@ void ExpectBlockVectors(const VectorFile& vectors, size_t digests_begin,
     ASSERT_EQ(words.size(), digests_begin + 6);
     std::string text;
     for (size_t i = 0; i < digests_begin; ++i) text += words[i] + " ";
+    if (!testing::RunsCase(context, text)) continue;
     SCOPED_TRACE(text);
     const Tensor& source = vectors.tensors.at(words[0] + " " + words[1]);
     for (const Usages usages : {Usages{true, true}, Usages{true, false}, Usages{false, true}}) {

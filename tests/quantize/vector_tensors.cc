@@ -6,11 +6,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <span>
 #include <sstream>
 
+#include "kernels/base/crc32c.h"
 #include "kernels/tensor/convert.h"
 #include "kernels/tensor/files/tensor_file.h"
 #include "kernels/tensor/fingerprint.h"
+#include "tests/base/exhaustive.h"
 #include "tests/gemm/operand_pattern.h"
 
 namespace quantgate::testing {
@@ -262,6 +265,13 @@ std::vector<ExecutionContext> EveryPath() {
 
 std::string PathName(const ExecutionContext& context) {
   return std::string(IsaName(context.isa)) + "_" + std::to_string(context.threads);
+}
+
+bool RunsCase(const ExecutionContext& path, const std::string& text) {
+  if (IsExhaustive()) return true;
+  const std::vector<ExecutionContext> paths = EveryPath();
+  const uint32_t drawn = ExtendCrc32c(0, std::as_bytes(std::span(text)));
+  return PathName(paths[drawn % paths.size()]) == PathName(path);
 }
 
 }  // namespace quantgate::testing

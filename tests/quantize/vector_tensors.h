@@ -48,4 +48,9 @@ std::string ValuesDigest(const QuantizedTensor& quantized, Usage usage,
 std::vector<ExecutionContext> EveryPath();
 std::string PathName(const ExecutionContext& context);
 
+/// Whether `path` runs the case with this text: one of EveryPath() does, which one is drawn from
+/// the text, so that each path meets its share of every rule and source. All do where IsExhaustive.
+/// That the paths agree is quantize_formats_test's to say.
+bool RunsCase(const ExecutionContext& path, const std::string& text);
+
 }  // namespace quantgate::testing

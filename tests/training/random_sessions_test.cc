@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/training/sharding/state_sharding.h"
+#include "tests/base/exhaustive.h"
 #include "tests/training/amax_records.h"
 #include "tests/training/parallel/parallel_fixture.h"
 
@@ -269,8 +270,9 @@ void RandomSession::Run() {
 TEST(RandomSessions, WhatIsAcceptedStepsAndWhatIsRefusedChangesNothing) {
   const std::unique_ptr<Engine> engine = MakeCpuEngine({.threads = 2});
   int opened = 0, changes = 0, refusals = 0, updates = 0, restored = 0;
-  for (uint64_t seed = 1; seed <= 400 && !testing::Test::HasFailure(); ++seed) {
-    RandomSession session(*engine, seed);
+  const int quarters = IsExhaustive() ? 4 : 1;
+  for (int seed = 1; seed <= 100 * quarters && !testing::Test::HasFailure(); ++seed) {
+    RandomSession session(*engine, static_cast<uint64_t>(seed));
     session.Run();
     opened += session.opened();
     changes += session.changes();
@@ -279,11 +281,11 @@ TEST(RandomSessions, WhatIsAcceptedStepsAndWhatIsRefusedChangesNothing) {
     restored += session.restored();
   }
   // Enough of each for the walk to mean something.
-  EXPECT_GT(opened, 80);
-  EXPECT_GT(changes, 60);
-  EXPECT_GT(refusals, 100);
-  EXPECT_GT(updates, 100);
-  EXPECT_GT(restored, 60);
+  EXPECT_GT(opened, 20 * quarters);
+  EXPECT_GT(changes, 15 * quarters);
+  EXPECT_GT(refusals, 25 * quarters);
+  EXPECT_GT(updates, 25 * quarters);
+  EXPECT_GT(restored, 15 * quarters);
 }
 
 }  // namespace QG_TEST_FILE

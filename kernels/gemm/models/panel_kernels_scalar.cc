@@ -16,18 +16,19 @@ double PowerOfTwo(int exponent) {
   return std::bit_cast<double>(static_cast<int64_t>(exponent + 1023) << 52);
 }
 
-/// One fused step of kColumns accumulators. Products, and products scaled by a power of two, are
-/// exact in double, and the conversion to an integer truncates toward zero: exactly q_t.
+constexpr int kLongestStep = 32;  // PanelTask::step.
+
+/// One fused step of kColumns accumulators with `b`, the step's values as [step][kColumns].
+/// Products, and products scaled by a power of two, are exact in double, and the conversion to an
+/// integer truncates toward zero: exactly q_t.
 template <class Panel>
-void FusedStepOfRow(const PanelTask<Panel>& task, int64_t row, int step_index,
+void FusedStepOfRow(const PanelTask<Panel>& task, int64_t row, int step_index, const double* b,
                     float* accumulators) {
   constexpr int kColumns = Panel::kColumns;
   const int64_t a_offset = (step_index * task.a_rows + row) * task.step;
   const auto* a = task.a + a_offset;
   const auto* a_exponents = task.a_exponents + a_offset;
-  const int64_t k_begin = int64_t(step_index) * task.step;
-  const auto* b = task.b + k_begin * 2 * kColumns;
-  const auto* b_exponents = task.b_exponents + k_begin * kColumns;
+  const auto* b_exponents = task.b_exponents + int64_t(step_index) * task.step * kColumns;
 
   int exponent_max[kColumns];
   for (int j = 0; j < kColumns; ++j) {
@@ -51,10 +52,8 @@ void FusedStepOfRow(const PanelTask<Panel>& task, int64_t row, int step_index,
   for (int k = 0; k < task.step; ++k) {
     if (a[k] == 0) continue;
     const double a_value = a[k];
-    const auto* positive = b + k * 2 * kColumns;
-    const auto* negative = positive + kColumns;
     for (int j = 0; j < kColumns; ++j) {
-      const double product = a_value * (double(positive[j]) + double(negative[j]));
+      const double product = a_value * b[k * kColumns + j];
       sum[j] += static_cast<int64_t>(product * scale[j]);
     }
   }
@@ -68,9 +67,18 @@ void FusedStepOfRow(const PanelTask<Panel>& task, int64_t row, int step_index,
 
 template <class Panel>
 void Multiply(const PanelTask<Panel>& task) {
+  constexpr int kColumns = Panel::kColumns;
+  double b[kLongestStep * kColumns];
   for (int step = 0; step < task.steps; ++step) {
+    for (int k = 0; k < task.step; ++k) {
+      const auto* positive = task.b + (int64_t(step) * task.step + k) * 2 * kColumns;
+      const auto* negative = positive + kColumns;
+      for (int j = 0; j < kColumns; ++j) {
+        b[k * kColumns + j] = double(positive[j]) + double(negative[j]);
+      }
+    }
     for (int64_t row = 0; row < task.rows; ++row) {
-      FusedStepOfRow<Panel>(task, row, step, task.accumulators + row * Panel::kColumns);
+      FusedStepOfRow<Panel>(task, row, step, b, task.accumulators + row * kColumns);
     }
   }
 }

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <span>
@@ -72,7 +73,7 @@ std::map<std::string, std::string> Metadata(const SessionSpec& spec, const Recip
 
 bool SameBytes(const Tensor& a, const Tensor& b) {
   const auto x = a.bytes(), y = b.bytes();
-  return std::equal(x.begin(), x.end(), y.begin(), y.end());
+  return x.size() == y.size() && (x.empty() || std::memcmp(x.data(), y.data(), x.size()) == 0);
 }
 
 bool AllSame(std::span<const Tensor> tensors) {

@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/compare/parity_report.h"
+#include "kernels/tensor/generate/generate.h"
 #include "kernels/validate/scenarios/faults/faulty_engine.h"
 #include "kernels/validate/scenarios/ranks/rank_places.h"
 
@@ -46,7 +47,9 @@ ScenarioContext::ScenarioContext(const Subjects& subjects, const Recipe& recipe)
 
 absl::StatusOr<Tensor> ScenarioContext::Generate(Distribution distribution, uint64_t seed,
                                                  DType dtype, Shape shape, float scale) {
-  return reference().Generate({distribution, seed, dtype, std::move(shape), scale}, cancellation());
+  // The input of both sides, not an expected value.
+  return quantgate::Generate({distribution, seed, dtype, std::move(shape), scale},
+                             {.threads = 1, .cancellation = cancellation()});
 }
 
 absl::StatusOr<Tensor> ScenarioContext::ToEngine(const Tensor& tensor) {

@@ -61,6 +61,8 @@ TEST_F(CodesCommandTest, ARunOfCodesHasTheBitsOfTheTensorsThatTheyWereMadeFrom) 
         row.recipe, "plain.safetensors");
     for (const Arguments& layout : row.layouts) {
       for (const Where where : {Where::kInProcess, Where::kServer}) {
+        // Of one layout: behind the requests the path is the same.
+        if (where == Where::kServer && &layout != &row.layouts.front()) continue;
         SCOPED_TRACE(std::string(row.recipe) + " " + layout.back());
         const Json report = Run({"--input", Codes("fc1.x", "input", row.recipe, layout), "--weight",
                                  Codes("fc1.weight", "weight", row.recipe, layout), "--grad-output",
