@@ -9,6 +9,7 @@ bin=$(cd "$1" && pwd)
 rm -rf "$2" && mkdir -p "$2"
 work=$(cd "$2" && pwd)
 
+: >"$work/quantgated.log"  # The server's shell may open it after the first look.
 "$bin/quantgated" --listen 127.0.0.1:0 --metrics-listen 127.0.0.1:0 --data-dir "$work/store" \
   >"$work/quantgated.log" 2>&1 &
 server_pid=$!
