@@ -78,11 +78,12 @@ absl::Status CheckPiecesOfExperts(ScenarioContext& context) {
   for (const WeightStorage storage : storages) {
     for (const CopyDivision division : kDivisions) {
       context.SetStep(run++);
-      QG_RETURN_IF_ERROR(TrainPiecesOfExperts(context, storage, division));
-      // The mode alternates with the division and with the storage.
+      // Whole experts and parts of them meet both storages and both divisions.
       const bool is_first = (storage == storages.front()) == (division == CopyDivision::kRows);
-      QG_RETURN_IF_ERROR(TrainPiecesOfParts(context, storage, division,
-                                            is_first ? ParallelMode::kColumn : ParallelMode::kRow));
+      const ParallelMode mode =
+          division == CopyDivision::kRows ? ParallelMode::kColumn : ParallelMode::kRow;
+      QG_RETURN_IF_ERROR(is_first ? TrainPiecesOfExperts(context, storage, division)
+                                  : TrainPiecesOfParts(context, storage, division, mode));
     }
   }
   return absl::OkStatus();
