@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "absl/strings/str_cat.h"
 #include "tests/client/cli/commands/command_fixture.h"
 
 namespace quantgate {
@@ -269,10 +270,14 @@ TEST_F(FormatCommandTest, DelayedScalingGoesFromStepToStep) {
 }
 
 TEST_F(FormatCommandTest, OneComparisonOfEveryRecipe) {
-  const Json report = QuantgateJson(
-      Arguments{"compare"} + LayerArguments() +
-      Arguments{"--recipe", "all", "--recipe", "hybrid:fprop=mxfp8,dgrad=nvfp4,wgrad=nvfp4",
-                "--backward-override", "none,dequantized", "--require", "bound"});
+  const auto normal = [](const char* seed, const char* shape) {
+    return absl::StrCat("gen:normal,dtype=bf16,seed=", seed, ",shape=", shape);
+  };
+  const Json report =
+      QuantgateJson({"compare", "--layer", "linear", "--input", normal("1", "128x256"), "--weight",
+                     normal("2", "384x256"), "--grad-output", normal("3", "128x384"), "--recipe",
+                     "all", "--recipe", "hybrid:fprop=mxfp8,dgrad=nvfp4,wgrad=nvfp4",
+                     "--backward-override", "none,dequantized", "--require", "bound"});
   std::map<std::string, std::set<std::string>> modes;
   for (const Json& variant : report["run"]["variants"]) {
     modes[variant["recipe_name"]].insert(variant["backward_override"].get<std::string>());
