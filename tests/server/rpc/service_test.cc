@@ -20,8 +20,6 @@ using testing::Contains;
 using testing::HasSubstr;
 using testing::Not;
 
-void EnableHttp(ServerOptions& options) { options.metrics_listen = "127.0.0.1:0"; }
-
 v1::NamedTensor FindTensor(const v1::QuantizeResponse& response, const std::string& name) {
   for (const auto& tensor : response.tensors()) {
     if (tensor.name() == name) return tensor;
