@@ -105,7 +105,7 @@ std::string TypeText(const v1::TensorDescriptor& type) {
   return absl::StrCat(text, "]");
 }
 
-std::optional<int64_t> IntegerOf(uint64_t bits, std::string_view dtype) {
+std::optional<int64_t> IntegerOfBits(uint64_t bits, std::string_view dtype) {
   if (dtype == "u8") return static_cast<int64_t>(bits);
   if (dtype != "i8" && dtype != "i16" && dtype != "i32" && dtype != "i64") return std::nullopt;
   const int unused = 64 - ElementBits(dtype);
@@ -114,7 +114,7 @@ std::optional<int64_t> IntegerOf(uint64_t bits, std::string_view dtype) {
 
 std::string ElementText(const v1::ElementPair& pair) {
   const auto side = [](double value, uint64_t bits, const std::string& dtype) {
-    const std::optional<int64_t> integer = IntegerOf(bits, dtype);
+    const std::optional<int64_t> integer = IntegerOfBits(bits, dtype);
     return absl::StrCat(integer.has_value() ? absl::StrCat(*integer) : ExactReal(value), " [",
                         HexBits(bits, dtype), "]");
   };

@@ -50,7 +50,7 @@ std::string CoordinateText(const Coordinate& coordinate) {
   return text + ")";
 }
 /// An integer of `dtype` by its bits; absent for other dtypes.
-std::optional<int64_t> IntegerOf(uint64_t bits, std::string_view dtype);
+std::optional<int64_t> IntegerOfBits(uint64_t bits, std::string_view dtype);
 /// "(0, 7): 1.5 [0x3fc0] against 1.5078125 [0x3fc1]".
 std::string ElementText(const v1::ElementPair& pair);
 /// "3 passed, 1 failed".

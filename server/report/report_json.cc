@@ -53,7 +53,7 @@ Json JsonOfFields(const Message& message);
 
 /// An element's value; of i64 an integer, since not each is a real number of fp64.
 Json OfElement(double value, uint64_t bits, const std::string& dtype) {
-  if (dtype == "i64") return *IntegerOf(bits, dtype);
+  if (dtype == "i64") return *IntegerOfBits(bits, dtype);
   return RealOf(value);
 }
 

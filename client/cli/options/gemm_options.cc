@@ -10,8 +10,6 @@
 namespace quantgate {
 namespace {
 
-constexpr char kColumnwiseScales[] = "columnwise_scale_inv", kColumnwiseCodes[] = "columnwise_data";
-
 /// Refuses zero points, or their absence, against what the metadata of the scales say.
 absl::Status CheckZeroPointSaid(const std::string& option, const std::string& path,
                                 const std::string& said, const v1::GemmOperandSpec& operand) {
@@ -32,7 +30,7 @@ absl::Status CheckZeroPointSaid(const std::string& option, const std::string& pa
 /// The name of codes with the type that the metadata of their file say the bytes have.
 absl::StatusOr<std::string> TypedCodes(const std::string& option, const std::string& text) {
   QG_ASSIGN_OR_RETURN(const TensorName name, ParseTensorName(option, text));
-  const bool is_columnwise = name.entry == kColumnwiseCodes;
+  const bool is_columnwise = name.entry == "columnwise_data";
   const bool may_be_bytes = name.kind == TensorName::Kind::kSafetensors &&
                             !name.reinterpreted.has_value() &&
                             (is_columnwise || name.entry == "rowwise_data");
@@ -62,7 +60,7 @@ absl::Status ApplyScaleMetadata(const std::string& option, const OperandOptions&
         field, ": \"", options.scale_inv, "\": its file says that scales are ", layout,
         "; a GEMM takes logical ones, as quantize without --scale-layout writes them"));
   }
-  const bool is_columnwise = name.entry == kColumnwiseScales;
+  const bool is_columnwise = name.entry == "columnwise_scale_inv";
   const v1::QuantizedDirection& direction =
       is_columnwise ? description.columnwise() : description.rowwise();
   if (operand.group().empty()) operand.set_group(direction.group());

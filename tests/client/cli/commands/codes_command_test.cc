@@ -306,14 +306,14 @@ TEST_F(CodesCommandTest, CodesOfLevelsAreDequantizedExplainedAndMultiplied) {
 }
 
 /// Integer codes of rows, less their zero points.
-struct IntegerCodes {
+struct CodedRows {
   DType dtype;
   int64_t columns;
   std::vector<int> steps;
   std::vector<float> scales;  ///< One per row.
 };
 
-IntegerCodes ReadIntegerCodes(const std::string& path) {
+CodedRows ReadCodedRows(const std::string& path) {
   const auto file = ReadSafetensors(path);
   EXPECT_TRUE(file.ok()) << file.status();
   const Tensor codes = *file->Find("rowwise_data"), scales = *file->Find("rowwise_scale_inv");
@@ -321,7 +321,7 @@ IntegerCodes ReadIntegerCodes(const std::string& path) {
   const auto number = [](const Tensor& tensor, int64_t i) -> int {
     return tensor.dtype() == DType::kI8 ? tensor.as<int8_t>()[i] : tensor.as<uint8_t>()[i];
   };
-  IntegerCodes read = {codes.dtype(), codes.columns(), {}, {}};
+  CodedRows read = {codes.dtype(), codes.columns(), {}, {}};
   for (int64_t i = 0; i < codes.element_count(); ++i) {
     const int zero = zeros.ok() ? number(*zeros, i / read.columns) : 0;
     read.steps.push_back(number(codes, i) - zero);
@@ -341,7 +341,7 @@ TEST_F(CodesCommandTest, UnsignedCodesAreAddedAsIntegers) {
                  "--out-dtype", "f32", "-o", Path("d.safetensors")});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("int32"));
-  const IntegerCodes of_a = ReadIntegerCodes(a), of_b = ReadIntegerCodes(b);
+  const CodedRows of_a = ReadCodedRows(a), of_b = ReadCodedRows(b);
   ASSERT_EQ(of_a.dtype, DType::kU8);
   const Tensor d = *ReadSafetensors(Path("d.safetensors"))->Find("d");
   const int64_t columns = d.columns(), length = of_a.columns;
