@@ -51,14 +51,17 @@ struct ParityReport {
   /// The differing element with the largest ULP distance, where a NaN against a number counts as
   /// larger than all; the lowest index among equals.
   ElementPair worst;
-  int64_t worst_ulp = 0;  ///< The magnitude of worst's distance; INT64_MAX only for a NaN.
+  /// The magnitude of worst's distance; INT64_MAX only for a NaN, INT64_MAX - 1 also for what is
+  /// farther apart, as 64-bit numbers of unlike signs may be.
+  int64_t worst_ulp = 0;
   std::vector<UlpBucket> ulp_histogram;  ///< Non-empty buckets, ascending.
   /// confusion[subject class][reference class].
   std::array<std::array<int64_t, kValueClassCount>, kValueClassCount> class_confusion{};
 };
 
-/// Compares the tensors bit by bit. f4_e2m1x2 and integers are compared as unsigned codes, whose
-/// ULP distance is the difference of the codes. INVALID_ARGUMENT when dtypes or shapes differ.
+/// Compares the tensors bit by bit. f4_e2m1x2 and u8 are compared as unsigned codes, whose
+/// ULP distance is the difference of the codes, other integers by their values. INVALID_ARGUMENT
+/// when dtypes or shapes differ.
 absl::StatusOr<ParityReport> CompareBits(const Tensor& subject, const Tensor& reference,
                                          const ExecutionContext& context);
 

@@ -306,15 +306,16 @@ QG_HOST_DEVICE inline int NearestNf4(const LevelRule& rule, float quotient) {
   return nearest;
 }
 
-/// How many midpoints of neighbouring levels lie below, as a place; that of zero for NaN.
+/// How many midpoints of neighbouring levels lie below, as a place; the largest for NaN (infinity
+/// times 0), which torch's bucketize puts behind all bounds. Of BnbFp4Level's two zeros the place 8
+/// is above the midpoint, which is 0: elements a little above 0 get it.
 QG_HOST_DEVICE inline int RankedPlace(Levels levels, float quotient) {
   const bool is_nf4 = levels == Levels::kNf4;
-  if (quotient != quotient) return is_nf4 ? 7 : 0;
   const auto level_at = [&](int rank) {
     return is_nf4 ? Nf4Level(rank) : BnbFp4Level(BnbFp4Ranked(rank));
   };
   const float within = Within(quotient, -1.0f, 1.0f);
-  int rank = 0;
+  int rank = quotient != quotient ? 15 : 0;
   while (rank < 15 && (level_at(rank) + level_at(rank + 1)) / 2.0f < within) ++rank;
   return is_nf4 ? rank : BnbFp4Ranked(rank);
 }

@@ -1,9 +1,13 @@
 #include "kernels/quantize/quantized_outline.h"
 
 #include <limits>
+#include <string>
 
+#include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/round_up.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/quantize/general/level_forms.h"
 #include "kernels/quantize/scale_layout.h"
 
 namespace quantgate {
@@ -20,6 +24,28 @@ Shape GroupShape(QuantizerFormat format, int group, Usage usage, int64_t rows, i
   if (group == kTensorGroup) return {1};
   if (group == kLineGroup) return {lines};
   return {lines, DivideUp(length, int64_t{group})};
+}
+
+ZeroPoint ZeroPointOf(const QuantizedCopy& copy) {
+  if (!copy.zero_point.has_value()) return ZeroPoint::kNone;
+  return copy.zero_point.dtype() == DType::kF32 ? ZeroPoint::kFloat : ZeroPoint::kInteger;
+}
+
+absl::Status CheckZeroPointValues(const std::string& field, const QuantizedCopy& copy) {
+  const Tensor& zeros = copy.zero_point;
+  const bool is_on_host =
+      zeros.has_value() && zeros.data() != nullptr && zeros.space() == MemorySpace::kHost;
+  if (!is_on_host || ZeroPointOf(copy) != ZeroPoint::kInteger) return absl::OkStatus();
+  const Levels levels = LevelsOf(copy.element);
+  for (int64_t i = 0; i < zeros.element_count(); ++i) {
+    const int zero = zeros.dtype() == DType::kI8 ? zeros.as<int8_t>()[i] : zeros.as<uint8_t>()[i];
+    if (zero >= LowOf(levels) && zero <= HighOf(levels)) continue;
+    return Refuse(
+        absl::StrCat(field, "[", i, "]"), absl::StrCat(zero),
+        absl::StrCat("an integer zero point is a code: of ", std::string(DTypeName(copy.element)),
+                     " from ", LowOf(levels), " to ", HighOf(levels)));
+  }
+  return absl::OkStatus();
 }
 
 DType ZeroDType(DType element) {

@@ -209,6 +209,8 @@ absl::Status CheckQuantizer(const Quantizer& quantizer);
 /// CheckQuantizer of what codes and scales say of the rule that made them, which of codes of levels
 /// is not their scale rule and zero point.
 absl::Status CheckDescription(const QuantizerSpec& spec);
+/// INVALID_ARGUMENT unless some rule gives codes of this format of levels such zero points.
+absl::Status CheckZeroPoint(QuantizerFormat format, DType element, ZeroPoint zero_point);
 
 /// As CheckQuantizer, and INVALID_ARGUMENT also if a tensor of this dtype and shape cannot be
 /// quantized so in these usages.

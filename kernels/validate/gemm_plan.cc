@@ -48,18 +48,25 @@ struct GemmSide {
 };
 
 /// Refuses U8 that nothing says to be FP4 codes: files and tools without an FP8 dtype store FP8
-/// codes so.
-absl::Status BytesNeedType(const GemmSide& side) {
+/// codes so. Beside zero points they are integers of eight bits, or of four.
+absl::Status BytesNeedType(const GemmSide& side, bool has_zero_point) {
+  if (has_zero_point) {
+    return RefuseAbsent(
+        side.name + ".group",
+        absl::StrCat("codes ", TensorText(side.data),
+                     " with zero points are int8 under a group, tensor or row, or "
+                     "two codes of int4 a byte (append @u4x2 or @i4x2): say which"));
+  }
   return Refuse(side.name + ".tensor", TensorText(side.data),
                 "u8 is no operand dtype; if these are codes, say of which type (append @f8_e4m3)");
 }
 
 /// The scaling, if dtype and shape of scale_inv leave no doubt.
-absl::StatusOr<ScaleMode> InferScaling(const GemmSide& side) {
+absl::StatusOr<ScaleMode> InferScaling(const GemmSide& side, bool has_zero_point) {
   const Tensor& scale = side.scale_inv;
   if (scale.dtype() == DType::kF8E8M0) return ScaleMode::kMx32;
   if (scale.dtype() == DType::kF8E4M3) return ScaleMode::kNv16;
-  if (side.data.dtype() == DType::kU8) return BytesNeedType(side);
+  if (side.data.dtype() == DType::kU8) return BytesNeedType(side, has_zero_point);
   // Scales that fit whole blocks are taken for block scales.
   const bool fits_blocks =
       side.DimOf(true) % 128 == 0 && (side.FitsBlocks(1) || side.FitsBlocks(128));
@@ -128,12 +135,15 @@ absl::Status Flatten(GemmSide& side) {
 }
 
 /// Whether a format of levels has these codes. u8 are bytes whose type must be said, unless a
-/// scaling that integers have and a zero point do.
+/// group, or a scaling that integers have, and a zero point say that they are int8's.
 bool HasLevels(const GemmOperandRequest& request) {
   if (!request.data.has_value()) return false;
   if (request.data.dtype() == DType::kU8) {
-    return request.zero_point.has_value() &&
-           (request.scaling == ScaleMode::kTensor || request.scaling == ScaleMode::kOuter);
+    const bool is_scaling = request.scaling == ScaleMode::kTensor ||
+                            request.scaling == ScaleMode::kOuter ||
+                            request.scaling == ScaleMode::kGroup;
+    const bool is_other = request.scaling.has_value() && !is_scaling;
+    return request.zero_point.has_value() && !is_other && (is_scaling || request.group.has_value());
   }
   for (const ScalingTraits& traits : AllQuantizerFormats()) {
     const auto& elements = traits.elements;
@@ -143,6 +153,26 @@ bool HasLevels(const GemmOperandRequest& request) {
     }
   }
   return false;
+}
+
+/// An error about a part of a described copy as one about the operand's field.
+absl::Status OfOperand(const std::string& name, const absl::Status& status) {
+  const std::optional<Refusal> refusal = RefusalOf(status);
+  if (!refusal.has_value()) return WithinField(name, status);
+  for (const auto& [part, field] :
+       {std::pair("data", ".tensor"), std::pair("scale_inv", ".scale_inv"),
+        std::pair("zero_point", ".zero_point")}) {
+    if (!refusal->field.starts_with(PartField(Usage::kRowwise, part))) continue;
+    // What follows is the place of an element.
+    const size_t end = PartField(Usage::kRowwise, part).size();
+    const std::string of_operand = absl::StrCat(name, field, refusal->field.substr(end));
+    if (refusal->value.empty()) return RefuseAbsent(of_operand, refusal->rule);
+    return AsField(of_operand, status);
+  }
+  if (refusal->field == "description.rowwise") {
+    return RefuseAbsent(name + ".group", refusal->rule);
+  }
+  return WithinField(name, status);
 }
 
 /// Codes of levels with their scales, as outlines.
@@ -190,7 +220,7 @@ absl::StatusOr<QuantizedTensor> LevelsFrom(GemmOperandRequest request, const std
   parts.zero_point = std::move(request.zero_point);
   absl::StatusOr<DescribedCopy> described =
       DescribeCopy(description, Usage::kRowwise, std::move(parts));
-  if (!described.ok()) return WithinField(name, described.status());
+  if (!described.ok()) return OfOperand(name, described.status());
   QuantizedTensor quantized;
   quantized.shape = described->shape;
   quantized.rowwise = std::move(described->copy);
@@ -199,8 +229,7 @@ absl::StatusOr<QuantizedTensor> LevelsFrom(GemmOperandRequest request, const std
 
 bool IsSumOfIntegers(const QuantizedTensor& levels) {
   const QuantizedCopy& copy = *levels.rowwise;
-  const bool has_float_zero = copy.zero_point.has_value() && copy.zero_point.dtype() == DType::kF32;
-  return copy.format == QuantizerFormat::kInt8 && copy.group < 0 && !has_float_zero;
+  return copy.format == QuantizerFormat::kInt8 && copy.group < 0;
 }
 
 absl::StatusOr<GemmOperand> OperandFrom(GemmOperandRequest request, const std::string& name,
@@ -212,11 +241,13 @@ absl::StatusOr<GemmOperand> OperandFrom(GemmOperandRequest request, const std::s
   if (request.scaling.has_value()) {
     operand.scaling = *request.scaling;
   } else if (request.scale_inv.has_value()) {
-    QG_ASSIGN_OR_RETURN(operand.scaling, InferScaling(side));
+    QG_ASSIGN_OR_RETURN(operand.scaling, InferScaling(side, request.zero_point.has_value()));
   }
   QG_RETURN_IF_ERROR(Retype(operand.scaling, side));
   QG_RETURN_IF_ERROR(Squeeze(operand.scaling, side));
-  if (side.data.dtype() == DType::kU8) return BytesNeedType(side);
+  if (side.data.dtype() == DType::kU8) {
+    return BytesNeedType(side, request.zero_point.has_value());
+  }
   if (request.e4m3_max.has_value()) {
     if (operand.scaling != ScaleMode::kNv16) {
       return Refuse(name + ".e4m3_max", absl::StrCat(*request.e4m3_max),
@@ -258,7 +289,8 @@ absl::Status LoadLevels(const std::string& name, SlotLoader load, QuantizedTenso
   QuantizedCopy& copy = *levels.rowwise;
   QG_RETURN_IF_ERROR(LoadSlot(name + ".tensor", load, copy.data));
   QG_RETURN_IF_ERROR(LoadSlot(name + ".scale_inv", load, copy.scale_inv));
-  return LoadSlot(name + ".zero_point", load, copy.zero_point);
+  QG_RETURN_IF_ERROR(LoadSlot(name + ".zero_point", load, copy.zero_point));
+  return CheckZeroPointValues(name + ".zero_point", copy);
 }
 
 /// Puts operands of levels into `desc`: as they are where integers are added, else as the values

@@ -8,6 +8,7 @@
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/layer/layer_state.h"
+#include "kernels/quantize/quantized_outline.h"
 #include "kernels/quantize/recipe/delayed_scaling.h"
 #include "kernels/validate/quantized_plan.h"
 #include "kernels/validate/quantized_stack.h"
@@ -100,6 +101,10 @@ absl::Status CheckSource(const QuantizeRequest& request) {
       CheckQuantization(source.dtype(), QuantizedShape(request),
                         request.recipe.QuantizerFor(request.role), request.usages);
   if (status.ok()) return status;
+  const std::optional<Refusal> refusal = RefusalOf(status);
+  if (refusal.has_value() && refusal->field == "usages") {  // Not for want of another tensor.
+    return Refuse(refusal->value, "true", refusal->rule);
+  }
   return Refuse("tensor", TensorText(source), std::string(status.message()));
 }
 
@@ -246,6 +251,10 @@ absl::StatusOr<DequantizePlan> DequantizePlan::WithTensors(SlotLoader load) cons
   QG_RETURN_IF_ERROR(LoadSlot(PartField(usage_, "data"), load, copy.data));
   QG_RETURN_IF_ERROR(LoadSlot(PartField(usage_, "scale_inv"), load, copy.scale_inv));
   QG_RETURN_IF_ERROR(LoadSlot(PartField(usage_, "zero_point"), load, copy.zero_point));
+  // The parts of a stack have no element of their own.
+  QuantizedCopy described = plan.described_.copy;
+  described.zero_point = copy.zero_point;
+  QG_RETURN_IF_ERROR(CheckZeroPointValues(PartField(usage_, "zero_point"), described));
   QG_RETURN_IF_ERROR(LoadSlot(PartField(usage_, "amax"), load, copy.amax));
   return plan;
 }
@@ -260,6 +269,10 @@ absl::StatusOr<Tensor> DequantizePlan::Run(Engine& engine, const Cancellation* c
     QG_ASSIGN_OR_RETURN(copy.data, parts.data.Reinterpret(copy.data.dtype(), copy.data.shape()));
     QG_ASSIGN_OR_RETURN(copy.scale_inv, parts.scale_inv.Reinterpret(copy.scale_inv.dtype(),
                                                                     copy.scale_inv.shape()));
+    if (parts.zero_point.has_value()) {
+      QG_ASSIGN_OR_RETURN(copy.zero_point, parts.zero_point.Reinterpret(copy.zero_point.dtype(),
+                                                                        copy.zero_point.shape()));
+    }
     copy.amax = parts.amax;
     QG_ASSIGN_OR_RETURN(matrices.emplace_back(), RunOne(engine, copy, cancellation));
   }

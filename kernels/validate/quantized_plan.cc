@@ -189,6 +189,7 @@ absl::StatusOr<QuantizedPlan> QuantizedPlan::WithTensors(SlotLoader load) const 
     QG_RETURN_IF_ERROR(LoadSlot(PartField(usage, "data"), load, copy->data));
     QG_RETURN_IF_ERROR(LoadSlot(PartField(usage, "scale_inv"), load, copy->scale_inv));
     QG_RETURN_IF_ERROR(LoadSlot(PartField(usage, "zero_point"), load, copy->zero_point));
+    QG_RETURN_IF_ERROR(CheckZeroPointValues(PartField(usage, "zero_point"), *copy));
     QG_RETURN_IF_ERROR(LoadSlot(PartField(usage, "amax"), load, copy->amax));
     const std::string scale = has_common_scale_ ? kScaleSlot : PartField(usage, "scale");
     QG_RETURN_IF_ERROR(LoadSlot(scale, load, copy->scale));

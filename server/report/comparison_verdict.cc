@@ -37,10 +37,12 @@ int64_t LoneInfinities(const v1::ParityReport& parity) {
 }
 
 /// Bitwise, or every element within `ulp_max`: NaN payloads and the sign of zero are 0 ulp apart, a
-/// NaN against a number INT64_MAX, and an infinity is within no distance of anything else.
+/// NaN against a number INT64_MAX, and an infinity is within no distance of anything else. Nor is a
+/// number whose distance is beyond what is counted (UlpText).
 bool IsWithin(const v1::ParityReport& parity, std::optional<int64_t> ulp_max) {
   if (!ulp_max.has_value() || parity.equal()) return parity.equal();
-  return parity.worst_ulp() <= *ulp_max && LoneInfinities(parity) == 0;
+  return parity.worst_ulp() <= *ulp_max && parity.worst_ulp() < INT64_MAX - 1 &&
+         LoneInfinities(parity) == 0;
 }
 
 constexpr char kReference[] = "the reference";
@@ -114,7 +116,7 @@ std::string FoundOf(const SubjectComparison& comparison, std::optional<int64_t> 
   if (LoneInfinities(parity) > 0) {
     return absl::StrCat(comparison.tensor, " an infinity against another value");
   }
-  return absl::StrCat(comparison.tensor, " up to ", Count(parity.worst_ulp()), " ulp");
+  return absl::StrCat(comparison.tensor, " up to ", UlpText(parity.worst_ulp()), " ulp");
 }
 
 }  // namespace

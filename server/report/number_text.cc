@@ -56,6 +56,11 @@ std::string Decibels(double value) {
 
 std::string Count(int64_t value) { return GroupedDigits(value); }
 
+std::string UlpText(int64_t ulp) {
+  // Integers of 64 bits lie up to twice as far apart (CompareBits).
+  return absl::StrCat(ulp == INT64_MAX - 1 ? "at least " : "", Count(ulp));
+}
+
 std::string Percent(int64_t part, int64_t whole) {
   if (part == 0 || whole == 0) return "0";
   if (part == whole) return "100 %";
@@ -100,11 +105,22 @@ std::string TypeText(const v1::TensorDescriptor& type) {
   return absl::StrCat(text, "]");
 }
 
+std::optional<int64_t> IntegerOfBits(uint64_t bits, std::string_view dtype) {
+  if (dtype == "u8") return static_cast<int64_t>(bits);
+  if (dtype != "i8" && dtype != "i16" && dtype != "i32" && dtype != "i64") return std::nullopt;
+  const int unused = 64 - ElementBits(dtype);
+  return static_cast<int64_t>(bits << unused) >> unused;
+}
+
 std::string ElementText(const v1::ElementPair& pair) {
-  return absl::StrCat(CoordinateText(pair.coordinate()), ": ", ExactReal(pair.subject()), " [",
-                      HexBits(pair.subject_bits(), pair.subject_dtype()), "] against ",
-                      ExactReal(pair.reference()), " [",
-                      HexBits(pair.reference_bits(), pair.reference_dtype()), "]");
+  const auto side = [](double value, uint64_t bits, const std::string& dtype) {
+    const std::optional<int64_t> integer = IntegerOfBits(bits, dtype);
+    return absl::StrCat(integer.has_value() ? absl::StrCat(*integer) : ExactReal(value), " [",
+                        HexBits(bits, dtype), "]");
+  };
+  return absl::StrCat(CoordinateText(pair.coordinate()), ": ",
+                      side(pair.subject(), pair.subject_bits(), pair.subject_dtype()), " against ",
+                      side(pair.reference(), pair.reference_bits(), pair.reference_dtype()));
 }
 
 std::string CountsText(const std::map<std::string, int>& counts) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -23,6 +24,9 @@ std::string ExactReal(double value);
 std::string Decibels(double value);
 /// "1,234,567".
 std::string Count(int64_t value);
+/// A distance in ulp between numbers, whose count ends at INT64_MAX - 1: "17", "at least
+/// 9,223,372,036,854,775,806".
+std::string UlpText(int64_t ulp);
 /// "0.12 %", "<0.01 %", "0", "100 %".
 std::string Percent(int64_t part, int64_t whole);
 /// "1.2 ms", "3.4 s".
@@ -45,6 +49,8 @@ std::string CoordinateText(const Coordinate& coordinate) {
   }
   return text + ")";
 }
+/// An integer of `dtype` by its bits; absent for other dtypes.
+std::optional<int64_t> IntegerOfBits(uint64_t bits, std::string_view dtype);
 /// "(0, 7): 1.5 [0x3fc0] against 1.5078125 [0x3fc1]".
 std::string ElementText(const v1::ElementPair& pair);
 /// "3 passed, 1 failed".

@@ -105,7 +105,12 @@ using Format = data (*)(const data& value);
 const std::map<std::string, Format, std::less<>>& Formats() {
   static const std::map<std::string, Format, std::less<>> kFormats = {
       {"short", OfReal<ShortReal>},
-      {"exact", OfReal<ExactReal>},
+      {"exact",
+       [](const data& of) {  // JSON writes integers without a point.
+         const bool is_integer = of.is_string() && of.string_value().find_first_not_of(
+                                                       "-0123456789") == std::string::npos;
+         return is_integer ? of : data(ExactReal(ParsedReal(of)));
+       }},
       {"decibels", OfReal<Decibels>},
       {"of_bound", OfReal<BoundShare>},
       {"time", OfReal<Seconds>},
@@ -118,7 +123,7 @@ const std::map<std::string, Format, std::less<>>& Formats() {
       {"ulp",
        [](const data& of) {
          const int64_t ulp = ParsedInteger(of);
-         return data(ulp == INT64_MAX ? "NaN" : Count(ulp));
+         return data(ulp == INT64_MAX ? "NaN" : UlpText(ulp));
        }},
       {"last", [](const data& end) { return data(absl::StrCat(ParsedInteger(end) - 1)); }},
       {"differing",

@@ -195,7 +195,7 @@ void PrintPairs(const v1::RunReport& run, bool uses_colour, std::ostream& out) {
 }
 
 std::string WorstUlpText(const v1::ParityReport& parity) {
-  return parity.worst_ulp() == INT64_MAX ? "nan" : Count(parity.worst_ulp());
+  return parity.worst_ulp() == INT64_MAX ? "nan" : UlpText(parity.worst_ulp());
 }
 
 /// Prints how many elements a tensor's errors leave out. With them the errors would be NaN, and

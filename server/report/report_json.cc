@@ -51,14 +51,21 @@ std::string EnumeratorText(const google::protobuf::EnumValueDescriptor& value) {
 
 Json JsonOfFields(const Message& message);
 
+/// An element's value; of i64 an integer, since not each is a real number of fp64.
+Json OfElement(double value, uint64_t bits, const std::string& dtype) {
+  if (dtype == "i64") return *IntegerOfBits(bits, dtype);
+  return RealOf(value);
+}
+
 Json OfElementPair(const v1::ElementPair& pair) {
-  return Json{{"coordinate", ListOf(pair.coordinate())},
-              {"subject", RealOf(pair.subject())},
-              {"subject_bits", HexBits(pair.subject_bits(), pair.subject_dtype())},
-              {"subject_dtype", pair.subject_dtype()},
-              {"reference", RealOf(pair.reference())},
-              {"reference_bits", HexBits(pair.reference_bits(), pair.reference_dtype())},
-              {"reference_dtype", pair.reference_dtype()}};
+  return Json{
+      {"coordinate", ListOf(pair.coordinate())},
+      {"subject", OfElement(pair.subject(), pair.subject_bits(), pair.subject_dtype())},
+      {"subject_bits", HexBits(pair.subject_bits(), pair.subject_dtype())},
+      {"subject_dtype", pair.subject_dtype()},
+      {"reference", OfElement(pair.reference(), pair.reference_bits(), pair.reference_dtype())},
+      {"reference_bits", HexBits(pair.reference_bits(), pair.reference_dtype())},
+      {"reference_dtype", pair.reference_dtype()}};
 }
 
 Json OfVerdict(const v1::Verdict& verdict) {

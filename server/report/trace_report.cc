@@ -44,8 +44,9 @@ void PrintTraceComparisons(const TraceReport& report, const std::vector<TraceTen
     } else if (parity.equal()) {
       row.insert(row.end(), {"=", "0"});
     } else {
-      row.insert(row.end(), {Percent(parity.mismatch_count(), parity.element_count()),
-                             parity.worst_ulp() == INT64_MAX ? "NaN" : Count(parity.worst_ulp())});
+      row.insert(row.end(),
+                 {Percent(parity.mismatch_count(), parity.element_count()),
+                  parity.worst_ulp() == INT64_MAX ? "NaN" : UlpText(parity.worst_ulp())});
     }
     if (comparison.result.has_error()) {
       row.insert(row.end(), {Decibels(error.sqnr_db()), ShortReal(error.relative_frobenius()),

@@ -22,7 +22,10 @@ v1::QuantizedDirection DirectionToProto(const QuantizedCopy& copy) {
   proto.set_block_dim(copy.block_dim);
   proto.set_e4m3_max(copy.e4m3_max);
   proto.set_hadamard(copy.hadamard);
-  if (TraitsOf(copy.format).has_levels()) proto.set_group(GroupText(copy.group));
+  if (TraitsOf(copy.format).has_levels()) {
+    proto.set_group(GroupText(copy.group));
+    proto.set_zero_point(std::string(ZeroPointName(ZeroPointOf(copy))));
+  }
   return proto;
 }
 
@@ -60,6 +63,27 @@ absl::StatusOr<QuantizerSpec> SpecFromProto(const v1::QuantizedDirection& proto,
     return Refuse(field, proto.format(), std::string(status.message()));
   }
   return spec;
+}
+
+/// The zero points that a direction's description says; absent where it does not.
+absl::StatusOr<std::optional<ZeroPoint>> ZeroPointFromProto(const v1::QuantizedDirection& proto,
+                                                            const QuantizerSpec& spec,
+                                                            const std::string& field) {
+  if (proto.zero_point().empty()) return std::nullopt;
+  if (!spec.traits().has_levels()) {
+    return Refuse(field + ".zero_point", Printable(proto.zero_point()),
+                  absl::StrCat("not a field of ", std::string(spec.traits().name)));
+  }
+  const auto zero_point = ParseZeroPoint(proto.zero_point());
+  if (!zero_point.ok()) {
+    return Refuse(field + ".zero_point", Printable(proto.zero_point()),
+                  "must be none, integer or float");
+  }
+  if (const absl::Status status = CheckZeroPoint(spec.format, spec.element, *zero_point);
+      !status.ok()) {
+    return WithinField(field, status);
+  }
+  return *zero_point;
 }
 
 }  // namespace
@@ -119,9 +143,10 @@ absl::StatusOr<QuantizedDescription> QuantizedDescriptionFromProto(
   const bool is_rowwise = usage == Usage::kRowwise;
   if (is_rowwise ? proto.has_rowwise() : proto.has_columnwise()) {
     const v1::QuantizedDirection& direction = is_rowwise ? proto.rowwise() : proto.columnwise();
-    QG_ASSIGN_OR_RETURN(
-        description.spec,
-        SpecFromProto(direction, absl::StrCat("description.", std::string(UsageName(usage)))));
+    const std::string field = absl::StrCat("description.", std::string(UsageName(usage)));
+    QG_ASSIGN_OR_RETURN(description.spec, SpecFromProto(direction, field));
+    QG_ASSIGN_OR_RETURN(description.zero_point,
+                        ZeroPointFromProto(direction, *description.spec, field));
     description.spec->hadamard = direction.hadamard();
   }
   description.shape.assign(proto.shape().begin(), proto.shape().end());

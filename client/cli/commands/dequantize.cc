@@ -125,9 +125,10 @@ void AddDequantizeCommand(CLI::App& app, Command& chosen) {
   command->add_option("--usage", options->usage, "Default: rowwise if the file has it")
       ->check(CLI::IsMember({"rowwise", "columnwise"}));
   command
-      ->add_option(
-          "--format-hint", options->format_hint,
-          "FORMAT[:element=DTYPE,block_dim=N,e4m3_max=N,group=N], where the file does not say")
+      ->add_option("--format-hint", options->format_hint,
+                   "FORMAT[:element=DTYPE,block_dim=N,e4m3_max=N,group=N,zero_point=KIND], where "
+                   "the file does "
+                   "not say")
       ->type_name("HINT");
   command
       ->add_option("--scale-layout", options->scale_layout,

@@ -5,9 +5,44 @@
 #include "client/cli/options/quantized_metadata.h"
 #include "client/tensor_name.h"
 #include "kernels/base/status_macros.h"
+#include "server/report/number_text.h"
 
 namespace quantgate {
 namespace {
+
+/// Refuses zero points, or their absence, against what the metadata of the scales say.
+absl::Status CheckZeroPointSaid(const std::string& option, const std::string& path,
+                                const std::string& said, const v1::GemmOperandSpec& operand) {
+  if (said.empty()) return absl::OkStatus();
+  const v1::TensorSource& given = operand.zero_point();
+  const v1::TensorDescriptor& type =
+      given.has_inline_() ? given.inline_().type() : given.stored().type();
+  const char* const found = !operand.has_zero_point() ? "none"
+                            : type.dtype() == "f32"   ? "float"
+                                                      : "integer";
+  const bool is_untold = operand.has_zero_point() && type.dtype().empty();
+  if (found == said || is_untold) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(option, "-zero-point: ", operand.has_zero_point() ? TypeText(type) : "absent",
+                   ": the metadata of ", path, " say zero_point=", said, " of these codes"));
+}
+
+/// The name of codes with the type that the metadata of their file say the bytes have.
+absl::StatusOr<std::string> TypedCodes(const std::string& option, const std::string& text) {
+  QG_ASSIGN_OR_RETURN(const TensorName name, ParseTensorName(option, text));
+  const bool is_columnwise = name.entry == "columnwise_data";
+  const bool may_be_bytes = name.kind == TensorName::Kind::kSafetensors &&
+                            !name.reinterpreted.has_value() &&
+                            (is_columnwise || name.entry == "rowwise_data");
+  if (!may_be_bytes) return text;
+  QG_ASSIGN_OR_RETURN(const TensorFile file, ReadKnownTensors(option, name.path));
+  const absl::StatusOr<Tensor> codes = file.Find(name.entry);
+  if (!codes.ok() || codes->dtype() != DType::kU8) return text;
+  QG_ASSIGN_OR_RETURN(const v1::QuantizedDescription description, DescriptionOf(file.metadata));
+  const std::string& element =
+      (is_columnwise ? description.columnwise() : description.rowwise()).element();
+  return element.empty() || element == "u8" ? text : absl::StrCat(text, "@", element);
+}
 
 /// Applies what the metadata of an operand's scale file say. A GEMM takes scales in logical layout;
 /// for nvfp4 the tensor scale is in alpha, or follows from amax and the bound of the block scales.
@@ -35,6 +70,7 @@ absl::Status ApplyScaleMetadata(const std::string& option, const OperandOptions&
     QG_ASSIGN_OR_RETURN(*operand.mutable_zero_point(),
                         sources.Resolve(option + "-zero-point", beside));
   }
+  QG_RETURN_IF_ERROR(CheckZeroPointSaid(option, name.path, direction.zero_point(), operand));
   if (direction.format() != "nvfp4") return absl::OkStatus();
   if (operand.e4m3_max() == 0) operand.set_e4m3_max(direction.e4m3_max());
   const char* const amax = is_columnwise ? "amax_columnwise" : "amax_rowwise";
@@ -48,7 +84,8 @@ absl::Status ApplyScaleMetadata(const std::string& option, const OperandOptions&
 
 absl::Status SetOperand(const std::string& option, const OperandOptions& options, bool has_alpha,
                         TensorSources& sources, v1::GemmOperandSpec& operand) {
-  QG_ASSIGN_OR_RETURN(*operand.mutable_tensor(), sources.Resolve(option, options.tensor));
+  QG_ASSIGN_OR_RETURN(const std::string codes, TypedCodes(option, options.tensor));
+  QG_ASSIGN_OR_RETURN(*operand.mutable_tensor(), sources.Resolve(option, codes));
   if (!options.scale_inv.empty()) {
     QG_ASSIGN_OR_RETURN(*operand.mutable_scale_inv(),
                         sources.Resolve(option + "-scale-inv", options.scale_inv));

@@ -148,6 +148,7 @@ constexpr FieldOption kFieldOptions[] = {
     {"quantize", "recipe", "--recipe"},
     {"quantize", "role", "--role"},
     {"quantize", "rowwise", "--usage"},
+    {"quantize", "columnwise is true", "--usage is columnwise"},
     {"quantize", "columnwise", "--usage"},
     {"quantize", "seed", "--seed"},
     {"quantize", "scale", "--scale"},

@@ -36,7 +36,8 @@ std::string DirectionText(const v1::QuantizedDirection& direction) {
   return absl::StrCat(direction.format(), ":element=", direction.element(),
                       ",block_dim=", direction.block_dim(), ",e4m3_max=", direction.e4m3_max(),
                       ",hadamard=", direction.hadamard() ? "true" : "false",
-                      direction.group().empty() ? "" : ",group=", direction.group());
+                      direction.group().empty() ? "" : ",group=", direction.group(),
+                      direction.zero_point().empty() ? "" : ",zero_point=", direction.zero_point());
 }
 
 absl::Status RefuseField(const std::string& field, const std::string& text,
@@ -95,6 +96,8 @@ absl::StatusOr<v1::QuantizedDirection> ParseFormatHint(const std::string& field,
       direction.set_element(pair[1]);
     } else if (pair.size() == 2 && pair[0] == "group") {
       direction.set_group(pair[1]);
+    } else if (pair.size() == 2 && pair[0] == "zero_point") {
+      direction.set_zero_point(pair[1]);
     } else if (pair[0] == "block_dim" && is_number) {
       direction.set_block_dim(number);
     } else if (pair[0] == "e4m3_max" && is_number) {
@@ -106,7 +109,7 @@ absl::StatusOr<v1::QuantizedDirection> ParseFormatHint(const std::string& field,
           field, text,
           absl::StrCat("\"", item,
                        "\" is none of element=DTYPE, block_dim=1|2, e4m3_max=448|256, "
-                       "hadamard=true|false, group=tensor|row|N"));
+                       "hadamard=true|false, group=tensor|row|N, zero_point=none|integer|float"));
     }
   }
   return direction;

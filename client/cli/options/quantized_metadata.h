@@ -2,6 +2,7 @@
 // section 2):
 //   quantgate.shape      2x32x160
 //   quantgate.rowwise    nvfp4:element=f4_e2m1x2,block_dim=2,e4m3_max=448,hadamard=false
+//                        of levels also group=32,zero_point=integer
 //   quantgate.columnwise the same of the other direction
 //   quantgate.scale_layout  padded, swizzled, ...; logical where absent
 // --format-hint says the same of one direction; fields left out are the format's own.

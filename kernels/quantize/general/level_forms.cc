@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 
@@ -112,6 +114,22 @@ absl::Status CheckLevelForm(const QuantizerSpec& spec) {
                 absl::StrCat("the element is ", std::string(DTypeName(spec.element)), ", and ",
                              std::string(traits.name), " by the rule ",
                              std::string(ScaleRuleName(rule)), " has ", forms));
+}
+
+absl::Status CheckZeroPoint(QuantizerFormat format, DType element, ZeroPoint zero_point) {
+  std::vector<std::string> names;
+  for (const ZeroPoint known : {ZeroPoint::kNone, ZeroPoint::kInteger, ZeroPoint::kFloat}) {
+    const bool has_form =
+        std::any_of(std::begin(kForms), std::end(kForms), [&](const LevelForm& form) {
+          return form.format == format && form.element == element && form.zero_point == known;
+        });
+    if (has_form && known == zero_point) return absl::OkStatus();
+    if (has_form) names.emplace_back(ZeroPointName(known));
+  }
+  return Refuse("zero_point", ZeroPointName(zero_point),
+                absl::StrCat("codes ", std::string(DTypeName(element)), " of ",
+                             std::string(TraitsOf(format).name), " have zero_point ",
+                             absl::StrJoin(names, " or ")));
 }
 
 absl::Status CheckLevelSource(const QuantizerSpec& spec, Usage usage, int64_t rows,

@@ -403,11 +403,6 @@ void Dequantize(const QuantizedCopy& copy, const GeneralGrid& grid, Tensor& out,
 
 }  // namespace
 
-ZeroPoint ZeroPointOf(const QuantizedCopy& copy) {
-  if (!copy.zero_point.has_value()) return ZeroPoint::kNone;
-  return copy.zero_point.dtype() == DType::kF32 ? ZeroPoint::kFloat : ZeroPoint::kInteger;
-}
-
 LevelRule MakeLevelRule(const QuantizerSpec& spec, DType source) {
   LevelRule rule;
   rule.rule = spec.scale_rule;

@@ -13,9 +13,6 @@ GeneralGrid MakeLevelGrid(int64_t rows, int64_t columns, QuantizerFormat format,
 absl::StatusOr<QuantizationCounts> QuantizeLevels(const FormatRequest& request, Usage usage,
                                                   QuantizedTensor& quantized);
 
-/// What the zero points of a copy are.
-ZeroPoint ZeroPointOf(const QuantizedCopy& copy);
-
 /// DequantizeCpu of a copy of a format of levels; `out` has the shape of the source.
 absl::Status DequantizeLevels(const QuantizedCopy& copy, Usage usage, Tensor& out,
                               const ExecutionContext& context);

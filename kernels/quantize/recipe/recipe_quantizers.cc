@@ -232,6 +232,18 @@ absl::StatusOr<RecipeRules> LevelRules(QuantizerFormat format, const Recipe::Kno
     spec.zero_point = form.zero_point;
     spec.element = element == "usual" ? form.element : *ParseDType(element);
   }
+  if (const absl::Status status = CheckLevelForm(spec); !status.ok()) {
+    // The same of every role, so none is named. A zero point that was not asked for is not to
+    // blame.
+    const Refusal refusal = *RefusalOf(status);
+    const bool is_by_element = refusal.field == "zero_point" && knobs.contains("zero_point") &&
+                               Value(knobs, "zero_point") == "usual";
+    return is_by_element
+               ? Refuse(KnobField("element"), ShownValue(Value(knobs, "element")),
+                        absl::StrCat("zero_point is ", refusal.value, " unless it is said; ",
+                                     refusal.rule))
+               : Refuse(KnobField(refusal.field), ShownValue(refusal.value), refusal.rule);
+  }
   RecipeRules rules;
   for (const TensorRole role : kTensorRoles) rules.of(role) = spec;
   return rules;

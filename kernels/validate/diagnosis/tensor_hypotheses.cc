@@ -344,7 +344,9 @@ absl::StatusOr<TensorFindings> FindCause(const TensorCase& of, const DiagnosisBu
     findings.not_tried.push_back(
         HasFp32Values(e.dtype())
             ? absl::StrCat("all: more than ", GroupedDigits(kDiagnosedElementsMax), " elements")
-            : absl::StrCat("all: elements of ", std::string(DTypeName(e.dtype()))));
+            : absl::StrCat(
+                  "all: a hypothesis predicts floating-point numbers, and the elements are ",
+                  std::string(DTypeName(e.dtype()))));
     return findings;
   }
   QG_ASSIGN_OR_RETURN(const Values expected, ValuesOf(e));

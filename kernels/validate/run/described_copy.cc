@@ -18,8 +18,9 @@ std::string DirectionField(Usage usage) {
 }
 
 absl::Status Doubt(Usage usage, const std::string& what) {
-  return RefuseAbsent(DirectionField(usage),
-                      absl::StrCat(what, "; say format, element, block_dim and e4m3_max"));
+  return RefuseAbsent(
+      DirectionField(usage),
+      absl::StrCat(what, "; say format, element, block_dim, e4m3_max and, of levels, group"));
 }
 
 /// The only format with such scales and elements; absent if there are several, or none.
@@ -214,6 +215,26 @@ absl::Status RetypeTensor(DType dtype, const std::string& field, Tensor& tensor)
                 absl::StrCat("expected ", std::string(DTypeName(dtype))));
 }
 
+/// What the zero points of codes of levels are, by their dtype: as the description says, and as
+/// some rule has them.
+absl::StatusOr<ZeroPoint> CheckedZeroPoint(const QuantizedDescription& description, Usage usage,
+                                           const QuantizerSpec& spec, const QuantizedCopy& copy) {
+  const ZeroPoint zero_point = ZeroPointOf(copy);
+  std::string rule;
+  if (description.zero_point.has_value() && *description.zero_point != zero_point) {
+    rule = absl::StrCat("the description of the codes says zero_point=",
+                        std::string(ZeroPointName(*description.zero_point)));
+  } else if (const absl::Status status = CheckZeroPoint(spec.format, spec.element, zero_point);
+             !status.ok()) {
+    rule = RefusalOf(status)->rule;
+  } else {
+    return zero_point;
+  }
+  const std::string field = PartField(usage, "zero_point");
+  if (!copy.zero_point.has_value()) return RefuseAbsent(field, rule);
+  return Refuse(field, TensorText(copy.zero_point), rule);
+}
+
 absl::Status CheckGivenPart(const char* part, Usage usage, const Tensor& given,
                             const Tensor& expected) {
   if (given.has_value() == expected.has_value() &&
@@ -317,9 +338,8 @@ absl::StatusOr<DescribedCopy> DescribeCopy(const QuantizedDescription& descripti
   if (has_two_levels && !copy.amax.has_value()) {
     spec.scale_rule = ScaleRule::kSingleLevel;
   }
-  if (spec.traits().has_levels() && copy.zero_point.has_value()) {
-    spec.zero_point =
-        copy.zero_point.dtype() == DType::kF32 ? ZeroPoint::kFloat : ZeroPoint::kInteger;
+  if (spec.traits().has_levels()) {
+    QG_ASSIGN_OR_RETURN(spec.zero_point, CheckedZeroPoint(description, usage, spec, copy));
   }
   QG_ASSIGN_OR_RETURN(QuantizedCopy expected,
                       OutlineCopy(spec, usage, copy.data.dtype(), described.shape));

@@ -34,6 +34,8 @@ struct QuantizedDescription {
   std::optional<QuantizerSpec> spec;
   Shape shape;  ///< The source's; empty: found from the codes.
   ScaleLayout scale_layout = ScaleLayout::kLogical;
+  /// Of codes of levels; absent: found from the dtype of their zero points.
+  std::optional<ZeroPoint> zero_point = std::nullopt;
 };
 
 /// A copy whose tensors are outlines, completed by what they were found to be.

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "tests/base/repository_file.h"
@@ -303,6 +304,147 @@ TEST_F(CodesCommandTest, CodesOfLevelsAreDequantizedExplainedAndMultiplied) {
                                "--b-scale-inv", codes + ":rowwise_scale_inv"};
     EXPECT_EQ(Quantgate(gemm + unnamed + Arguments{"-o", Path("e.safetensors")}).exit_code, 0);
     EXPECT_EQ(BytesOf(Path("e.safetensors"), "d"), BytesOf(Path("plain.safetensors"), "d"));
+  }
+}
+
+/// Integer codes of rows, less their zero points.
+struct CodedRows {
+  DType dtype;
+  int64_t columns;
+  std::vector<int> steps;
+  std::vector<float> scales;  ///< One per row.
+};
+
+CodedRows ReadCodedRows(const std::string& path) {
+  const auto file = ReadSafetensors(path);
+  EXPECT_TRUE(file.ok()) << file.status();
+  const Tensor codes = *file->Find("rowwise_data"), scales = *file->Find("rowwise_scale_inv");
+  const auto zeros = file->Find("rowwise_zero_point");
+  const auto number = [](const Tensor& tensor, int64_t i) -> int {
+    return tensor.dtype() == DType::kI8 ? tensor.as<int8_t>()[i] : tensor.as<uint8_t>()[i];
+  };
+  CodedRows read = {codes.dtype(), codes.columns(), {}, {}};
+  for (int64_t i = 0; i < codes.element_count(); ++i) {
+    const int zero = zeros.ok() ? number(*zeros, i / read.columns) : 0;
+    read.steps.push_back(number(codes, i) - zero);
+  }
+  read.scales.assign(scales.as<float>(), scales.as<float>() + scales.element_count());
+  return read;
+}
+
+// u8 codes are operands of int32 by what their file says of them: the products of the integers, by
+// hand (docs/quantizers.md section 11.4).
+TEST_F(CodesCommandTest, UnsignedCodesAreAddedAsIntegers) {
+  const std::string a = Codes("fc1.x", "input", "int8:element=u8,zero_point=integer", {});
+  const std::string b = Codes("fc1.weight", "weight", "int8", {});
+  const ProcessResult result =
+      Quantgate({"gemm", "--a", a + ":rowwise_data", "--a-scale-inv", a + ":rowwise_scale_inv",
+                 "--b", b + ":rowwise_data", "--b-scale-inv", b + ":rowwise_scale_inv",
+                 "--out-dtype", "f32", "-o", Path("d.safetensors")});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("int32"));
+  const CodedRows of_a = ReadCodedRows(a), of_b = ReadCodedRows(b);
+  ASSERT_EQ(of_a.dtype, DType::kU8);
+  const Tensor d = *ReadSafetensors(Path("d.safetensors"))->Find("d");
+  const int64_t columns = d.columns(), length = of_a.columns;
+  int64_t wrong = 0;
+  for (int64_t i = 0; i < d.element_count(); ++i) {
+    const int64_t row = i / columns, column = i % columns;
+    const int* const left = of_a.steps.data() + row * length;
+    const int* const right = of_b.steps.data() + column * length;
+    const int64_t sum = std::inner_product(left, left + length, right, int64_t{0});
+    const float scaled = static_cast<float>(sum) * of_a.scales[size_t(row)];
+    wrong += d.as<float>()[i] != scaled * of_b.scales[size_t(column)];
+  }
+  EXPECT_EQ(wrong, 0) << "of " << d.element_count();
+}
+
+// Without the metadata of its file u8 beside zero points may be bytes or pairs of codes.
+TEST_F(CodesCommandTest, BytesBesideZeroPointsNeedAGroup) {
+  const std::string codes = Codes("fc1.weight", "weight", "int8:element=u8,zero_point=integer", {});
+  auto file = ReadSafetensors(codes);
+  ASSERT_TRUE(file.ok());
+  ASSERT_TRUE(WriteSafetensors(codes, file->tensors, {}).ok());
+  const Arguments gemm = {"gemm",
+                          "--a",
+                          Sample("fc1.x"),
+                          "--b",
+                          codes + ":rowwise_data",
+                          "--b-scale-inv",
+                          codes + ":rowwise_scale_inv"};
+  const ProcessResult refused = Quantgate(gemm);
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_THAT(refused.err, AllOf(HasSubstr("--b-group is absent"), HasSubstr("append @u4x2"),
+                                 Not(HasSubstr("f8_e4m3"))));
+  EXPECT_EQ(Quantgate(gemm + Arguments{"--b-group", "row"}).exit_code, 0);
+}
+
+// Zero points are held to what the description of the codes says, and to what their format has.
+TEST_F(CodesCommandTest, ZeroPointsThatTheCodesDoNotHaveAreRefused) {
+  struct Row {
+    const char* recipe;
+    const char* changed;  ///< "none", "f32", "77".
+    const char* rule;
+  };
+  const Row rows[] = {
+      {"int8:zero_point=integer", "none", "zero_point=integer"},
+      {"int4:zero_point=integer,group=32", "none", "zero_point=integer"},
+      {"int4:scale_rule=tinygemm,group=32", "none", "zero_point=float"},
+      {"int8:zero_point=integer", "f32", "zero_point"},
+      {"int4:zero_point=integer,group=32", "f32", "zero_point=integer"},
+      {"int4:zero_point=integer,group=32", "77", "i4x2 from -8 to 7"},
+      {"int4:scale_rule=quanto,zero_point=integer,group=32", "77", "u4x2 from 0 to 15"}};
+  for (const Row& row : rows) {
+    SCOPED_TRACE(absl::StrCat(row.recipe, " ", row.changed));
+    const std::string codes = Codes("fc1.weight", "weight", row.recipe, {});
+    auto file = ReadSafetensors(codes);
+    ASSERT_TRUE(file.ok());
+    const std::string changed = row.changed;
+    if (changed == "none") {
+      std::erase_if(file->tensors,
+                    [](const NamedTensor& tensor) { return tensor.name == "rowwise_zero_point"; });
+    }
+    for (NamedTensor& tensor : file->tensors) {
+      if (tensor.name != "rowwise_zero_point") continue;
+      if (changed == "f32") tensor.tensor = *Tensor::Allocate(DType::kF32, tensor.tensor.shape());
+      if (changed == "77") tensor.tensor.as<uint8_t>()[3] = 77;
+    }
+    ASSERT_TRUE(WriteSafetensors(codes, file->tensors, file->metadata).ok());
+    const ProcessResult dequantized = Quantgate({"dequantize", codes});
+    EXPECT_EQ(dequantized.exit_code, 2) << dequantized.out;
+    EXPECT_THAT(dequantized.err, AllOf(HasSubstr("rowwise_zero_point"), HasSubstr(row.rule)));
+    const ProcessResult multiplied =
+        Quantgate({"gemm", "--a", Sample("fc1.x"), "--b", codes + ":rowwise_data", "--b-scale-inv",
+                   codes + ":rowwise_scale_inv"});
+    EXPECT_EQ(multiplied.exit_code, 2) << multiplied.out;
+    EXPECT_THAT(multiplied.err, AllOf(HasSubstr("--b-zero-point"), HasSubstr(row.rule)));
+  }
+}
+
+// The zero points of every matrix of a stack are its own.
+TEST_F(CodesCommandTest, StacksOfCodesWithZeroPointsAreDequantizedMatrixByMatrix) {
+  Tensor experts = *Tensor::Allocate(DType::kF32, {2, 4, 8});
+  for (int64_t i = 0; i < experts.element_count(); ++i) {
+    experts.as<float>()[i] = static_cast<float>(i * i % 23) - (i < 32 ? 20.0f : 3.0f);
+  }
+  const std::string source = Path("experts.safetensors"), codes = Path("codes.safetensors"),
+                    values = Path("values.safetensors");
+  ASSERT_TRUE(WriteSafetensors(source, {{"w", experts}}, {}).ok());
+  for (const std::string group : {"row", "tensor"}) {
+    ASSERT_EQ(Quantgate({"quantize", source + ":w", "--recipe",
+                         "int8:zero_point=integer,group=" + group, "--role", "weight", "-o", codes})
+                  .exit_code,
+              0);
+    ASSERT_EQ(Quantgate({"dequantize", codes, "-o", values}).exit_code, 0);
+    const auto file = ReadSafetensors(codes);
+    const Tensor data = *ReadSafetensors(values)->Find("data");
+    const Tensor numbers = *file->Find("rowwise_data"), scales = *file->Find("rowwise_scale_inv"),
+                 zeros = *file->Find("rowwise_zero_point");
+    const int64_t per_scale = data.element_count() / scales.element_count();
+    for (int64_t i = 0; i < data.element_count(); ++i) {
+      const int steps = numbers.as<int8_t>()[i] - zeros.as<int8_t>()[i / per_scale];
+      EXPECT_EQ(data.as<float>()[i], static_cast<float>(steps) * scales.as<float>()[i / per_scale]);
+    }
   }
 }
 

@@ -165,6 +165,58 @@ TEST_F(RefusalTest, BadInputNamesFieldValueAndRule) {
   }
 }
 
+// What is refused of codes of levels is blamed on what was typed.
+TEST_F(RefusalTest, RecipesAndOperandsOfLevelsAreBlamedOnTheirOwnOptions) {
+  const std::string x = "gen:normal,shape=16x32", codes = Path("i8.safetensors");
+  ASSERT_EQ(
+      Quantgate({"quantize", x, "--recipe", "int8", "--role", "weight", "-o", codes}).exit_code, 0);
+  struct Row {
+    Arguments arguments;
+    std::string words, not_words;
+  };
+  const Row rows[] = {
+      {{"quantize", x, "--role", "weight", "--recipe", "int8:element=u8"},
+       "--recipe: knobs[\"element\"] is \"u8\"",
+       "input"},
+      {{"quantize", x, "--role", "weight", "--recipe",
+        "int8:scale_rule=modelopt,zero_point=integer"},
+       "--recipe: knobs[\"zero_point\"] is \"integer\"",
+       "input"},
+      {{"quantize", x, "--role", "weight", "--recipe", "nf4", "--usage", "columnwise"},
+       "--usage is columnwise",
+       "TENSOR"},
+      {{"gemm", "--a", codes + ":rowwise_data", "--a-scale-inv", codes + ":rowwise_scale_inv",
+        "--a-zero-point", "gen:normal,shape=16,dtype=f32", "--b", x},
+       "--a-zero-point",
+       "--a is"},
+      {{"gemm", "--a", codes + ":rowwise_data", "--a-scale-inv", "gen:normal,shape=5,dtype=f32",
+        "--b", x},
+       "--a-group is absent",
+       "tensors"},
+      {{"gemm", "--a", codes + ":rowwise_data", "--a-scale-inv", "gen:normal,shape=5,dtype=f32",
+        "--a-group", "row", "--b", x},
+       "--a-scale-inv is f32[5]",
+       "tensors"}};
+  for (const Row& row : rows) {
+    const ProcessResult result = Quantgate(row.arguments);
+    EXPECT_EQ(result.exit_code, 2) << result.out;
+    EXPECT_THAT(result.err, HasSubstr(row.words));
+    EXPECT_THAT(result.err, Not(HasSubstr(row.not_words)));
+  }
+  // What a hint has to say of codes that nothing describes.
+  auto file = ReadSafetensors(codes);
+  ASSERT_TRUE(file.ok());
+  for (NamedTensor& tensor : file->tensors) {
+    if (tensor.name == "rowwise_data") {
+      tensor.tensor = *tensor.tensor.Reinterpret(DType::kU8, tensor.tensor.shape());
+    }
+  }
+  ASSERT_TRUE(WriteSafetensors(codes, file->tensors, {}).ok());
+  const ProcessResult untold = Quantgate({"dequantize", codes});
+  EXPECT_EQ(untold.exit_code, 2);
+  EXPECT_THAT(untold.err, HasSubstr("of levels, group"));
+}
+
 TEST_F(RefusalTest, TheServerRefusesAlike) {
   const std::vector<Case> cases = {
       {Run({"--recipe", "fp9"}), 2, "fp9"},

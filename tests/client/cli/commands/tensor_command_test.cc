@@ -11,6 +11,7 @@ namespace QG_TEST_FILE {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 using Arguments = std::vector<std::string>;
 using Json = nlohmann::json;
@@ -159,6 +160,40 @@ TEST_F(TensorCommandTest, DiffHoldsAnInfinityToBeWithinNoUlpOfANumber) {
       Quantgate({"diff", inf, write("minus.npy", 0xFF800000), "--max-ulp", "9223372036854775806"})
           .exit_code,
       1);
+}
+
+// Integers are said as integers, and a distance beyond what is counted as "at least".
+TEST_F(TensorCommandTest, DiffSaysIntegersExactly) {
+  const int64_t left[] = {1234567890123456789, 7, INT64_MAX, 16777217},
+                right[] = {1234567890123456788, 7, INT64_MIN, 16777216};
+  const auto write = [&](const char* name, const int64_t* values, int64_t count) {
+    const Tensor tensor =
+        *Tensor::FromBytes(DType::kI64, {count}, std::as_bytes(std::span(values, size_t(count))));
+    EXPECT_TRUE(WriteNpy(Path(name), tensor).ok());
+    return Path(name);
+  };
+  const std::string a = write("a.npy", left, 4), b = write("b.npy", right, 4);
+  const ProcessResult all = Quantgate({"diff", a, b});
+  EXPECT_EQ(all.exit_code, 1);
+  EXPECT_THAT(all.out, AllOf(HasSubstr("1234567890123456789 [0x112210f47de98115] against "
+                                       "1234567890123456788 [0x112210f47de98114]"),
+                             HasSubstr("9223372036854775807 [0x7fffffffffffffff] against "
+                                       "-9223372036854775808 [0x8000000000000000]"),
+                             HasSubstr("at least 9,223,372,036,854,775,806")));
+  // 2^64 - 1 apart: within nothing that can be asked for.
+  EXPECT_EQ(Quantgate({"diff", a, b, "--max-ulp", "9223372036854775806"}).exit_code, 1);
+  const Json json = Json::parse(Quantgate({"diff", a, b, "--format", "json"}).out);
+  const Json& parity = json["comparisons"][0]["parity"];
+  EXPECT_EQ(parity["first"]["subject"].dump(), "1234567890123456789");
+  EXPECT_EQ(parity["worst"]["reference"].dump(), "-9223372036854775808");
+  // Distances that are counted are exact.
+  const std::string c = write("c.npy", left, 2), d = write("d.npy", right, 2);
+  EXPECT_THAT(Quantgate({"diff", c, d}).out, Not(HasSubstr("at least")));
+  EXPECT_EQ(Quantgate({"diff", c, d, "--max-ulp", "1"}).exit_code, 0);
+  // Nothing is looked for, and --tried says why.
+  EXPECT_THAT(Quantgate({"diff", a, b, "--tried"}).out,
+              HasSubstr("not tried: tensor: all: a hypothesis predicts floating-point numbers, and "
+                        "the elements are i64"));
 }
 
 TEST_F(TensorCommandTest, NanAndNegativeZeroAreBits) {
