@@ -137,9 +137,10 @@ TEST(GemmPlan, NamesTheFieldThatIsWrong) {
 }
 
 TEST(ExplainPlans, AreCheckedWithoutMemory) {
-  ExplainCodesRequest codes{.source = Outline(DType::kF32, {32, 64}),
-                            .codes = Outline(DType::kF8E4M3, {32, 64}),
-                            .scale_inv = Outline(DType::kF32, {1})};
+  ExplainCodesRequest codes;
+  codes.source = Outline(DType::kF32, {32, 64});
+  codes.codes = Outline(DType::kF8E4M3, {32, 64});
+  codes.scale_inv = Outline(DType::kF32, {1});
   EXPECT_TRUE(CheckExplainCodes(codes).ok());
   codes.codes = Outline(DType::kBF16, {32, 64});
   EXPECT_EQ(RefusedField(CheckExplainCodes(codes)), "codes");

@@ -127,7 +127,7 @@ class TraceDiagnosisTest : public TraceTest {
   /// takes its time.
   v1::Diagnosis Diagnosed(const v1::RunTraceRequest& request, int step) {
     const Outcome outcome = Play(request, [](const v1::RunEvent& event, Cancellation&) {
-      if (event.has_trace()) std::this_thread::sleep_for(std::chrono::seconds(2));
+      if (event.has_trace()) std::this_thread::sleep_for(std::chrono::seconds(1));
     });
     EXPECT_TRUE(outcome.status.ok()) << outcome.status;
     EXPECT_FALSE(outcome.report.verdict().pass());
@@ -205,9 +205,10 @@ TEST_F(TraceDiagnosisTest, NamesAnotherRecipesGradient) {
             "fits mxfp8 in dx");
 }
 
-// x is of one size, so that only the first step's scale, 1, is another one than the second's.
+// The first step's scales are 1, since nothing is known of its tensors; the second's are those of
+// the first step's amaxes.
 TEST_F(TraceDiagnosisTest, NamesAScaleOfTheStepBefore) {
-  const Linear linear{.recipe = "fp8_delayed:amax_history_len=1", .rounds = 2};
+  const Linear linear{.recipe = "fp8_delayed", .rounds = 2};
   const Outputs own = linear.Play(engine());
   // By another session that begins with the weight after the update, and with fresh scales.
   Linear fresh = linear;
@@ -253,7 +254,9 @@ TEST_F(TraceDiagnosisTest, OnSeveralRanksOnlyTheTensorsAreLookedAt) {
       linear,
       {{"1 y", other.Play(engine())["1 y"]},
        {"2 fc.dw", Changed(subjects["2 fc.dw"], [](size_t, float value) { return 2 * value; })}});
-  request.mutable_trace()->mutable_variants(0)->mutable_parallel()->set_tp(2);
+  request.mutable_trace()->mutable_spec()->mutable_layers(0)->mutable_layer()->set_parallel_mode(
+      "column");
+  request.mutable_trace()->mutable_variants(0)->mutable_parallel()->set_tensor_parallel(2);
   const Outcome outcome = Play(request);
   ASSERT_TRUE(outcome.status.ok()) << outcome.status;
   EXPECT_THAT(outcome.Step(1, 0).diagnosis().sentence(), StartsWith("unknown: "));
@@ -262,7 +265,8 @@ TEST_F(TraceDiagnosisTest, OnSeveralRanksOnlyTheTensorsAreLookedAt) {
   EXPECT_THAT(outcome.Step(2, 0).diagnosis().sentence(), StartsWith("fc.dw is twice"));
 }
 
-// The session goes on from where it was: later steps have their own bits.
+// The session goes on from where it was: later steps have their own bits. Diagnoses take at most as
+// long as the trace, a few milliseconds, and say what they have not tried.
 TEST_F(TraceDiagnosisTest, LeavesTheSessionAsItWas) {
   for (const char* const recipe : {"fp8_delayed", "nvfp4"}) {
     const Linear linear{.recipe = recipe, .rounds = 3};
@@ -278,6 +282,7 @@ TEST_F(TraceDiagnosisTest, LeavesTheSessionAsItWas) {
     for (int step = 1; step <= 9; ++step) {
       EXPECT_EQ(outcome.Step(step, 0).has_diagnosis(), step == 1 || step == 2 || step == 4);
     }
+    EXPECT_THAT(outcome.Step(4, 0).diagnosis().not_tried(), Contains(HasSubstr("(no time)")));
   }
 }
 
