@@ -69,7 +69,7 @@ absl::Status TraceDiagnoser::BeforeBackward(const SessionStep& step, Session& se
                                             const Cancellation* cancellation) {
   read_["grad_output"] = step.forward.x;
   over_ = step.microbatch;
-  if (spec.main_grads) {
+  if (spec.main_grads && !spec.parallel.has_value()) {
     std::vector<std::pair<std::string, std::string>> names;
     for (const std::string& parameter : parameters_) {
       if (IsWeight(parameter)) names.emplace_back(WithWord(parameter, "main_grad"), parameter);

@@ -94,6 +94,7 @@ RunWork::Labels TraceExecution::labels() const {
 }
 
 void TraceExecution::CloseSession(Player& player) {
+  player.diagnoser.reset();  // It shares the session's tensors.
   if (!player.use.has_value()) return;
   const std::string id = player.use->id();
   player.use.reset();

@@ -172,8 +172,8 @@ TEST_F(GivenCodesSession, WhatASessionCannotHoldIsRefusedByName) {
 // A weight of two rules has a scale of each, and the error says which one is missing.
 TEST_F(GivenCodesSession, OfTwoRulesEachScaleIsHeld) {
   const SessionSpec spec =
-      OneLinear(R"(hybrid:weight={"rowwise":{"format":"fp8_tensor"},)"
-                R"("columnwise":{"format":"fp8_tensor","element":"f8_e5m2"}})");
+      OneLinear(R"(hybrid:fprop=fp8_current,wgrad=fp8_current,)"
+                R"(dgrad={"name":"fp8_current","knobs":{"power_2_scales":"true"}})");
   const Tensor weight = FromValues(DType::kF32, {kN, kK}, weight_.rowwise);
   weight_.codes = *QuantizeCpu(weight, spec.recipe.QuantizerFor(TensorRole::kWeight), {true, true},
                                {}, ExecutionContext());

@@ -18,6 +18,7 @@ Tensor Outline(DType dtype, Shape shape) { return *OutlineTensor(dtype, std::mov
 
 QuantizeRequest GoodQuantize(const std::string& recipe) {
   return {.source = Outline(DType::kBF16, {4, 32, 64}),
+          .state = {},
           .recipe = *Recipe::Parse(recipe),
           .usages = {.rowwise = true, .columnwise = true}};
 }

@@ -63,8 +63,8 @@ absl::StatusOr<DequantizePlan> PlanOf(const QuantizedCopy& copy, Usage usage, Sh
   request.description.spec = QuantizerSpec{.format = copy.format,
                                            .element = copy.element,
                                            .block_dim = copy.block_dim,
-                                           .group = copy.group,
-                                           .e4m3_max = copy.e4m3_max};
+                                           .e4m3_max = copy.e4m3_max,
+                                           .group = copy.group};
   request.description.shape = std::move(shape);
   request.description.scale_layout = layout;
   return DequantizePlan::Create(std::move(request));

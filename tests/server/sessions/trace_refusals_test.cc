@@ -210,7 +210,7 @@ const std::vector<Mistake>& Mistakes() {
        }},
       {"trace.spec.layers[1].layer.m_splits", "each of the 4 ranks has an expert at least",
        [](Request&, Trace& trace) {
-         v1::LayerSpec& layer = *trace.mutable_spec()->mutable_layers(1)->mutable_layer();
+         auto& layer = *trace.mutable_spec()->mutable_layers(1)->mutable_layer();
          layer.set_kind("grouped_linear");
          for (const int rows : {8, 16, 8}) layer.add_m_splits(rows);
          for (const char* name : {"0", "1", "2"}) {
