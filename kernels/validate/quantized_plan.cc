@@ -133,10 +133,10 @@ absl::StatusOr<QuantizedPlan> QuantizedPlan::Create(QuantizedParts parts) {
     const bool is_rowwise = usage == Usage::kRowwise;
     QuantizedCopy& of_usage = is_rowwise ? parts.rowwise : parts.columnwise;
     if (!of_usage.data.has_value()) {
-      const bool has_parts =
-          of_usage.scale_inv.has_value() || of_usage.amax.has_value() || of_usage.scale.has_value();
+      const bool has_parts = of_usage.scale_inv.has_value() || of_usage.zero_point.has_value() ||
+                             of_usage.amax.has_value() || of_usage.scale.has_value();
       if (!has_parts) continue;
-      return RefuseAbsent(PartField(usage, "data"), "scales come with their codes");
+      return RefuseAbsent(PartField(usage, "data"), "scales and zero points come with their codes");
     }
     const bool is_first = given.shape.empty();
     QG_ASSIGN_OR_RETURN(const ScaleLayout layout,

@@ -9,6 +9,9 @@
 namespace quantgate {
 
 /// Prints PASS or FAIL with what was required and what was found.
+/// The sentence, its figures and, with `lists_tried`, what does not fit and what was not tried; an
+/// empty line ends it.
+void PrintDiagnosis(const v1::Diagnosis& diagnosis, bool lists_tried, std::ostream& out);
 void PrintVerdict(const v1::Verdict& verdict, bool uses_colour, std::ostream& out);
 
 void PrintReport(const ReportDocument& document, bool uses_colour, std::ostream& out);

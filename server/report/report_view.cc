@@ -486,8 +486,10 @@ Json ViewOf(const TraceReport& report) {
                      {"scale drift, log2", "/scale_drift_log2"},
                      {"drift of the blocks' mean scale code", "/scale_code_drift"}});
   page["memories"] = MemoryCharts(report, page);
-  for (Json& row : page["subjects"]) {
-    row["step_kind"] = page["steps"][row["step"].get<size_t>() - 1]["kind"];
+  for (const char* const list : {"subjects", "diagnoses"}) {
+    for (Json& row : page[list]) {
+      row["step_kind"] = page["steps"][row["step"].get<size_t>() - 1]["kind"];
+    }
   }
   page["overlap_charts"] = OverlapCharts(page["overlaps"]);
   return page;

@@ -88,6 +88,7 @@ void TraceEvents::TakeStep(const v1::TraceStep& step) {
   for (const v1::StepComparison& comparison : step.subjects()) {
     report_.subjects.push_back(TensorOf(step, comparison, "the subject", label));
   }
+  if (step.has_diagnosis()) report_.diagnoses.push_back({index, step.variant(), step.diagnosis()});
   for (const v1::TraceQuantization& quantization : step.quantizations()) {
     TraceQuantization& added = report_.quantizations.emplace_back();
     added.step = index;
@@ -118,6 +119,7 @@ void TraceEvents::Take(const v1::RunEvent& event) {
 TraceReport TraceEvents::Finish(const v1::RunReport& report) {
   SortByStep(report_.tensors);
   SortByStep(report_.subjects);
+  SortByStep(report_.diagnoses);
   SortByStep(report_.quantizations);
   SortByStep(report_.overlaps);
   SortByStep(report_.memories);

@@ -73,6 +73,11 @@ void PrintTensors(const TraceReport& report, bool uses_colour, std::ostream& out
     out << "\nSubjects, each against its variant's tensor\n";
     PrintTraceComparisons(report, report.subjects, report.verdict.has_value(), uses_colour, out);
   }
+  for (const TraceDiagnosis& one : report.diagnoses) {
+    out << "\nstep " << StepText(report, one.step) << " of "
+        << LabelAt(report, one.step, one.variant) << ": ";
+    PrintDiagnosis(one.diagnosis, report.lists_tried, out);
+  }
 }
 
 std::string RealOrDash(const std::optional<double>& value) {
@@ -127,6 +132,12 @@ Json OfTensor(const TraceReport& report, const TraceTensor& tensor) {
   return json;
 }
 
+Json OfDiagnosis(const TraceReport& report, const TraceDiagnosis& diagnosis) {
+  Json json = Placed(report, diagnosis.step, diagnosis.variant);
+  json.update(JsonOf(diagnosis.diagnosis));
+  return json;
+}
+
 void SetRealOrNull(Json& json, const std::string& key, const std::optional<double>& value) {
   if (value.has_value()) {
     SetReal(json, key, *value);
@@ -164,7 +175,7 @@ Json OfOverlap(const TraceReport& report, const TraceOverlap& overlap) {
   return json;
 }
 
-/// The report without its tensors, quantizations, overlaps and memories.
+/// The report without its tensors, diagnoses, quantizations, overlaps and memories.
 Json OfFrame(const TraceReport& report) {
   Json steps = Json::array();
   for (const TraceStep& step : report.steps) {
@@ -318,6 +329,7 @@ Json JsonOf(const TraceReport& report) {
   };
   json["tensors"] = list(report.tensors, OfTensor);
   json["subjects"] = list(report.subjects, OfTensor);
+  json["diagnoses"] = list(report.diagnoses, OfDiagnosis);
   json["quantizations"] = Json::array();
   const std::vector<ScaleDrift> drifts = DriftsOf(report);
   for (size_t i = 0; i < drifts.size(); ++i) {
@@ -335,6 +347,7 @@ std::string TraceJsonLines(const TraceReport& report) {
   const Json whole = JsonOf(report);
   for (const Json& one : whole["tensors"]) lines += JsonLine("trace_tensor", one);
   for (const Json& one : whole["subjects"]) lines += JsonLine("trace_subject", one);
+  for (const Json& one : whole["diagnoses"]) lines += JsonLine("trace_diagnosis", one);
   for (const Json& one : whole["quantizations"]) lines += JsonLine("trace_quantization", one);
   for (const Json& one : whole["overlaps"]) lines += JsonLine("trace_overlap", one);
   for (const Json& one : whole["memories"]) lines += JsonLine("trace_memory", one);

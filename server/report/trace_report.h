@@ -5,9 +5,10 @@
 // tensor of the user's own that was held against a variant's, one of "quantizations" for each
 // step, variant (and rank of several) and quantized tensor, one of "overlaps" for each step,
 // variant, rank and stage that communicated beside its GEMMs, one of "memories" for each step and
-// variant; steps count from 1, variants and ranks from 0. JSON lines: each entry as a line of its
-// own, kinds trace_tensor, trace_subject, trace_quantization, trace_overlap, trace_memory, and
-// trace for the rest.
+// variant, one of "diagnoses" for each step and variant of which a subject fails; steps count from
+// 1, variants and ranks from 0. JSON lines: each entry as a line of its own, kinds trace_tensor,
+// trace_subject, trace_diagnosis, trace_quantization, trace_overlap, trace_memory, and trace for
+// the rest.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -33,6 +34,13 @@ struct TraceTensor {
   int step = 0;                  ///< Index into steps.
   int variant = 0;               ///< Index into variants.
   SubjectComparison comparison;  ///< The comparison, without heat maps.
+};
+
+/// Why subjects of a step fail.
+struct TraceDiagnosis {
+  int step = 0;
+  int variant = 0;
+  v1::Diagnosis diagnosis;
 };
 
 struct TraceQuantization {
@@ -76,6 +84,9 @@ struct TraceReport {
   std::vector<TraceTensor> tensors;
   /// Tensors computed elsewhere, each held against its variant's; likewise ordered.
   std::vector<TraceTensor> subjects = {};
+  /// Likewise ordered. None from servers of version 0.1.0.
+  std::vector<TraceDiagnosis> diagnoses = {};
+  bool lists_tried = false;  ///< Whether text lists what diagnoses tried too.
   /// Of all variants; ordered by step, then variant.
   std::vector<TraceQuantization> quantizations;
   /// Ordered by step, variant and rank.

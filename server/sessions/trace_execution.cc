@@ -38,6 +38,23 @@ bool RequiresAnything(const TracePlan& plan) {
          });
 }
 
+/// Whether something is required of a variant's tensor in this step.
+bool IsJudged(const PlannedTraceStep& step, int variant) {
+  return step.subjects_of == variant && !step.subjects.empty() &&
+         step.subjects_requirement != Requirement::kNone;
+}
+
+std::optional<TraceDiagnoser> DiagnoserOf(const TracePlan& plan, int variant) {
+  bool is_needed = false, keeps_forwards = false;
+  for (const PlannedTraceStep& step : plan.steps) {
+    if (!IsJudged(step, variant)) continue;
+    is_needed = true;
+    keeps_forwards = keeps_forwards || !step.tensor.empty();
+  }
+  if (!is_needed) return std::nullopt;
+  return TraceDiagnoser(plan.parameter_names, keeps_forwards);
+}
+
 /// The reference variant first, then the others by index.
 std::vector<int> OrderOf(const TracePlan& plan) {
   std::vector<int> order = {plan.reference};
@@ -58,7 +75,7 @@ TraceExecution::TraceExecution(CallContext& context, TracePlan plan, RunPlace pl
       tell_(std::move(place.tell)),
       judge_(JudgeOf(plan_)) {
   for (size_t i = 0; i < plan_.variants.size(); ++i) {
-    Player player{plan_.sessions[i], {}, {}, {}};
+    Player player{plan_.sessions[i], {}, {}, {}, DiagnoserOf(plan_, static_cast<int>(i))};
     if (plan_.variants[i].has_parallel()) player.parallel = plan_.variants[i].parallel();
     players_.push_back(std::move(player));
   }
@@ -77,6 +94,7 @@ RunWork::Labels TraceExecution::labels() const {
 }
 
 void TraceExecution::CloseSession(Player& player) {
+  player.diagnoser.reset();  // It shares the session's tensors.
   if (!player.use.has_value()) return;
   const std::string id = player.use->id();
   player.use.reset();
@@ -159,9 +177,13 @@ absl::StatusOr<TraceExecution::Tensors> TraceExecution::Parameters(Player& playe
 }
 
 absl::StatusOr<TraceExecution::Played> TraceExecution::TakeStep(const SessionStep& step,
-                                                                Player& player) {
+                                                                bool is_judged, Player& player) {
   const std::lock_guard lock((*player.use)->mutex);
   Session& training = player.training();
+  if (player.diagnoser.has_value()) {
+    QG_RETURN_IF_ERROR(player.diagnoser->Before(step, training, player.session.spec, is_judged,
+                                                cancellation_.get()));
+  }
   absl::StatusOr<SessionStepResult> result = TakeStepWithinRoom(
       context_.sessions, *player.use,
       [&] { return TakeSessionStep(training, (*player.use)->spec, step, *cancellation_); });
@@ -201,6 +223,7 @@ absl::Status TraceExecution::Restart(const PlannedTraceStep& step, int variant,
   // Its place is the new session's, and no client's who asks for one in between.
   QG_ASSIGN_OR_RETURN(SessionPlace place, context_.sessions.HandOver(player.use->id(), run_id_));
   player.use.reset();
+  if (player.diagnoser.has_value()) player.diagnoser->Restarted();
   QG_ASSIGN_OR_RETURN(auto buffer, context_.blobs.Load(digest));
   QG_ASSIGN_OR_RETURN(const TensorFile file, ParseSafetensors(std::move(buffer), "checkpoint"));
   QG_ASSIGN_OR_RETURN(
@@ -230,7 +253,7 @@ absl::StatusOr<TraceExecution::Played> TraceExecution::PlayVariant(const Planned
     taken.forward.x = loaded.values;
     taken.forward.x_codes = loaded.codes;
   }
-  absl::StatusOr<Played> played = TakeStep(taken, player);
+  absl::StatusOr<Played> played = TakeStep(taken, IsJudged(step, variant), player);
   if (!played.ok()) return WithinField(step.field, played.status());
   if (taken.kind == SessionStep::Kind::kChangeRecipe) {
     player.session.spec.recipe = player.training().recipe();
@@ -325,6 +348,40 @@ void TraceExecution::Judge(int64_t number, const PlannedTraceStep& step, int var
   }
 }
 
+absl::Status TraceExecution::Diagnose(const PlannedTraceStep& step, int variant,
+                                      const Tensors& tensors, v1::TraceStep& report) {
+  const auto fails = [](const v1::StepComparison& comparison) { return !comparison.pass(); };
+  const auto& comparisons = report.subjects();
+  if (std::none_of(comparisons.begin(), comparisons.end(), fails)) return absl::OkStatus();
+  const absl::Time start = SteadyNow();
+  // All diagnoses of a trace together take at most as long as the rest of it so far.
+  const DiagnosisBudget budget = DiagnosisBudget::Of(start - start_ - 2 * diagnosing_);
+  Tensors subjects;
+  for (const v1::StepComparison& comparison : comparisons) {
+    // What lies within its bound may have other bits, which are then no finding.
+    if (comparison.pass() && !comparison.parity().equal()) continue;
+    QG_ASSIGN_OR_RETURN(const LoadedCodes loaded, Load(step.subjects.at(comparison.tensor())));
+    subjects.push_back({comparison.tensor(), loaded.values});
+  }
+  Player& player = players_[variant];
+  const SessionUsage usage = context_.sessions.usage();
+  const std::lock_guard lock((*player.use)->mutex);
+  const absl::StatusOr<Diagnosis> diagnosis =
+      player.diagnoser->Diagnose(*device_.engine, player.training(), tensors, subjects,
+                                 usage.bytes_max - usage.bytes, cancellation_.get(), budget);
+  diagnosing_ += SteadyNow() - start;
+  if (absl::IsResourceExhausted(diagnosis.status())) {
+    // The trace goes on: what it compared stands without its cause.
+    report.mutable_diagnosis()->set_is_unknown(true);
+    report.mutable_diagnosis()->set_sentence(
+        absl::StrCat("unknown: not looked into: ", diagnosis.status().message()));
+    return absl::OkStatus();
+  }
+  QG_RETURN_IF_ERROR(diagnosis.status());
+  *report.mutable_diagnosis() = DiagnosisToProto(*diagnosis);
+  return absl::OkStatus();
+}
+
 absl::Status TraceExecution::Tell(v1::RunEvent event) {
   QG_RETURN_IF_ERROR(CheckMessageSize(event));
   const absl::Time start = SteadyNow();
@@ -377,6 +434,9 @@ absl::Status TraceExecution::PlayStep(const PlannedTraceStep& step, int64_t numb
       CompareScales(of_reference, report);
     }
     Judge(number, step, variant, report);
+    const absl::Status diagnosed =
+        Diagnose(step, variant, variant == plan_.reference ? reference : played->tensors, report);
+    if (!diagnosed.ok()) return AtTraceStep(before, number, step, diagnosed);
     QG_RETURN_IF_ERROR(Tell(std::move(event)));
   }
   return absl::OkStatus();
@@ -416,6 +476,7 @@ v1::RunReport TraceExecution::Report() {
 }
 
 absl::StatusOr<v1::RunReport> TraceExecution::Execute(const RankSetting& ranks) {
+  start_ = SteadyNow();
   device_.description.Refresh();  // Reads in the background while the trace plays.
   const absl::Status played = Play(ranks);
   // The sessions refer to `ranks`, which may go before this object.

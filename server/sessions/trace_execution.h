@@ -13,9 +13,11 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "kernels/base/steady_time.h"
 #include "server/report/comparison_verdict.h"
 #include "server/runs/run_execution.h"
 #include "server/runs/run_work.h"
+#include "server/sessions/trace_diagnosis.h"
 #include "server/sessions/trace_plan.h"
 
 namespace quantgate {
@@ -37,9 +39,10 @@ class TraceExecution final : public RunWork {
   /// One variant's session, and what it is now.
   struct Player {
     TraceSession session;
-    std::optional<v1::Parallel> parallel;  ///< The ranks that it is on.
-    std::optional<SessionUse> use;         ///< Absent before it is opened.
-    std::vector<std::string> notes;        ///< Of its opening, for its first step.
+    std::optional<v1::Parallel> parallel;     ///< The ranks that it is on.
+    std::optional<SessionUse> use;            ///< Absent before it is opened.
+    std::vector<std::string> notes;           ///< Of its opening, for its first step.
+    std::optional<TraceDiagnoser> diagnoser;  ///< Where something is required of its subjects.
     Session& training() { return *(*use)->training; }
   };
   /// What a variant's step gave.
@@ -61,7 +64,7 @@ class TraceExecution final : public RunWork {
   absl::Status PlayStep(const PlannedTraceStep& step, int64_t number, const RankSetting& ranks);
   absl::StatusOr<Played> PlayVariant(const PlannedTraceStep& step, int variant,
                                      const RankSetting& ranks);
-  absl::StatusOr<Played> TakeStep(const SessionStep& step, Player& player);
+  absl::StatusOr<Played> TakeStep(const SessionStep& step, bool is_judged, Player& player);
   absl::Status Restart(const PlannedTraceStep& step, int variant, const RankSetting& ranks,
                        Played& played);
   absl::StatusOr<Tensors> Parameters(Player& player);
@@ -72,6 +75,9 @@ class TraceExecution final : public RunWork {
   /// Writes the tensors' types, fingerprints and perhaps bytes.
   absl::Status DescribeTensors(Played& played);
   void Judge(int64_t number, const PlannedTraceStep& step, int variant, v1::TraceStep& report);
+  /// Says why subjects of a step fail, where any do. `tensors`: the variant's of the step.
+  absl::Status Diagnose(const PlannedTraceStep& step, int variant, const Tensors& tensors,
+                        v1::TraceStep& report);
   /// Passes an event on. A failure ends the trace.
   absl::Status Tell(v1::RunEvent event);
   v1::RunReport Report();
@@ -88,6 +94,8 @@ class TraceExecution final : public RunWork {
   v1::TraceSummary summary_;
   absl::Status stopped_;
   absl::Duration store_time_;
+  absl::Time start_ = SteadyNow();
+  absl::Duration diagnosing_;  ///< The part of the time since then that went into diagnoses.
 };
 
 /// Checks a trace; the context outlives its run.

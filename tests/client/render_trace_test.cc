@@ -138,6 +138,42 @@ TEST(TraceReportTest, TableAndHtmlShowStepsVariantsAndDrift) {
   }
 }
 
+TraceReport WithDiagnosis() {
+  TraceReport report = Sample();
+  TraceDiagnosis& one = report.diagnoses.emplace_back(TraceDiagnosis{1, 1, {}});
+  one.diagnosis.set_sentence("y is twice the <expected>");
+  one.diagnosis.add_figures("y: 8 of 8 elements differ");
+  one.diagnosis.add_tried("y: is zero");
+  one.diagnosis.add_not_tried("mxfp8 (no time)");
+  return report;
+}
+
+TEST(TraceReportTest, SaysWhySubjectsFail) {
+  TraceReport report = WithDiagnosis();
+  std::ostringstream text, all;
+  PrintTrace(report, /*uses_colour=*/false, text);
+  EXPECT_THAT(text.str(), HasSubstr("step 2 forward b of fp8_delayed<&> / none / auto: y is twice "
+                                    "the <expected>\n  y: 8 of 8 elements differ\n  1 more tried, "
+                                    "1 not tried; --tried lists them\n"));
+  report.lists_tried = true;
+  PrintTrace(report, /*uses_colour=*/false, all);
+  EXPECT_THAT(all.str(), HasSubstr("  does not fit: y: is zero\n  not tried: mxfp8 (no time)\n"));
+  const auto json = nlohmann::json::parse(TraceJson(report));
+  ASSERT_EQ(json["diagnoses"].size(), 1u);
+  const auto& one = json["diagnoses"][0];
+  EXPECT_EQ(one["step"], 2);
+  EXPECT_EQ(one["variant"], 1);
+  EXPECT_EQ(one["label"], "fp8_delayed<&> / none / auto");
+  EXPECT_EQ(one["sentence"], "y is twice the <expected>");
+  EXPECT_EQ(one["is_unknown"], false);
+  EXPECT_EQ(one["not_tried"][0], "mxfp8 (no time)");
+  EXPECT_THAT(TraceJsonLines(report), HasSubstr(R"("kind":"trace_diagnosis")"));
+  const std::string html = RenderHtml(report);
+  EXPECT_THAT(html, HasSubstr("<h3>Step 2 forward of fp8_delayed&lt;&amp;&gt; / none / auto</h3>"));
+  EXPECT_THAT(html, HasSubstr("<strong>y is twice the &lt;expected&gt;</strong>"));
+  EXPECT_THAT(RenderHtml(Sample()), Not(HasSubstr("Why subjects fail")));
+}
+
 TraceMemory Held(int step, int variant, int64_t saved, int64_t on_host, int64_t peak) {
   TraceMemory memory{step, variant, {}};
   memory.memory.set_saved_bytes(saved);

@@ -169,6 +169,26 @@ TEST_F(GivenCodesSession, WhatASessionCannotHoldIsRefusedByName) {
               HasSubstr("parameters[fc1.weight] is without amax_rowwise"));
 }
 
+// A weight of two rules has a scale of each, and the error says which one is missing.
+TEST_F(GivenCodesSession, OfTwoRulesEachScaleIsHeld) {
+  const SessionSpec spec =
+      OneLinear(R"(hybrid:fprop=fp8_current,wgrad=fp8_current,)"
+                R"(dgrad={"name":"fp8_current","knobs":{"power_2_scales":"true"}})");
+  const Tensor weight = FromValues(DType::kF32, {kN, kK}, weight_.rowwise);
+  weight_.codes = *QuantizeCpu(weight, spec.recipe.QuantizerFor(TensorRole::kWeight), {true, true},
+                               {}, ExecutionContext());
+  EXPECT_TRUE(Open(spec).ok());
+  for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+    const QuantizedTensor whole = weight_.codes;
+    weight_.codes.copy(usage)->scale = Tensor();
+    EXPECT_EQ(std::string(Open(spec).message()),
+              absl::StrCat("parameters[fc1.weight] is without ", std::string(UsageName(usage)),
+                           "_scale: a session keeps what multiplied the elements with the codes, "
+                           "as a quantization gives it"));
+    weight_.codes = whole;
+  }
+}
+
 TEST_F(GivenCodesSession, AStepThatIsRefusedChangesNothing) {
   ASSERT_TRUE(Open(OneLinear("mxfp8")).ok());
   ForwardStep recomputed = Forward();

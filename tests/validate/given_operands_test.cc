@@ -198,6 +198,16 @@ TEST(QuantizedPlan, PutsScalesOfEveryLayoutBackAndRefusesWhatDoesNotFit) {
   QuantizedParts none;
   EXPECT_THAT(std::string(QuantizedPlan::Create(none).status().message()),
               HasSubstr("tensors[\"rowwise_data\"] is absent"));
+  // Each part alone, beside whole codes of the other direction: none is left unread.
+  for (Tensor QuantizedCopy::*const member : {&QuantizedCopy::scale_inv, &QuantizedCopy::zero_point,
+                                              &QuantizedCopy::amax, &QuantizedCopy::scale}) {
+    QuantizedParts alone;
+    alone.rowwise = *codes.rowwise;
+    alone.columnwise.*member = *Tensor::Allocate(DType::kF32, {1});
+    EXPECT_EQ(std::string(QuantizedPlan::Create(alone).status().message()),
+              "tensors[\"columnwise_data\"] is absent: scales and zero points come with their "
+              "codes");
+  }
   QuantizedParts plain;
   plain.rowwise.data = source;
   EXPECT_THAT(std::string(QuantizedPlan::Create(plain).status().message()),

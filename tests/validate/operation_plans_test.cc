@@ -18,6 +18,7 @@ Tensor Outline(DType dtype, Shape shape) { return *OutlineTensor(dtype, std::mov
 
 QuantizeRequest GoodQuantize(const std::string& recipe) {
   return {.source = Outline(DType::kBF16, {4, 32, 64}),
+          .state = {},
           .recipe = *Recipe::Parse(recipe),
           .usages = {.rowwise = true, .columnwise = true}};
 }
@@ -137,9 +138,10 @@ TEST(GemmPlan, NamesTheFieldThatIsWrong) {
 }
 
 TEST(ExplainPlans, AreCheckedWithoutMemory) {
-  ExplainCodesRequest codes{.source = Outline(DType::kF32, {32, 64}),
-                            .codes = Outline(DType::kF8E4M3, {32, 64}),
-                            .scale_inv = Outline(DType::kF32, {1})};
+  ExplainCodesRequest codes;
+  codes.source = Outline(DType::kF32, {32, 64});
+  codes.codes = Outline(DType::kF8E4M3, {32, 64});
+  codes.scale_inv = Outline(DType::kF32, {1});
   EXPECT_TRUE(CheckExplainCodes(codes).ok());
   codes.codes = Outline(DType::kBF16, {32, 64});
   EXPECT_EQ(RefusedField(CheckExplainCodes(codes)), "codes");

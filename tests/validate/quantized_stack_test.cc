@@ -56,14 +56,15 @@ absl::StatusOr<DequantizePlan> PlanOf(const QuantizedCopy& copy, Usage usage, Sh
                                       ScaleLayout layout) {
   DequantizeRequest request;
   request.usage = usage;
-  for (Tensor QuantizedCopy::*const member :
-       {&QuantizedCopy::data, &QuantizedCopy::scale_inv, &QuantizedCopy::amax}) {
+  for (Tensor QuantizedCopy::*const member : {&QuantizedCopy::data, &QuantizedCopy::scale_inv,
+                                              &QuantizedCopy::zero_point, &QuantizedCopy::amax}) {
     if ((copy.*member).has_value()) request.parts.*member = Outline(copy.*member);
   }
   request.description.spec = QuantizerSpec{.format = copy.format,
                                            .element = copy.element,
                                            .block_dim = copy.block_dim,
-                                           .e4m3_max = copy.e4m3_max};
+                                           .e4m3_max = copy.e4m3_max,
+                                           .group = copy.group};
   request.description.shape = std::move(shape);
   request.description.scale_layout = layout;
   return DequantizePlan::Create(std::move(request));
@@ -75,6 +76,7 @@ Tensor Values(Engine& engine, const QuantizedCopy& copy, Usage usage, Shape shap
   EXPECT_TRUE(plan.ok()) << plan.status();
   const auto load = [&](const std::string& slot) -> absl::StatusOr<Tensor> {
     if (slot == PartField(usage, "data")) return copy.data;
+    if (slot == PartField(usage, "zero_point")) return copy.zero_point;
     return slot == PartField(usage, "amax") ? copy.amax : copy.scale_inv;
   };
   const auto values = plan->WithTensors(load)->Run(engine, nullptr);
@@ -108,7 +110,8 @@ TEST_P(QuantizedStack, EveryMatrixIsAsAlone) {
       const QuantizedCopy& one = *expected.quantized.copy(usage);
       const QuantizedCopy& all = *stack.quantized.copy(usage);
       for (Tensor QuantizedCopy::*const member :
-           {&QuantizedCopy::data, &QuantizedCopy::scale_inv, &QuantizedCopy::amax}) {
+           {&QuantizedCopy::data, &QuantizedCopy::scale_inv, &QuantizedCopy::zero_point,
+            &QuantizedCopy::amax}) {
         ASSERT_EQ((all.*member).has_value(), (one.*member).has_value());
         if (!(one.*member).has_value()) continue;
         Shape with_experts = (one.*member).shape();
@@ -145,6 +148,40 @@ INSTANTIATE_TEST_SUITE_P(
                       StackCase{"mxfp4:enable_2d_quantization=true", ScaleLayout::kPadded},
                       StackCase{"nvfp4", ScaleLayout::kLogical},
                       StackCase{"nvfp4", ScaleLayout::kSwizzled}));
+
+// Formats of levels are quantized rowwise alone. Their zero points are stacked as the scales are,
+// and without them the values are others.
+TEST(QuantizedStackOthers, ZeroPointsAreStackedWithTheirScales) {
+  const auto engine = MakeCpuEngine({});
+  const Shape shape = {3, 64, 128};
+  const Tensor source = Source(shape);
+  for (const char* const recipe :
+       {"int4:group=32,zero_point=integer,element=u4x2",
+        "int4:group=32,zero_point=float,element=u4x2", "int8:group=row,zero_point=integer"}) {
+    SCOPED_TRACE(recipe);
+    const QuantizedCopy all =
+        *Quantized(*engine, source, Request(source, recipe, {true, false})).quantized.rowwise;
+    ASSERT_TRUE(all.zero_point.has_value());
+    const Tensor values = Values(*engine, all, Usage::kRowwise, shape, ScaleLayout::kLogical);
+    for (int64_t e = 0; e < 3; ++e) {
+      const Tensor alone = *source.RowRange(e, 1)->Reinterpret(DType::kBF16, {64, 128});
+      const QuantizedCopy one =
+          *Quantized(*engine, alone, Request(alone, recipe, {true, false})).quantized.rowwise;
+      Shape with_experts = one.zero_point.shape();
+      with_experts.insert(with_experts.begin(), 3);
+      EXPECT_EQ(all.zero_point.shape(), with_experts);
+      EXPECT_TRUE(SameBytes(*all.zero_point.RowRange(e, 1), one.zero_point));
+      EXPECT_TRUE(SameBytes(*values.RowRange(e, 1), Values(*engine, one, Usage::kRowwise, {64, 128},
+                                                           ScaleLayout::kLogical)));
+    }
+    QuantizedCopy of_two = all;
+    of_two.zero_point = *all.zero_point.RowRange(0, 2);
+    EXPECT_THAT(
+        std::string(
+            PlanOf(of_two, Usage::kRowwise, shape, ScaleLayout::kLogical).status().message()),
+        HasSubstr("tensors[\"rowwise_zero_point\"] is "));
+  }
+}
 
 TEST(QuantizedStackOthers, OtherRolesAreOneMatrix) {
   const auto engine = MakeCpuEngine({});

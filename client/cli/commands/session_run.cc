@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/cli/commands/session_trace.h"
 #include "client/cli/commands/subcommand.h"
+#include "client/cli/commands/tensor_comparison.h"
 #include "client/cli/exit.h"
 #include "client/cli/layer_command.h"
 #include "client/cli/options/layer_arguments.h"
@@ -56,6 +57,7 @@ struct SessionRunOptions {
   std::string require;    ///< bitwise; empty: inform only.
   std::string subject;    ///< A file; empty: none beside those of the trace.
   std::string require_subject;  ///< bitwise | bound; empty: what the trace says.
+  bool lists_tried = false;
   ReportOptions report;
 };
 
@@ -172,6 +174,7 @@ absl::StatusOr<int> RunTraceCommand(Invocation& invocation, const SessionRunOpti
       }));
   invocation.progress().Clear();
   report.command = invocation.CommandLine();
+  report.lists_tried = options.lists_tried;
   QG_RETURN_IF_ERROR(Emit(invocation, options.report, report));
   const bool passes = !report.verdict.has_value() || report.verdict->pass();
   return passes ? kExitOk : kExitCriterionFailed;
@@ -199,6 +202,7 @@ void AddSessionRunCommand(CLI::App& group, Command& chosen) {
                    "Criterion of subjects: bitwise (equal to the variant's), or bound (within the "
                    "bound derived for its GEMM)")
       ->check(CLI::IsMember({"bitwise", "bound"}));
+  AddTriedOption(*command, options->lists_tried);
   AddReportOptions(*command, options->report);
 }
 

@@ -33,6 +33,8 @@ absl::StatusOr<const RecipeEntry*> EntryOf(std::string_view name) {
                     Joined(RecipeEntries(), ", ", [](const RecipeEntry& t) { return t.name; }));
 }
 
+constexpr const char* kIgnoredBefore = "; 0.1.0 ignored it: leave it out";
+
 absl::Status UnknownKnob(const RecipeEntry& entry, std::string_view name, std::string_view value) {
   std::vector<std::string_view> owners, own;
   for (const RecipeEntry& other : RecipeEntries()) {
@@ -44,11 +46,18 @@ absl::Status UnknownKnob(const RecipeEntry& entry, std::string_view name, std::s
   }
   const auto same = [](std::string_view name) { return name; };
   const std::string of(entry.name);
-  return Refuse(KnobField(name), ShownValue(value),
-                absl::StrCat(owners.empty() ? "unknown knob"
-                                            : absl::StrCat("a knob of ", Joined(owners, ", ", same),
-                                                           ", not of ", of),
-                             "; knobs of ", of, ": ", Joined(own, ", ", same)));
+  // Requests and commands that were written for 0.1.0, which had no recipes of codes alone, may
+  // have it (docs/recipes.md section 1).
+  const auto described =
+      std::find_if(AllRecipes().begin(), AllRecipes().end(),
+                   [&](const RecipeDescription& one) { return one.name == entry.name; });
+  const bool was_ignored = FindKnob(entry, name) != nullptr && !described->is_codes_only;
+  return Refuse(
+      KnobField(name), ShownValue(value),
+      absl::StrCat(
+          owners.empty() ? "unknown knob"
+                         : absl::StrCat("a knob of ", Joined(owners, ", ", same), ", not of ", of),
+          was_ignored ? kIgnoredBefore : "", "; knobs of ", of, ": ", Joined(own, ", ", same)));
 }
 
 absl::Status BadValue(const Knob& knob, std::string_view value) {
@@ -109,7 +118,7 @@ absl::Status SettleNeeds(const RecipeEntry& entry, bool is_stored, Recipe::Knobs
     if (!is_stored) {
       return Refuse(KnobField(knob.name), ShownValue(value),
                     absl::StrCat("has no effect while ", std::string(knob.needs), " is ", needed,
-                                 "; give that too"));
+                                 "; give that too", knob.is_later ? "" : kIgnoredBefore));
     }
     value = std::string(only);
   }

@@ -16,15 +16,14 @@ bool HasActivation(LayerKind kind) {
   return kind == LayerKind::kLayerNormMlp || kind == LayerKind::kTransformerLayer;
 }
 
-/// Whether a change of one part of backward changes an output.
+}  // namespace
+
 bool IsOfScope(ChangeScope scope, const std::string& output) {
   const std::string word = ParameterName::Parse(output).word;
   if (scope == ChangeScope::kDgrad) return word == "dx";
   if (scope == ChangeScope::kWgrad) return word == "dw" || word == "db" || word == "main_grad";
   return true;
 }
-
-}  // namespace
 
 absl::StatusOr<TensorsByName> EngineLayerModel::Compute(const LayerChange& change) {
   if (caller_ != nullptr) QG_RETURN_IF_ERROR(caller_->Check());
@@ -68,10 +67,10 @@ absl::StatusOr<TensorsByName> EngineLayerModel::Compute(const LayerChange& chang
   return outputs;
 }
 
-std::vector<std::string> EngineLayerModel::Activations() const {
+std::vector<std::string> OtherActivations(const LayerSpec& spec) {
   std::vector<std::string> names;
-  if (!HasActivation(request_.layer.kind)) return names;
-  const ActivationKind own = request_.layer.activation.kind;
+  if (!HasActivation(spec.kind)) return names;
+  const ActivationKind own = spec.activation.kind;
   for (size_t i = 0; i < std::size(kActivationKindNames); ++i) {
     const auto kind = static_cast<ActivationKind>(i);
     // Others have another width of fc1.
@@ -82,21 +81,21 @@ std::vector<std::string> EngineLayerModel::Activations() const {
   return names;
 }
 
-std::vector<std::string> EngineLayerModel::Recipes() const {
+std::vector<std::string> OtherRecipes(const Recipe& own) {
   std::vector<std::string> recipes;
-  std::set<std::string> known = {recipe_.CanonicalText()};
+  std::set<std::string> known = {own.CanonicalText()};
   const auto add = [&](const absl::StatusOr<Recipe>& recipe) {
     // Values that do not go together are refused.
     if (!recipe.ok() || !known.insert(recipe->CanonicalText()).second) return;
     recipes.push_back(recipe->ShortText());
   };
   for (const RecipeDescription& description : AllRecipes()) {
-    if (description.name != recipe_.name() || description.is_composed) continue;
+    if (description.name != own.name() || description.is_composed) continue;
     for (const KnobDescription& knob : description.knobs) {
       for (const std::string& value : std::vector<std::string>(absl::StrSplit(knob.values, '|'))) {
-        Recipe::Knobs knobs = recipe_.knobs();
+        Recipe::Knobs knobs = own.knobs();
         knobs[knob.name] = value;
-        add(Recipe::Create(recipe_.name(), knobs));
+        add(Recipe::Create(own.name(), knobs));
       }
     }
   }

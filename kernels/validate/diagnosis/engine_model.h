@@ -12,6 +12,14 @@
 
 namespace quantgate {
 
+/// Whether a change of one part of backward changes an output.
+bool IsOfScope(ChangeScope scope, const std::string& output);
+/// Other activations of a layer that LayerSpec::activation decides about.
+std::vector<std::string> OtherActivations(const LayerSpec& spec);
+/// A recipe with each other value of each of its knobs, and with each backward override; then the
+/// other recipes with their defaults.
+std::vector<std::string> OtherRecipes(const Recipe& recipe);
+
 /// A layer of one rank under a recipe and an arithmetic. A part of backward can be changed alone
 /// only in a `linear`, whose outputs follow each from one GEMM.
 class EngineLayerModel : public LayerModel {
@@ -31,10 +39,8 @@ class EngineLayerModel : public LayerModel {
         end_(caller == nullptr ? budget.end() : std::min(caller->deadline(), budget.end())) {}
 
   absl::StatusOr<TensorsByName> Compute(const LayerChange& change) override;
-  std::vector<std::string> Activations() const override;
-  /// This recipe with each other value of each of its knobs, and with each backward override; then
-  /// the other recipes with their defaults.
-  std::vector<std::string> Recipes() const override;
+  std::vector<std::string> Activations() const override { return OtherActivations(request_.layer); }
+  std::vector<std::string> Recipes() const override { return OtherRecipes(recipe_); }
 
  private:
   Engine& engine_;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/layer/layer.h"
 #include "kernels/tensor/convert.h"
@@ -286,6 +287,21 @@ void ProposeActivations(const LayerModel& model, Proposer& proposer) {
   }
 }
 
+void ProposeEarlierScales(LayerModel& model, Proposer& proposer) {
+  const std::vector<std::string> states = model.EarlierScales();
+  const auto add = [&](const std::string& what, std::vector<std::string> of) {
+    proposer.Add(what, LayerChange{ChangeScope::kAll, {}, "", "", std::move(of)});
+  };
+  for (const std::string& state : states) {
+    add(absl::StrCat("the scale of ", state, " is that of the forward before"), {state});
+  }
+  if (states.size() > 1) {
+    add(absl::StrCat("the scales of ", absl::StrJoin(states, ", "),
+                     " are those of the forward before"),
+        states);
+  }
+}
+
 void ProposeQuantizedOperands(const LayerCase& of, Proposer& proposer) {
   if (!proposer.HasForwardFailed()) return;
   for (const auto& [name, tensor] : of.operands) {
@@ -302,8 +318,7 @@ void ProposeQuantizedOperands(const LayerCase& of, Proposer& proposer) {
 
 }  // namespace
 
-absl::StatusOr<std::vector<ProposedChange>> ProposeChanges(const LayerCase& of,
-                                                           const LayerModel& model,
+absl::StatusOr<std::vector<ProposedChange>> ProposeChanges(const LayerCase& of, LayerModel& model,
                                                            const std::set<std::string>& failing,
                                                            const std::vector<int64_t>& row_order) {
   Proposer proposer(of, failing);
@@ -312,6 +327,7 @@ absl::StatusOr<std::vector<ProposedChange>> ProposeChanges(const LayerCase& of,
   ProposeTransposedWeights(of, proposer);
   ProposeBiases(of, proposer);
   ProposeRelated(of, proposer);
+  ProposeEarlierScales(model, proposer);
   ProposeActivations(model, proposer);
   for (const std::string& recipe : model.Recipes()) {
     proposer.Add(recipe, LayerChange{ChangeScope::kAll, {}, "", recipe});

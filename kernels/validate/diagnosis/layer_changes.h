@@ -21,8 +21,7 @@ struct ProposedChange {
 
 /// The changes that could touch exactly the outputs in `failing`, the likeliest first. `row_order`:
 /// the order in which y has its rows; empty: as expected.
-absl::StatusOr<std::vector<ProposedChange>> ProposeChanges(const LayerCase& of,
-                                                           const LayerModel& model,
+absl::StatusOr<std::vector<ProposedChange>> ProposeChanges(const LayerCase& of, LayerModel& model,
                                                            const std::set<std::string>& failing,
                                                            const std::vector<int64_t>& row_order);
 

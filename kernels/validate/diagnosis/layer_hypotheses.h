@@ -29,6 +29,8 @@ struct LayerChange {
   TensorsByName operands;  ///< In place of the given ones.
   std::string activation;  ///< In place of the given one; empty: as it is.
   std::string recipe;      ///< In place of the given one; empty: as it is.
+  /// The states of delayed scaling that have the scale of an earlier step.
+  std::vector<std::string> earlier_scales = {};
 };
 
 /// Computes the layer.
@@ -42,6 +44,8 @@ class LayerModel {
   /// Other activations and recipes that it can have, the likeliest first.
   virtual std::vector<std::string> Activations() const { return {}; }
   virtual std::vector<std::string> Recipes() const { return {}; }
+  /// The states of delayed scaling whose scale was another one in the step before: "fc1.input".
+  virtual std::vector<std::string> EarlierScales() { return {}; }
 };
 
 /// A layer that is not known has no changes.

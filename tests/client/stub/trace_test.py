@@ -84,3 +84,13 @@ class TraceTest(cases.StubTest):
         self.assertEqual(list(subject.parity.first.coordinate), [3, 5])
         self.assertEqual(subject.parity.first.reference_bits, int(self.y.codes[3, 5]))
         self.assertEqual(subject.parity.first.subject_bits, int(self.y.codes[3, 5]) ^ 1)
+
+    def test_a_subject_that_fails_has_its_cause(self):
+        negated = tensors.Tensor(self.y.dtype, self.y.codes ^ np.uint16(0x8000))
+        events = self.service.trace(self.request(negated))
+        steps = [event.trace_step for event in events if event.HasField("trace_step")]
+        self.assertFalse(steps[0].HasField("diagnosis"))
+        self.assertEqual(steps[1].diagnosis.sentence, "y is negated")
+        self.assertFalse(steps[1].diagnosis.is_unknown)
+        for event in self.service.trace(self.request(self.y)):
+            self.assertFalse(event.trace_step.HasField("diagnosis"))

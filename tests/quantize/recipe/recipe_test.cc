@@ -160,25 +160,28 @@ TEST(Recipe, RefusesWithRecipeKnobValueAndChoices) {
       {"bf16:overflow=nan",
        "knobs[\"overflow\"] is \"nan\": a knob of fp8_delayed, fp8_current, fp8_block, mxfp8, "
        "mxfp6_e2m3, mxfp6_e3m2, mxfp4, nvfp4, fp8_rowwise, "
-       "not of bf16; knobs of bf16: backward_override, activation_dtype"},
+       "not of bf16; 0.1.0 ignored it: leave it out; knobs of bf16: backward_override, "
+       "activation_dtype"},
       {"fp8_delayed:flush_subnormals=always",
        "knobs[\"flush_subnormals\"] is \"always\": must be one of sharded_update|never; a whole "
        "tensor's scale is given"},
       {"nvfp4:flush_subnormals=never",
        "knobs[\"flush_subnormals\"] is \"never\": a knob of fp8_delayed, fp8_current, fp8_block, "
        "mxfp8, fp8_rowwise, not of nvfp4"},
-      {"bf16:scale_rule=reciprocal", "not of bf16; knobs of bf16: backward_override"},
+      {"bf16:scale_rule=reciprocal", "not of bf16; 0.1.0 ignored it: leave it out; knobs of"},
       {"bf16:scale_rule=divide",
        "knobs[\"scale_rule\"] is \"divide\": a knob of fp8_delayed, fp8_current, fp8_block, "
        "mxfp8, "},
       {"int8:backward_override=none", "knobs[\"backward_override\"] is \"none\": a knob of bf16, "},
-      {"bf16:element_rounding=nope", "not of bf16; knobs of bf16: backward_override"},
+      // 0.1.0 had no int8.
+      {"int8:backward_override=none", "not of int8; knobs of int8: scale_rule"},
+      {"bf16:element_rounding=nope", "not of bf16; 0.1.0 ignored it: leave it out; knobs of"},
       {"hybrid:fprop={\"name\": \"bf16\", \"knobs\": {\"overflow\": \"nan\"}}",
-       "not of bf16; knobs of bf16: backward_override"},
+       "not of bf16; 0.1.0 ignored it: leave it out; knobs of bf16: backward_override"},
       {"nvfp4:nvfp4_4over6_err_mode=mse",
        "knobs[\"nvfp4_4over6_err_mode\"] is \"mse\": has no effect while nvfp4_4over6 is none; "
        "give "
-       "that too"},
+       "that too; 0.1.0 ignored it: leave it out"},
       {"nvfp4:nvfp4_4over6_e4m3_max=448", "has no effect while nvfp4_4over6 is none"},
       {"fp8_current:margin=0",
        "knobs[\"margin\"] is \"0\": a knob of fp8_delayed, not of fp8_current; knobs of "

@@ -204,6 +204,39 @@ const std::vector<Mistake>& Mistakes() {
        [](Request&, Trace& trace) {
          trace.mutable_steps(0)->mutable_forward()->mutable_overlap()->set_row_fprop("pipeline");
        }},
+      {"trace.variants[1].parallel.expert_parallel", "there are no experts to divide",
+       [](Request&, Trace& trace) {
+         trace.mutable_variants(1)->mutable_parallel()->set_expert_parallel(2);
+       }},
+      {"trace.spec.layers[1].layer.m_splits", "each of the 4 ranks has an expert at least",
+       [](Request&, Trace& trace) {
+         auto& layer = *trace.mutable_spec()->mutable_layers(1)->mutable_layer();
+         layer.set_kind("grouped_linear");
+         for (const int rows : {8, 16, 8}) layer.add_m_splits(rows);
+         for (const char* name : {"0", "1", "2"}) {
+           (*trace.mutable_parameters())[std::string("fc2.weight.") + name] = "w2";
+         }
+         trace.mutable_parameters()->erase("fc2.weight");
+         trace.mutable_variants(1)->mutable_parallel()->set_expert_parallel(4);
+       }},
+      {"trace.variants[1].parallel.fully_sharded", "fully_sharded needs data_parallel > 1",
+       [](Request&, Trace& trace) {
+         trace.mutable_variants(1)->mutable_parallel()->set_fully_sharded(true);
+       }},
+      {"trace.variants[1].parallel.reshard_after_forward", "it needs fully_sharded",
+       [](Request&, Trace& trace) {
+         v1::Parallel& parallel = *trace.mutable_variants(1)->mutable_parallel();
+         parallel.set_data_parallel(2);
+         parallel.set_reshard_after_forward(false);
+       }},
+      {"trace.variants[1].parallel.distributed_optimizer",
+       "divide masters and moments by rows already",
+       [](Request&, Trace& trace) {
+         v1::Parallel& parallel = *trace.mutable_variants(1)->mutable_parallel();
+         parallel.set_data_parallel(2);
+         parallel.set_fully_sharded(true);
+         parallel.set_distributed_optimizer(true);
+       }},
       {R"(trace.steps[0].subjects["z"])", "gives no such tensor",
        [](Request&, Trace& trace) { (*trace.mutable_steps(0)->mutable_subjects())["z"] = "x"; }},
       {R"(trace.steps[0].subjects["y"])", "among `tensors`",

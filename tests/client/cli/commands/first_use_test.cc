@@ -138,7 +138,8 @@ TEST_F(FirstUseTest, RefusalsNameTheOptionThatWasTyped) {
             "gen:normal,shape=16x32", "--bias", "gen:normal,shape=16"}),
        "--m-splits: \"8,8\" is of 2 experts, and --bias is given 1 time"},
       {Run({"--recipe", "bf16:overflow=nan"}),
-       "not of bf16; knobs of bf16: backward_override, activation_dtype"},
+       "not of bf16; 0.1.0 ignored it: leave it out; knobs of bf16: backward_override, "
+       "activation_dtype"},
       {{"dequantize", fc1}, "this names one tensor, and a whole FILE.safetensors is read here"},
       {Arguments{"verify", "--subject", Path("y.npy")} + LayerArguments() +
            Arguments{"--recipe", "bf16"},

@@ -200,6 +200,7 @@ TEST_F(SessionRunTest, SubjectsAreHeldAgainstTheirVariantsOutput) {
     EXPECT_EQ(here["verdict"]["pass"], true) << here["verdict"];
     ASSERT_EQ(here["subjects"].size(), 1u);
     EXPECT_EQ(here["subjects"][0]["parity"]["equal"], true);
+    EXPECT_EQ(here["diagnoses"], json::array());
     EXPECT_EQ(here["subjects"][0]["bound"].is_null(), std::string(requirement) == "bitwise");
     for (json* report : {&here, &there}) report->erase("command");
     EXPECT_EQ(here, there);
@@ -210,6 +211,18 @@ TEST_F(SessionRunTest, SubjectsAreHeldAgainstTheirVariantsOutput) {
   EXPECT_EQ(wrong.exit_code, 1) << wrong.err;
   EXPECT_THAT(wrong.out, HasSubstr("the subject's y of fp8_current / none / auto differs in 1 of "
                                    "1,024 elements, first at (1, 8)"));
+  EXPECT_THAT(wrong.out, HasSubstr("step 1 forward of fp8_current / none / auto: "));
+  // All signs flipped: the cause in text, JSON and HTML, and none of what passed.
+  std::string negated = BytesOf(Path("run.safetensors"), "y");
+  for (size_t i = 1; i < negated.size(); i += 2) negated[i] = static_cast<char>(negated[i] ^ 0x80);
+  WriteFile(Path("mine.safetensors"), SafetensorsOf("step1.y", "[32,32]", negated));
+  std::vector<std::string> reported = command("bitwise");
+  reported.insert(reported.end(), {"--report", Path("trace.html")});
+  EXPECT_THAT(Quantgate(reported).out, HasSubstr("none / auto: y is negated\n"));
+  EXPECT_THAT(ReadFile(Path("trace.html")), HasSubstr("<strong>y is negated</strong>"));
+  EXPECT_EQ(QuantgateJson(command("bitwise"), Where::kServer)["diagnoses"][0]["sentence"],
+            "y is negated");
+  WriteFile(Path("mine.safetensors"), SafetensorsOf("step1.y", "[32,32]", y));
   // Without a requirement it informs.
   const json informed = QuantgateJson(
       {"session", "run", trace, "--recipe", "fp8_current", "--subject", Path("mine.safetensors")});

@@ -423,7 +423,7 @@ TEST_F(OptionRefusalTest, OfSessions) {
                {"--subject", {"missing.safetensors", "/", Path("no.safetensors")}},
                {"--require-subject", {"nope", "bitwise"}},
                {"--report", {"x.pdf", "/nonexistent/x.json"}}});
-  ExpectCovered({"session", "run"});
+  ExpectCovered({"session", "run"}, {"--tried"});
 }
 
 }  // namespace QG_TEST_FILE
