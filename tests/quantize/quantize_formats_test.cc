@@ -171,6 +171,31 @@ TEST(EveryFormat, EveryPathAtTheEdges) {
   }
 }
 
+/// Every finite bf16 number in blocks whose amax is of its binade, and up to 10 binades above.
+TEST(EveryFormat, Mxfp4OfEveryNumberIsThatOfScalarCode) {
+  constexpr int64_t kRows = 32, kBlocks = 11;
+  QuantizerSpec spec = {.format = QuantizerFormat::kMxfp8, .element = DType::kF4E2M1x2};
+  const NamedQuantizer mxfp4 = {.name = "mxfp4", .quantizer = spec};
+  Tensor x = *Tensor::Allocate(DType::kBF16, {kRows, kBlocks * 32});
+  for (uint32_t binade = 0; binade < 255; ++binade) {
+    for (int64_t i = 0; i < x.element_count(); ++i) {
+      const auto row = static_cast<uint32_t>(i / (kBlocks * 32));
+      const auto block = static_cast<uint32_t>(i / 32 % kBlocks),
+                 place = static_cast<uint32_t>(i % 32);
+      const uint32_t number = row * 31 + place, of_amax = std::min(binade + block, 254u);
+      const uint32_t word = place == 31 ? of_amax << 7 | (row * 37 & 127)
+                                        : number % 256 / 128 << 15 | binade << 7 | number % 128;
+      x.as<uint16_t>()[i] = static_cast<uint16_t>(word);
+    }
+    SCOPED_TRACE(binade);
+    const QuantizedTensor expected = ByScalarCode(mxfp4, x, {true, true});
+    for (const Isa isa : RunnableIsas()) {
+      ExpectThatOfScalarCode(mxfp4, x, {true, true}, expected, isa, 1);
+    }
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
 TEST(EveryFormat, EmptyTensors) {
   for (const NamedQuantizer& named : EveryQuantizer()) {
     SCOPED_TRACE(named.name);

@@ -3,6 +3,8 @@
 // block_kernels_*.cc after their lanes.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/quantize/cpu/encode_lanes_body.h"
 
 namespace quantgate {
@@ -52,12 +54,16 @@ inline int64_t CountZeroWords(const uint16_t* words, int count) {
   return zeros;
 }
 
-/// Finds what EncodeWords subtracts from exponents, for `count` blocks under scales that are powers
-/// of two: everything if the amax is 0. False for tiny amaxes, under which zeros and subnormals,
-/// which have no implicit bit, would not get code 0 with the smallest exponent.
+/// How many binades further below than with EncodeWords a difference begins: with 1/4 of E2M1.
+template <class F>
+constexpr int kLowered = std::is_same_v<F, E2M1> ? 1 : 0;
+
+/// Finds what EncodeWordLine subtracts from exponents, for `count` blocks under scales that are
+/// powers of two: everything if the amax is 0. False for tiny amaxes, under which zeros and
+/// subnormals, which have no implicit bit, would not get code 0 with the smallest exponent.
 template <class F>
 bool FindWordOffsets(const uint32_t* amax, const float* scales, int count, uint16_t* offsets) {
-  const Ints all = AllInts(0x7F800000), largest = AllInts((254 - F::kBias) << 23);
+  const Ints all = AllInts(0x7F800000), largest = AllInts((254 - F::kBias - kLowered<F>) << 23);
   Ints least = all;
   for (int i = 0; i < count; i += kLanes) {
     const Ints amax_bits = BitsOf(Load(reinterpret_cast<const float*>(amax + i)));
@@ -66,7 +72,7 @@ bool FindWordOffsets(const uint32_t* amax, const float* scales, int count, uint1
     StoreHighWords(offsets + i, offset);
     least = Min(least, offset);
   }
-  return CountLess(least, AllInts((F::kMantissaBits + 1) << 23)) == 0;
+  return CountLess(least, AllInts((F::kMantissaBits + 1 - kLowered<F>) << 23)) == 0;
 }
 
 /// The magnitude codes, in the upper bytes, of bf16 magnitudes that round to nothing beyond the
@@ -86,18 +92,45 @@ Ints EncodeWords(Ints magnitude, Ints offset) {
   return AverageWords(fixed, odd);
 }
 
+/// The magnitude codes of E2M1 by the quarter of a binade, from the one of 1/4 on: place 0 are
+/// those that round to 0.
+alignas(32) constexpr uint8_t kE2m1Quarters[32] = {0, 1, 1, 1, 1, 1, 1, 2, 2, 2, 3,
+                                                   3, 4, 4, 5, 5, 6, 6, 7, 7, 7};
+
+/// 64 codes of a row of E2M1. Every tie begins a quarter of a binade: of a first half those that
+/// nearest even rounds down (1/4, 1 1/4, 2 1/2, 5), of a second half those that it rounds up (3/4,
+/// 1 3/4, 3 1/2). So the first number of a quarter in a first half counts to the quarter below;
+/// 1/2, 1, 2 and 4 have the same codes there.
+inline Line EncodeE2m1Line(const uint16_t* row, const Ints* offsets) {
+  constexpr int kVectors = 64 / kWords;
+  Ints words[kVectors], quarters[kVectors];
+  for (int j = 0; j < kVectors; ++j) {
+    words[j] = LoadWords(row + j * kWords);
+    const Ints above = MinusWordsToZero(And(words[j], AllWords(0x7FFF)), offsets[j]);
+    // The quarter is (above + 31 + (second half ? 1 : 0)) >> 5, here in the upper byte.
+    const Ints up = MaskedOr(ShiftRightWords<6>(above), AllWords(1), AllWords(30));
+    quarters[j] = ShiftLeftWords<4>(AverageWords(above, up));
+  }
+  const Line codes = LookUpThirtyTwoBytes(kE2m1Quarters, PackUpperBytes(quarters));
+  return MaskedOrUpper(PackUpperBytes(words), 8, codes);
+}
+
 /// 64 codes of a row, with an offset in every word.
 template <class F>
 Line EncodeWordLine(const uint16_t* row, const Ints* offsets) {
-  constexpr int kVectors = 64 / kWords;
-  constexpr int kBits = FormatConstants<F>::kBits;
-  Ints codes[kVectors];
-  for (int j = 0; j < kVectors; ++j) {
-    const Ints v = LoadWords(row + j * kWords);
-    const Ints magnitude = EncodeWords<F>(And(v, AllWords(0x7FFF)), offsets[j]);
-    codes[j] = MaskedOr(ShiftRightWords<8 - kBits>(v), AllWords(0x80 << kBits), magnitude);
+  if constexpr (std::is_same_v<F, E2M1>) {
+    return EncodeE2m1Line(row, offsets);
+  } else {
+    constexpr int kVectors = 64 / kWords;
+    constexpr int kBits = FormatConstants<F>::kBits;
+    Ints codes[kVectors];
+    for (int j = 0; j < kVectors; ++j) {
+      const Ints v = LoadWords(row + j * kWords);
+      const Ints magnitude = EncodeWords<F>(And(v, AllWords(0x7FFF)), offsets[j]);
+      codes[j] = MaskedOr(ShiftRightWords<8 - kBits>(v), AllWords(0x80 << kBits), magnitude);
+    }
+    return PackUpperBytes(codes);
   }
-  return PackUpperBytes(codes);
 }
 
 }  // namespace

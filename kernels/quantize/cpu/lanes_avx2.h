@@ -117,6 +117,10 @@ inline Ints AddIfLess(Ints sum, Floats a, Floats b) {
 inline Floats LookUpEight(const float* table, Ints index) {
   return _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), index);
 }
+/// Whether a table of 32 is one instruction; there is none.
+constexpr bool kLooksUpThirtyTwo = false;
+template <class Number>
+Ints LookUpThirtyTwo(const Number* table, Ints index);
 inline int SumOfLanes(Ints a) {
   const __m128i half = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
   const __m128i pair = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4E));
@@ -185,6 +189,8 @@ inline void WidenWords(uint32_t* p, Ints v) {
   StoreInts(p + kLanes, ShiftLeft<16>(_mm256_cvtepu16_epi32(_mm256_extracti128_si256(v, 1))));
 }
 inline Ints MinusWords(Ints a, Ints b) { return _mm256_sub_epi16(a, b); }
+/// max(a - b, 0), unsigned.
+inline Ints MinusWordsToZero(Ints a, Ints b) { return _mm256_subs_epu16(a, b); }
 inline Ints MaxWords(Ints a, Ints b) { return _mm256_max_epi16(a, b); }
 /// (a + b + 1) / 2, unsigned.
 inline Ints AverageWords(Ints a, Ints b) { return _mm256_avg_epu16(a, b); }
@@ -304,6 +310,25 @@ inline Line PackLine(const Ints* v) {
   }
   return line;
 }
+/// The numbers of 64 lanes, at most 2^15 in magnitude, within [low, high] as bytes; adds how many
+/// are beyond.
+inline Line PackClamped(const Ints* v, int low, int high, int64_t& beyond) {
+  const Ints order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  Line line;
+  for (int half = 0; half < 2; ++half) {
+    Ints words[2], is_within[2];
+    for (int i = 0; i < 2; ++i) {
+      const Ints* w = v + 4 * half + 2 * i;
+      const Ints numbers = _mm256_packs_epi32(w[0], w[1]);
+      words[i] = _mm256_min_epi16(MaxWords(numbers, AllWords(low)), AllWords(high));
+      is_within[i] = _mm256_cmpeq_epi16(words[i], numbers);
+    }
+    const Ints within = _mm256_packs_epi16(is_within[0], is_within[1]);
+    beyond += __builtin_popcount(~static_cast<unsigned>(_mm256_movemask_epi8(within)));
+    line.half[half] = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(words[0], words[1]), order);
+  }
+  return line;
+}
 /// The upper bytes of 64 words.
 inline Line PackUpperBytes(const Ints* v) {
   Line line;
@@ -313,6 +338,12 @@ inline Line PackUpperBytes(const Ints* v) {
     line.half[i] = _mm256_permute4x64_epi64(bytes, 0xD8);
   }
   return line;
+}
+/// (a >> 4 & mask) | b of each byte; mask has no bit above the fourth.
+inline Line MaskedOrUpper(const Line& a, int mask, const Line& b) {
+  const Ints masks = _mm256_set1_epi8(static_cast<char>(mask));
+  return {{MaskedOr(ShiftRightWords<4>(a.half[0]), masks, b.half[0]),
+           MaskedOr(ShiftRightWords<4>(a.half[1]), masks, b.half[1])}};
 }
 inline Line LoadLine(const uint8_t* p) {
   return {{_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
@@ -329,6 +360,25 @@ inline Line LookUpBytes(const uint8_t* table, const Line& codes) {
   const Ints bytes =
       _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
   return {{_mm256_shuffle_epi8(bytes, codes.half[0]), _mm256_shuffle_epi8(bytes, codes.half[1])}};
+}
+/// table[code] of 32 bytes; codes are below 32.
+inline Line LookUpThirtyTwoBytes(const uint8_t* table, const Line& codes) {
+  const Line low = LookUpBytes(table, codes), high = LookUpBytes(table + 16, codes);
+  Line line;
+  for (int i = 0; i < 2; ++i) {
+    const Ints is_high = ShiftLeftWords<3>(codes.half[i]);  // Its fifth bit on top.
+    line.half[i] = _mm256_blendv_epi8(low.half[i], high.half[i], is_high);
+  }
+  return line;
+}
+inline int CountBytes(const Line& line, int byte) {
+  const Ints bytes = _mm256_set1_epi8(static_cast<char>(byte));
+  int count = 0;
+  for (const Ints& half : line.half) {
+    const int mask = _mm256_movemask_epi8(_mm256_cmpeq_epi8(half, bytes));
+    count += __builtin_popcount(static_cast<unsigned>(mask));
+  }
+  return count;
 }
 /// 64 codes to 32 bytes of two, the even one in the low nibble.
 inline void StoreNibbles(uint8_t* p, const Line& codes) {

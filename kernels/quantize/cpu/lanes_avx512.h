@@ -113,6 +113,16 @@ inline Ints AddIfLess(Ints sum, Floats a, Floats b) {
 inline Floats LookUpEight(const float* table, Ints index) {
   return _mm512_permutexvar_ps(index, _mm512_castps256_ps512(_mm256_loadu_ps(table)));
 }
+/// Whether a table of 32 is one instruction, as below.
+constexpr bool kLooksUpThirtyTwo = true;
+/// table[index mod 32].
+inline Floats LookUpThirtyTwo(const float* table, Ints index) {
+  return _mm512_permutex2var_ps(Load(table), index, Load(table + kLanes));
+}
+inline Ints LookUpThirtyTwo(const int* table, Ints index) {
+  return _mm512_permutex2var_epi32(_mm512_loadu_si512(table), index,
+                                   _mm512_loadu_si512(table + kLanes));
+}
 inline int SumOfLanes(Ints a) { return _mm512_reduce_add_epi32(a); }
 inline int LargestLane(Ints a) { return _mm512_reduce_max_epi32(a); }
 
@@ -171,6 +181,8 @@ inline void WidenWords(uint32_t* p, Ints v) {
   StoreInts(p + kLanes, ShiftLeft<16>(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(v, 1))));
 }
 inline Ints MinusWords(Ints a, Ints b) { return _mm512_sub_epi16(a, b); }
+/// max(a - b, 0), unsigned.
+inline Ints MinusWordsToZero(Ints a, Ints b) { return _mm512_subs_epu16(a, b); }
 inline Ints MaxWords(Ints a, Ints b) { return _mm512_max_epi16(a, b); }
 /// (a + b + 1) / 2, unsigned.
 inline Ints AverageWords(Ints a, Ints b) { return _mm512_avg_epu16(a, b); }
@@ -274,6 +286,18 @@ inline Line PackLine(const Ints* v) {
   const __m512i high = _mm512_permutex2var_epi8(v[2], index, v[3]);
   return _mm512_inserti64x4(low, _mm512_castsi512_si256(high), 1);
 }
+/// The numbers of 64 lanes, at most 2^15 in magnitude, within [low, high] as bytes; adds how many
+/// are beyond.
+inline Line PackClamped(const Ints* v, int low, int high, int64_t& beyond) {
+  Ints words[2];
+  for (int i = 0; i < 2; ++i) {
+    const Ints numbers = _mm512_packs_epi32(v[2 * i], v[2 * i + 1]);
+    words[i] = _mm512_min_epi16(MaxWords(numbers, AllWords(low)), AllWords(high));
+    beyond += __builtin_popcount(_mm512_cmpneq_epi16_mask(words[i], numbers));
+  }
+  const Ints order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return _mm512_permutexvar_epi32(order, _mm512_packs_epi16(words[0], words[1]));
+}
 /// The upper bytes of 64 words.
 inline Line PackUpperBytes(const Ints* v) {
   alignas(64) static constexpr uint8_t kIndex[64] = {
@@ -282,6 +306,10 @@ inline Line PackUpperBytes(const Ints* v) {
       65, 67, 69,  71,  73,  75,  77,  79,  81,  83,  85,  87,  89,  91,  93,  95,
       97, 99, 101, 103, 105, 107, 109, 111, 113, 115, 117, 119, 121, 123, 125, 127};
   return _mm512_permutex2var_epi8(v[0], _mm512_load_si512(kIndex), v[1]);
+}
+/// (a >> 4 & mask) | b of each byte; mask has no bit above the fourth.
+inline Line MaskedOrUpper(Line a, int mask, Line b) {
+  return MaskedOr(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(static_cast<char>(mask)), b);
 }
 inline Line LoadLine(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline Line MaskAndFlip(Line line, int mask, int flip) {
@@ -293,10 +321,23 @@ inline Line LookUpBytes(const uint8_t* table, Line codes) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
   return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(bytes), codes);
 }
+/// table[code] of 32 bytes; codes are below 32.
+inline Line LookUpThirtyTwoBytes(const uint8_t* table, Line codes) {
+  const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(table));
+  return _mm512_permutexvar_epi8(codes, _mm512_castsi256_si512(bytes));
+}
+inline int CountBytes(Line line, int byte) {
+  return __builtin_popcountll(
+      _mm512_cmpeq_epi8_mask(line, _mm512_set1_epi8(static_cast<char>(byte))));
+}
 /// 64 codes to 32 bytes of two, the even one in the low nibble.
 inline void StoreNibbles(uint8_t* p, Line codes) {
+  alignas(64) static constexpr uint8_t kEven[64] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20,
+                                                    22, 24, 26, 28, 30, 32, 34, 36, 38, 40, 42,
+                                                    44, 46, 48, 50, 52, 54, 56, 58, 60, 62};
   const __m512i pairs = _mm512_maddubs_epi16(codes, _mm512_set1_epi16(0x1001));
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi16_epi8(pairs));
+  const __m512i bytes = _mm512_permutexvar_epi8(_mm512_load_si512(kEven), pairs);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_castsi512_si256(bytes));
 }
 /// `streams`: past the caches, to an aligned address.
 inline void StoreLine(uint8_t* p, Line line, bool streams) {

@@ -46,10 +46,41 @@ uint32_t LargestMagnitude(const typename Source::Storage* source, int64_t count)
   return largest;
 }
 
+/// The same of kWords runs of words, whose length is a multiple of kWords: the maxima of eight runs
+/// are found together.
+inline void LargestOfRuns(const uint16_t* source, int64_t length, uint32_t* amaxes) {
+  const Ints mask = AllWords(0x7FFF);
+  Ints eights[kWords / 8];
+  for (int i = 0; i < kWords; i += 8) {
+    Ints max[8];
+#pragma GCC unroll 8
+    for (int r = 0; r < 8; ++r) max[r] = And(LoadWords(source + (i + r) * length), mask);
+    for (int64_t at = kWords; at < length; at += kWords) {
+#pragma GCC unroll 8
+      for (int r = 0; r < 8; ++r) {
+        max[r] = MaxWords(max[r], And(LoadWords(source + (i + r) * length + at), mask));
+      }
+    }
+    eights[i / 8] = LargestOfEightWords(max);
+  }
+  uint16_t words[kWords];
+  StoreWords(words, JoinEights(eights));
+  for (int i = 0; i < kWords; ++i) amaxes[i] = words[i];
+}
+
 template <class Source>
 void MeasureLevelRuns(const LevelRuns& runs, uint32_t* amaxes) {
-  const auto* source = static_cast<const typename Source::Storage*>(runs.source);
-  for (int64_t run = 0; run < runs.runs; ++run) {
+  using Storage = typename Source::Storage;
+  constexpr int64_t kLongest = 1024;  // Of eight runs at a time, so that they stay in few pages.
+  const auto* source = static_cast<const Storage*>(runs.source);
+  int64_t run = 0;
+  if constexpr (sizeof(Storage) == 2) {
+    const bool is_whole = runs.length % kWords == 0 && runs.length <= kLongest && runs.length > 0;
+    for (; is_whole && run + kWords <= runs.runs; run += kWords) {
+      LargestOfRuns(source + run * runs.length, runs.length, amaxes + run);
+    }
+  }
+  for (; run < runs.runs; ++run) {
     amaxes[run] = LargestMagnitude<Source>(source + run * runs.length, runs.length);
   }
 }
@@ -87,27 +118,78 @@ inline Ints RankLanes(const RankedTable& table, Floats values) {
   return rank;
 }
 
-/// The codes of 64 elements, and how many are beyond the integers in the lanes of `beyond`.
+/// Intervals of equal width, of which each has at most one midpoint of NF4: interval i mod 32 are
+/// the values that, times kScale, round to i.
+struct IntervalTable {
+  static constexpr float kScale = 15.0f;
+  alignas(64) float midpoints[32] = {};  ///< 2, above all values, where there is none.
+  alignas(64) int below[32] = {};        ///< How many midpoints lie in the intervals below.
+};
+constexpr IntervalTable MakeIntervalTable() {
+  IntervalTable table;
+  for (int i = -16; i < 16; ++i) {
+    const int place = i & 31;
+    table.midpoints[place] = 2.0f;
+    for (int rank = 0; rank < 15; ++rank) {
+      const float midpoint = (Nf4Level(rank) + Nf4Level(rank + 1)) / 2.0f;
+      const float scaled = midpoint * IntervalTable::kScale - static_cast<float>(i);
+      if (scaled < -0.5f) ++table.below[place];
+      if (scaled > -0.5f && scaled < 0.5f) table.midpoints[place] = midpoint;
+    }
+  }
+  return table;
+}
+constexpr IntervalTable kIntervals = MakeIntervalTable();
+/// Whether every midpoint has an interval of its own, and is far enough from the bounds of
+/// intervals that roundings change nothing: values beside it, rounded the same way, are found in
+/// it.
+constexpr bool IntervalsDivide(const IntervalTable& table) {
+  for (int rank = 0; rank < 15; ++rank) {
+    const float midpoint = (Nf4Level(rank) + Nf4Level(rank + 1)) / 2.0f;
+    int found = 0;
+    for (int i = -15; i <= 15; ++i) {
+      const float scaled = midpoint * IntervalTable::kScale - static_cast<float>(i);
+      found += scaled > -0.49f && scaled < 0.49f && table.midpoints[i & 31] == midpoint &&
+               table.below[i & 31] == rank;
+    }
+    if (found != 1) return false;
+  }
+  return true;
+}
+static_assert(IntervalsDivide(kIntervals));
+
+/// RankLanes of NF4, of values of at most 1 or what products round to there. The sum's last bits
+/// are the interval: it is 1.5 * 2^23 with the rounded product added.
+template <class Table>
+Ints RankByIntervals(const Table& table, Floats values) {
+  const Ints interval = BitsOf(FusedTimesPlus(values, All(Table::kScale), All(0x1.8p23f)));
+  return AddIfLess(LookUpThirtyTwo(table.below, interval),
+                   LookUpThirtyTwo(table.midpoints, interval), values);
+}
+
+/// The codes of 64 elements; adds how many are beyond the integers.
 template <class Source, Levels kLevels>
-Line EncodeLevelLine(const typename Source::Storage* source, Floats factor, Ints& beyond) {
+Line EncodeLevelLine(const typename Source::Storage* source, Floats factor, int64_t& beyond) {
   Ints v[kLineElements / kLanes];
   for (int j = 0; j < kLineElements / kLanes; ++j) {
     const Floats scaled = Times(LoadSource<Source>(source + j * kLanes), factor);
-    if constexpr (IsTable(kLevels)) {
-      v[j] = RankLanes(kRankedTable<kLevels>, scaled);
+    if constexpr (!IsTable(kLevels)) {
+      v[j] = Nearest(scaled);
+    } else if constexpr (kLevels == Levels::kNf4 && kLooksUpThirtyTwo) {
+      v[j] = RankByIntervals(kIntervals, scaled);
     } else {
-      constexpr int kLow = LowOf(kLevels), kHigh = HighOf(kLevels);
-      const Ints low = AllInts(kLow), high = AllInts(kHigh);
-      const Ints number = Nearest(scaled);
-      beyond = AddIfLess(AddIfLess(beyond, high, number), number, low);
-      v[j] = Min(Max(number, low), high);
+      v[j] = RankLanes(kRankedTable<kLevels>, scaled);
     }
+  }
+  if constexpr (!IsTable(kLevels)) {
+    const Line line = PackClamped(v, LowOf(kLevels), HighOf(kLevels), beyond);
+    return kLevels == Levels::kI4 ? MaskAndFlip(line, 15, 0) : line;
   }
   const Line line = PackLine(v);
   if constexpr (kLevels == Levels::kBnbFp4) {
     return LookUpBytes(kRankedTable<kLevels>.places, line);
   }
-  return kLevels == Levels::kI4 ? MaskAndFlip(line, 15, 0) : line;
+  return line;
 }
 
 /// How many of 64 elements are 0.
@@ -131,12 +213,8 @@ template <class Source, Levels kLevels>
 void EncodeLevelRuns(const LevelRuns& runs, TileTally& tally) {
   using Storage = typename Source::Storage;
   constexpr int kPerByte = 8 / BitsOf(kLevels);
-  // The bits that say whether the value is 0, and what they then are.
-  constexpr int kMask = kLevels == Levels::kBnbFp4 ? 7 : kPerByte == 2 ? 15 : 255;
   constexpr int kZero = kLevels == Levels::kNf4 ? 7 : 0;
-  ByteTally bytes;
-  Ints beyond = AllInts(0);
-  int64_t source_zero = 0;
+  int64_t source_zero = 0, code_zero = 0, beyond = 0;
   const auto encode = [&](const Storage* source, Floats factor, uint8_t* codes) {
     const Line line = EncodeLevelLine<Source, kLevels>(source, factor, beyond);
     if constexpr (kPerByte == 2) {
@@ -144,9 +222,11 @@ void EncodeLevelRuns(const LevelRuns& runs, TileTally& tally) {
     } else {
       StoreLine(codes, line, false);
     }
-    const int64_t zeros = bytes.zero;
-    TallyLine(MaskAndFlip(line, kMask, kZero), 255, 1, bytes);
-    if (bytes.zero != zeros) source_zero += CountZeroElements<Source>(source);
+    // A code of FP4 is 0 by its magnitude.
+    const int zeros =
+        CountBytes(kLevels == Levels::kBnbFp4 ? MaskAndFlip(line, 7, 0) : line, kZero);
+    code_zero += zeros;
+    if (zeros != 0) source_zero += CountZeroElements<Source>(source);
   };
   const auto* source = static_cast<const Storage*>(runs.source);
   uint8_t* codes = runs.codes;
@@ -162,16 +242,16 @@ void EncodeLevelRuns(const LevelRuns& runs, TileTally& tally) {
       __builtin_memcpy(padded, source + i, static_cast<size_t>(rest) * sizeof(Storage));
       encode(padded, factor, of_padded);
       __builtin_memcpy(codes + i / kPerByte, of_padded, static_cast<size_t>(rest / kPerByte));
-      bytes.zero -= kLineElements - rest;
+      code_zero -= kLineElements - rest;
       source_zero -= kLineElements - rest;
     }
     source += runs.length;
     codes += runs.length / kPerByte;
   }
   tally.source_zero += source_zero;
-  tally.code_zero += bytes.zero;
-  tally.code_below_normal += bytes.zero;
-  tally.saturated += SumOfLanes(beyond);
+  tally.code_zero += code_zero;
+  tally.code_below_normal += code_zero;
+  tally.saturated += beyond;
 }
 
 template <class Source>

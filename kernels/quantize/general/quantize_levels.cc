@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <mutex>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -170,6 +171,42 @@ LevelFunctions VectorLoops(const FormatRequest& request, const LevelRule& rule,
   }
 }
 
+/// The scales of runs by their amaxes, of a rule that has loops: MakeLevelScale compiled for the
+/// one rule, without its choices.
+template <class Source, Levels kLevels>
+[[gnu::flatten]] void MakeRunScales(const float* amaxes, int64_t runs, float* scale_invs,
+                                    float* factors) {
+  LevelRule rule;
+  rule.rule = IsTable(kLevels) ? ScaleRule::kBitsandbytes : ScaleRule::kTorchao;
+  rule.levels = kLevels;
+  rule.zero_point = ZeroPoint::kNone;
+  rule.source = std::is_same_v<Source, BFloat16>  ? StepFormat::kBF16
+                : std::is_same_v<Source, Float16> ? StepFormat::kF16
+                                                  : StepFormat::kF32;
+  rule.operation_dtype = StepDType::kF32;
+  for (int64_t i = 0; i < runs; ++i) {
+    // The scale depends on the larger of the extremes alone.
+    const LevelScale scale =
+        MakeLevelScale(rule, {.least = -amaxes[i], .most = amaxes[i], .first_largest = amaxes[i]});
+    scale_invs[i] = scale.scale_inv;
+    factors[i] = scale.factor;
+  }
+}
+using RunScalesFunction = void (*)(const float*, int64_t, float*, float*);
+template <class Source>
+RunScalesFunction RunScales(Levels levels) {
+  switch (levels) {
+    case Levels::kI8:
+      return &MakeRunScales<Source, Levels::kI8>;
+    case Levels::kI4:
+      return &MakeRunScales<Source, Levels::kI4>;
+    case Levels::kNf4:
+      return &MakeRunScales<Source, Levels::kNf4>;
+    default:
+      return &MakeRunScales<Source, Levels::kBnbFp4>;
+  }
+}
+
 /// Adds what the loops have counted of `count` elements.
 void AddLevelTally(const TileTally& tally, int64_t count, QuantizationCounts& counts) {
   AddTally({.source_zero = tally.source_zero,
@@ -184,7 +221,10 @@ template <class Source>
 class RunQuantizer {
  public:
   RunQuantizer(const Direction& direction, const LevelFunctions& loops, QuantizedCopy& copy)
-      : direction_(direction), loops_(loops), copy_(copy) {}
+      : direction_(direction),
+        loops_(loops),
+        make_scales_(RunScales<Source>(direction.rule.levels)),
+        copy_(copy) {}
 
   QuantizationCounts operator()() {
     const GeneralGrid& grid = direction_.grid;
@@ -223,17 +263,11 @@ class RunQuantizer {
     return place.line * direction_.grid.length + place.begin;
   }
 
-  LevelScale ScaleOf(uint32_t amax_code) const {
-    const float amax = DecodeFloat<Source>(static_cast<Storage>(amax_code));
-    // Of the rules that have loops the scale depends on the larger of the extremes alone.
-    return MakeLevelScale(direction_.rule, {.least = -amax, .most = amax, .first_largest = amax});
-  }
   /// Whether the loops encode a group: elements are finite, and no code but that of 0 has a value
   /// that rounds to 0.
-  bool IsForLoops(uint32_t amax_code, const LevelScale& scale) const {
+  static bool IsForLoops(uint32_t amax_code, float scale_inv) {
     constexpr float kLeastScale = 0x1p-100f;  // 1 / 192 of it is a normal number.
-    return amax_code < kBeyondMaxFinite<Source> &&
-           (amax_code == 0 || scale.scale_inv >= kLeastScale);
+    return amax_code < kBeyondMaxFinite<Source> && (amax_code == 0 || scale_inv >= kLeastScale);
   }
 
   /// Elements [begin, end) of the codes, which begin and end with a byte.
@@ -283,9 +317,14 @@ class RunQuantizer {
   void QuantizeRuns(int64_t unit, int64_t runs, QuantizationCounts& counts) {
     const GeneralGrid& grid = direction_.grid;
     const int64_t length = grid.unit_length, from = FirstOf(grid.UnitAt(unit));
-    uint32_t amaxes[kBatchRuns];
-    float factors[kBatchRuns];
-    loops_.amaxes(RunsAt(from, runs, length, nullptr), amaxes);
+    uint32_t amax_codes[kBatchRuns];
+    float amaxes[kBatchRuns], factors[kBatchRuns];
+    float* const scale_invs = copy_.scale_inv.as<float>() + unit;
+    loops_.amaxes(RunsAt(from, runs, length, nullptr), amax_codes);
+    for (int64_t i = 0; i < runs; ++i) {
+      amaxes[i] = DecodeFloat<Source>(static_cast<Storage>(amax_codes[i]));
+    }
+    make_scales_(amaxes, runs, scale_invs, factors);
     int64_t begin = 0;  // Of the groups that have scales and no codes.
     const auto encode = [&](int64_t end) {
       if (begin == end) return;
@@ -294,12 +333,7 @@ class RunQuantizer {
       AddLevelTally(tally, (end - begin) * length, counts);
     };
     for (int64_t i = 0; i < runs; ++i) {
-      const LevelScale scale = ScaleOf(amaxes[i]);
-      if (IsForLoops(amaxes[i], scale)) {
-        StoreScale(unit + i, scale, copy_);
-        factors[i] = scale.factor;
-        continue;
-      }
+      if (IsForLoops(amax_codes[i], scale_invs[i])) continue;
       encode(i);
       QuantizeScalar(unit + i, counts);
       begin = i + 1;
@@ -317,8 +351,10 @@ class RunQuantizer {
       const std::lock_guard<std::mutex> lock(mutex_);
       amax = std::max(amax, of_piece);
     });
-    LevelScale scale = ScaleOf(amax);
-    const bool is_for_loops = IsForLoops(amax, scale);
+    const float number = DecodeFloat<Source>(static_cast<Storage>(amax));
+    LevelScale scale;
+    make_scales_(&number, 1, &scale.scale_inv, &scale.factor);
+    const bool is_for_loops = IsForLoops(amax, scale.scale_inv);
     if (!is_for_loops) {
       scale = MakeLevelScale(direction_.rule,
                              ExtremesOf<Source>(direction_, direction_.grid.UnitAt(0)));
@@ -339,6 +375,7 @@ class RunQuantizer {
 
   const Direction& direction_;
   const LevelFunctions loops_;
+  const RunScalesFunction make_scales_;
   QuantizedCopy& copy_;
   std::mutex mutex_;
   QuantizationCounts counts_;
