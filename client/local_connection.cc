@@ -33,7 +33,6 @@
 #include "server/sessions/session_calls.h"
 #include "server/sessions/session_store.h"
 #include "server/sessions/trace_execution.h"
-#include "server/store/run_store.h"
 #include "server/wire/convert_layer.h"
 #include "server/wire/convert_scenario.h"
 #include "server/wire/convert_tensor.h"
@@ -323,7 +322,7 @@ absl::StatusOr<v1::RunReport> LocalConnection::RunToEnd(
                                             shared = std::make_shared<CheckedRun>(
                                                 *std::move(checked))]() -> absl::Status {
     const absl::Time start = SteadyNow();
-    const std::string run_id = RunStore::NewRunId();
+    const std::string run_id = absl::StrCat("run-", NewRequestId());
     int64_t sequence = 1;
     follower->Take(AcceptedEvent(run_id, 0), observer);
     const std::unique_ptr<RunWork> work = std::move(shared->make)(
