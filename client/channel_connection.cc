@@ -7,6 +7,7 @@
 #include <grpcpp/impl/codegen/proto_utils.h>
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/support/channel_arguments.h>
+#include <grpcpp/support/status.h>
 
 #include <algorithm>
 #include <random>
@@ -36,6 +37,13 @@ absl::Status CheckAddress(const std::string& address) {
 }
 
 }  // namespace
+
+absl::Status FromGrpcStatus(const grpc::Status& status) {
+  if (status.ok()) return absl::OkStatus();
+  absl::Status result(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+  if (!status.error_details().empty()) SetErrorDetail(status.error_details(), result);
+  return result;
+}
 
 absl::StatusOr<std::unique_ptr<ChannelConnection>> ChannelConnection::Dial(
     const std::string& address, const ConnectionOptions& options) {

@@ -12,11 +12,15 @@
 
 namespace grpc {
 class Channel;
-}
+class Status;
+}  // namespace grpc
 
 namespace quantgate {
 
 class LiveCalls;
+
+/// Same code and message; the detail (client/status.h), when there is one, as payload.
+absl::Status FromGrpcStatus(const grpc::Status& status);
 
 class ChannelConnection : public Connection {
  public:

@@ -147,6 +147,13 @@ class Connection {
   /// Ends every call under way with CANCELLED, and later ones at once.
   virtual void Cancel() = 0;
 
+  /// Any of the unary calls above, "Engine/Quantize", with messages of its types. Fills `response`,
+  /// which nobody may read after a failure.
+  absl::Status CallByName(const std::string& method, const google::protobuf::MessageLite& request,
+                          const std::shared_ptr<google::protobuf::MessageLite>& response) {
+    return Call(method, request, response);
+  }
+
  protected:
   Connection(std::string address, const ConnectionOptions& options)
       : address_(std::move(address)), options_(options) {}

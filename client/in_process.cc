@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/blob_transfer.h"
+#include "client/memory_connection.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/files/file_bytes.h"
 #include "server/runs/memory_store.h"
@@ -88,23 +89,6 @@ std::string DataDirOf(const std::string& store_directory) {
 
 namespace {
 
-/// Tensors in memory: those that are uploaded and made, beside those that the local store has.
-class StoreInMemory : public ConnectionStore {
- public:
-  explicit StoreInMemory(MemoryStore::Elsewhere kept) : store_(std::move(kept)) {}
-  Blobs& blobs() override { return store_; }
-  Tensors& tensors() override { return store_; }
-  absl::StatusOr<bool> Add(const SharedBytes& bytes, const Digest& digest) override {
-    // Nothing writes to a blob. The local store is not asked, since these bytes are at hand.
-    auto* const data = const_cast<std::byte*>(bytes.bytes.data());
-    store_.Add(digest, Buffer::Wrap(data, bytes.bytes.size(), bytes.owner));
-    return false;
-  }
-
- private:
-  MemoryStore store_;
-};
-
 /// A blob of the local store, with its registrations.
 absl::StatusOr<MemoryStore::Found> FindKept(const std::string& data_dir, const Digest& digest) {
   QG_ASSIGN_OR_RETURN(const StoredAtRest stored, FindAtRest(data_dir, digest));
@@ -179,8 +163,7 @@ absl::StatusOr<std::unique_ptr<Connection>> ConnectInProcess(
       return FindKept(data_dir, digest);
     };
   }
-  return LocalConnection::Open(std::make_unique<StoreInMemory>(std::move(kept)), local,
-                               connection_options);
+  return ConnectInMemory(std::move(kept), local, connection_options);
 }
 
 }  // namespace quantgate

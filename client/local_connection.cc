@@ -29,11 +29,9 @@
 #include "server/runs/run_execution.h"
 #include "server/runs/scenario_run.h"
 #include "server/runs/tensor_calls.h"
-#include "server/server.h"
 #include "server/sessions/session_calls.h"
 #include "server/sessions/session_store.h"
 #include "server/sessions/trace_execution.h"
-#include "server/store/run_store.h"
 #include "server/wire/convert_layer.h"
 #include "server/wire/convert_scenario.h"
 #include "server/wire/convert_tensor.h"
@@ -77,8 +75,7 @@ Prepare AtOnce(absl::Status (*answer)(CallContext&, const Request&, Response&)) 
 
 absl::Status GetCapabilities(CallContext& context, const v1::GetCapabilitiesRequest&,
                              v1::Capabilities& response) {
-  const ServerOptions limits;
-  response = CapabilitiesOf(context, limits.blob_bytes_max, limits.queue_capacity, limits.sessions);
+  response = CapabilitiesOf(context, kBlobBytesMaxDefault, kQueueCapacityDefault, SessionLimits());
   return absl::OkStatus();
 }
 
@@ -226,13 +223,12 @@ absl::StatusOr<std::unique_ptr<LocalConnection>> LocalConnection::Open(
   for (auto& engine : engines) {
     workplace->devices.push_back(std::make_unique<Device>(std::move(engine), 0));
   }
-  const ServerOptions limits;
   workplace->communicators = std::make_unique<CommunicatorCache>(nullptr);
-  workplace->ranks.deadline = limits.rank_deadline;
+  workplace->ranks.deadline = kRankDeadlineDefault;
   workplace->ranks.communicators = workplace->communicators.get();
-  workplace->sessions = std::make_unique<SessionStore>(limits.sessions);
+  workplace->sessions = std::make_unique<SessionStore>(SessionLimits());
   workplace->context.reset(
-      new CallContext{limits.tensor_bytes_max, cpu, workplace->devices, workplace->store->blobs(),
+      new CallContext{kTensorBytesMaxDefault, cpu, workplace->devices, workplace->store->blobs(),
                       workplace->store->tensors(), workplace->loader, *workplace->sessions,
                       workplace->hardware_checks, workplace->ranks, workplace->statistics});
   return std::unique_ptr<LocalConnection>(new LocalConnection(std::move(workplace), options));
@@ -323,7 +319,7 @@ absl::StatusOr<v1::RunReport> LocalConnection::RunToEnd(
                                             shared = std::make_shared<CheckedRun>(
                                                 *std::move(checked))]() -> absl::Status {
     const absl::Time start = SteadyNow();
-    const std::string run_id = RunStore::NewRunId();
+    const std::string run_id = absl::StrCat("run-", NewRequestId());
     int64_t sequence = 1;
     follower->Take(AcceptedEvent(run_id, 0), observer);
     const std::unique_ptr<RunWork> work = std::move(shared->make)(

@@ -1,7 +1,5 @@
 #include "client/status.h"
 
-#include <grpcpp/support/status.h>
-
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -43,15 +41,6 @@ void AddLine(std::string& text, const std::string& message, const std::string& l
 
 }  // namespace
 
-absl::Status FromGrpcStatus(const grpc::Status& status) {
-  if (status.ok()) return absl::OkStatus();
-  absl::Status result(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
-  if (!status.error_details().empty()) {
-    result.SetPayload(kDetailUrl, absl::Cord(status.error_details()));
-  }
-  return result;
-}
-
 std::optional<v1::ErrorDetail> ErrorDetailOf(const absl::Status& status) {
   const auto payload = status.GetPayload(kDetailUrl);
   v1::ErrorDetail detail;
@@ -60,7 +49,11 @@ std::optional<v1::ErrorDetail> ErrorDetailOf(const absl::Status& status) {
 }
 
 void SetErrorDetail(const v1::ErrorDetail& detail, absl::Status& status) {
-  status.SetPayload(kDetailUrl, absl::Cord(detail.SerializeAsString()));
+  SetErrorDetail(detail.SerializeAsString(), status);
+}
+
+void SetErrorDetail(const std::string& detail, absl::Status& status) {
+  status.SetPayload(kDetailUrl, absl::Cord(detail));
 }
 
 std::optional<absl::Duration> RetryAfterOf(const absl::Status& status) {

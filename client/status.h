@@ -1,4 +1,4 @@
-// Errors of a server. The v1.ErrorDetail of a gRPC status becomes a payload of the absl::Status, so
+// Errors of a server. The v1.ErrorDetail of a call's status is a payload of the absl::Status, so
 // that callers can act on it and the command line can print it.
 #pragma once
 
@@ -9,19 +9,14 @@
 #include "absl/time/time.h"
 #include "quantgate/v1/error.pb.h"
 
-namespace grpc {
-class Status;
-}
-
 namespace quantgate {
 
-/// Same code and message; the detail, when there is one, as payload.
-absl::Status FromGrpcStatus(const grpc::Status& status);
-
-/// The detail that FromGrpcStatus attached.
+/// The detail that SetErrorDetail attached.
 std::optional<v1::ErrorDetail> ErrorDetailOf(const absl::Status& status);
 /// Sets or replaces the detail of a status.
 void SetErrorDetail(const v1::ErrorDetail& detail, absl::Status& status);
+/// The same of a serialized v1.ErrorDetail, as the status of a call carries it.
+void SetErrorDetail(const std::string& detail, absl::Status& status);
 
 /// After how long the server asked to be called again; absent: it did not.
 std::optional<absl::Duration> RetryAfterOf(const absl::Status& status);

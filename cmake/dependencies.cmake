@@ -15,6 +15,12 @@ quantgate_find(Threads libc6-dev)
 quantgate_find(absl libabsl-dev CONFIG)
 set(Protobuf_USE_STATIC_LIBS ON)
 quantgate_find(Protobuf "libprotobuf-dev protobuf-compiler")
+if(QUANTGATE_PYTHON_PACKAGE)
+  find_library(QUANTGATE_SHARED_PROTOBUF NAMES libprotobuf.so)
+  if(NOT QUANTGATE_SHARED_PROTOBUF)
+    list(APPEND quantgate_missing "libprotobuf.so (libprotobuf-dev)")
+  endif()
+endif()
 quantgate_find(gRPC libgrpc++-dev CONFIG)
 # gRPC and Protocol Buffers are linked statically where the distribution has archives beside the shared libraries: a
 # quarter of the time that a command takes to start goes into their symbols. Abseil stays shared, since the engine of a

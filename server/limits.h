@@ -21,6 +21,16 @@ inline constexpr int64_t kInlineBytesMax = 1 << 20;
 /// Digests in one FindMissing: 4096 x 40 bytes is far below a message and answers in milliseconds.
 inline constexpr int kFindMissingMax = 4096;
 
+// Defaults of the bounds that an operator may change, which a command in its own process has too.
+/// Bytes of one blob.
+inline constexpr int64_t kBlobBytesMaxDefault = int64_t{64} << 30;
+/// Bytes of a tensor that a request makes or names.
+inline constexpr int64_t kTensorBytesMaxDefault = int64_t{8} << 30;
+/// Runs that wait; one more is RESOURCE_EXHAUSTED.
+inline constexpr int kQueueCapacityDefault = 64;
+/// For each wait of a rank for other ranks.
+inline constexpr absl::Duration kRankDeadlineDefault = absl::Seconds(60);
+
 /// Length of upload ids and request ids: a UUID with room for a prefix.
 inline constexpr int kTokenLengthMax = 64;
 /// Length of a tensor's name, for people to read.

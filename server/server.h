@@ -54,7 +54,8 @@ struct ServerOptions {
       on_hardware_checked;
   /// Makes the engines in place of those that `devices` names; for tests.
   std::function<absl::StatusOr<std::vector<std::unique_ptr<Engine>>>()> make_engines;
-  absl::Duration rank_deadline = absl::Seconds(60);  ///< For each wait of a rank for other ranks.
+  absl::Duration rank_deadline =
+      kRankDeadlineDefault;  ///< For each wait of a rank for other ranks.
   /// As WorldOptions::make_transport, for tests of what a server does when ranks fail.
   TransportFactory make_transport;
   EngineWrapper wrap_engine;  ///< As WorldOptions::wrap_engine, for the same tests.
@@ -64,15 +65,15 @@ struct ServerOptions {
   std::function<void(const absl::Status& why)> on_device_lost;
   /// Lines for the operator's log, from any thread.
   std::function<void(const std::string& line)> log;
-  int queue_capacity = 64;  ///< Runs waiting; one more is RESOURCE_EXHAUSTED.
-  int queue_workers = 1;    ///< Runs at a time.
+  int queue_capacity = kQueueCapacityDefault;  ///< Runs waiting; one more is RESOURCE_EXHAUSTED.
+  int queue_workers = 1;                       ///< Runs at a time.
   /// Bytes of a live run's latest events that stay in memory, so that its streams need not read the
   /// database.
   size_t live_event_bytes_max = kLiveEventBytesMax;
-  int64_t blob_bytes_max = int64_t{64} << 30;    ///< Bytes of one blob.
-  int64_t store_bytes_max = int64_t{256} << 30;  ///< Bytes of all blobs.
-  int64_t tensor_bytes_max = int64_t{8}
-                             << 30;  ///< Bytes of a tensor that a request makes or names.
+  int64_t blob_bytes_max = kBlobBytesMaxDefault;  ///< Bytes of one blob.
+  int64_t store_bytes_max = int64_t{256} << 30;   ///< Bytes of all blobs.
+  int64_t tensor_bytes_max =
+      kTensorBytesMaxDefault;  ///< Bytes of a tensor that a request makes or names.
   /// Bytes of messages received and not yet taken, over all connections.
   int64_t grpc_buffer_bytes_max = kGrpcBufferBytesMax;
   /// Bytes prepared for clients that have not taken them: of all connections, and of one.

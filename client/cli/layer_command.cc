@@ -13,8 +13,8 @@
 #include "client/cli/options/run_spec.h"
 #include "client/cli/output.h"
 #include "client/execute.h"
+#include "client/layer_report.h"
 #include "kernels/base/status_macros.h"
-#include "server/report/element_types.h"
 
 namespace quantgate {
 namespace {
@@ -52,28 +52,7 @@ absl::StatusOr<int> WrittenVariant(const v1::RunSpec& spec) {
       " variants; it takes the outputs of one, which may have a twin on several ranks"));
 }
 
-void AddRankParts(const v1::VariantReport& variant, std::vector<v1::NamedTensor>& tensors) {
-  for (const v1::RankReport& rank : variant.ranks()) {
-    for (const v1::NamedTensor& part : rank.outputs()) {
-      if (!part.has_digest() && !part.has_data()) continue;
-      tensors.push_back(part);
-      tensors.back().set_name(absl::StrCat("rank", rank.rank(), ".", part.name()));
-    }
-  }
-}
-
 }  // namespace
-
-std::vector<v1::NamedTensor> OutputTensors(const v1::VariantReport& variant) {
-  std::vector<v1::NamedTensor> tensors;
-  for (const v1::OutputReport& output : variant.outputs()) {
-    if (!output.intermediate()) tensors.push_back(output.tensor());
-  }
-  tensors.insert(tensors.end(), variant.state().begin(), variant.state().end());
-  tensors.insert(tensors.end(), variant.stacks().begin(), variant.stacks().end());
-  AddRankParts(variant, tensors);
-  return tensors;
-}
 
 TensorSources::Progress UploadProgressOf(Invocation& invocation) {
   return [&invocation](const std::string& what, int64_t done, int64_t size) {
@@ -118,14 +97,12 @@ absl::StatusOr<ReportDocument> ExecuteLayer(Invocation& invocation, const LayerC
   }
   spec.set_keep_outputs(run.keep_outputs || !run.output.empty());
 
-  ReportDocument document;
-  QG_ASSIGN_OR_RETURN(document.run, ExecuteRun(*connection, spec, [&](const v1::RunEvent& event) {
-                        ShowEvent(invocation, event);
-                      }));
+  QG_ASSIGN_OR_RETURN(v1::RunReport ran,
+                      ExecuteRun(*connection, spec,
+                                 [&](const v1::RunEvent& event) { ShowEvent(invocation, event); }));
   invocation.progress().Clear();
-  for (v1::VariantReport& variant : *document.run.mutable_variants()) SetElementTypes(variant);
+  ReportDocument document = DocumentOfRun(kind, spec.step().layer().kind(), std::move(ran));
   if (repeated.has_value()) QG_RETURN_IF_ERROR(CheckSameInputs(*repeated, document.run));
-  document.kind = kind;
   document.command = invocation.CommandLine();
   if (const std::string& server = invocation.options().server; server.empty()) {
     // The run is gone with this process; what was typed is not.
@@ -135,21 +112,11 @@ absl::StatusOr<ReportDocument> ExecuteLayer(Invocation& invocation, const LayerC
     document.run.set_reproduce(
         absl::StrCat("quantgate --server ", ShellQuoted(server), " ", command));
   }
-  document.has_run = true;
-  document.verdict = document.run.verdict();
-  if (document.run.has_diagnosis()) {
-    document.diagnosis = std::move(*document.run.mutable_diagnosis());
-    document.run.clear_diagnosis();
-  }
   document.lists_tried = run.lists_tried;
-  const int count = document.run.variants_size();
-  const std::string& layer = spec.step().layer().kind();
-  document.title = count == 1 ? absl::StrCat(layer, ": ", document.run.variants(0).label())
-                              : absl::StrCat(layer, ": ", count, " variants");
-  if (!run.output.empty() && count > written) {
+  if (!run.output.empty() && document.run.variants_size() > written) {
     const v1::VariantReport& variant = document.run.variants(written);
     std::map<std::string, std::string> metadata = {
-        {"quantgate.layer", layer},
+        {"quantgate.layer", spec.step().layer().kind()},
         {"quantgate.recipe", variant.recipe()},
         {"quantgate.backward_override", variant.backward_override()},
         {"quantgate.arithmetic", variant.arithmetic()},

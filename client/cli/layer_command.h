@@ -34,10 +34,6 @@ struct LayerCommand {
 absl::StatusOr<ReportDocument> ExecuteLayer(Invocation& invocation, const LayerCommand& run,
                                             const std::string& kind);
 
-/// What `run -o` writes: the layer's outputs, then what delayed scaling's next step needs; of
-/// several ranks also the parts that are not the whole output, as "rank0.y", "rank1.y", ....
-std::vector<v1::NamedTensor> OutputTensors(const v1::VariantReport& variant);
-
 /// Draws uploads and generated tensors on the progress bar.
 TensorSources::Progress UploadProgressOf(Invocation& invocation);
 

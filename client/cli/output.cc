@@ -81,6 +81,12 @@ void AddGateReportOptions(CLI::App& command, ReportOptions& options) {
       ->type_name("FILE");
 }
 
+void AddTriedOption(CLI::App& command, bool& lists_tried) {
+  command.add_flag(
+      "--tried", lists_tried,
+      "With a diagnosis, list what was tried and does not fit, and what was not tried");
+}
+
 absl::Status CheckReports(const ReportOptions& options, const std::set<std::string>& inputs) {
   for (const std::string& path : options.reports) {
     QG_RETURN_IF_ERROR(CheckOutput("--report", path, {".json", ".html"}, inputs));

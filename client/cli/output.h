@@ -41,6 +41,9 @@ void AddReportOptions(CLI::App& command, ReportOptions& options);
 /// Adds --report and --junit.
 void AddGateReportOptions(CLI::App& command, ReportOptions& options);
 
+/// Adds --tried, which sets ReportDocument::lists_tried.
+void AddTriedOption(CLI::App& command, bool& lists_tried);
+
 /// CheckOutput for every report file.
 absl::Status CheckReports(const ReportOptions& options, const std::set<std::string>& inputs);
 

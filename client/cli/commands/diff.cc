@@ -9,9 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "client/cli/commands/commands.h"
 #include "client/cli/commands/subcommand.h"
-#include "client/cli/commands/tensor_comparison.h"
 #include "client/cli/layer_command.h"
 #include "client/cli/output.h"
+#include "client/tensor_comparison.h"
 #include "client/tensor_name.h"
 #include "client/tensor_source.h"
 #include "kernels/base/status_macros.h"
@@ -68,49 +68,6 @@ absl::StatusOr<ComparisonSide> SideOf(Connection& connection, TensorSources& sou
   return side;
 }
 
-absl::StatusOr<std::vector<SubjectComparison>> CompareFiles(Connection& connection,
-                                                            TensorSources& sources,
-                                                            const DiffOptions& options,
-                                                            v1::DiagnoseRequest& diagnosis) {
-  QG_ASSIGN_OR_RETURN(const TensorFile subject, ReadTensorFile("A", options.subject));
-  QG_ASSIGN_OR_RETURN(const TensorFile reference, ReadTensorFile("B", options.reference));
-  if (subject.tensors.empty() && reference.tensors.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("A: ", options.subject, " and ", options.reference,
-                     " hold no tensors; there is nothing to compare"));
-  }
-  std::vector<SubjectComparison> comparisons;
-  const auto missing = [&](const NamedTensor& tensor, const std::string& difference) {
-    SubjectComparison comparison;
-    comparison.tensor = tensor.name;
-    comparison.dtype = std::string(DTypeName(tensor.tensor.dtype()));
-    comparison.difference = difference;
-    comparisons.push_back(comparison);
-  };
-  for (const NamedTensor& tensor : subject.tensors) {
-    const absl::StatusOr<Tensor> other = reference.Find(tensor.name);
-    if (!other.ok()) {
-      missing(tensor, absl::StrCat("only in ", options.subject));
-      continue;
-    }
-    ComparisonSide sides[2] = {
-        {absl::StrCat(options.subject, ":", tensor.name), DescriptorOf(tensor.tensor), {}},
-        {absl::StrCat(options.reference, ":", tensor.name), DescriptorOf(*other), {}}};
-    QG_ASSIGN_OR_RETURN(sides[0].source, sources.Place(sides[0].name, tensor.tensor));
-    QG_ASSIGN_OR_RETURN(sides[1].source, sources.Place(sides[1].name, *other));
-    QG_ASSIGN_OR_RETURN(SubjectComparison comparison,
-                        CompareSides(connection, tensor.name, sides[0], sides[1]));
-    AddPair(tensor.name, sides[0], sides[1], diagnosis);
-    comparisons.push_back(std::move(comparison));
-  }
-  for (const NamedTensor& tensor : reference.tensors) {
-    if (!subject.Find(tensor.name).ok()) {
-      missing(tensor, absl::StrCat("only in ", options.reference));
-    }
-  }
-  return comparisons;
-}
-
 absl::StatusOr<int> Diff(Invocation& invocation, const DiffOptions& options) {
   const bool is_whole = IsWholeFile(options.subject) && IsWholeFile(options.reference);
   std::set<std::string> files;
@@ -125,8 +82,16 @@ absl::StatusOr<int> Diff(Invocation& invocation, const DiffOptions& options) {
   document.title = absl::StrCat(options.subject, " against ", options.reference);
   document.command = invocation.CommandLine();
   if (is_whole) {
+    QG_ASSIGN_OR_RETURN(const TensorFile subject, ReadTensorFile("A", options.subject));
+    QG_ASSIGN_OR_RETURN(const TensorFile reference, ReadTensorFile("B", options.reference));
+    if (subject.tensors.empty() && reference.tensors.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("A: ", options.subject, " and ", options.reference,
+                       " hold no tensors; there is nothing to compare"));
+    }
     QG_ASSIGN_OR_RETURN(document.comparisons,
-                        CompareFiles(*connection, sources, options, diagnosis));
+                        CompareFiles(*connection, sources, {options.subject, subject},
+                                     {options.reference, reference}, diagnosis));
   } else {
     QG_ASSIGN_OR_RETURN(const ComparisonSide subject,
                         SideOf(*connection, sources, "A", options.subject));

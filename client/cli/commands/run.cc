@@ -3,7 +3,6 @@
 
 #include "client/cli/commands/commands.h"
 #include "client/cli/commands/subcommand.h"
-#include "client/cli/commands/tensor_comparison.h"
 #include "client/cli/layer_command.h"
 #include "kernels/base/status_macros.h"
 

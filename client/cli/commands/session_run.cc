@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "client/cli/commands/session_trace.h"
 #include "client/cli/commands/subcommand.h"
-#include "client/cli/commands/tensor_comparison.h"
 #include "client/cli/exit.h"
 #include "client/cli/layer_command.h"
 #include "client/cli/options/layer_arguments.h"

@@ -1,13 +1,15 @@
-// One pair of tensors through Engine.Compare, and all of them through Engine.Diagnose, for diff and
-// verify.
+// Tensors of two sides, compared through Engine.Compare and looked into through Engine.Diagnose,
+// and the reports that diff and verify make of it.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/connection.h"
+#include "client/tensor_source.h"
+#include "kernels/tensor/files/tensor_file.h"
 #include "server/report/report_document.h"
 
 namespace quantgate {
@@ -31,8 +33,18 @@ bool CanBeDiagnosed(const std::string& name);
 void AddPair(const std::string& tensor, const ComparisonSide& subject,
              const ComparisonSide& reference, v1::DiagnoseRequest& request);
 
-/// Adds --tried, which sets ReportDocument::lists_tried.
-void AddTriedOption(CLI::App& command, bool& lists_tried);
+/// The tensors of one side, and what people call it: "mine.safetensors".
+struct ComparedFile {
+  std::string name;
+  TensorFile file;
+};
+/// Compares two sides by the names of their tensors, and adds what has both to `diagnosis`. A
+/// tensor that one of them lacks is a difference.
+absl::StatusOr<std::vector<SubjectComparison>> CompareFiles(Connection& connection,
+                                                            TensorSources& sources,
+                                                            const ComparedFile& subject,
+                                                            const ComparedFile& reference,
+                                                            v1::DiagnoseRequest& diagnosis);
 
 /// Asks why the comparisons of `document` fail and adds the answer to it, where its verdict is a
 /// failure. Looks at most as long as it took since `start` to compare them. Tensors that one side

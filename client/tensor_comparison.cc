@@ -1,4 +1,4 @@
-#include "client/cli/commands/tensor_comparison.h"
+#include "client/tensor_comparison.h"
 
 #include <algorithm>
 #include <utility>
@@ -54,10 +54,41 @@ void AddPair(const std::string& tensor, const ComparisonSide& subject,
   (*request.mutable_expected())[tensor] = reference.source;
 }
 
-void AddTriedOption(CLI::App& command, bool& lists_tried) {
-  command.add_flag(
-      "--tried", lists_tried,
-      "With a diagnosis, list what was tried and does not fit, and what was not tried");
+absl::StatusOr<std::vector<SubjectComparison>> CompareFiles(Connection& connection,
+                                                            TensorSources& sources,
+                                                            const ComparedFile& subject,
+                                                            const ComparedFile& reference,
+                                                            v1::DiagnoseRequest& diagnosis) {
+  std::vector<SubjectComparison> comparisons;
+  const auto missing = [&](const NamedTensor& tensor, const std::string& difference) {
+    SubjectComparison comparison;
+    comparison.tensor = tensor.name;
+    comparison.dtype = std::string(DTypeName(tensor.tensor.dtype()));
+    comparison.difference = difference;
+    comparisons.push_back(comparison);
+  };
+  for (const NamedTensor& tensor : subject.file.tensors) {
+    const absl::StatusOr<Tensor> other = reference.file.Find(tensor.name);
+    if (!other.ok()) {
+      missing(tensor, absl::StrCat("only in ", subject.name));
+      continue;
+    }
+    ComparisonSide sides[2] = {
+        {absl::StrCat(subject.name, ":", tensor.name), DescriptorOf(tensor.tensor), {}},
+        {absl::StrCat(reference.name, ":", tensor.name), DescriptorOf(*other), {}}};
+    QG_ASSIGN_OR_RETURN(sides[0].source, sources.Place(sides[0].name, tensor.tensor));
+    QG_ASSIGN_OR_RETURN(sides[1].source, sources.Place(sides[1].name, *other));
+    QG_ASSIGN_OR_RETURN(SubjectComparison comparison,
+                        CompareSides(connection, tensor.name, sides[0], sides[1]));
+    AddPair(tensor.name, sides[0], sides[1], diagnosis);
+    comparisons.push_back(std::move(comparison));
+  }
+  for (const NamedTensor& tensor : reference.file.tensors) {
+    if (!subject.file.Find(tensor.name).ok()) {
+      missing(tensor, absl::StrCat("only in ", reference.name));
+    }
+  }
+  return comparisons;
 }
 
 void AddDiagnosis(Connection& connection, v1::DiagnoseRequest request, absl::Time start,

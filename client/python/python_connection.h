@@ -1,0 +1,25 @@
+// PythonConnection: a Connection whose calls an object of Python carries, so that the verbs work
+// over whatever Python has: grpcio, in quantgate.connect. The object's methods, all with serialized
+// messages of quantgate.v1:
+//
+//   unary(method: str, request: bytes) -> bytes            "Engine/Quantize"
+//   stream(method: str, request: bytes, on_message)        calls on_message(bytes) for every
+//   message upload(sha256: bytes, data: memoryview-like array)     the blob of that digest, unless
+//   it is there download(sha256: bytes, size: int) -> bytes cancel() ends what is under way, from
+//   any thread
+//
+// Each raises quantgate.Error for a failed call.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <string>
+
+#include "client/connection.h"
+
+namespace quantgate::python {
+
+std::unique_ptr<Connection> ConnectThrough(nanobind::object transport, const std::string& address);
+
+}  // namespace quantgate::python
