@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "kernels/base/execution.h"
 #include "kernels/comm/group/transport.h"
+#include "kernels/validate/diagnosis/diagnosis.h"
 #include "server/device/device.h"
 #include "server/runs/run_statistics.h"
 #include "server/runs/tensor_loader.h"
@@ -31,6 +32,7 @@ struct CallContext {
   HardwareChecks& hardware_checks;
   const RankSetting& ranks;
   RunStatistics& statistics;
+  DiagnosisBudget::Clock clock = SteadyNow;  ///< Of the time that a trace's diagnoses may take.
 };
 
 /// The work of a valid request, for a device.

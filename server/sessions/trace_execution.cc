@@ -353,9 +353,10 @@ absl::Status TraceExecution::Diagnose(const PlannedTraceStep& step, int variant,
   const auto fails = [](const v1::StepComparison& comparison) { return !comparison.pass(); };
   const auto& comparisons = report.subjects();
   if (std::none_of(comparisons.begin(), comparisons.end(), fails)) return absl::OkStatus();
-  const absl::Time start = SteadyNow();
+  const absl::Time start = context_.clock();
   // All diagnoses of a trace together take at most as long as the rest of it so far.
-  const DiagnosisBudget budget = DiagnosisBudget::Of(start - start_ - 2 * diagnosing_);
+  const DiagnosisBudget budget =
+      DiagnosisBudget::Of(start - start_ - 2 * diagnosing_, context_.clock);
   Tensors subjects;
   for (const v1::StepComparison& comparison : comparisons) {
     // What lies within its bound may have other bits, which are then no finding.
@@ -369,7 +370,7 @@ absl::Status TraceExecution::Diagnose(const PlannedTraceStep& step, int variant,
   const absl::StatusOr<Diagnosis> diagnosis =
       player.diagnoser->Diagnose(*device_.engine, player.training(), tensors, subjects,
                                  usage.bytes_max - usage.bytes, cancellation_.get(), budget);
-  diagnosing_ += SteadyNow() - start;
+  diagnosing_ += context_.clock() - start;
   if (absl::IsResourceExhausted(diagnosis.status())) {
     // The trace goes on: what it compared stands without its cause.
     report.mutable_diagnosis()->set_is_unknown(true);
@@ -476,7 +477,7 @@ v1::RunReport TraceExecution::Report() {
 }
 
 absl::StatusOr<v1::RunReport> TraceExecution::Execute(const RankSetting& ranks) {
-  start_ = SteadyNow();
+  start_ = context_.clock();
   device_.description.Refresh();  // Reads in the background while the trace plays.
   const absl::Status played = Play(ranks);
   // The sessions refer to `ranks`, which may go before this object.

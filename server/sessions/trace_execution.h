@@ -94,7 +94,7 @@ class TraceExecution final : public RunWork {
   v1::TraceSummary summary_;
   absl::Status stopped_;
   absl::Duration store_time_;
-  absl::Time start_ = SteadyNow();
+  absl::Time start_;
   absl::Duration diagnosing_;  ///< The part of the time since then that went into diagnoses.
 };
 
