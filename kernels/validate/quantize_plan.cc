@@ -214,6 +214,12 @@ absl::StatusOr<DequantizePlan> DequantizePlan::Create(DequantizeRequest request)
       return Refuse(PartField(request.usage, "data"), TensorText(parts.data),
                     "codes [E][N][K] are of at least one expert");
     }
+    for (const auto& [name, part] :
+         {std::pair("zero_point", &parts.zero_point), std::pair("amax", &parts.amax)}) {
+      if (!part->has_value() || (part->rank() > 0 && part->shape()[0] == *stack)) continue;
+      return Refuse(PartField(request.usage, name), TensorText(*part),
+                    absl::StrCat("its first dim must be ", *stack, ", that of the codes"));
+    }
     QG_ASSIGN_OR_RETURN(request.parts, MatrixOfStack(parts, 0));
     Shape& shape = request.description.shape;
     if (!shape.empty() && (shape.size() != 3 || shape[0] != *stack)) {
@@ -221,10 +227,6 @@ absl::StatusOr<DequantizePlan> DequantizePlan::Create(DequantizeRequest request)
                     absl::StrCat("the codes are of ", *stack, " matrices, [E][N][K]"));
     }
     if (!shape.empty()) shape.erase(shape.begin());
-    if (parts.amax.has_value() && parts.amax.shape()[0] != *stack) {
-      return Refuse(PartField(request.usage, "amax"), TensorText(parts.amax),
-                    absl::StrCat("its first dim must be ", *stack, ", that of the codes"));
-    }
   }
   QG_ASSIGN_OR_RETURN(DescribedCopy described,
                       DescribeCopy(request.description, request.usage, std::move(request.parts)));

@@ -59,6 +59,9 @@ absl::Status TraceDiagnoser::BeforeForward(const SessionStep& step, Session& ses
       }
     }
     QG_ASSIGN_OR_RETURN(scales_, FindHeld(session, names, cancellation));
+    // A state that the session does not have yet begins as a fresh one.
+    QG_ASSIGN_OR_RETURN(const DelayedScalingState fresh, FreshDelayedScaling(1));
+    for (const auto& [name, state] : names) scales_.try_emplace(state, fresh.scale);
   }
   last_ = &moments_.insert_or_assign(forward.microbatch, std::move(moment)).first->second;
   return absl::OkStatus();

@@ -156,8 +156,8 @@ TEST(QuantizedStackOthers, ZeroPointsAreStackedWithTheirScales) {
   const Shape shape = {3, 64, 128};
   const Tensor source = Source(shape);
   for (const char* const recipe :
-       {"int4:group=32,zero_point=integer,element=u4x2",
-        "int4:group=32,zero_point=float,element=u4x2", "int8:group=row,zero_point=integer"}) {
+       {"int4:group=32,zero_point=integer,element=u4x2", "int4:scale_rule=tinygemm,group=32",
+        "int8:group=row,zero_point=integer"}) {
     SCOPED_TRACE(recipe);
     const QuantizedCopy all =
         *Quantized(*engine, source, Request(source, recipe, {true, false})).quantized.rowwise;

@@ -175,7 +175,8 @@ TEST(Recipe, RefusesWithRecipeKnobValueAndChoices) {
       {"int8:backward_override=none", "knobs[\"backward_override\"] is \"none\": a knob of bf16, "},
       // 0.1.0 had no int8.
       {"int8:backward_override=none", "not of int8; knobs of int8: scale_rule"},
-      {"bf16:element_rounding=nope", "not of bf16; 0.1.0 ignored it: leave it out; knobs of"},
+      // 0.1.0 refused values that no recipe had.
+      {"bf16:element_rounding=nope", "not of bf16; knobs of bf16: backward_override"},
       {"hybrid:fprop={\"name\": \"bf16\", \"knobs\": {\"overflow\": \"nan\"}}",
        "not of bf16; 0.1.0 ignored it: leave it out; knobs of bf16: backward_override"},
       {"nvfp4:nvfp4_4over6_err_mode=mse",
@@ -337,7 +338,8 @@ TEST(AllRecipes, KnobsThatTheTableDoesNotGiveARecipeAreRefusedWhateverTheirValue
         EXPECT_THAT(std::string(status.message()),
                     HasSubstr(absl::StrCat("knobs[\"", knob, "\"]")));
         EXPECT_THAT(std::string(status.message()),
-                    HasSubstr(absl::StrCat(", not of ", recipe.name, "; knobs of ")));
+                    AllOf(HasSubstr(absl::StrCat(", not of ", recipe.name, "; ")),
+                          HasSubstr(absl::StrCat("; knobs of ", recipe.name, ": "))));
       }
     }
   }

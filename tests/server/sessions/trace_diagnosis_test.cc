@@ -216,7 +216,7 @@ TEST_F(TraceDiagnosisTest, NamesAScaleOfTheStepBefore) {
   fresh.bias = own.at("3 fc.bias");
   const v1::Diagnosis found =
       Diagnosed(RequestOf(linear, {{"4 y", fresh.Play(engine())["1 y"]}}), 4);
-  EXPECT_THAT(found.sentence(), HasSubstr("of the forward before"));
+  EXPECT_THAT(found.sentence(), HasSubstr("of the forward before")) << found.DebugString();
   EXPECT_FALSE(found.is_unknown());
 }
 

@@ -219,9 +219,15 @@ const std::vector<Mistake>& Mistakes() {
          trace.mutable_parameters()->erase("fc2.weight");
          trace.mutable_variants(1)->mutable_parallel()->set_expert_parallel(4);
        }},
-      {"trace.variants[1].parallel.fully_sharded", "fully_sharded needs data_parallel > 1",
+      {"trace.variants[1].parallel", "times data_parallel, is the number of ranks, 2 to 8",
        [](Request&, Trace& trace) {
          trace.mutable_variants(1)->mutable_parallel()->set_fully_sharded(true);
+       }},
+      {"trace.variants[1].parallel.fully_sharded", "fully_sharded needs data_parallel > 1",
+       [](Request&, Trace& trace) {
+         v1::Parallel& parallel = *trace.mutable_variants(1)->mutable_parallel();
+         parallel.set_tensor_parallel(2);
+         parallel.set_fully_sharded(true);
        }},
       {"trace.variants[1].parallel.reshard_after_forward", "it needs fully_sharded",
        [](Request&, Trace& trace) {
