@@ -498,14 +498,24 @@ CauseFinder::Codes CauseFinder::Unpacked(bool swapped, bool bytes_transposed, in
   auto codes = std::make_shared<std::vector<uint8_t>>(rows * columns);
   const uint8_t* const bytes = request_.codes.as<uint8_t>();
   const int64_t row_bytes = is_packed_ ? (columns + 1) / 2 : columns;
-  for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t column = 0; column < columns; ++column) {
-      const int64_t byte = is_packed_ ? column / 2 : column;
-      const uint8_t given = bytes[bytes_transposed ? byte * rows + row : row * row_bytes + byte];
-      const bool is_high = (column % 2 == 1) != swapped;
-      (*codes)[row * columns + column] = !is_packed_ ? given : is_high ? given >> 4 : given & 0xF;
+  // Of a tile of this side, lines that lie across stay in the caches.
+  constexpr int64_t kSide = 64;
+  ParallelFor(context_, rows, kSide, [&](int64_t begin, int64_t end) {
+    for (int64_t first = 0; first < columns; first += kSide) {
+      const int64_t stop = std::min(first + kSide, columns);
+      for (int64_t row = begin; row < end; ++row) {
+        for (int64_t column = first; column < stop; ++column) {
+          const int64_t byte = is_packed_ ? column / 2 : column;
+          const uint8_t given =
+              bytes[bytes_transposed ? byte * rows + row : row * row_bytes + byte];
+          const bool is_high = (column % 2 == 1) != swapped;
+          (*codes)[row * columns + column] = !is_packed_ ? given
+                                             : is_high   ? given >> 4
+                                                         : given & 0xF;
+        }
+      }
     }
-  }
+  });
   return codes;
 }
 
@@ -553,9 +563,18 @@ absl::StatusOr<std::optional<CodesCause>> CauseFinder::Find() {
     auto elements = std::make_shared<CodedElements>();
     elements->rows = reading.rows;
     elements->columns = reading.columns;
-    elements->values = source_;
     if (transposed) {
-      for (int64_t at = 0; at < m * k; ++at) elements->values[at] = source_[at % m * k + at / m];
+      elements->values.resize(source_.size());
+      constexpr int64_t kLine = 16;  // Elements of a cache line of the source.
+      ParallelFor(context_, k, kLine, [&](int64_t begin, int64_t end) {
+        for (int64_t column = 0; column < m; ++column) {
+          for (int64_t row = begin; row < end; ++row) {
+            elements->values[row * m + column] = source_[column * k + row];
+          }
+        }
+      });
+    } else {
+      elements->values = source_;
     }
     reading.elements = std::move(elements);
     reading.codes = Unpacked(false, false, reading.rows, reading.columns);

@@ -286,6 +286,7 @@ RoundingTally::RoundingTally(const CodeFormat& format, Overflow overflow, bool c
   const uint32_t cells = (range_ >> kCellShift) + 1;
   neighbours_.resize(cells << 2);
   alike_.resize(cells << 3);
+  others_.resize(cells << 2);
   for (uint32_t cell = 0; cell < cells << 2; ++cell) {
     const uint32_t beyond = cell >> 1 & 1;
     const auto magnitude = std::bit_cast<float>((least_ + (cell >> 2 << kCellShift)) | beyond);
@@ -323,7 +324,15 @@ RoundingCounts RoundingTally::Take() {
     counts_.AddEqual(format_, overflow_, std::bit_cast<float>(alike.most | sign), given,
                      alike.first, alike.count - 1);
   }
+  for (size_t cell = 0; cell < others_.size(); ++cell) {
+    const Other& other = others_[cell];
+    if (other.count == 0) continue;
+    const uint32_t sign = static_cast<uint32_t>(cell) << 31;
+    counts_.AddEqual(format_, overflow_, std::bit_cast<float>(other.magnitude | sign), other.given,
+                     other.first, other.count);
+  }
   alike_.clear();
+  others_.clear();
   counts_.counts_spread = counts_spread;
   return std::move(counts_);
 }

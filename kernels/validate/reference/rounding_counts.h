@@ -124,7 +124,8 @@ struct RoundingCounts {
 /// Fills RoundingCounts of the values of a large tensor: what RoundingCounts::Add would count one
 /// by one. Values between the same two codes and on the same side of their tie differ only in how
 /// far from the tie they are, so they are tallied, with the least and the largest of them, and
-/// counted at the end; to the spread each is added at once. Not thread-safe.
+/// counted at the end; to the spread each is added at once. So are values whose code is neither of
+/// the two, of which only the first one's is told. Indices ascend. Not thread-safe.
 class RoundingTally {
  public:
   /// Keeps the reference. `counts_spread`: RoundingCounts::counts_spread.
@@ -148,6 +149,13 @@ class RoundingTally {
         }
         return;
       }
+      Other& other = others_[cell];
+      if (other.count++ == 0) {
+        other.first = at;
+        other.magnitude = magnitude;
+        other.given = given;
+      }
+      return;
     }
     counts_.Add(format_, overflow_, scaled, given, at);
   }
@@ -171,6 +179,13 @@ class RoundingTally {
     uint32_t least = 0xFFFFFFFF, most = 0;
   };
 
+  /// The values of a cell that have other codes than the two around them.
+  struct Other {
+    int64_t count = 0, first = 0;
+    uint32_t magnitude = 0;  ///< Of the first.
+    uint8_t given = 0;       ///< The first one's code.
+  };
+
   void AddToSpread(float magnitude, const Neighbours& neighbours, uint8_t given);
 
   const CodeFormat& format_;
@@ -178,6 +193,7 @@ class RoundingTally {
   uint32_t least_ = 0, range_ = 0;  ///< Bits of the least magnitude of cells, and beyond it.
   std::vector<Neighbours> neighbours_;
   std::vector<Alike> alike_;
+  std::vector<Other> others_;
   RoundingCounts counts_;
 };
 
