@@ -262,6 +262,10 @@ absl::StatusOr<Tensor> DequantizePlan::Run(Engine& engine, const Cancellation* c
     QG_ASSIGN_OR_RETURN(copy.data, parts.data.Reinterpret(copy.data.dtype(), copy.data.shape()));
     QG_ASSIGN_OR_RETURN(copy.scale_inv, parts.scale_inv.Reinterpret(copy.scale_inv.dtype(),
                                                                     copy.scale_inv.shape()));
+    if (parts.zero_point.has_value()) {
+      QG_ASSIGN_OR_RETURN(copy.zero_point, parts.zero_point.Reinterpret(copy.zero_point.dtype(),
+                                                                        copy.zero_point.shape()));
+    }
     copy.amax = parts.amax;
     QG_ASSIGN_OR_RETURN(matrices.emplace_back(), RunOne(engine, copy, cancellation));
   }
