@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "client/blob_transfer.h"
 #include "client/execute.h"
 #include "client/layer_report.h"
 #include "client/memory_connection.h"
@@ -85,6 +86,27 @@ class Client {
       return absl::OkStatus();
     });
     return tensor;
+  }
+
+  /// Stores the bytes of a tensor as a blob: its SHA-256 and size.
+  std::pair<nb::bytes, int64_t> Upload(const HostTensor& tensor) {
+    v1::Digest digest;
+    Run([&]() -> absl::Status {
+      digest = DigestOf(tensor.tensor.bytes());
+      return UploadBlob(*connection_, SharedBytesOf(tensor.tensor), digest).status();
+    });
+    return {nb::bytes(digest.sha256().data(), digest.sha256().size()), digest.size()};
+  }
+  nb::bytes Download(const nb::bytes& sha256, int64_t size) {
+    v1::Digest digest;
+    digest.set_sha256(sha256.c_str(), sha256.size());
+    digest.set_size(size);
+    std::shared_ptr<Buffer> buffer;
+    Run([&]() -> absl::Status {
+      QG_ASSIGN_OR_RETURN(buffer, DownloadBlob(*connection_, digest));
+      return absl::OkStatus();
+    });
+    return nb::bytes(buffer->data(), buffer->size());
   }
 
   /// `kind`: run, compare. `spec`: JSON of a RunSpec.
@@ -193,6 +215,8 @@ void BindClient(nb::module_& module) {
       .def("call", &Client::Call, nb::arg("method"), nb::arg("request"))
       .def("place", &Client::Place, nb::arg("what"), nb::arg("tensor"), nb::arg("stored"))
       .def("fetch", &Client::Fetch, nb::arg("named_tensor"))
+      .def("upload", &Client::Upload, nb::arg("tensor"))
+      .def("download", &Client::Download, nb::arg("sha256"), nb::arg("size"))
       .def("run", &Client::RunLayer, nb::arg("kind"), nb::arg("spec"), nb::arg("command"))
       .def("verify", &Client::Verify, nb::arg("spec"), nb::arg("name"), nb::arg("subject"),
            nb::arg("only"), nb::arg("by_bound"), nb::arg("command"))
@@ -200,6 +224,7 @@ void BindClient(nb::module_& module) {
            nb::arg("ulp_max").none(), nb::arg("command"))
       .def("run_scenarios", &Client::RunScenarios, nb::arg("request"), nb::arg("on_event"))
       .def("cancel", &Client::Cancel);
+  module.def("new_request_id", &NewRequestId);
 }
 
 }  // namespace quantgate::python

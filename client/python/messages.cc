@@ -3,8 +3,10 @@
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/util/json_util.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
@@ -34,6 +36,26 @@ std::unique_ptr<Message> NewMessage(const std::string& type) {
     throw StatusError{Refuse("type", type, "must be a message of quantgate.v1")};
   }
   return NewMessage(*descriptor);
+}
+
+/// The messages of a field, serialized: of one that is absent none.
+std::vector<nb::bytes> PartsOfMessage(const Message& message, const std::string& name) {
+  const google::protobuf::FieldDescriptor* const field =
+      message.GetDescriptor()->FindFieldByName(name);
+  if (field == nullptr || field->message_type() == nullptr) {
+    throw StatusError{Refuse("field", name, "must be a field of messages")};
+  }
+  const google::protobuf::Reflection& reflection = *message.GetReflection();
+  std::vector<nb::bytes> parts;
+  if (!field->is_repeated()) {
+    if (reflection.HasField(message, field))
+      parts.push_back(BytesOf(reflection.GetMessage(message, field)));
+    return parts;
+  }
+  for (int i = 0; i < reflection.FieldSize(message, field); ++i) {
+    parts.push_back(BytesOf(reflection.GetRepeatedMessage(message, field, i)));
+  }
+  return parts;
 }
 
 }  // namespace
@@ -99,6 +121,14 @@ void BindMessages(nb::module_& module) {
         return JsonTextOf(*message);
       },
       nb::arg("type"), nb::arg("bytes"));
+  module.def(
+      "parts",
+      [](const std::string& type, const nb::bytes& bytes, const std::string& field) {
+        const std::unique_ptr<Message> message = NewMessage(type);
+        ParseInto(bytes, *message);
+        return PartsOfMessage(*message, field);
+      },
+      nb::arg("type"), nb::arg("bytes"), nb::arg("field"));
   module.def(
       "request_json",
       [](const std::string& type, const nb::bytes& bytes) {

@@ -10,6 +10,8 @@
 #include "client/python/status.h"
 
 NB_MODULE(_engine, module) {
+  // Arrays that a program keeps to its end are no leaks.
+  nanobind::set_leak_warnings(false);
   quantgate::python::RegisterErrors(module);
   quantgate::python::BindTensors(module);
   quantgate::python::BindMessages(module);

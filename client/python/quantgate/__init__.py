@@ -13,6 +13,7 @@ from ._errors import (Cancelled, DeadlineExceeded, Error, FailedPrecondition, In
 from ._quantized import Quantized
 from ._recipes import Recipe, recipe
 from ._reports import DiffReport, Explanation, Info, Record, Report, RunReport, ScenarioReport, StepReport
+from ._sessions import Session
 
 _local = Local()
 
@@ -25,6 +26,8 @@ compare = _local.compare
 verify = _local.verify
 diff = _local.diff
 explain = _local.explain
+session = _local.session
+restore = _local.restore
 info = _local.info
 scenarios = _local.scenarios
 run_scenarios = _local.run_scenarios
@@ -32,9 +35,9 @@ run_scenarios = _local.run_scenarios
 __all__ = [
     "Cancelled", "Client", "DeadlineExceeded", "DiffReport", "Error", "Explanation", "FailedPrecondition", "GemmResult",
     "Info", "InternalError", "InvalidArgument", "Local", "NotFound", "PermissionDenied", "Quantized", "Recipe", "Record",
-    "Report", "ResourceExhausted", "RunReport", "ScenarioReport", "StepReport", "Unavailable", "Unimplemented", "compare",
-    "dequantize", "diff", "explain", "gemm", "generate", "info", "quantize", "recipe", "run", "run_scenarios",
-    "scenarios", "verify",
+    "Report", "ResourceExhausted", "RunReport", "ScenarioReport", "Session", "StepReport", "Unavailable", "Unimplemented", "compare",
+    "dequantize", "diff", "explain", "gemm", "generate", "info", "quantize", "recipe", "restore", "run",
+    "run_scenarios", "scenarios", "session", "verify",
 ]
 
 

@@ -14,6 +14,7 @@ from ._recipes import RecipeLike, read_recipe
 from ._reports import DiffReport, Explanation, Info, RunReport, ScenarioReport
 from ._requests import (as_list, layer_of, parameters_of, placed, recipe_dict, requirement, requires_grad_of,
                         variants_of)
+from ._sessions import Session, open_session, restore_session, spec_of
 from ._tensors import NUMPY, Given, Kind, Output, dtype_name, kind_of_name, read, read_out, read_small
 
 
@@ -50,7 +51,7 @@ def _text(argument: str, value: Any) -> str:
 _SEED_MAX = 2**64 - 1
 
 
-class _Session:
+class _Connection:
     """One connection and what was placed there: tensors by their memory, each once."""
 
     def __init__(self, client: Any, stored: bool):
@@ -152,7 +153,7 @@ class Client:
 
     # --- Layers.
 
-    def _run_spec(self, session: _Session, x: Any, weight: Any, variants: List[Dict[str, Any]], layer: str,
+    def _run_spec(self, session: _Connection, x: Any, weight: Any, variants: List[Dict[str, Any]], layer: str,
                   options: Dict[str, Any]) -> Dict[str, Any]:
         step: Dict[str, Any] = {"x": session.place("x", x)}
         fields = {name: options.pop(name, None) for name in
@@ -184,7 +185,7 @@ class Client:
             raise TypeError(f"{next(iter(options))}: no such argument of this verb")
         return spec
 
-    def _report(self, session: _Session, document: Any) -> RunReport:
+    def _report(self, session: _Connection, document: Any) -> RunReport:
         kind = session.kind or NUMPY
         outputs = []
         for variant in range(document.variant_count):
@@ -258,7 +259,7 @@ class Client:
 
     def _execute(self, kind: str, x: Any, weight: Any, variants: List[Dict[str, Any]], layer: str,
                  reference: Optional[int], options: Dict[str, Any]) -> RunReport:
-        session = _Session(self._connect(), stored=True)
+        session = _Connection(self._connect(), stored=True)
         spec = self._run_spec(session, x, weight, variants, layer, dict(options))
         if reference is not None:
             spec["reference"] = _integer("reference", reference, 0, len(variants) - 1)
@@ -298,7 +299,7 @@ class Client:
                                as_list("arithmetic", arithmetic), parallel, "recipe")
         if len(variants) > 1 and require == "bound":
             raise refuse("require", "bound", "what several ranks computed is compared bit for bit")
-        session = _Session(self._connect(), stored=True)
+        session = _Connection(self._connect(), stored=True)
         mine = [(output, read(f"subject[{output!r}]", tensor).tensor) for output, tensor in subject.items()]
         spec = self._run_spec(session, x, weight, variants, layer, dict(options))
         document = session.client.verify(json.dumps(spec), name, mine, list(only or ()), require == "bound",
@@ -350,7 +351,7 @@ class Client:
         Explanation
             ``gemm`` or ``codes``: candidates, best first; ``conclusion``, ``is_established``, ``cause``.
         """
-        session = _Session(self._connect(), stored=False)
+        session = _Connection(self._connect(), stored=False)
         if (d is None) == (codes is None):
             raise refuse("d", "given" if d is not None else "absent",
                          "give d with a and b to explain a GEMM, or codes with source and scale_inv")
@@ -369,7 +370,7 @@ class Client:
         return Explanation(json.loads(_engine.decode("ExplainResponse", session.call("Engine/Explain", request))))
 
     @staticmethod
-    def _gemm_request(session: _Session, a: Any, b: Any, options: Mapping[str, Any]) -> Dict[str, Any]:
+    def _gemm_request(session: _Connection, a: Any, b: Any, options: Mapping[str, Any]) -> Dict[str, Any]:
         defaults = dict.fromkeys(("a_scale_inv", "b_scale_inv", "a_amax", "b_amax", "a_zero_point", "b_zero_point", "c",
                                   "bias", "d_scale", "a_scaling", "b_scaling", "a_group", "b_group", "a_e4m3_max",
                                   "b_e4m3_max"))
@@ -394,11 +395,38 @@ class Client:
                     request[side][name] = value if name == "e4m3_max" else str(value)
         return request
 
+    # --- Sessions.
+
+    def session(self, layers: Mapping[str, Any], parameters: Mapping[str, Any], *, recipe: RecipeLike,
+                optimizer: Optional[Mapping[str, Any]] = None, **options: Any) -> Session:
+        """Opens a training session.
+
+        Parameters
+        ----------
+        layers : dict
+            By name, in order: a kind in text, or a dict of the fields of ``Layer`` (``layer.proto``).
+        parameters : dict of str to tensor
+            By ``"LAYER.NAME"``: ``"fc1.weight"``.
+        recipe : str, dict or Recipe
+        optimizer : dict, optional
+            ``{"kind": "adam", "learning_rate": 1e-3, ...}`` or ``{"kind": "sgd", ...}``: the fields of ``Adam``, ``Sgd``.
+        **options
+            Fields of ``SessionSpec``: backward_override, arithmetic, weights, masters, main_grads, seed, parallel, ...
+        """
+        spec = spec_of(layers, recipe, optimizer, options)
+        return open_session(_Connection(self._connect(), stored=False), spec, parameters)
+
+    def restore(self, checkpoint: bytes, layers: Mapping[str, Any], *, recipe: RecipeLike,
+                optimizer: Optional[Mapping[str, Any]] = None, **options: Any) -> Session:
+        """Opens a session that goes on from a checkpoint; arguments as of ``session``."""
+        spec = spec_of(layers, recipe, optimizer, options)
+        return restore_session(_Connection(self._connect(), stored=False), checkpoint, spec)
+
     # --- What there is.
 
     def info(self) -> Info:
         """What this build, or the server, is and can do."""
-        session = _Session(self._connect(), stored=False)
+        session = _Connection(self._connect(), stored=False)
         answers = {}
         for name, method, answer in (("capabilities", "Info/GetCapabilities", "Capabilities"),
                                      ("recipes", "Info/ListRecipes", "ListRecipesResponse"),
@@ -409,7 +437,7 @@ class Client:
 
     def scenarios(self) -> List[Any]:
         """The scenarios of the self-check, with their invariants and the faults that they must catch."""
-        session = _Session(self._connect(), stored=False)
+        session = _Connection(self._connect(), stored=False)
         answer = _engine.decode("ListScenariosResponse", session.call("Scenarios/List", {}))
         return Info(json.loads(answer))["scenarios"]
 

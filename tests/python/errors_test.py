@@ -1,0 +1,112 @@
+"""What is refused: field, value and rule, and what Python calls such a thing."""
+
+import pickle
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+import quantgate as qg
+
+X = np.ones((64, 64), np.float32)
+
+REFUSED = {
+    "an unknown recipe": (lambda: qg.quantize(X, "mxfp9"), qg.InvalidArgument, "recipe.name", "mxfp9"),
+    "an unknown knob": (lambda: qg.quantize(X, {"name": "mxfp8", "knobs": {"foo": 1}}), qg.InvalidArgument, "foo", None),
+    "a knob twice": (lambda: qg.quantize(X, "fp8_current:fp8_format=e4m3,fp8_format=e4m3"), qg.InvalidArgument, "recipe", None),
+    "no knob": (lambda: qg.quantize(X, "fp8_current:e4m3"), qg.InvalidArgument, "recipe", None),
+    "an unknown role": (lambda: qg.quantize(X, "mxfp8", role="foo"), qg.InvalidArgument, "role", None),
+    "a ragged block": (lambda: qg.quantize(X[:, :33], "mxfp8"), qg.InvalidArgument, "tensor", None),
+    "no usage": (lambda: qg.quantize(X, "mxfp8", rowwise=False), qg.InvalidArgument, None, None),
+    "a seed of nothing": (lambda: qg.quantize(X, "mxfp8", seed=3), qg.InvalidArgument, "seed", "3"),
+    "a layout": (lambda: qg.quantize(X, "mxfp8", scale_layout="x"), qg.InvalidArgument, "scale_layout", None),
+    "operands that do not fit": (lambda: qg.gemm(X, X[:, :32]), qg.InvalidArgument, None, None),
+    "an arithmetic": (lambda: qg.gemm(X, X, arithmetic="sm9"), qg.InvalidArgument, "arithmetic", None),
+    "an output dtype": (lambda: qg.gemm(X, X, out_dtype="u8"), qg.InvalidArgument, "out_dtype", None),
+    "a dtype": (lambda: qg.generate("normal", (2,), "float8_e4m3"), qg.InvalidArgument, "dtype", None),
+    "a distribution": (lambda: qg.generate("gauss", (2,)), qg.InvalidArgument, "distribution", None),
+    "a negative dim": (lambda: qg.generate("normal", (-2,)), qg.InvalidArgument, "shape[0]", "-2"),
+    "a layer": (lambda: qg.run(X, X, recipe="bf16", layer="lin"), qg.InvalidArgument, "layer.kind", None),
+    "no weight": (lambda: qg.run(X, recipe="bf16"), qg.InvalidArgument, None, None),
+    "a criterion": (lambda: qg.run(X, X, recipe="bf16", require="close"), qg.InvalidArgument, "require", "'close'"),
+    "a suffix": (lambda: qg.diff(X, X).save("report.txt"), qg.InvalidArgument, "path", None),
+    "hardware": (lambda: qg.gemm(X, X, arithmetic="cublaslt"), qg.Error, None, None),
+    "a scenario": (lambda: qg.run_scenarios(["none such"]), qg.NotFound, None, None),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_errors_name_field_value_and_rule(what):
+    call, error, field, value = REFUSED[what]
+    with pytest.raises(error) as raised:
+        call()
+    caught = raised.value
+    assert str(caught) and caught.code.isupper()
+    if field is not None:
+        assert field in caught.field
+        assert caught.rule and caught.rule in str(caught)
+    if value is not None:
+        assert caught.value.strip('"') == value
+    again = pickle.loads(pickle.dumps(caught))
+    assert (str(again), again.field, again.code) == (str(caught), caught.field, caught.code)
+
+
+TYPES = {
+    "role": lambda: qg.quantize(X, "mxfp8", role=1),
+    "recipe": lambda: qg.quantize(X, 3),
+    "rowwise": lambda: qg.quantize(X, "mxfp8", rowwise="yes"),
+    "seed": lambda: qg.quantize(X, "nvfp4", role="grad_output", seed=1.5),
+    "alpha": lambda: qg.gemm(X, X, alpha="x"),
+    "foo": lambda: qg.run(X, X, recipe="bf16", foo=1),
+    "quantized": lambda: qg.dequantize(X),
+    "a": lambda: qg.gemm(None, X),
+}
+
+
+@pytest.mark.parametrize("argument", TYPES)
+def test_what_is_of_another_type_is_a_type_error(argument):
+    with pytest.raises(TypeError, match=f"^{argument}"):
+        TYPES[argument]()
+
+
+def test_errors_are_what_python_calls_them():
+    assert issubclass(qg.InvalidArgument, ValueError) and issubclass(qg.NotFound, LookupError)
+    assert issubclass(qg.Unimplemented, NotImplementedError) and issubclass(qg.Unavailable, ConnectionError)
+    with pytest.raises(ValueError, match="must be"):
+        qg.quantize(X, "mxfp8", role="foo")
+
+
+def test_a_report_is_neither_true_nor_false():
+    with pytest.raises(TypeError, match="passed"):
+        bool(qg.diff(X, X))
+
+
+def test_an_interrupt_ends_a_verb():
+    size = 4096
+    a = np.ones((size, size), np.float32)
+    timer = threading.Timer(0.3, lambda: signal.raise_signal(signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        while True:  # Until the signal finds a verb at work.
+            qg.gemm(a, a, arithmetic="exact")
+    timer.join()
+    assert qg.gemm(X, X).d[0, 0] == 64
+
+
+def test_other_threads_go_on_meanwhile():
+    counted = []
+    done = threading.Event()
+
+    def count():
+        while not done.is_set():
+            counted.append(None)
+            done.wait(0.001)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    qg.gemm(np.ones((1024, 2048), np.float32), np.ones((1024, 2048), np.float32), arithmetic="fp32")
+    before = len(counted)
+    done.set()
+    thread.join()
+    assert before > 3
