@@ -2,11 +2,11 @@
 // over whatever Python has: grpcio, in quantgate.connect. The object's methods, all with serialized
 // messages of quantgate.v1:
 //
-//   unary(method: str, request: bytes) -> bytes            "Engine/Quantize"
-//   stream(method: str, request: bytes, on_message)        calls on_message(bytes) for every
-//   message upload(sha256: bytes, data: memoryview-like array)     the blob of that digest, unless
-//   it is there download(sha256: bytes, size: int) -> bytes cancel() ends what is under way, from
-//   any thread
+//   unary(method, request) -> response                 "Engine/Quantize", bytes
+//   stream(method, request, on_message)                calls on_message(bytes) for each message
+//   upload(sha256, data)                               the blob of that digest, unless it is there
+//   download(sha256, size) -> bytes
+//   cancel()                                           ends what is under way, from any thread
 //
 // Each raises quantgate.Error for a failed call.
 #pragma once
