@@ -220,8 +220,11 @@ TEST_F(SessionRunTest, SubjectsAreHeldAgainstTheirVariantsOutput) {
   reported.insert(reported.end(), {"--report", Path("trace.html")});
   EXPECT_THAT(Quantgate(reported).out, HasSubstr("none / auto: y is negated\n"));
   EXPECT_THAT(ReadFile(Path("trace.html")), HasSubstr("<strong>y is negated</strong>"));
-  EXPECT_EQ(QuantgateJson(command("bitwise"), Where::kServer)["diagnoses"][0]["sentence"],
-            "y is negated");
+  std::vector<std::string> as_json = command("bitwise");
+  as_json.insert(as_json.end(), {"--format", "json"});
+  const ProcessResult red = Quantgate(as_json, Where::kServer);
+  EXPECT_EQ(red.exit_code, 1) << red.err;
+  EXPECT_EQ(json::parse(red.out)["diagnoses"][0]["sentence"], "y is negated");
   WriteFile(Path("mine.safetensors"), SafetensorsOf("step1.y", "[32,32]", y));
   // Without a requirement it informs.
   const json informed = QuantgateJson(
