@@ -51,9 +51,9 @@ absl::Status UnknownKnob(const RecipeEntry& entry, std::string_view name, std::s
   const auto described =
       std::find_if(AllRecipes().begin(), AllRecipes().end(),
                    [&](const RecipeDescription& one) { return one.name == entry.name; });
-  const Knob* const void_knob = FindKnob(entry, name);
-  const bool was_ignored = void_knob != nullptr && !described->is_codes_only &&
-                           CanonicalKnobValue(*void_knob, value).has_value();
+  const Knob* const stored = FindKnob(entry, name);
+  const bool was_ignored = stored != nullptr && !described->is_codes_only &&
+                           CanonicalKnobValue(*stored, value).has_value();
   return Refuse(
       KnobField(name), ShownValue(value),
       absl::StrCat(

@@ -75,9 +75,11 @@ std::vector<Knob> Fp32ScaleKnobs() {
   return knobs;
 }
 
-/// The knobs of bf16. Those about codes have no effect, since there are no codes.
+/// The knobs of bf16. Those about codes, with the values that 0.1.0 took and ignored, are read of
+/// what it stored.
 std::vector<Knob> Bf16Knobs() {
-  std::vector<Knob> knobs = CommonKnobs({"divide", "reciprocal"}, "");
+  std::vector<Knob> knobs =
+      CommonKnobs({"divide", "reciprocal"}, "", {"nearest_even", "nearest_away"});
   std::erase_if(knobs, [](const Knob& knob) { return knob.is_later; });
   for (Knob& knob : knobs) {
     knob.is_void = knob.name != "backward_override" && knob.name != "activation_dtype";

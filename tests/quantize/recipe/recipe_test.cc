@@ -177,6 +177,7 @@ TEST(Recipe, RefusesWithRecipeKnobValueAndChoices) {
       {"int8:backward_override=none", "not of int8; knobs of int8: scale_rule"},
       // 0.1.0 refused values that no recipe had.
       {"bf16:element_rounding=nope", "not of bf16; knobs of bf16: backward_override"},
+      {"bf16:element_rounding=nearest_zero", "not of bf16; knobs of bf16: backward_override"},
       {"hybrid:fprop={\"name\": \"bf16\", \"knobs\": {\"overflow\": \"nan\"}}",
        "not of bf16; 0.1.0 ignored it: leave it out; knobs of bf16: backward_override"},
       {"nvfp4:nvfp4_4over6_err_mode=mse",
