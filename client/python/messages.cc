@@ -106,6 +106,16 @@ CallTypes TypesOfCall(const std::string& method) {
   return {NewMessage(*found->input_type()), NewMessage(*found->output_type())};
 }
 
+namespace {
+
+std::unique_ptr<Message> Parsed(const std::string& type, const nb::bytes& bytes) {
+  std::unique_ptr<Message> message = NewMessage(type);
+  ParseInto(bytes, *message);
+  return message;
+}
+
+}  // namespace
+
 void BindMessages(nb::module_& module) {
   module.def(
       "encode",
@@ -116,25 +126,19 @@ void BindMessages(nb::module_& module) {
   module.def(
       "decode",
       [](const std::string& type, const nb::bytes& bytes) {
-        const std::unique_ptr<Message> message = NewMessage(type);
-        ParseInto(bytes, *message);
-        return JsonTextOf(*message);
+        return JsonTextOf(*Parsed(type, bytes));
       },
       nb::arg("type"), nb::arg("bytes"));
   module.def(
       "parts",
       [](const std::string& type, const nb::bytes& bytes, const std::string& field) {
-        const std::unique_ptr<Message> message = NewMessage(type);
-        ParseInto(bytes, *message);
-        return PartsOfMessage(*message, field);
+        return PartsOfMessage(*Parsed(type, bytes), field);
       },
       nb::arg("type"), nb::arg("bytes"), nb::arg("field"));
   module.def(
       "request_json",
       [](const std::string& type, const nb::bytes& bytes) {
-        const std::unique_ptr<Message> message = NewMessage(type);
-        ParseInto(bytes, *message);
-        return RequestJsonOf(*message);
+        return RequestJsonOf(*Parsed(type, bytes));
       },
       nb::arg("type"), nb::arg("bytes"));
 }

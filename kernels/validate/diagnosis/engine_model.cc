@@ -16,13 +16,30 @@ bool HasActivation(LayerKind kind) {
   return kind == LayerKind::kLayerNormMlp || kind == LayerKind::kTransformerLayer;
 }
 
-}  // namespace
-
+/// Whether a change of one part of backward changes an output.
 bool IsOfScope(ChangeScope scope, const std::string& output) {
   const std::string word = ParameterName::Parse(output).word;
   if (scope == ChangeScope::kDgrad) return word == "dx";
   if (scope == ChangeScope::kWgrad) return word == "dw" || word == "db" || word == "main_grad";
   return true;
+}
+
+}  // namespace
+
+absl::StatusOr<TensorsByName> OutputsWithin(ChangeScope scope,
+                                            const std::vector<NamedTensor>& outputs,
+                                            const TensorsByName& expected, Engine& engine,
+                                            const Cancellation* cancellation) {
+  TensorsByName within;
+  for (const NamedTensor& output : outputs) {
+    const auto found = expected.find(output.name);
+    if (found != expected.end() && !IsOfScope(scope, output.name)) {
+      within[output.name] = found->second;
+      continue;
+    }
+    QG_ASSIGN_OR_RETURN(within[output.name], engine.ToHost(output.tensor, cancellation));
+  }
+  return within;
 }
 
 absl::StatusOr<TensorsByName> EngineLayerModel::Compute(const LayerChange& change) {
@@ -55,16 +72,7 @@ absl::StatusOr<TensorsByName> EngineLayerModel::Compute(const LayerChange& chang
   QG_RETURN_IF_ERROR(CheckLayerGemms(*plan, arithmetic_));
   QG_ASSIGN_OR_RETURN(const LayerResult result,
                       RunLayer(engine_, request, recipe, arithmetic_, &end_));
-  TensorsByName outputs;
-  for (const NamedTensor& output : result.outputs) {
-    const auto expected = expected_.find(output.name);
-    if (expected != expected_.end() && !IsOfScope(change.scope, output.name)) {
-      outputs[output.name] = expected->second;
-      continue;
-    }
-    QG_ASSIGN_OR_RETURN(outputs[output.name], engine_.ToHost(output.tensor, &end_));
-  }
-  return outputs;
+  return OutputsWithin(change.scope, result.outputs, expected_, engine_, &end_);
 }
 
 std::vector<std::string> OtherActivations(const LayerSpec& spec) {

@@ -12,8 +12,12 @@
 
 namespace quantgate {
 
-/// Whether a change of one part of backward changes an output.
-bool IsOfScope(ChangeScope scope, const std::string& output);
+/// What was computed under a change, in host memory: outputs that a change of this part of backward
+/// leaves alone are those expected.
+absl::StatusOr<TensorsByName> OutputsWithin(ChangeScope scope,
+                                            const std::vector<NamedTensor>& outputs,
+                                            const TensorsByName& expected, Engine& engine,
+                                            const Cancellation* cancellation);
 /// Other activations of a layer that LayerSpec::activation decides about.
 std::vector<std::string> OtherActivations(const LayerSpec& spec);
 /// A recipe with each other value of each of its knobs, and with each backward override; then the

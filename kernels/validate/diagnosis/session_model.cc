@@ -103,16 +103,7 @@ absl::StatusOr<TensorsByName> SessionModel::TakeSteps(const LayerChange& change)
   };
   const absl::StatusOr<std::vector<NamedTensor>> outputs = take();
   QG_RETURN_IF_ERROR(WithoutRoom(outputs.status()));
-  TensorsByName computed;
-  for (const NamedTensor& output : *outputs) {
-    const auto expected = expected_.find(output.name);
-    if (expected != expected_.end() && !IsOfScope(change.scope, output.name)) {
-      computed[output.name] = expected->second;
-      continue;
-    }
-    QG_ASSIGN_OR_RETURN(computed[output.name], engine_.ToHost(output.tensor, &end_));
-  }
-  return computed;
+  return OutputsWithin(change.scope, *outputs, expected_, engine_, &end_);
 }
 
 absl::Status SessionModel::CheckRepeats() {
