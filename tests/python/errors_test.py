@@ -83,7 +83,7 @@ def test_a_report_is_neither_true_nor_false():
 
 
 def test_an_interrupt_ends_a_verb():
-    size = 4096
+    size = 2048
     a = np.ones((size, size), np.float32)
     timer = threading.Timer(0.3, lambda: signal.raise_signal(signal.SIGINT))
     timer.start()
