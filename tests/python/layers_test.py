@@ -76,24 +76,23 @@ def test_diff_counts_what_numpy_counts():
     b = np.where(rng.random(a.shape) < 0.1, np.nextafter(a, np.float32(np.inf)), a)
     report = qg.diff(a, b)
     wrong = int((a.view(np.uint32) != b.view(np.uint32)).sum())
-    parity = report.comparisons[0].result.parity
+    parity = report.comparisons[0].parity
     assert wrong > 100 and parity.mismatch_count == wrong and parity.worst_ulp == 1
     assert not report.passed and qg.diff(a, b, max_ulp=1).passed
     assert qg.diff({"a": a}, {"a": a.copy()}).passed
     assert not qg.diff({"a": a}, {"a": a, "b": b}).passed
-    error = report.comparisons[0].result.error
+    error = report.comparisons[0].error
     assert error.max_abs == np.abs(a.astype(np.float64) - b).max()
 
 
 def test_compare_holds_variants_against_the_reference(model):
-    report = qg.compare(model["fc1.x"][:64], model["fc1.weight"][:128], recipes=["bf16"], arithmetics=["sm90", "exact", "sm90"],
+    report = qg.compare(model["fc1.x"][:64], model["fc1.weight"][:128], recipes=["bf16"], arithmetics=["sm90", "exact", "fp32"],
                         reference=0)
     pairs = {(pair.subject, pair.reference): pair.mismatch_count for pair in report.run.pairs}
     y = [outputs["y"] for outputs in report.variant_outputs]
-    differing = int((bits_of(y[0]) != bits_of(y[1])).sum())
-    assert differing > 0
-    assert pairs[1, 0] == differing and pairs[2, 0] == 0
-    assert hashlib.sha256(bits(y[0])).hexdigest() != hashlib.sha256(bits(y[1])).hexdigest()
+    for subject in (1, 2):
+        differing = int((bits_of(y[0]) != bits_of(y[subject])).sum())
+        assert differing > 0 and pairs[subject, 0] == differing
 
 
 def bits_of(array):
