@@ -6,6 +6,7 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -171,15 +172,27 @@ class Client {
     v1::RunScenariosRequest asked;
     ParseJson(request, asked);
     v1::ScenarioRunFinished finished;
-    Run([&]() -> absl::Status {
-      QG_ASSIGN_OR_RETURN(finished,
-                          connection_->RunScenarios(asked, [&](const v1::ScenarioEvent& event) {
-                            const std::string text = JsonTextOf(event);
-                            const nb::gil_scoped_acquire acquired;
-                            on_event(text);
-                          }));
-      return absl::OkStatus();
-    });
+    std::exception_ptr thrown;  // By on_event: it ends the run.
+    const auto tell = [&](const v1::ScenarioEvent& event) {
+      if (thrown) return;
+      const std::string text = JsonTextOf(event);
+      const nb::gil_scoped_acquire acquired;
+      try {
+        on_event(text);
+      } catch (...) {
+        thrown = std::current_exception();
+        connection_->Cancel();
+      }
+    };
+    const absl::Status status = WithoutGil(
+        /*is_long=*/true,
+        [&]() -> absl::Status {
+          QG_ASSIGN_OR_RETURN(finished, connection_->RunScenarios(asked, tell));
+          return absl::OkStatus();
+        },
+        [&] { connection_->Cancel(); });
+    if (thrown) std::rethrow_exception(thrown);
+    ThrowIfError(status);
     return JsonTextOf(finished);
   }
 

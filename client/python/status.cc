@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -64,11 +65,17 @@ absl::Status WithoutGil(bool is_long, absl::FunctionRef<absl::Status()> work,
   std::mutex mutex;
   std::condition_variable is_done;
   std::optional<absl::Status> result;
+  std::exception_ptr thrown;  // Such as std::bad_alloc, which is the caller's to see.
   bool was_interrupted = false;
   {
     const nb::gil_scoped_release released;
     std::thread worker([&] {
-      absl::Status status = work();
+      absl::Status status;
+      try {
+        status = work();
+      } catch (...) {
+        thrown = std::current_exception();
+      }
       const std::lock_guard lock(mutex);
       result = std::move(status);
       is_done.notify_all();
@@ -92,6 +99,7 @@ absl::Status WithoutGil(bool is_long, absl::FunctionRef<absl::Status()> work,
     PyErr_SetNone(PyExc_KeyboardInterrupt);
     throw nb::python_error();
   }
+  if (thrown) std::rethrow_exception(thrown);
   return *std::move(result);
 }
 

@@ -2,10 +2,10 @@
 
 #include <dlfcn.h>
 
-#include <array>
 #include <climits>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
@@ -22,13 +22,28 @@ absl::Status BuiltWithout() {
       "this build has no CUDA engine; the CPU engine gives the bits of arithmetic sm90");
 }
 
+/// The folder of the shared object that has this code, as the Python package's extension does; of a
+/// program its own.
+std::filesystem::path OwnFolder() {
+  Dl_info info = {};
+  if (dladdr(reinterpret_cast<const void*>(&IsBuiltWithCuda), &info) == 0) return {};
+  std::error_code error;
+  return std::filesystem::canonical(info.dli_fname, error).parent_path();
+}
+
 /// Where the module may be: in ../lib of the program's folder, as in build trees and bundles, or
-/// beside the program.
-std::array<std::filesystem::path, 2> ModulePaths() {
+/// beside the program; beside an extension, or in lib of the build tree that has its folder.
+std::vector<std::filesystem::path> ModulePaths() {
   std::error_code error;
   const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
-  const std::filesystem::path folder = program.parent_path();
-  return {folder.parent_path() / "lib" / kModule, folder / kModule};
+  const std::filesystem::path folder = program.parent_path(), own = OwnFolder();
+  std::vector<std::filesystem::path> paths = {folder.parent_path() / "lib" / kModule,
+                                              folder / kModule};
+  if (!own.empty() && own != folder) {
+    paths.push_back(own / kModule);
+    paths.push_back(own.parent_path().parent_path() / "lib" / kModule);
+  }
+  return paths;
 }
 
 std::string LastError() {

@@ -83,7 +83,7 @@ def test_a_report_is_neither_true_nor_false():
 
 
 def test_an_interrupt_ends_a_verb():
-    size = 4096
+    size = 2048
     a = np.ones((size, size), np.float32)
     timer = threading.Timer(0.3, lambda: signal.raise_signal(signal.SIGINT))
     timer.start()
@@ -110,3 +110,14 @@ def test_other_threads_go_on_meanwhile():
     done.set()
     thread.join()
     assert before > 3
+
+
+def test_what_a_callback_raises_is_raised():
+    from quantgate import _engine
+
+    def refuse(event):
+        raise ZeroDivisionError(event)
+
+    client = _engine.Client.local("cpu", 0)
+    with pytest.raises(ZeroDivisionError, match="scenario"):
+        client.run_scenarios('{"names": ["%s"]}' % qg.scenarios()[0].name, refuse)

@@ -50,11 +50,12 @@ def test_a_gemm_has_the_bits_of_the_hardware(name):
         assert bits(out) == bits(tensors[case["d"]]), case["name"]
 
 
-def test_verify_finds_what_is_wrong(model, fc1):
-    operands = dict(x=model["fc1.x"], weight=model["fc1.weight"], bias=model["fc1.bias"], grad_output=model["fc1.dy"],
-                    recipe="bf16")
-    assert qg.verify(fc1.outputs, **operands).passed
-    wrong = dict(fc1.outputs)
+def test_verify_finds_what_is_wrong(model):
+    operands = dict(x=model["fc1.x"][:32, :64], weight=model["fc1.weight"][:48, :64], bias=model["fc1.bias"][:48],
+                    grad_output=model["fc1.dy"][:32, :48], recipe="bf16")
+    outputs = qg.run(**operands).outputs
+    assert qg.verify(outputs, **operands).passed
+    wrong = dict(outputs)
     wrong["dw"] = (wrong["dw"].astype(np.float32) * 2).astype(ml_dtypes.bfloat16)
     report = qg.verify(wrong, **operands)
     assert not report.passed
@@ -64,9 +65,9 @@ def test_verify_finds_what_is_wrong(model, fc1):
     report = qg.verify(wrong, **operands)
     assert not report.passed and "dw" in report.diagnosis.sentence
     assert qg.verify(wrong, only=["y", "dx"], **operands).passed
-    assert qg.verify(fc1.outputs, require="bound", **operands).passed
+    assert qg.verify(outputs, require="bound", **operands).passed
     with pytest.raises(qg.InvalidArgument, match="none of this layer's outputs"):
-        qg.verify({"z": fc1.outputs["y"]}, **operands)
+        qg.verify({"z": outputs["y"]}, **operands)
 
 
 def test_diff_counts_what_numpy_counts():
@@ -75,24 +76,23 @@ def test_diff_counts_what_numpy_counts():
     b = np.where(rng.random(a.shape) < 0.1, np.nextafter(a, np.float32(np.inf)), a)
     report = qg.diff(a, b)
     wrong = int((a.view(np.uint32) != b.view(np.uint32)).sum())
-    parity = report.comparisons[0].result.parity
+    parity = report.comparisons[0].parity
     assert wrong > 100 and parity.mismatch_count == wrong and parity.worst_ulp == 1
     assert not report.passed and qg.diff(a, b, max_ulp=1).passed
     assert qg.diff({"a": a}, {"a": a.copy()}).passed
     assert not qg.diff({"a": a}, {"a": a, "b": b}).passed
-    error = report.comparisons[0].result.error
+    error = report.comparisons[0].error
     assert error.max_abs == np.abs(a.astype(np.float64) - b).max()
 
 
 def test_compare_holds_variants_against_the_reference(model):
-    report = qg.compare(model["fc1.x"], model["fc1.weight"], recipes=["bf16"], arithmetics=["sm90", "exact", "sm90"],
+    report = qg.compare(model["fc1.x"][:64], model["fc1.weight"][:128], recipes=["bf16"], arithmetics=["sm90", "exact", "fp32"],
                         reference=0)
     pairs = {(pair.subject, pair.reference): pair.mismatch_count for pair in report.run.pairs}
     y = [outputs["y"] for outputs in report.variant_outputs]
-    differing = int((bits_of(y[0]) != bits_of(y[1])).sum())
-    assert differing > 0
-    assert pairs[1, 0] == differing and pairs[2, 0] == 0
-    assert hashlib.sha256(bits(y[0])).hexdigest() != hashlib.sha256(bits(y[1])).hexdigest()
+    for subject in (1, 2):
+        differing = int((bits_of(y[0]) != bits_of(y[subject])).sum())
+        assert differing > 0 and pairs[subject, 0] == differing
 
 
 def bits_of(array):
@@ -100,7 +100,7 @@ def bits_of(array):
 
 
 def test_explain_names_the_rule(model):
-    x, w = model["fc1.x"][:32], model["fc1.weight"][:32]
+    x, w = model["fc1.x"][:32, :128], model["fc1.weight"][:32, :128]
     d = qg.gemm(x, w, arithmetic="sm90").d
     answer = qg.explain(a=x, b=w, d=d)
     assert answer.is_established and "sm90" in answer.gemm[0].arithmetic
@@ -110,7 +110,7 @@ def test_explain_names_the_rule(model):
 
 
 def test_codes_are_operands_of_a_layer(model):
-    x, w, dy = model["fc1.x"], model["fc1.weight"], model["fc1.dy"]
+    x, w, dy = model["fc1.x"][:64, :96], model["fc1.weight"][:32, :96], model["fc1.dy"][:64, :32]
     expected = qg.run(x, w, recipe="mxfp8", grad_output=dy)
     q = [qg.quantize(tensor, "mxfp8", role=role, columnwise=True)
          for tensor, role in ((x, "input"), (w, "weight"), (dy, "grad_output"))]

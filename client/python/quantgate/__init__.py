@@ -35,8 +35,8 @@ run_scenarios = _local.run_scenarios
 __all__ = [
     "Cancelled", "Client", "DeadlineExceeded", "DiffReport", "Error", "Explanation", "FailedPrecondition", "GemmResult",
     "Info", "InternalError", "InvalidArgument", "Local", "NotFound", "PermissionDenied", "Quantized", "Recipe", "Record",
-    "Report", "ResourceExhausted", "RunReport", "ScenarioReport", "Session", "StepReport", "Unavailable", "Unimplemented", "compare",
-    "dequantize", "diff", "explain", "gemm", "generate", "info", "quantize", "recipe", "restore", "run",
+    "Report", "ResourceExhausted", "RunReport", "ScenarioReport", "Session", "StepReport", "Unavailable", "Unimplemented",
+    "compare", "dequantize", "diff", "explain", "gemm", "generate", "info", "quantize", "recipe", "restore", "run",
     "run_scenarios", "scenarios", "session", "verify",
 ]
 
