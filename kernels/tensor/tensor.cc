@@ -155,6 +155,11 @@ absl::StatusOr<Tensor> Tensor::RowRange(int64_t begin, int64_t count) const {
   return View(dtype_, std::move(shape), buffer_, offset_ + static_cast<size_t>(begin) * row_bytes);
 }
 
+bool HaveSameBytes(const Tensor& a, const Tensor& b) {
+  const std::span<const std::byte> x = a.bytes(), y = b.bytes();
+  return x.size() == y.size() && (x.empty() || std::memcmp(x.data(), y.data(), x.size()) == 0);
+}
+
 std::string TensorText(const Tensor& tensor) {
   if (!tensor.has_value()) return "absent";
   return TypeText(tensor.dtype(), tensor.shape());

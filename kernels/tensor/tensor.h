@@ -121,6 +121,9 @@ class Tensor {
   size_t offset_ = 0;
 };
 
+/// Whether two tensors in host memory have the same bytes, whatever dtype and shape say of them.
+bool HaveSameBytes(const Tensor& a, const Tensor& b);
+
 /// Dtype and shape as text: "bf16[256x512]"; "absent" without a value.
 std::string TensorText(const Tensor& tensor);
 

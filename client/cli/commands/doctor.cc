@@ -3,8 +3,8 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -111,13 +111,7 @@ absl::StatusOr<std::vector<Tensor>> SampleBits(Isa isa, int threads) {
 }
 
 bool AreEqual(const std::vector<Tensor>& left, const std::vector<Tensor>& right) {
-  for (size_t i = 0; i < left.size(); ++i) {
-    if (left[i].byte_size() != right[i].byte_size() ||
-        std::memcmp(left[i].data(), right[i].data(), left[i].byte_size()) != 0) {
-      return false;
-    }
-  }
-  return left.size() == right.size();
+  return std::equal(left.begin(), left.end(), right.begin(), right.end(), HaveSameBytes);
 }
 
 Finding CheckBits() {

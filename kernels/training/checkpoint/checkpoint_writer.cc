@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <span>
@@ -71,14 +70,9 @@ std::map<std::string, std::string> Metadata(const SessionSpec& spec, const Recip
           {kCheckpointStateKey, JsonText(state)}};
 }
 
-bool SameBytes(const Tensor& a, const Tensor& b) {
-  const auto x = a.bytes(), y = b.bytes();
-  return x.size() == y.size() && (x.empty() || std::memcmp(x.data(), y.data(), x.size()) == 0);
-}
-
 bool AllSame(std::span<const Tensor> tensors) {
   return std::all_of(tensors.begin(), tensors.end(),
-                     [&](const Tensor& tensor) { return SameBytes(tensor, tensors[0]); });
+                     [&](const Tensor& tensor) { return HaveSameBytes(tensor, tensors[0]); });
 }
 
 /// Joins the ranks' states into one, tensor by tensor.
@@ -148,7 +142,7 @@ absl::StatusOr<std::optional<Tensor>> RanksWriter::Join(size_t index) {
     return AllSame(tensors) ? std::optional<Tensor>(tensors[0]) : std::nullopt;
   }
   for (size_t rank = tp_; rank < tensors.size(); ++rank) {
-    if (!SameBytes(tensors[rank], tensors[rank % tp_])) return std::nullopt;
+    if (!HaveSameBytes(tensors[rank], tensors[rank % tp_])) return std::nullopt;
   }
   return JoinShards(*host_, {tensors.begin(), tensors.begin() + static_cast<int64_t>(tp_)}, *rule,
                     nullptr);

@@ -1,7 +1,6 @@
 #include "kernels/validate/diagnosis/layer_hypotheses.h"
 
 #include <algorithm>
-#include <cstring>
 #include <optional>
 #include <set>
 #include <utility>
@@ -111,8 +110,7 @@ absl::Status LayerDiagnoser::Prepare() {
     }
     QG_ASSIGN_OR_RETURN(expected_[name], ValuesOf(expected));
     QG_ASSIGN_OR_RETURN(subject_[name], ValuesOf(subject));
-    const bool is_equal = subject.dtype() == expected.dtype() &&
-                          std::memcmp(subject.data(), expected.data(), expected.byte_size()) == 0;
+    const bool is_equal = subject.dtype() == expected.dtype() && HaveSameBytes(subject, expected);
     if (is_equal)
       right_.push_back(name);
     else

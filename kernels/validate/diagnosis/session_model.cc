@@ -1,7 +1,6 @@
 #include "kernels/validate/diagnosis/session_model.h"
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
 #include <set>
 #include <utility>
@@ -17,11 +16,6 @@ Tensor* FindTensor(TensorFile& file, const std::string& name) {
   const auto found = std::find_if(file.tensors.begin(), file.tensors.end(),
                                   [&](const NamedTensor& tensor) { return tensor.name == name; });
   return found == file.tensors.end() ? nullptr : &found->tensor;
-}
-
-bool HasBytesOf(const Tensor& left, const Tensor& right) {
-  return left.dtype() == right.dtype() && left.shape() == right.shape() &&
-         std::memcmp(left.data(), right.data(), left.byte_size()) == 0;
 }
 
 /// A hypothesis for which there is no room is one that is not tried.
@@ -115,7 +109,9 @@ absl::Status SessionModel::CheckRepeats() {
   }
   const bool repeats = std::all_of(expected_.begin(), expected_.end(), [&](const auto& expected) {
     const auto found = again->find(expected.first);
-    return found != again->end() && HasBytesOf(found->second, expected.second);
+    return found != again->end() && found->second.dtype() == expected.second.dtype() &&
+           found->second.shape() == expected.second.shape() &&
+           HaveSameBytes(found->second, expected.second);
   });
   repeats_ = repeats ? absl::OkStatus()
                      : absl::UnimplementedError(
@@ -154,7 +150,7 @@ std::vector<std::string> SessionModel::EarlierScales() {
   TensorFile& file = **before_;
   for (const auto& [state, scale] : steps_.earlier_scales) {
     const Tensor* const now = FindTensor(file, state + ".scale");
-    if (now != nullptr && !HasBytesOf(*now, scale)) states.push_back(state);
+    if (now != nullptr && !HaveSameBytes(*now, scale)) states.push_back(state);
   }
   return states;
 }

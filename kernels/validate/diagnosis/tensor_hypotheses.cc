@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -150,8 +149,7 @@ absl::StatusOr<TensorFindings> FindCauseOfType(const TensorCase& of) {
   TensorFindings findings;
   const bool is_reversed =
       e.rank() == 2 && s.shape() == Shape(e.shape().rbegin(), e.shape().rend());
-  const bool same_bytes =
-      e.byte_size() == s.byte_size() && std::memcmp(e.data(), s.data(), e.byte_size()) == 0;
+  const bool same_bytes = HaveSameBytes(e, s);
   Cause cause;
   cause.fit = {FitLevel::kBits, s.element_count()};
   if (same_bytes && e.dtype() != s.dtype()) {
