@@ -41,6 +41,7 @@ install(RUNTIME_DEPENDENCY_SET program_libraries ${bundle_excluded} LIBRARY DEST
 # Only by name: an ordinary installation has no tests.
 get_property(device_programs GLOBAL PROPERTY QUANTGATE_DEVICE_PROGRAMS)
 get_property(device_benchmarks GLOBAL PROPERTY QUANTGATE_DEVICE_BENCHMARKS)
+add_custom_target(device_tests DEPENDS ${device_programs} ${device_benchmarks})
 if(device_programs)
   quantgate_bundled_program(${device_programs} ${device_benchmarks})
   install(TARGETS ${device_programs} RUNTIME_DEPENDENCY_SET test_libraries
@@ -53,7 +54,7 @@ if(device_programs)
     LIBRARY DESTINATION lib COMPONENT device_tests EXCLUDE_FROM_ALL)
   install(DIRECTORY tests/data DESTINATION tests COMPONENT device_tests EXCLUDE_FROM_ALL)
   install(PROGRAMS tests/hardware/run_cuda_tests.sh DESTINATION . COMPONENT device_tests EXCLUDE_FROM_ALL)
-  list(APPEND bundle_needs ${device_programs} ${device_benchmarks})
+  list(APPEND bundle_needs device_tests)
   list(APPEND bundle_components device_tests)
 endif()
 

@@ -55,10 +55,10 @@ function(quantgate_cuda_library name)
   quantgate_one_shot(${name})
 endfunction()
 
-# quantgate_cuda_test(NAME SOURCES ... DEPS ...): a test that needs a device. It is built everywhere and labelled cuda;
-# where there is no device it is left out and counted, never passed (deploy/test.sh). A bundle has it
-# (cmake/bundle.cmake). One that needs two devices is labelled cuda2, by its name NAME_cuda2_test, which says so in a bundle
-# too (tests/hardware/run_cuda_tests.sh).
+# quantgate_cuda_test(NAME SOURCES ... DEPS ...): a test that needs a device. It is labelled cuda; where there is no device it
+# is left out and counted, never passed (deploy/test.sh). A one-shot build leaves it to the target device_tests, since it is
+# often one of a machine without a device; a bundle has it (cmake/bundle.cmake). One that needs two devices is labelled cuda2,
+# by its name NAME_cuda2_test, which says so in a bundle too (tests/hardware/run_cuda_tests.sh).
 function(quantgate_cuda_test name)
   if(name MATCHES "_cuda2_test$")
     quantgate_test(${name} ${ARGN} LABELS cuda2)
@@ -66,4 +66,5 @@ function(quantgate_cuda_test name)
     quantgate_test(${name} ${ARGN} LABELS cuda)
   endif()
   set_property(GLOBAL APPEND PROPERTY QUANTGATE_DEVICE_PROGRAMS ${name})
+  set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL ${QUANTGATE_ONE_SHOT})
 endfunction()

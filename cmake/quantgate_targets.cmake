@@ -47,7 +47,7 @@ endfunction()
 # quantgate_test_library(NAME SOURCES ... DEPS ...): what several tests share, compiled once.
 function(quantgate_test_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
-  add_library(${name} STATIC ${ARG_SOURCES})
+  add_library(${name} STATIC EXCLUDE_FROM_ALL ${ARG_SOURCES})
   target_compile_options(${name} PRIVATE ${QUANTGATE_COMPILE_OPTIONS})
   target_compile_definitions(${name} PRIVATE QUANTGATE_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
   target_link_libraries(${name} PUBLIC ${ARG_DEPS} GTest::gmock)

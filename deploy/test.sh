@@ -15,6 +15,8 @@ done
 deploy/install_packages.sh --tests
 cmake --preset release $(deploy/one_shot.sh build/release) -DQUANTGATE_TESTS=ON -DQUANTGATE_CUDA=AUTO
 cmake --build --preset release
+devices=$(deploy/find_gpu.sh count)
+if [ "$devices" -gt 0 ]; then cmake --build --preset release --target device_tests; fi
 # One that hangs fails by its name.
 ctest --test-dir build/release --output-on-failure --parallel "$(nproc)" --timeout 900 \
   --label-exclude "^($(IFS='|'; echo "${left_out[*]}"))\$"
@@ -26,9 +28,8 @@ fi
 
 # run_labelled LABEL DEVICES: runs the tests with LABEL where there are DEVICES devices, else says how many are left out.
 run_labelled() {
-  local tests devices
+  local tests
   tests=$(count_labelled "$1")
-  devices=$(deploy/find_gpu.sh count)
   if [ "$tests" -eq 0 ]; then
     echo "no $1 tests: this build has no CUDA engine, since no CUDA Toolkit was found"
   elif [ "$devices" -ge "$2" ]; then
