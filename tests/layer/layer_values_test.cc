@@ -29,6 +29,17 @@ void ExpectReference(const LayerResult& result, const std::map<std::string, Tens
   }
 }
 
+/// The composition's outputs of a case. Two tests read them, and they are most of the work of both.
+const std::map<std::string, Tensor>& KeptReferenceOf(const NamedCase& of,
+                                                     const LayerRequest& request,
+                                                     const Recipe& recipe) {
+  static auto& kept = *new std::map<std::string, std::map<std::string, Tensor>>;
+  std::map<std::string, Tensor>& reference =
+      kept[absl::StrCat(of.name, " ", recipe.CanonicalText())];
+  if (reference.empty()) reference = ReferenceOf(request, recipe);
+  return reference;
+}
+
 class LayerValues : public ::testing::TestWithParam<NamedCase> {};
 
 TEST_P(LayerValues, EveryGradientOfEveryRecipeIsTheComposition) {
@@ -36,7 +47,7 @@ TEST_P(LayerValues, EveryGradientOfEveryRecipeIsTheComposition) {
   size_t recipes = 0;
   for (const Recipe& recipe : CaseRecipes()) {
     SCOPED_TRACE(recipe.CanonicalText());
-    const auto reference = ReferenceOf(request, recipe);
+    const auto& reference = KeptReferenceOf(GetParam(), request, recipe);
     const LayerResult result = RunCase(request, recipe);
     ExpectReference(result, reference);
     EXPECT_EQ(result.outputs.size(), reference.size());
@@ -50,7 +61,7 @@ TEST_P(LayerValues, AGradientDoesNotDependOnWhichOthersAreAskedFor) {
   int turn = 0;
   for (const Recipe& recipe : CaseRecipes()) {
     SCOPED_TRACE(recipe.CanonicalText());
-    const auto reference = ReferenceOf(request, recipe);
+    const auto& reference = KeptReferenceOf(GetParam(), request, recipe);
     ++turn;
     for (int mask = 0; mask < 8; ++mask) {
       // Every choice meets an eighth of the recipes.
