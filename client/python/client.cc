@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/blob_transfer.h"
 #include "client/execute.h"
@@ -53,8 +54,16 @@ class Client {
     local.threads = threads;
     return std::make_unique<Client>(ValueOf(ConnectInMemory({}, local, ConnectionOptions())));
   }
-  static std::unique_ptr<Client> Remote(nb::object transport, const std::string& address) {
-    return std::make_unique<Client>(ConnectThrough(std::move(transport), address));
+  /// `timeout`: seconds from now, for all its calls together. `backoff`: seconds.
+  static std::unique_ptr<Client> Remote(nb::object transport, const std::string& address,
+                                        std::optional<double> timeout, int attempts_max,
+                                        double backoff) {
+    ConnectionOptions options;
+    if (timeout.has_value()) options.deadline = absl::Now() + absl::Seconds(*timeout);
+    options.attempts_max = attempts_max;
+    options.backoff = absl::Seconds(backoff);
+    return std::make_unique<Client>(
+        ValueOf(ConnectThrough(std::move(transport), address, options)));
   }
 
   /// A unary call: JSON of the request (protobuf's mapping) to the bytes of the response.
@@ -224,7 +233,10 @@ class Client {
 void BindClient(nb::module_& module) {
   nb::class_<Client>(module, "Client")
       .def_static("local", &Client::Local, nb::arg("device"), nb::arg("threads"))
-      .def_static("remote", &Client::Remote, nb::arg("transport"), nb::arg("address"))
+      .def_static("remote", &Client::Remote, nb::arg("transport"), nb::arg("address"),
+                  nb::arg("timeout").none() = nb::none(),
+                  nb::arg("attempts_max") = ConnectionOptions().attempts_max,
+                  nb::arg("backoff") = absl::ToDoubleSeconds(ConnectionOptions().backoff))
       .def("call", &Client::Call, nb::arg("method"), nb::arg("request"))
       .def("place", &Client::Place, nb::arg("what"), nb::arg("tensor"), nb::arg("stored"))
       .def("fetch", &Client::Fetch, nb::arg("named_tensor"))
