@@ -49,14 +49,14 @@ bool RemoteConnection::PauseBeforeRetry(int attempt, const absl::Status& status)
   thread_local std::minstd_rand random(std::random_device{}());
   const double jitter = std::uniform_real_distribution<double>(0.5, 1.0)(random);
   const absl::Duration backoff = options().backoff * (1 << std::min(attempt - 1, 10)) * jitter;
-  return Pause(std::max(backoff, RetryAfterOf(status).value_or(backoff)));
+  const absl::Time wake = absl::Now() + std::max(backoff, RetryAfterOf(status).value_or(backoff));
+  return SleepUntil(std::min(wake, options().deadline)) && wake < options().deadline;
 }
 
-bool RemoteConnection::Pause(absl::Duration duration) {
-  const absl::Time wake = absl::Now() + duration;
+bool RemoteConnection::SleepUntil(absl::Time wake) {
   absl::MutexLock lock(&mutex_);
-  mutex_.AwaitWithDeadline(absl::Condition(&cancelled_), std::min(wake, options().deadline));
-  return !cancelled_ && wake < options().deadline;
+  mutex_.AwaitWithDeadline(absl::Condition(&cancelled_), wake);
+  return !cancelled_;
 }
 
 }  // namespace quantgate

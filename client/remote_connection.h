@@ -91,6 +91,8 @@ class RemoteConnection : public Connection {
   virtual absl::Status WriteStream(WriteMessages& messages, v1::WriteResponse& response) = 0;
   /// Ends the calls of kWork that are under way and every later one.
   virtual void CancelCalls() = 0;
+  /// Sleeps until `wake`, or returns early (false) once cancelled.
+  virtual bool SleepUntil(absl::Time wake);
 
  private:
   friend absl::StatusOr<Upload> WriteBlob(RemoteConnection& connection, const SharedBytes& bytes,
@@ -101,8 +103,6 @@ class RemoteConnection : public Connection {
   /// Waits before try number `attempt` (1: the second). False: the deadline or Cancel() came first,
   /// or tries are used up.
   bool PauseBeforeRetry(int attempt, const absl::Status& status);
-  /// Sleeps, or returns early (false) once cancelled or past the deadline.
-  bool Pause(absl::Duration duration);
 
   absl::StatusOr<v1::QueryWriteResponse> CommittedOf(const BlobUpload& upload);
   absl::StatusOr<Upload> Send(BlobUpload& upload, int64_t offset);

@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <span>
@@ -26,6 +27,10 @@ namespace {
 using google::protobuf::MessageLite;
 
 nb::bytes BytesOfText(const std::string& text) { return nb::bytes(text.data(), text.size()); }
+
+bool IsError(nb::python_error& error) {
+  return nb::isinstance(error.value(), nb::module_::import_("quantgate._errors").attr("Error"));
+}
 
 /// Whether chunks to this address need no checksum of their own (IsOnThisMachine): Python does not
 /// say who the peer is, and a name may be anybody's.
@@ -53,6 +58,9 @@ class PythonConnection : public RemoteConnection {
     return RemoteConnection::DownloadBlob(digest, progress ? progress : Progress("download"));
   }
 
+  /// Guarded by the GIL.
+  const std::exception_ptr& thrown() const { return thrown_; }
+
  private:
   /// Tells the object how far a blob is.
   std::function<void(int64_t, int64_t)> Progress(const char* what) {
@@ -67,7 +75,10 @@ class PythonConnection : public RemoteConnection {
     try {
       body();
     } catch (nb::python_error& error) {
-      return StatusOfException(error);
+      if (IsError(error)) return StatusOfException(error);
+      thrown_ = std::current_exception();
+      Cancel();
+      return absl::CancelledError("Python raised an exception of its own");
     }
     return absl::OkStatus();
   }
@@ -155,11 +166,21 @@ class PythonConnection : public RemoteConnection {
     InPython([&] { transport_.attr("cancel")(); }).IgnoreError();
   }
 
+  bool SleepUntil(absl::Time wake) override {
+    bool is_awake = false;
+    const absl::Status status = InPython([&] {
+      const double seconds = std::max(0.0, absl::ToDoubleSeconds(wake - absl::Now()));
+      is_awake = nb::cast<bool>(transport_.attr("pause")(seconds));
+    });
+    return status.ok() && is_awake;
+  }
+
   static absl::Status NoMessage(const std::string& method) {
     return absl::InternalError(method + ": the answer is no message");
   }
 
   nb::object transport_;
+  std::exception_ptr thrown_;
 };
 
 }  // namespace
@@ -171,6 +192,11 @@ absl::StatusOr<std::unique_ptr<Connection>> ConnectThrough(nb::object transport,
     return Refuse("address", absl::StrCat("\"", address, "\""), "must be host:port or unix:/path");
   }
   return std::make_unique<PythonConnection>(std::move(transport), address, options);
+}
+
+std::exception_ptr ThrownBy(const Connection& connection) {
+  const auto* const python = dynamic_cast<const PythonConnection*>(&connection);
+  return python == nullptr ? nullptr : python->thrown();
 }
 
 }  // namespace quantgate::python

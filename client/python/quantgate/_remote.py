@@ -45,7 +45,7 @@ class _Transport:
         self._bar: Any = None
         self._lock = threading.Lock()
         self._calls: set = set()
-        self._is_cancelled = False
+        self._cancelled = threading.Event()
 
     def unary(self, method: str, request: bytes, timeout: Optional[float], is_farewell: bool) -> bytes:
         rpc = self._channel.unary_unary(f"/quantgate.v1.{method}")
@@ -65,7 +65,6 @@ class _Transport:
         try:
             for message in call:
                 if not on_message(message):
-                    call.cancel()
                     return
         except self._grpc.RpcError:
             raise self._error_of(call) from None
@@ -86,9 +85,12 @@ class _Transport:
                              delay=_LONG_SECONDS, leave=False, initial=done)
         self._bar.update(done - self._bar.n)
 
+    def pause(self, seconds: float) -> bool:
+        return not self._cancelled.wait(seconds)
+
     def cancel(self) -> None:
+        self._cancelled.set()
         with self._lock:
-            self._is_cancelled = True
             calls = list(self._calls)
         for call in calls:
             call.cancel()
@@ -106,12 +108,14 @@ class _Transport:
         if not is_farewell:
             with self._lock:
                 self._calls.add(call)
-                is_cancelled = self._is_cancelled
-            if is_cancelled:
+            if self._cancelled.is_set():
                 call.cancel()
         return call
 
     def _end(self, call: Any) -> None:
+        """An interrupt may have ended the wait for a call that goes on."""
+        if not call.done():
+            call.cancel()
         with self._lock:
             self._calls.discard(call)
 
