@@ -10,7 +10,7 @@ import numpy as np
 from . import _engine
 from ._arguments import SEED_MAX, flag, integer, real, text
 from ._connection import Connection, json_number
-from ._errors import refuse, refuse_type
+from ._errors import InvalidArgument, refuse, refuse_absent, refuse_type
 from ._quantized import PARTS, Quantized
 from ._recipes import Recipe, RecipeLike, read_recipe
 from ._requests import as_list
@@ -189,17 +189,23 @@ class TensorVerbs:
         connection = Connection(self._connect, stored=False)
         request = {**call.request(connection), "arithmetic": arithmetic, "out_dtype": out_dtype}
         response = connection.call("Engine/Gemm", request)
-        d, = _engine.parts("GemmResponse", response, "d")
+        named, = _engine.parts("GemmResponse", response, "d")
+        d = connection.client.fetch(named)
+        if output is not None and (d.dtype, d.shape) != (output.tensor.dtype, output.tensor.shape):
+            raise refuse("out", _tensor_text(output.tensor), f"must be {_tensor_text(d)}")
         amax = _engine.parts("GemmResponse", response, "amax")
         told = json.loads(_engine.decode("GemmResponse", response))
-        return GemmResult(connection.client.fetch(d), connection.client.fetch(amax[0]) if amax else None,
+        return GemmResult(d, connection.client.fetch(amax[0]) if amax else None,
                           told["arithmetic"], told["text"], told["note"], told["seconds"])
 
     def _compute_generate(self, distribution: str, shape: List[int], dtype: str, seed: int, scale: float) -> Any:
         connection = Connection(self._connect, stored=False)
         spec = {"distribution": distribution, "seed": seed, "scale": json_number(scale),
                 "type": {"dtype": dtype, "shape": shape}}
-        response = connection.call("Tensors/Generate", {"spec": spec, "request_id": _engine.new_request_id()})
+        try:
+            response = connection.call("Tensors/Generate", {"spec": spec, "request_id": _engine.new_request_id()})
+        except InvalidArgument as error:
+            raise error.under("spec.type.").under("spec.") from None
         record = json.loads(_engine.request_json("TensorRecord", response))
         named = {name: record[name] for name in ("type", "digest", "fingerprint") if name in record}
         return connection.client.fetch(_engine.encode("NamedTensor", json.dumps(named)))
@@ -294,6 +300,12 @@ class TensorVerbs:
             description = _engine.encode("QuantizedDescription", json.dumps(described))
         else:
             raise refuse_type("quantized", quantized, "must be Quantized, or a dict of tensors by name")
+        if usage not in (None, "", "rowwise", "columnwise"):
+            raise refuse("usage", f'"{text("usage", usage)}"', "must be rowwise or columnwise")
+        names = [name for name, _ in tensors]
+        codes = f"{usage or ('rowwise' if 'rowwise_data' in names else 'columnwise')}_data"
+        if codes not in names:
+            raise refuse_absent(f'tensors["{codes}"]', "the codes are needed")
         values = self._compute_dequantize(DequantizeCall([(name, given.tensor) for name, given in tensors], usage or "",
                                                          dtype_name("out_dtype", out_dtype), description))
         if out is None:
@@ -366,6 +378,10 @@ class TensorVerbs:
         return library.back(self._compute_generate(
             text("distribution", distribution), dims, dtype_name("dtype", dtype), integer("seed", seed, 0, SEED_MAX),
             1.0 if scale is None else real("scale", scale)))
+
+
+def _tensor_text(tensor: Any) -> str:
+    return f"{tensor.dtype}[{'x'.join(map(str, tensor.shape))}]"
 
 
 def _named(connection: Connection, named_tensor: bytes) -> Tuple[str, Any]:
