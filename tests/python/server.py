@@ -14,7 +14,8 @@ SERVER = os.environ.get("QUANTGATED_PROGRAM", str(pathlib.Path(PROGRAM).with_nam
 
 
 class Server:
-    """A process that ends after LIFE seconds at the latest, on a free port."""
+    """A process that ends after LIFE seconds at the latest, on a free port, with one thread: what is long enough to be interrupted
+    does not depend on the machine."""
 
     LIFE = 300
 
@@ -22,7 +23,7 @@ class Server:
         self.data_dir = data_dir
         self.process = subprocess.Popen(
             ["timeout", "--kill-after=5", str(self.LIFE), SERVER, "--listen", listen, "--metrics-listen", "127.0.0.1:0",
-             "--data-dir", str(data_dir), "--grace", "1"],
+             "--data-dir", str(data_dir), "--grace", "1", "--threads", "1"],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         told = ""
         for line in self.process.stdout:

@@ -11,11 +11,12 @@ from ._arguments import flag, integer, seconds, text
 from ._client import Client
 from ._errors import FailedPrecondition, make, from_status
 
-# As client/channel_connection.cc has them, and for its reasons.
+# As client/channel_connection.cc has them, and for its reasons; and a server that comes back is found within a verb's tries,
+# however long this process has tried before.
 _CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", 64 << 20), ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 5000), ("grpc.keepalive_time_ms", 330_000), ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.primary_user_agent", "quantgate-python"),
+    ("grpc.max_reconnect_backoff_ms", 200), ("grpc.min_reconnect_backoff_ms", 5000), ("grpc.keepalive_time_ms", 330_000),
+    ("grpc.keepalive_timeout_ms", 20_000), ("grpc.primary_user_agent", "quantgate-python"),
 ]
 # Bytes of a blob, and seconds that it takes, from which on its progress is shown.
 _LONG_BYTES = 16 << 20

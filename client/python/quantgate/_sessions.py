@@ -6,7 +6,7 @@ import json
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from . import _engine
-from ._errors import refuse, refuse_type
+from ._errors import Error, refuse, refuse_type
 from ._recipes import RecipeLike
 from ._reports import Record, StepReport
 from ._requests import layer_of, placed, recipe_dict, requires_grad_of
@@ -59,8 +59,12 @@ class Session:
     def __enter__(self) -> "Session":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: Any, *_: object) -> None:
+        try:
+            self.close()
+        except Error:
+            if kind is None:  # Else what went wrong before is what the caller should see.
+                raise
 
     def __repr__(self) -> str:
         return f"Session({self._id!r}, step={self.step})"

@@ -143,13 +143,16 @@ def gemm_call(a: Any, b: Any, *, layout: str = "tn", a_scale_inv: Any = None, b_
     arguments = {"a_scale_inv": a_scale_inv, "b_scale_inv": b_scale_inv, "a_amax": a_amax, "b_amax": b_amax,
                  "a_zero_point": a_zero_point, "b_zero_point": b_zero_point, "c": c, "bias": bias, "d_scale": d_scale}
     slots, said = _gemm_slots(arguments, a, b)
-    sides = (("a", a_scaling, a_group, a_e4m3_max), ("b", b_scaling, b_group, b_e4m3_max))
-    return GemmCall(
-        slots, text("layout", layout), real("alpha", alpha), real("beta", beta), flag("in_place", in_place),
-        tuple("" if scaling is None else text(f"{side}_scaling", scaling) for side, scaling, _, _ in sides),
-        tuple(str(group if group is not None else said[side].get("group", "")) for side, _, group, _ in sides),
-        tuple(integer(f"{side}_e4m3_max", bound if bound is not None else said[side].get("e4m3_max", 0), 0, 448)
-              for side, _, _, bound in sides))
+
+    def said_of(side: str, scaling: Optional[str], group: Any, e4m3_max: Optional[int]) -> Tuple[str, str, int]:
+        return ("" if scaling is None else text(f"{side}_scaling", scaling),
+                str(said[side].get("group", "") if group is None else group),
+                integer(f"{side}_e4m3_max", said[side].get("e4m3_max", 0) if e4m3_max is None else e4m3_max, 0, 448))
+
+    of_a = said_of("a", a_scaling, a_group, a_e4m3_max)
+    of_b = said_of("b", b_scaling, b_group, b_e4m3_max)
+    return GemmCall(slots, text("layout", layout), real("alpha", alpha), real("beta", beta), flag("in_place", in_place),
+                    (of_a[0], of_b[0]), (of_a[1], of_b[1]), (of_a[2], of_b[2]))
 
 
 class TensorVerbs:
