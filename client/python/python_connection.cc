@@ -11,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -145,19 +146,21 @@ class PythonConnection : public RemoteConnection {
 
   absl::Status WriteStream(WriteMessages& messages, v1::WriteResponse& response) override {
     const auto outgoing = std::make_shared<Outgoing>(&messages, IsLoopback(address()));
+    const absl::Cleanup end = [&] {
+      const nb::gil_scoped_acquire acquired;
+      while (outgoing->is_busy) {
+        const nb::gil_scoped_release released;
+        std::this_thread::yield();
+      }
+      outgoing->messages = nullptr;
+    };
     bool is_read = false;
-    absl::Status status = InPython([&] {
+    const absl::Status status = InPython([&] {
       const auto next = nb::cpp_function([outgoing] { return NextOf(*outgoing); });
       const auto answer = nb::cast<nb::bytes>(
           transport_.attr("write")("Blobs/Write", next, TimeoutOf(Purpose::kWork)));
       is_read = response.ParseFromArray(answer.c_str(), static_cast<int>(answer.size()));
     });
-    const nb::gil_scoped_acquire acquired;
-    while (outgoing->is_busy) {
-      const nb::gil_scoped_release released;
-      std::this_thread::yield();
-    }
-    outgoing->messages = nullptr;
     if (status.ok() && !is_read) return NoMessage("Blobs/Write");
     return status;
   }

@@ -171,6 +171,27 @@ def test_a_session_goes_on_where_its_checkpoint_was(client):
         session.forward(X)
 
 
+def test_many_small_tensors_fit_into_messages(client):
+    """Each is small enough to travel inside a request, together they are larger than a message may be."""
+    rng = np.random.default_rng(0)
+    a = {f"t{i}": rng.standard_normal((200, 256)).astype(np.float32) for i in range(24)}
+    b = {name: tensor if name != "t7" else 2 * tensor for name, tensor in a.items()}
+    assert client.diff(b, a).diagnosis.sentence == qg.diff(b, a).diagnosis.sentence == "t7 is twice the expected"
+    twice = {name: 2 * tensor for name, tensor in a.items()}
+    assert client.diff(twice, a).diagnosis.sentence
+    layers = {f"fc{i}": "linear" for i in range(20)}
+    weights = {f"fc{i}.weight": rng.standard_normal((256, 256)).astype(np.float32) / 16 for i in range(20)}
+    y = []
+    for c in (client, qg):
+        with c.session(layers, weights, recipe="bf16") as session:
+            y.append(session.forward(a["t0"]).outputs["y"])
+    assert bits(y[0]) == bits(y[1])
+    operands = dict(x=rng.standard_normal((128, 32)).astype(np.float32), layer="grouped_linear", m_splits=[4] * 32, recipe="bf16",
+                    weight=[rng.standard_normal((1600, 32)).astype(np.float32) for _ in range(32)],
+                    grad_output=rng.standard_normal((128, 1600)).astype(np.float32))
+    assert client.verify(qg.run(**operands).outputs, require="bound", **operands).passed
+
+
 def test_what_there_is(client):
     assert [recipe.name for recipe in client.info().recipes] == [recipe.name for recipe in qg.info().recipes]
     names = [scenario.name for scenario in client.scenarios()]
