@@ -75,12 +75,13 @@ class Client {
   nb::bytes Call(const std::string& method, const std::string& request) {
     CallTypes types = TypesOfCall(method);
     ParseJson(request, *types.request);
+    FillInline(*types.request);
     Run([&] { return connection_->CallByName(method, *types.request, types.response); });
     return BytesOf(*types.response);
   }
 
-  /// Where a request finds the tensor: JSON of a TensorSource. `stored`: by its digest, however
-  /// small.
+  /// Where a request finds the tensor: JSON of a TensorSource, which stands for the bytes of a
+  /// small one in the next call. `stored`: by its digest, however small.
   std::string Place(const std::string& what, const HostTensor& tensor, bool stored) {
     v1::TensorSource source;
     Run(
@@ -91,6 +92,9 @@ class Client {
           return absl::OkStatus();
         },
         tensor.tensor.byte_size());
+    if (!source.has_inline_()) return RequestJsonOf(source);
+    inline_.push_back(std::move(*source.mutable_inline_()));
+    source.mutable_stored()->mutable_digest()->set_size(-static_cast<int64_t>(inline_.size()));
     return RequestJsonOf(source);
   }
 
@@ -224,6 +228,18 @@ class Client {
     return {*connection_, placement, {}};
   }
 
+  /// Puts what Place() kept of small tensors where a request names it. Bytes in JSON would cost
+  /// more than most calls.
+  void FillInline(google::protobuf::Message& request) {
+    ForEachMessage(request, [&](google::protobuf::Message& message) {
+      auto* const source = dynamic_cast<v1::TensorSource*>(&message);
+      if (source == nullptr || source->stored().digest().size() >= 0) return;
+      const size_t index = -(source->stored().digest().size() + 1);
+      if (index < inline_.size()) *source->mutable_inline_() = inline_[index];
+    });
+    inline_.clear();
+  }
+
   absl::Status Execute(const std::string& kind, const v1::RunSpec& spec, const std::string& command,
                        ReportDocument& document) {
     QG_ASSIGN_OR_RETURN(v1::RunReport report, ExecuteRun(*connection_, spec));
@@ -249,6 +265,8 @@ class Client {
 
   const std::unique_ptr<Connection> connection_;
   const bool is_remote_;
+  /// Small tensors of the next call, whose JSON has the digest's size -1, -2, ... for them.
+  std::vector<v1::InlineTensor> inline_;
 };
 
 }  // namespace
