@@ -17,7 +17,7 @@ class Server:
     """A process that ends after LIFE seconds at the latest, on a free port, with one thread: what is long enough to be interrupted
     does not depend on the machine."""
 
-    LIFE = 300
+    LIFE = 900
 
     def __init__(self, data_dir, listen="127.0.0.1:0"):
         self.data_dir = data_dir

@@ -121,8 +121,13 @@ def refuse(field: str, value: object, rule: str) -> InvalidArgument:
     return InvalidArgument(f"{field} is {value}: {rule}", "INVALID_ARGUMENT", field, str(value), rule)
 
 
+def refuse_precondition(field: str, value: object, rule: str) -> FailedPrecondition:
+    """The same for what another state would allow."""
+    return FailedPrecondition(f"{field} is {value}: {rule}", "FAILED_PRECONDITION", field, str(value), rule)
+
+
 def refuse_absent(field: str, rule: str) -> InvalidArgument:
-    """The same of a field that is not given."""
+    """INVALID_ARGUMENT for a field that is not given."""
     return InvalidArgument(f"{field} is absent: {rule}", "INVALID_ARGUMENT", field, "", rule)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Optional
 from . import _engine
 from ._arguments import flag, integer, seconds, text
 from ._client import Client
-from ._errors import FailedPrecondition, make, from_status
+from ._errors import from_status, make, refuse_precondition
 
 # As client/channel_connection.cc has them, and for its reasons; and a server that comes back is found within a verb's tries,
 # however long this process has tried before.
@@ -28,11 +28,8 @@ _process: Optional[int] = None
 
 def _check_process() -> None:
     if _process != os.getpid():
-        raise FailedPrecondition(
-            f"connect is called in process {os.getpid()}, forked from {_process}, which had connected: gRPC does not work in a "
-            "forked process; start it by multiprocessing's spawn, or fork before the first connect",
-            "FAILED_PRECONDITION", "connect", f"called in process {os.getpid()}, forked from {_process}, which had connected",
-            "gRPC does not work in a forked process")
+        raise refuse_precondition("connect", f"called in process {os.getpid()}, forked from {_process}, which had connected",
+                                  "gRPC's library does not survive a fork; fork before the first connect, or spawn")
 
 
 class _Transport:
@@ -50,6 +47,12 @@ class _Transport:
 
     def unary(self, method: str, request: bytes, timeout: Optional[float], is_farewell: bool) -> bytes:
         rpc = self._channel.unary_unary(f"/quantgate.v1.{method}")
+        if threading.get_ident() == threading.main_thread().ident and not self._cancelled.is_set():
+            # Waits here and sees signals; other calls are waited for by a thread of grpcio's, which costs more than a small call.
+            try:
+                return self._begun(lambda: rpc(request, timeout=timeout))
+            except self._grpc.RpcError as error:
+                raise self._error_of(error) from None
         return self._result(lambda: rpc.future(request, timeout=timeout), is_farewell)
 
     def write(self, method: str, next_message: Callable[[], Optional[bytes]], timeout: Optional[float]) -> bytes:
@@ -101,11 +104,14 @@ class _Transport:
         if bar is not None:
             bar.close()
 
-    def _start(self, begin: Callable[[], Any], is_farewell: bool) -> Any:
+    def _begun(self, begin: Callable[[], Any]) -> Any:
         try:
-            call = begin()
+            return begin()
         except ValueError:  # What grpcio raises for a closed channel, and nothing else here.
-            raise _closed(self._address) from None
+            raise refuse_precondition("client", self._address, "was closed") from None
+
+    def _start(self, begin: Callable[[], Any], is_farewell: bool) -> Any:
+        call = self._begun(begin)
         if not is_farewell:
             with self._lock:
                 self._calls.add(call)
@@ -140,10 +146,6 @@ class _Transport:
         if not details and call.code() in (self._grpc.StatusCode.UNAVAILABLE, self._grpc.StatusCode.DEADLINE_EXCEEDED):
             message = f"{self._address}: {message}"
         return from_status(number, message, details)
-
-
-def _closed(address: str) -> FailedPrecondition:
-    return FailedPrecondition(f"client is {address}: was closed", "FAILED_PRECONDITION", "client", address, "was closed")
 
 
 class Remote(Client):
