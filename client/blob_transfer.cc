@@ -1,4 +1,4 @@
-// What blobs need of any connection; channel_transfer.cc has what gRPC does for them.
+// What blobs need of any connection; remote_transfer.cc has what servers need for them.
 #include "client/blob_transfer.h"
 
 #include <utility>

@@ -50,9 +50,9 @@ struct Upload {
 absl::StatusOr<Upload> UploadBlob(Connection& connection, const SharedBytes& bytes,
                                   const v1::Digest& digest, const UploadProgress& progress = {});
 
-class ChannelConnection;
+class RemoteConnection;
 /// UploadBlob without asking first whether the server has the bytes; for benchmarks.
-absl::StatusOr<Upload> WriteBlob(ChannelConnection& connection, const SharedBytes& bytes,
+absl::StatusOr<Upload> WriteBlob(RemoteConnection& connection, const SharedBytes& bytes,
                                  const v1::Digest& digest, const UploadProgress& progress = {});
 
 /// The blob's bytes. DATA_LOSS when they do not have this digest; NOT_FOUND from the server.

@@ -1,20 +1,24 @@
 #include "client/channel_connection.h"
 
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include <grpc/grpc.h>
 #include <grpcpp/channel.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/impl/codegen/client_unary_call.h>
 #include <grpcpp/impl/codegen/proto_utils.h>
 #include <grpcpp/security/credentials.h>
+#include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/channel_arguments.h>
+#include <grpcpp/support/slice.h>
 #include <grpcpp/support/status.h>
+#include <grpcpp/support/sync_stream.h>
 
-#include <algorithm>
-#include <random>
+#include <memory>
+#include <span>
+#include <string>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "client/live_calls.h"
 #include "client/status.h"
 
@@ -24,17 +28,32 @@ namespace {
 // A report of 64 variants with their heat maps stays below this; the server caps what it sends.
 constexpr int kReceiveBytesMax = 64 << 20;
 
-absl::Status CheckAddress(const std::string& address) {
-  if (address.rfind("unix:", 0) == 0 && address.size() > 5) return absl::OkStatus();
-  const size_t colon = address.rfind(':');
-  int port = 0;
-  if (colon == std::string::npos || colon == 0 ||
-      !absl::SimpleAtoi(address.substr(colon + 1), &port) || port < 1 || port > 65535) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("server: \"", address, "\" is no address; write host:port or unix:/path"));
+// Wire type 2 of protobuf, a length and so many bytes (protobuf.dev, "Encoding").
+constexpr uint32_t kDataTag = v1::WriteRequest::kDataFieldNumber << 3 | 2;
+
+/// `message`, which has no data, and then the caller's bytes as its data. The buffer shares
+/// ownership of them.
+grpc::ByteBuffer WithData(const v1::WriteRequest& message, std::span<const std::byte> data,
+                          const std::shared_ptr<const void>& owner) {
+  std::string prefix;
+  {
+    google::protobuf::io::StringOutputStream stream(&prefix);
+    google::protobuf::io::CodedOutputStream out(&stream);
+    message.SerializeToCodedStream(&out);
+    out.WriteTag(kDataTag);
+    out.WriteVarint64(data.size());
   }
-  return absl::OkStatus();
+  const auto let_go = [](void* user_data) {
+    delete static_cast<std::shared_ptr<const void>*>(user_data);
+  };
+  const grpc::Slice slices[2] = {
+      grpc::Slice(prefix), grpc::Slice(const_cast<std::byte*>(data.data()), data.size(), let_go,
+                                       new std::shared_ptr<const void>(owner))};
+  return grpc::ByteBuffer(slices, 2);
 }
+
+/// The path of a method, as the generated stubs have it: they know its types, this its name only.
+std::string PathOf(const std::string& method) { return absl::StrCat("/quantgate.v1.", method); }
 
 }  // namespace
 
@@ -47,7 +66,10 @@ absl::Status FromGrpcStatus(const grpc::Status& status) {
 
 absl::StatusOr<std::unique_ptr<ChannelConnection>> ChannelConnection::Dial(
     const std::string& address, const ConnectionOptions& options) {
-  if (absl::Status status = CheckAddress(address); !status.ok()) return status;
+  if (!IsServerAddress(address)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("server: \"", address, "\" is no address; write host:port or unix:/path"));
+  }
   // Held until the process ends: when the last user of gRPC's library goes, it joins a thread that
   // may sleep in a poll for 10 s.
   [[maybe_unused]] static const bool holds_grpc = (grpc_init(), true);
@@ -68,57 +90,62 @@ absl::StatusOr<std::unique_ptr<ChannelConnection>> ChannelConnection::Dial(
 
 ChannelConnection::ChannelConnection(std::shared_ptr<grpc::Channel> channel, std::string address,
                                      const ConnectionOptions& options)
-    : Connection(std::move(address), options),
+    : RemoteConnection(std::move(address), options),
       channel_(std::move(channel)),
       live_calls_(std::make_unique<LiveCalls>(options.deadline)) {}
 
 ChannelConnection::~ChannelConnection() = default;
 
-namespace {
-
 using google::protobuf::MessageLite;
 
-/// Calls a method by its name, as the generated stubs do.
-absl::Status CallOnce(grpc::Channel& channel, const std::string& method,
-                      grpc::ClientContext& context, const MessageLite& request,
-                      MessageLite& response) {
-  const std::string path = absl::StrCat("/quantgate.v1.", method);
+absl::Status ChannelConnection::CallOnce(const std::string& method, Purpose purpose,
+                                         const MessageLite& request, MessageLite& response) {
+  const std::string path = PathOf(method);
   const grpc::internal::RpcMethod rpc(path.c_str(), grpc::internal::RpcMethod::NORMAL_RPC);
+  LiveCall call(*live_calls_, purpose == Purpose::kFarewell);
   return FromGrpcStatus(grpc::internal::BlockingUnaryCall<MessageLite, MessageLite>(
-      &channel, rpc, &context, request, &response));
+      channel_.get(), rpc, call.context(), request, &response));
 }
 
-}  // namespace
-
-absl::Status ChannelConnection::Call(const std::string& method, const MessageLite& request,
-                                     const std::shared_ptr<MessageLite>& response) {
-  for (int attempt = 1;; ++attempt) {
-    response->Clear();
-    LiveCall call(*live_calls_);
-    absl::Status status = CallOnce(*channel_, method, *call.context(), request, *response);
-    if (status.ok() || !IsWorthRetrying(status) || !PauseBeforeRetry(attempt, status)) {
-      return status;
-    }
+absl::Status ChannelConnection::ReadStream(const std::string& method, Purpose purpose,
+                                           const MessageLite& request, MessageLite& message,
+                                           absl::FunctionRef<bool()> on_message) {
+  const std::string path = PathOf(method);
+  const grpc::internal::RpcMethod rpc(path.c_str(), grpc::internal::RpcMethod::SERVER_STREAMING);
+  LiveCall call(*live_calls_, purpose == Purpose::kFarewell);
+  const std::unique_ptr<grpc::ClientReader<MessageLite>> reader(
+      grpc::internal::ClientReaderFactory<MessageLite>::Create(channel_.get(), rpc, call.context(),
+                                                               request));
+  while (reader->Read(&message)) {
+    if (on_message()) continue;
+    call.context()->TryCancel();
+    while (reader->Read(&message)) continue;
+    reader->Finish();
+    return absl::OkStatus();
   }
+  return FromGrpcStatus(reader->Finish());
 }
 
-absl::StatusOr<v1::Run> ChannelConnection::CancelRun(const v1::CancelRunRequest& request) {
-  grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + kFarewellTimeout));
-  v1::Run run;
-  const absl::Status status = CallOnce(*channel_, "Engine/CancelRun", context, request, run);
-  if (!status.ok()) return status;
-  return run;
+absl::Status ChannelConnection::WriteStream(WriteMessages& messages, v1::WriteResponse& response) {
+  const std::string path = PathOf("Blobs/Write");
+  const grpc::internal::RpcMethod rpc(path.c_str(), grpc::internal::RpcMethod::CLIENT_STREAMING);
+  LiveCall call(*live_calls_, /*is_farewell=*/false);
+  const std::unique_ptr<grpc::ClientWriter<grpc::ByteBuffer>> writer(
+      grpc::internal::ClientWriterFactory<grpc::ByteBuffer>::Create(channel_.get(), rpc,
+                                                                    call.context(), &response));
+  v1::WriteRequest request;
+  std::span<const std::byte> data;
+  // The peer is known once the first message is through.
+  bool is_on_this_machine = false;
+  while (messages.Next(is_on_this_machine, request, data)) {
+    if (!writer->Write(WithData(request, data, messages.owner()))) break;
+    messages.NoteSent();
+    is_on_this_machine = IsOnThisMachine(call.context()->peer());
+  }
+  writer->WritesDone();
+  return FromGrpcStatus(writer->Finish());
 }
 
-void ChannelConnection::Cancel() { live_calls_->CancelAll(); }
-
-bool ChannelConnection::PauseBeforeRetry(int attempt, const absl::Status& status) {
-  if (attempt >= options().attempts_max) return false;
-  thread_local std::minstd_rand random(std::random_device{}());
-  const double jitter = std::uniform_real_distribution<double>(0.5, 1.0)(random);
-  const absl::Duration backoff = options().backoff * (1 << std::min(attempt - 1, 10)) * jitter;
-  return live_calls_->Pause(std::max(backoff, RetryAfterOf(status).value_or(backoff)));
-}
+void ChannelConnection::CancelCalls() { live_calls_->CancelAll(); }
 
 }  // namespace quantgate

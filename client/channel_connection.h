@@ -1,14 +1,10 @@
 // ChannelConnection: the API of one server over TCP, a Unix socket or a channel inside the process.
-//
-// Every unary call of the API is idempotent (mutating ones carry a request id), so all of them are
-// repeated with backoff when the server is UNAVAILABLE or names a time to try again. Streams are
-// not: uploads, downloads and runs resume by their own means (blob_transfer.h, execute.h).
 #pragma once
 
 #include <memory>
 #include <string>
 
-#include "client/connection.h"
+#include "client/remote_connection.h"
 
 namespace grpc {
 class Channel;
@@ -22,7 +18,7 @@ class LiveCalls;
 /// Same code and message; the detail (client/status.h), when there is one, as payload.
 absl::Status FromGrpcStatus(const grpc::Status& status);
 
-class ChannelConnection : public Connection {
+class ChannelConnection : public RemoteConnection {
  public:
   /// `address`: "host:port", "unix:/path" or "unix:path". INVALID_ARGUMENT for anything else;
   /// connecting happens with the first call.
@@ -33,31 +29,19 @@ class ChannelConnection : public Connection {
                     const ConnectionOptions& options);
   ~ChannelConnection() override;
 
-  absl::StatusOr<Upload> UploadBlob(const SharedBytes& bytes, const v1::Digest& digest,
-                                    const UploadProgress& progress) override;
-  absl::StatusOr<std::shared_ptr<Buffer>> DownloadBlob(const v1::Digest& digest,
-                                                       const DownloadProgress& progress) override;
-  absl::StatusOr<v1::RunReport> ExecuteRun(const v1::RunSpec& spec,
-                                           const RunObserverFunction& observer) override;
-  absl::StatusOr<v1::RunReport> RunTrace(const v1::RunTraceRequest& request,
-                                         const RunObserverFunction& observer) override;
-  absl::StatusOr<v1::ScenarioRunFinished> RunScenarios(
-      const v1::RunScenariosRequest& request, const ScenarioObserverFunction& observer) override;
-  void Cancel() override;
-
-  /// Is sent even after Cancel() or the deadline, and waits kFarewellTimeout at most.
-  absl::StatusOr<v1::Run> CancelRun(const v1::CancelRunRequest& request);
-
-  // For the streams of this library.
+  /// For benchmarks.
   const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
-  LiveCalls& live_calls() { return *live_calls_; }
-  /// Waits before try number `attempt` (1: the second). False: the deadline or Cancel() came first,
-  /// or tries are used up.
-  bool PauseBeforeRetry(int attempt, const absl::Status& status);
 
  private:
-  absl::Status Call(const std::string& method, const google::protobuf::MessageLite& request,
-                    const std::shared_ptr<google::protobuf::MessageLite>& response) override;
+  absl::Status CallOnce(const std::string& method, Purpose purpose,
+                        const google::protobuf::MessageLite& request,
+                        google::protobuf::MessageLite& response) override;
+  absl::Status ReadStream(const std::string& method, Purpose purpose,
+                          const google::protobuf::MessageLite& request,
+                          google::protobuf::MessageLite& message,
+                          absl::FunctionRef<bool()> on_message) override;
+  absl::Status WriteStream(WriteMessages& messages, v1::WriteResponse& response) override;
+  void CancelCalls() override;
 
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<LiveCalls> live_calls_;

@@ -1,4 +1,4 @@
-// What runs need of any connection; channel_execute.cc has what gRPC does for them.
+// What runs need of any connection; remote_execute.cc has what servers need for them.
 #include "client/execute.h"
 
 #include <utility>

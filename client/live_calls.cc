@@ -1,13 +1,9 @@
 #include "client/live_calls.h"
 
-#include <algorithm>
+#include "absl/time/clock.h"
+#include "client/connection.h"
 
 namespace quantgate {
-
-bool LiveCalls::cancelled() const {
-  absl::MutexLock lock(&mutex_);
-  return cancelled_;
-}
 
 void LiveCalls::CancelAll() {
   absl::MutexLock lock(&mutex_);
@@ -15,14 +11,11 @@ void LiveCalls::CancelAll() {
   for (grpc::ClientContext* context : contexts_) context->TryCancel();
 }
 
-bool LiveCalls::Pause(absl::Duration duration) {
-  const absl::Time wake = absl::Now() + duration;
-  absl::MutexLock lock(&mutex_);
-  mutex_.AwaitWithDeadline(absl::Condition(&cancelled_), std::min(wake, deadline_));
-  return !cancelled_ && wake < deadline_;
-}
-
-LiveCall::LiveCall(LiveCalls& calls) : calls_(calls) {
+LiveCall::LiveCall(LiveCalls& calls, bool is_farewell) : calls_(calls) {
+  if (is_farewell) {
+    context_.set_deadline(absl::ToChronoTime(absl::Now() + kFarewellTimeout));
+    return;
+  }
   if (calls_.deadline_ != absl::InfiniteFuture()) {
     context_.set_deadline(absl::ToChronoTime(calls_.deadline_));
   }

@@ -15,12 +15,8 @@ class LiveCalls {
  public:
   explicit LiveCalls(absl::Time deadline) : deadline_(deadline) {}
 
-  absl::Time deadline() const { return deadline_; }
-  bool cancelled() const;
   /// Cancels every call under way and every later one.
   void CancelAll();
-  /// Sleeps, or returns early (false) once cancelled or past the deadline.
-  bool Pause(absl::Duration duration);
 
  private:
   friend class LiveCall;
@@ -30,10 +26,11 @@ class LiveCalls {
   const absl::Time deadline_;
 };
 
-/// One call: a client context with the connection's deadline, cancelled by LiveCalls::CancelAll.
+/// One call: a client context with the connection's deadline, cancelled by LiveCalls::CancelAll. A
+/// farewell is made after these, and has kFarewellTimeout.
 class LiveCall {
  public:
-  explicit LiveCall(LiveCalls& calls);
+  LiveCall(LiveCalls& calls, bool is_farewell);
   ~LiveCall();
   LiveCall(const LiveCall&) = delete;
   LiveCall& operator=(const LiveCall&) = delete;

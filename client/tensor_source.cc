@@ -66,8 +66,10 @@ absl::StatusOr<v1::TensorSource> TensorSources::Resolve(std::string_view field,
 absl::StatusOr<v1::TensorSource> TensorSources::Place(const std::string& what,
                                                       const Tensor& tensor) {
   v1::TensorSource source;
-  if (placement_ == Placement::kInlineWhenSmall &&
-      tensor.byte_size() <= static_cast<size_t>(kInlineTensorBytesMax)) {
+  const auto size = static_cast<int64_t>(tensor.byte_size());
+  if (placement_ == Placement::kInlineWhenSmall && size <= kInlineTensorBytesMax &&
+      bytes_inline_ + size <= kInlineBytesMax) {
+    bytes_inline_ += size;
     v1::InlineTensor& inline_tensor = *source.mutable_inline_();
     *inline_tensor.mutable_type() = DescriptorOf(tensor);
     inline_tensor.set_data(tensor.data(), tensor.byte_size());

@@ -18,9 +18,10 @@ namespace quantgate {
 /// with the request.
 enum class Placement { kStored, kInlineWhenSmall };
 
-/// Tensors up to this size travel inside a request. A request may carry a handful within the
-/// message cap of 4 MiB.
+/// Tensors up to this size travel inside a request, until those of one TensorSources are so many
+/// bytes together: a request that carries all of them is within the message cap of 4 MiB.
 inline constexpr int64_t kInlineTensorBytesMax = 256 << 10;
+inline constexpr int64_t kInlineBytesMax = 3 << 20;
 
 class TensorSources {
  public:
@@ -52,6 +53,7 @@ class TensorSources {
   const Progress progress_;
   std::set<std::string> files_;
   int64_t bytes_sent_ = 0;
+  int64_t bytes_inline_ = 0;
 };
 
 /// dtype and shape of a tensor as the wire has them.

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/blob_transfer.h"
 #include "client/execute.h"
@@ -34,6 +35,9 @@ namespace nb = nanobind;
 namespace quantgate::python {
 namespace {
 
+/// Bytes whose SHA-256 takes so long that an interrupt should be seen meanwhile.
+constexpr size_t kLongHash = 64 << 20;
+
 using NamedTensors = std::vector<std::pair<std::string, HostTensor>>;
 
 /// Tensors of Python as those of a file that was read.
@@ -45,35 +49,52 @@ TensorFile FileOf(const NamedTensors& tensors) {
 
 class Client {
  public:
-  explicit Client(std::unique_ptr<Connection> connection) : connection_(std::move(connection)) {}
+  Client(std::unique_ptr<Connection> connection, bool is_remote)
+      : connection_(std::move(connection)), is_remote_(is_remote) {}
 
   static std::unique_ptr<Client> Local(const std::string& device, int threads) {
     LocalOptions local;
     local.device = device;
     local.threads = threads;
-    return std::make_unique<Client>(ValueOf(ConnectInMemory({}, local, ConnectionOptions())));
+    return std::make_unique<Client>(ValueOf(ConnectInMemory({}, local, ConnectionOptions())),
+                                    /*is_remote=*/false);
   }
-  static std::unique_ptr<Client> Remote(nb::object transport, const std::string& address) {
-    return std::make_unique<Client>(ConnectThrough(std::move(transport), address));
+  /// `timeout`: seconds from now, for all its calls together. `backoff`: seconds.
+  static std::unique_ptr<Client> Remote(nb::object transport, const std::string& address,
+                                        std::optional<double> timeout, int attempts_max,
+                                        double backoff) {
+    ConnectionOptions options;
+    if (timeout.has_value()) options.deadline = absl::Now() + absl::Seconds(*timeout);
+    options.attempts_max = attempts_max;
+    options.backoff = absl::Seconds(backoff);
+    return std::make_unique<Client>(ValueOf(ConnectThrough(std::move(transport), address, options)),
+                                    /*is_remote=*/true);
   }
 
   /// A unary call: JSON of the request (protobuf's mapping) to the bytes of the response.
   nb::bytes Call(const std::string& method, const std::string& request) {
     CallTypes types = TypesOfCall(method);
     ParseJson(request, *types.request);
+    FillInline(*types.request);
     Run([&] { return connection_->CallByName(method, *types.request, types.response); });
     return BytesOf(*types.response);
   }
 
-  /// Where a request finds the tensor: JSON of a TensorSource. `stored`: by its digest, however
-  /// small.
+  /// Where a request finds the tensor: JSON of a TensorSource, which stands for the bytes of a
+  /// small one in the next call. `stored`: by its digest, however small.
   std::string Place(const std::string& what, const HostTensor& tensor, bool stored) {
     v1::TensorSource source;
-    Run([&]() -> absl::Status {
-      QG_ASSIGN_OR_RETURN(source, Sources(stored ? Placement::kStored : Placement::kInlineWhenSmall)
-                                      .Place(what, tensor.tensor));
-      return absl::OkStatus();
-    });
+    Run(
+        [&]() -> absl::Status {
+          QG_ASSIGN_OR_RETURN(source,
+                              Sources(stored ? Placement::kStored : Placement::kInlineWhenSmall)
+                                  .Place(what, tensor.tensor));
+          return absl::OkStatus();
+        },
+        tensor.tensor.byte_size());
+    if (!source.has_inline_()) return RequestJsonOf(source);
+    inline_.push_back(std::move(*source.mutable_inline_()));
+    source.mutable_stored()->mutable_digest()->set_size(-static_cast<int64_t>(inline_.size()));
     return RequestJsonOf(source);
   }
 
@@ -82,20 +103,24 @@ class Client {
     v1::NamedTensor named;
     ParseInto(bytes, named);
     HostTensor tensor;
-    Run([&]() -> absl::Status {
-      QG_ASSIGN_OR_RETURN(tensor.tensor, FetchTensor(*connection_, named));
-      return absl::OkStatus();
-    });
+    Run(
+        [&]() -> absl::Status {
+          QG_ASSIGN_OR_RETURN(tensor.tensor, FetchTensor(*connection_, named));
+          return absl::OkStatus();
+        },
+        static_cast<size_t>(named.digest().size()));
     return tensor;
   }
 
   /// Stores the bytes of a tensor as a blob: its SHA-256 and size.
   std::pair<nb::bytes, int64_t> Upload(const HostTensor& tensor) {
     v1::Digest digest;
-    Run([&]() -> absl::Status {
-      digest = DigestOf(tensor.tensor.bytes());
-      return UploadBlob(*connection_, SharedBytesOf(tensor.tensor), digest).status();
-    });
+    Run(
+        [&]() -> absl::Status {
+          digest = DigestOf(tensor.tensor.bytes());
+          return UploadBlob(*connection_, SharedBytesOf(tensor.tensor), digest).status();
+        },
+        tensor.tensor.byte_size());
     return {nb::bytes(digest.sha256().data(), digest.sha256().size()), digest.size()};
   }
   nb::bytes Download(const nb::bytes& sha256, int64_t size) {
@@ -103,10 +128,12 @@ class Client {
     digest.set_sha256(sha256.c_str(), sha256.size());
     digest.set_size(size);
     std::shared_ptr<Buffer> buffer;
-    Run([&]() -> absl::Status {
-      QG_ASSIGN_OR_RETURN(buffer, DownloadBlob(*connection_, digest));
-      return absl::OkStatus();
-    });
+    Run(
+        [&]() -> absl::Status {
+          QG_ASSIGN_OR_RETURN(buffer, DownloadBlob(*connection_, digest));
+          return absl::OkStatus();
+        },
+        static_cast<size_t>(size));
     return nb::bytes(buffer->data(), buffer->size());
   }
 
@@ -184,15 +211,13 @@ class Client {
         connection_->Cancel();
       }
     };
-    const absl::Status status = WithoutGil(
-        /*is_long=*/true,
-        [&]() -> absl::Status {
-          QG_ASSIGN_OR_RETURN(finished, connection_->RunScenarios(asked, tell));
-          return absl::OkStatus();
-        },
-        [&] { connection_->Cancel(); });
+    const auto run = [&]() -> absl::Status {
+      QG_ASSIGN_OR_RETURN(finished, connection_->RunScenarios(asked, tell));
+      return absl::OkStatus();
+    };
+    const absl::Status status = DoWithoutGil(run);
     if (thrown) std::rethrow_exception(thrown);
-    ThrowIfError(status);
+    Finish(status);
     return JsonTextOf(finished);
   }
 
@@ -201,6 +226,18 @@ class Client {
  private:
   TensorSources Sources(Placement placement = Placement::kInlineWhenSmall) {
     return {*connection_, placement, {}};
+  }
+
+  /// Puts what Place() kept of small tensors where a request names it. Bytes in JSON would cost
+  /// more than most calls.
+  void FillInline(google::protobuf::Message& request) {
+    ForEachMessage(request, [&](google::protobuf::Message& message) {
+      auto* const source = dynamic_cast<v1::TensorSource*>(&message);
+      if (source == nullptr || source->stored().digest().size() >= 0) return;
+      const size_t index = -(source->stored().digest().size() + 1);
+      if (index < inline_.size()) *source->mutable_inline_() = inline_[index];
+    });
+    inline_.clear();
   }
 
   absl::Status Execute(const std::string& kind, const v1::RunSpec& spec, const std::string& command,
@@ -212,11 +249,24 @@ class Client {
     return absl::OkStatus();
   }
 
-  void Run(absl::FunctionRef<absl::Status()> body) {
-    ThrowIfError(WithoutGil(/*is_long=*/true, body, [&] { connection_->Cancel(); }));
+  /// `bytes`: of a tensor that is to be hashed.
+  void Run(absl::FunctionRef<absl::Status()> body, size_t bytes = 0) {
+    Finish(DoWithoutGil(body, bytes));
+  }
+  void Finish(const absl::Status& status) {
+    if (const std::exception_ptr thrown = ThrownBy(*connection_)) std::rethrow_exception(thrown);
+    ThrowIfError(status);
+  }
+
+  /// What waits for a server waits in Python, which sees interrupts itself.
+  absl::Status DoWithoutGil(absl::FunctionRef<absl::Status()> body, size_t bytes = 0) {
+    return WithoutGil(!is_remote_ || bytes >= kLongHash, body, [&] { connection_->Cancel(); });
   }
 
   const std::unique_ptr<Connection> connection_;
+  const bool is_remote_;
+  /// Small tensors of the next call, whose JSON has the digest's size -1, -2, ... for them.
+  std::vector<v1::InlineTensor> inline_;
 };
 
 }  // namespace
@@ -224,7 +274,10 @@ class Client {
 void BindClient(nb::module_& module) {
   nb::class_<Client>(module, "Client")
       .def_static("local", &Client::Local, nb::arg("device"), nb::arg("threads"))
-      .def_static("remote", &Client::Remote, nb::arg("transport"), nb::arg("address"))
+      .def_static("remote", &Client::Remote, nb::arg("transport"), nb::arg("address"),
+                  nb::arg("timeout").none() = nb::none(),
+                  nb::arg("attempts_max") = ConnectionOptions().attempts_max,
+                  nb::arg("backoff") = absl::ToDoubleSeconds(ConnectionOptions().backoff))
       .def("call", &Client::Call, nb::arg("method"), nb::arg("request"))
       .def("place", &Client::Place, nb::arg("what"), nb::arg("tensor"), nb::arg("stored"))
       .def("fetch", &Client::Fetch, nb::arg("named_tensor"))

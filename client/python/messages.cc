@@ -106,6 +106,23 @@ CallTypes TypesOfCall(const std::string& method) {
   return {NewMessage(*found->input_type()), NewMessage(*found->output_type())};
 }
 
+void ForEachMessage(Message& message, absl::FunctionRef<void(Message&)> visit) {
+  visit(message);
+  const google::protobuf::Reflection& reflection = *message.GetReflection();
+  std::vector<const google::protobuf::FieldDescriptor*> fields;
+  reflection.ListFields(message, &fields);
+  for (const google::protobuf::FieldDescriptor* const field : fields) {
+    if (field->message_type() == nullptr) continue;
+    if (!field->is_repeated()) {
+      ForEachMessage(*reflection.MutableMessage(&message, field), visit);
+      continue;
+    }
+    for (int i = 0; i < reflection.FieldSize(message, field); ++i) {
+      ForEachMessage(*reflection.MutableRepeatedMessage(&message, field, i), visit);
+    }
+  }
+}
+
 namespace {
 
 std::unique_ptr<Message> Parsed(const std::string& type, const nb::bytes& bytes) {

@@ -8,6 +8,8 @@
 #include <memory>
 #include <string>
 
+#include "absl/functional/function_ref.h"
+
 namespace quantgate::python {
 
 /// A message of a type of quantgate.v1, "QuantizeRequest", that `json` describes. INVALID_ARGUMENT
@@ -30,6 +32,10 @@ struct CallTypes {
   std::shared_ptr<google::protobuf::Message> response;
 };
 CallTypes TypesOfCall(const std::string& method);
+
+/// Visits a message and every message within it.
+void ForEachMessage(google::protobuf::Message& message,
+                    absl::FunctionRef<void(google::protobuf::Message&)> visit);
 
 void BindMessages(nanobind::module_& module);
 

@@ -1,18 +1,24 @@
 #include "client/python/python_connection.h"
 
-#include <nanobind/ndarray.h>
-#include <nanobind/stl/function.h>
 #include <nanobind/stl/string.h>
 
-#include <cstring>
+#include <algorithm>
+#include <exception>
 #include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <thread>
 #include <utility>
 
-#include "client/blob_transfer.h"
-#include "client/execute.h"
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/python/messages.h"
 #include "client/python/status.h"
-#include "kernels/base/status_macros.h"
-#include "server/report/number_text.h"
+#include "client/remote_connection.h"
+#include "kernels/base/refusal.h"
 
 namespace nb = nanobind;
 
@@ -23,10 +29,22 @@ using google::protobuf::MessageLite;
 
 nb::bytes BytesOfText(const std::string& text) { return nb::bytes(text.data(), text.size()); }
 
-class PythonConnection : public Connection {
+bool IsError(nb::python_error& error) {
+  return nb::isinstance(error.value(), nb::module_::import_("quantgate._errors").attr("Error"));
+}
+
+/// Whether chunks to this address need no checksum of their own (IsOnThisMachine): Python does not
+/// say who the peer is, and a name may be anybody's.
+bool IsLoopback(const std::string& address) {
+  return absl::StartsWith(address, "unix:") || absl::StartsWith(address, "127.") ||
+         absl::StartsWith(address, "[::1]:");
+}
+
+class PythonConnection : public RemoteConnection {
  public:
-  PythonConnection(nb::object transport, const std::string& address)
-      : Connection(address, ConnectionOptions()), transport_(std::move(transport)) {}
+  PythonConnection(nb::object transport, const std::string& address,
+                   const ConnectionOptions& options)
+      : RemoteConnection(address, options), transport_(std::move(transport)) {}
   ~PythonConnection() override {
     const nb::gil_scoped_acquire acquired;
     transport_.reset();
@@ -34,122 +52,154 @@ class PythonConnection : public Connection {
 
   absl::StatusOr<Upload> UploadBlob(const SharedBytes& bytes, const v1::Digest& digest,
                                     const UploadProgress& progress) override {
-    QG_RETURN_IF_ERROR(InPython([&] {
-      const size_t shape[] = {bytes.bytes.size()};
-      const nb::ndarray<nb::numpy, const uint8_t> data(bytes.bytes.data(), 1, shape, nb::none());
-      transport_.attr("upload")(BytesOfText(digest.sha256()), nb::cast(data));
-    }));
-    if (progress) progress(digest.size(), digest.size());
-    return Upload();
+    return RemoteConnection::UploadBlob(bytes, digest, progress ? progress : Progress("upload"));
   }
-
   absl::StatusOr<std::shared_ptr<Buffer>> DownloadBlob(const v1::Digest& digest,
                                                        const DownloadProgress& progress) override {
-    QG_ASSIGN_OR_RETURN(std::shared_ptr<Buffer> buffer, Buffer::Allocate(digest.size()));
-    size_t received = 0;
-    QG_RETURN_IF_ERROR(InPython([&] {
-      const auto bytes = nb::cast<nb::bytes>(
-          transport_.attr("download")(BytesOfText(digest.sha256()), digest.size()));
-      received = bytes.size();
-      if (received == buffer->size()) std::memcpy(buffer->data(), bytes.c_str(), received);
-    }));
-    if (received != buffer->size() ||
-        DigestOf({buffer->data(), buffer->size()}).sha256() != digest.sha256()) {
-      return absl::DataLossError("digest:" + DigestText(digest) + ": other bytes were received");
-    }
-    if (progress) progress(digest.size(), digest.size());
-    return buffer;
+    return RemoteConnection::DownloadBlob(digest, progress ? progress : Progress("download"));
   }
 
-  absl::StatusOr<v1::RunReport> ExecuteRun(const v1::RunSpec& spec,
-                                           const RunObserverFunction& observer) override {
-    v1::ExecuteRequest request;
-    *request.mutable_spec() = spec;
-    request.set_request_id(NewRequestId());
-    request.set_stream_outputs(true);
-    return Follow("Engine/Execute", request, observer);
-  }
-
-  absl::StatusOr<v1::RunReport> RunTrace(const v1::RunTraceRequest& request,
-                                         const RunObserverFunction& observer) override {
-    v1::RunTraceRequest asked = request;
-    asked.set_request_id(NewRequestId());
-    return Follow("Sessions/RunTrace", asked, observer);
-  }
-
-  absl::StatusOr<v1::ScenarioRunFinished> RunScenarios(
-      const v1::RunScenariosRequest& request, const ScenarioObserverFunction& observer) override {
-    v1::ScenarioRunFinished finished;
-    bool has_finished = false;
-    QG_RETURN_IF_ERROR(Stream("Scenarios/Run", request, [&](const nb::bytes& bytes) {
-      v1::ScenarioEvent event;
-      if (!event.ParseFromArray(bytes.c_str(), static_cast<int>(bytes.size()))) return;
-      if (event.has_finished()) {
-        has_finished = true;
-        finished = event.finished();
-      }
-      if (observer) observer(event);
-    }));
-    if (!has_finished) return absl::DataLossError("the scenarios ended without their last event");
-    return finished;
-  }
-
-  void Cancel() override {
-    InPython([&] { transport_.attr("cancel")(); }).IgnoreError();
-  }
+  /// Guarded by the GIL.
+  const std::exception_ptr& thrown() const { return thrown_; }
 
  private:
+  /// Tells the object how far a blob is.
+  std::function<void(int64_t, int64_t)> Progress(const char* what) {
+    return [this, what](int64_t done, int64_t size) {
+      InPython([&] { transport_.attr("progress")(what, done, size); }).IgnoreError();
+    };
+  }
+
   template <typename Body>
   absl::Status InPython(Body body) {
     const nb::gil_scoped_acquire acquired;
     try {
       body();
     } catch (nb::python_error& error) {
-      return StatusOfException(error);
+      if (IsError(error)) return StatusOfException(error);
+      thrown_ = std::current_exception();
+      Cancel();
+      return absl::CancelledError("Python raised an exception of its own");
     }
     return absl::OkStatus();
   }
 
-  absl::Status Call(const std::string& method, const MessageLite& request,
-                    const std::shared_ptr<MessageLite>& response) override {
+  /// Seconds that a call has, or None.
+  nb::object TimeoutOf(Purpose purpose) const {
+    if (purpose == Purpose::kFarewell) return nb::cast(absl::ToDoubleSeconds(kFarewellTimeout));
+    if (options().deadline == absl::InfiniteFuture()) return nb::none();
+    return nb::cast(std::max(0.0, absl::ToDoubleSeconds(options().deadline - absl::Now())));
+  }
+
+  absl::Status CallOnce(const std::string& method, Purpose purpose, const MessageLite& request,
+                        MessageLite& response) override {
     const std::string asked = request.SerializeAsString();
     bool is_read = false;
-    QG_RETURN_IF_ERROR(InPython([&] {
-      const auto answer = nb::cast<nb::bytes>(transport_.attr("unary")(method, BytesOfText(asked)));
-      is_read = response->ParseFromArray(answer.c_str(), static_cast<int>(answer.size()));
-    }));
-    return is_read ? absl::OkStatus() : absl::InternalError(method + ": the answer is no message");
-  }
-
-  absl::Status Stream(const std::string& method, const MessageLite& request,
-                      const std::function<void(const nb::bytes&)>& on_message) {
-    const std::string asked = request.SerializeAsString();
-    return InPython([&] {
-      transport_.attr("stream")(method, BytesOfText(asked), nb::cpp_function(on_message));
+    absl::Status status = InPython([&] {
+      const auto answer = nb::cast<nb::bytes>(transport_.attr("unary")(
+          method, BytesOfText(asked), TimeoutOf(purpose), purpose == Purpose::kFarewell));
+      is_read = response.ParseFromArray(answer.c_str(), static_cast<int>(answer.size()));
     });
+    if (status.ok() && !is_read) return NoMessage(method);
+    return status;
   }
 
-  absl::StatusOr<v1::RunReport> Follow(const std::string& method, const MessageLite& request,
-                                       const RunObserverFunction& observer) {
-    RunFollower follower;
-    QG_RETURN_IF_ERROR(Stream(method, request, [&](const nb::bytes& bytes) {
-      v1::RunEvent event;
-      if (event.ParseFromArray(bytes.c_str(), static_cast<int>(bytes.size()))) {
-        follower.Take(event, observer);
+  absl::Status ReadStream(const std::string& method, Purpose purpose, const MessageLite& request,
+                          MessageLite& message, absl::FunctionRef<bool()> on_message) override {
+    const std::string asked = request.SerializeAsString();
+    bool is_read = true;
+    const auto take = [&](const nb::bytes& bytes) {
+      is_read = message.ParseFromArray(bytes.c_str(), static_cast<int>(bytes.size()));
+      return is_read && on_message();
+    };
+    absl::Status status = InPython([&] {
+      transport_.attr("stream")(method, BytesOfText(asked), nb::cpp_function(take),
+                                TimeoutOf(purpose), purpose == Purpose::kFarewell);
+    });
+    if (!is_read) return NoMessage(method);
+    return status;
+  }
+
+  /// The messages of one upload for Python, which may ask for one more while the call that they
+  /// belong to returns, on a thread of its own. The GIL guards it.
+  struct Outgoing {
+    WriteMessages* messages;  ///< Null once the call has returned.
+    bool is_on_this_machine;
+    bool is_given = false;  ///< A message was given, and is sent once the next one is asked for.
+    bool is_busy = false;   ///< One is being made, or NoteSent() lets other threads have the GIL.
+  };
+  static nb::object NextOf(Outgoing& outgoing) {
+    if (outgoing.messages == nullptr) return nb::none();
+    outgoing.is_busy = true;
+    if (outgoing.is_given) outgoing.messages->NoteSent();
+    v1::WriteRequest request;
+    std::span<const std::byte> data;
+    nb::object message = nb::none();
+    outgoing.is_given = outgoing.messages->Next(outgoing.is_on_this_machine, request, data);
+    if (outgoing.is_given) {
+      request.set_data(data.data(), data.size());
+      message = BytesOf(request);
+    }
+    outgoing.is_busy = false;
+    return message;
+  }
+
+  absl::Status WriteStream(WriteMessages& messages, v1::WriteResponse& response) override {
+    const auto outgoing = std::make_shared<Outgoing>(&messages, IsLoopback(address()));
+    const absl::Cleanup end = [&] {
+      const nb::gil_scoped_acquire acquired;
+      while (outgoing->is_busy) {
+        const nb::gil_scoped_release released;
+        std::this_thread::yield();
       }
-    }));
-    if (!follower.has_finished())
-      return absl::UnavailableError("the stream ended before the run did");
-    return follower.Report();
+      outgoing->messages = nullptr;
+    };
+    bool is_read = false;
+    const absl::Status status = InPython([&] {
+      const auto next = nb::cpp_function([outgoing] { return NextOf(*outgoing); });
+      const auto answer = nb::cast<nb::bytes>(
+          transport_.attr("write")("Blobs/Write", next, TimeoutOf(Purpose::kWork)));
+      is_read = response.ParseFromArray(answer.c_str(), static_cast<int>(answer.size()));
+    });
+    if (status.ok() && !is_read) return NoMessage("Blobs/Write");
+    return status;
+  }
+
+  void CancelCalls() override {
+    InPython([&] { transport_.attr("cancel")(); }).IgnoreError();
+  }
+
+  bool SleepUntil(absl::Time wake) override {
+    bool is_awake = false;
+    const absl::Status status = InPython([&] {
+      const double seconds = std::max(0.0, absl::ToDoubleSeconds(wake - absl::Now()));
+      is_awake = nb::cast<bool>(transport_.attr("pause")(seconds));
+    });
+    return status.ok() && is_awake;
+  }
+
+  static absl::Status NoMessage(const std::string& method) {
+    return absl::InternalError(method + ": the answer is no message");
   }
 
   nb::object transport_;
+  std::exception_ptr thrown_;
 };
 
 }  // namespace
 
-std::unique_ptr<Connection> ConnectThrough(nb::object transport, const std::string& address) {
-  return std::make_unique<PythonConnection>(std::move(transport), address);
+absl::StatusOr<std::unique_ptr<Connection>> ConnectThrough(nb::object transport,
+                                                           const std::string& address,
+                                                           const ConnectionOptions& options) {
+  if (!IsServerAddress(address)) {
+    return Refuse("address", absl::StrCat("\"", address, "\""), "must be host:port or unix:/path");
+  }
+  return std::make_unique<PythonConnection>(std::move(transport), address, options);
+}
+
+std::exception_ptr ThrownBy(const Connection& connection) {
+  const auto* const python = dynamic_cast<const PythonConnection*>(&connection);
+  return python == nullptr ? nullptr : python->thrown();
 }
 
 }  // namespace quantgate::python

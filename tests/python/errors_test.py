@@ -11,28 +11,29 @@ import quantgate as qg
 
 X = np.ones((64, 64), np.float32)
 
+# By client: the module itself, or what connect gives (remote_test.py).
 REFUSED = {
-    "an unknown recipe": (lambda: qg.quantize(X, "mxfp9"), qg.InvalidArgument, "recipe.name", "mxfp9"),
-    "an unknown knob": (lambda: qg.quantize(X, {"name": "mxfp8", "knobs": {"foo": 1}}), qg.InvalidArgument, "foo", None),
-    "a knob twice": (lambda: qg.quantize(X, "fp8_current:fp8_format=e4m3,fp8_format=e4m3"), qg.InvalidArgument, "recipe", None),
-    "no knob": (lambda: qg.quantize(X, "fp8_current:e4m3"), qg.InvalidArgument, "recipe", None),
-    "an unknown role": (lambda: qg.quantize(X, "mxfp8", role="foo"), qg.InvalidArgument, "role", None),
-    "a ragged block": (lambda: qg.quantize(X[:, :33], "mxfp8"), qg.InvalidArgument, "tensor", None),
-    "no usage": (lambda: qg.quantize(X, "mxfp8", rowwise=False), qg.InvalidArgument, None, None),
-    "a seed of nothing": (lambda: qg.quantize(X, "mxfp8", seed=3), qg.InvalidArgument, "seed", "3"),
-    "a layout": (lambda: qg.quantize(X, "mxfp8", scale_layout="x"), qg.InvalidArgument, "scale_layout", None),
-    "operands that do not fit": (lambda: qg.gemm(X, X[:, :32]), qg.InvalidArgument, None, None),
-    "an arithmetic": (lambda: qg.gemm(X, X, arithmetic="sm9"), qg.InvalidArgument, "arithmetic", None),
-    "an output dtype": (lambda: qg.gemm(X, X, out_dtype="u8"), qg.InvalidArgument, "out_dtype", None),
-    "a dtype": (lambda: qg.generate("normal", (2,), "float8_e4m3"), qg.InvalidArgument, "dtype", None),
-    "a distribution": (lambda: qg.generate("gauss", (2,)), qg.InvalidArgument, "distribution", None),
-    "a negative dim": (lambda: qg.generate("normal", (-2,)), qg.InvalidArgument, "shape[0]", "-2"),
-    "a layer": (lambda: qg.run(X, X, recipe="bf16", layer="lin"), qg.InvalidArgument, "layer.kind", None),
-    "no weight": (lambda: qg.run(X, recipe="bf16"), qg.InvalidArgument, None, None),
-    "a criterion": (lambda: qg.run(X, X, recipe="bf16", require="close"), qg.InvalidArgument, "require", "'close'"),
-    "a suffix": (lambda: qg.diff(X, X).save("report.txt"), qg.InvalidArgument, "path", None),
-    "hardware": (lambda: qg.gemm(X, X, arithmetic="cublaslt"), qg.Error, None, None),
-    "a scenario": (lambda: qg.run_scenarios(["none such"]), qg.NotFound, None, None),
+    "an unknown recipe": (lambda c: c.quantize(X, "mxfp9"), qg.InvalidArgument, "recipe.name", "mxfp9"),
+    "an unknown knob": (lambda c: c.quantize(X, {"name": "mxfp8", "knobs": {"foo": 1}}), qg.InvalidArgument, "foo", None),
+    "a knob twice": (lambda c: c.quantize(X, "fp8_current:fp8_format=e4m3,fp8_format=e4m3"), qg.InvalidArgument, "recipe", None),
+    "no knob": (lambda c: c.quantize(X, "fp8_current:e4m3"), qg.InvalidArgument, "recipe", None),
+    "an unknown role": (lambda c: c.quantize(X, "mxfp8", role="foo"), qg.InvalidArgument, "role", None),
+    "a ragged block": (lambda c: c.quantize(X[:, :33], "mxfp8"), qg.InvalidArgument, "tensor", None),
+    "no usage": (lambda c: c.quantize(X, "mxfp8", rowwise=False), qg.InvalidArgument, None, None),
+    "a seed of nothing": (lambda c: c.quantize(X, "mxfp8", seed=3), qg.InvalidArgument, "seed", "3"),
+    "a layout": (lambda c: c.quantize(X, "mxfp8", scale_layout="x"), qg.InvalidArgument, "scale_layout", None),
+    "operands that do not fit": (lambda c: c.gemm(X, X[:, :32]), qg.InvalidArgument, None, None),
+    "an arithmetic": (lambda c: c.gemm(X, X, arithmetic="sm9"), qg.InvalidArgument, "arithmetic", None),
+    "an output dtype": (lambda c: c.gemm(X, X, out_dtype="u8"), qg.InvalidArgument, "out_dtype", None),
+    "a dtype": (lambda c: c.generate("normal", (2,), "float8_e4m3"), qg.InvalidArgument, "dtype", None),
+    "a distribution": (lambda c: c.generate("gauss", (2,)), qg.InvalidArgument, "distribution", None),
+    "a negative dim": (lambda c: c.generate("normal", (-2,)), qg.InvalidArgument, "shape[0]", "-2"),
+    "a layer": (lambda c: c.run(X, X, recipe="bf16", layer="lin"), qg.InvalidArgument, "layer.kind", None),
+    "no weight": (lambda c: c.run(X, recipe="bf16"), qg.InvalidArgument, None, None),
+    "a criterion": (lambda c: c.run(X, X, recipe="bf16", require="close"), qg.InvalidArgument, "require", "'close'"),
+    "a suffix": (lambda c: c.diff(X, X).save("report.txt"), qg.InvalidArgument, "path", None),
+    "hardware": (lambda c: c.gemm(X, X, arithmetic="cublaslt"), qg.Error, None, None),
+    "a scenario": (lambda c: c.run_scenarios(["none such"]), qg.NotFound, None, None),
 }
 
 
@@ -40,7 +41,7 @@ REFUSED = {
 def test_errors_name_field_value_and_rule(what):
     call, error, field, value = REFUSED[what]
     with pytest.raises(error) as raised:
-        call()
+        call(qg)
     caught = raised.value
     assert str(caught) and caught.code.isupper()
     if field is not None:
@@ -53,21 +54,21 @@ def test_errors_name_field_value_and_rule(what):
 
 
 TYPES = {
-    "role": lambda: qg.quantize(X, "mxfp8", role=1),
-    "recipe": lambda: qg.quantize(X, 3),
-    "rowwise": lambda: qg.quantize(X, "mxfp8", rowwise="yes"),
-    "seed": lambda: qg.quantize(X, "nvfp4", role="grad_output", seed=1.5),
-    "alpha": lambda: qg.gemm(X, X, alpha="x"),
-    "foo": lambda: qg.run(X, X, recipe="bf16", foo=1),
-    "quantized": lambda: qg.dequantize(X),
-    "a": lambda: qg.gemm(None, X),
+    "role": lambda c: c.quantize(X, "mxfp8", role=1),
+    "recipe": lambda c: c.quantize(X, 3),
+    "rowwise": lambda c: c.quantize(X, "mxfp8", rowwise="yes"),
+    "seed": lambda c: c.quantize(X, "nvfp4", role="grad_output", seed=1.5),
+    "alpha": lambda c: c.gemm(X, X, alpha="x"),
+    "foo": lambda c: c.run(X, X, recipe="bf16", foo=1),
+    "quantized": lambda c: c.dequantize(X),
+    "a": lambda c: c.gemm(None, X),
 }
 
 
 @pytest.mark.parametrize("argument", TYPES)
 def test_what_is_of_another_type_is_a_type_error(argument):
     with pytest.raises(TypeError, match=f"^{argument}"):
-        TYPES[argument]()
+        TYPES[argument](qg)
 
 
 def test_errors_are_what_python_calls_them():

@@ -1,5 +1,6 @@
 """Verbs over an object of Python that carries the messages: here to a connection in this process."""
 
+import base64
 import json
 
 import numpy as np
@@ -10,7 +11,7 @@ from quantgate import _engine, _errors
 
 REQUESTS = {"Engine/Compare": "CompareRequest", "Engine/Diagnose": "DiagnoseRequest", "Tensors/Put": "PutTensorRequest",
             "Blobs/FindMissing": "FindMissingRequest", "Info/ListRecipes": "ListRecipesRequest",
-            "Info/GetCapabilities": "GetCapabilitiesRequest", "Info/ListArithmetics": "ListArithmeticsRequest"}
+            "Blobs/QueryWrite": "QueryWriteRequest", "Info/GetCapabilities": "GetCapabilitiesRequest", "Info/ListArithmetics": "ListArithmeticsRequest"}
 
 
 class Loopback:
@@ -21,14 +22,21 @@ class Loopback:
         self.methods = []
         self.uploaded = 0
 
-    def unary(self, method, request):
+    def unary(self, method, request, timeout, is_farewell):
         self.methods.append(method)
         return self.peer.call(method, _engine.request_json(REQUESTS[method], request))
 
-    def upload(self, sha256, data):
-        stored, size = self.peer.upload(_engine.wrap(np.array(data), "u8"))
-        assert stored == sha256
+    def write(self, method, next_message, timeout):
+        assert method == "Blobs/Write"
+        parts = [json.loads(_engine.request_json("WriteRequest", message)) for message in iter(next_message, None)]
+        data = b"".join(base64.b64decode(part.get("data", "")) for part in parts)
+        stored, size = self.peer.upload(_engine.wrap(np.frombuffer(data, np.uint8), "u8"))
+        assert stored == base64.b64decode(parts[0]["header"]["digest"]["sha256"]) and size == len(data)
         self.uploaded += size
+        return _engine.encode("WriteResponse", json.dumps({"committed_size": size}))
+
+    def progress(self, what, done, size):
+        pass
 
     def cancel(self):
         self.peer.cancel()
@@ -39,7 +47,7 @@ class Through(qg.Client):
         self.transport = transport
 
     def _connect(self):
-        return _engine.Client.remote(self.transport, "loopback")
+        return _engine.Client.remote(self.transport, "unix:loopback", attempts_max=1)
 
 
 def test_verbs_are_the_same_over_a_transport():
@@ -59,12 +67,21 @@ def test_verbs_are_the_same_over_a_transport():
 
 def test_errors_of_a_transport_are_raised():
     class Broken(Loopback):
-        def unary(self, method, request):
+        def unary(self, method, request, timeout, is_farewell):
             raise _errors.from_status(14, "no route to host")
 
     with pytest.raises(qg.Unavailable, match="no route to host") as raised:
         Through(Broken()).info()
     assert isinstance(raised.value, ConnectionError) and raised.value.code == "UNAVAILABLE"
+
+
+def test_what_a_transport_raises_by_mistake_is_raised():
+    class Mistaken(Loopback):
+        def unary(self, method, request, timeout, is_farewell):
+            raise ZeroDivisionError(method)
+
+    with pytest.raises(ZeroDivisionError, match="Info/GetCapabilities"):
+        Through(Mistaken()).info()
 
 
 def test_details_of_a_status_are_its_field_value_and_rule():
@@ -74,7 +91,7 @@ def test_details_of_a_status_are_its_field_value_and_rule():
     assert isinstance(error, qg.InvalidArgument)
 
     class Refusing(Loopback):
-        def unary(self, method, request):
+        def unary(self, method, request, timeout, is_farewell):
             raise error
 
     with pytest.raises(qg.InvalidArgument) as raised:

@@ -13,6 +13,7 @@ from ._errors import (Cancelled, DeadlineExceeded, Error, FailedPrecondition, In
 from ._quantized import Quantized
 from ._recipes import Recipe, recipe
 from ._reports import DiffReport, Explanation, Info, Record, Report, RunReport, ScenarioReport, StepReport
+from ._remote import Remote, connect
 from ._sessions import Session
 
 _local = Local()
@@ -35,8 +36,8 @@ run_scenarios = _local.run_scenarios
 __all__ = [
     "Cancelled", "Client", "DeadlineExceeded", "DiffReport", "Error", "Explanation", "FailedPrecondition", "GemmResult",
     "Info", "InternalError", "InvalidArgument", "Local", "NotFound", "PermissionDenied", "Quantized", "Recipe", "Record",
-    "Report", "ResourceExhausted", "RunReport", "ScenarioReport", "Session", "StepReport", "Unavailable", "Unimplemented",
-    "compare", "dequantize", "diff", "explain", "gemm", "generate", "info", "quantize", "recipe", "restore", "run",
+    "Remote", "Report", "ResourceExhausted", "RunReport", "ScenarioReport", "Session", "StepReport", "Unavailable", "Unimplemented",
+    "compare", "connect", "dequantize", "diff", "explain", "gemm", "generate", "info", "quantize", "recipe", "restore", "run",
     "run_scenarios", "scenarios", "session", "verify",
 ]
 

@@ -1,165 +1,44 @@
-"""Clients: the verbs of QuantGate in this process (Local) or over a transport (Remote)."""
+"""Clients: the verbs of QuantGate, and Local, which computes them in this process."""
 
 from __future__ import annotations
 
+import inspect
 import json
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
-
-import numpy as np
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from . import _engine
+from ._arguments import SEED_MAX, flag, integer, text
+from ._connection import Connection
 from ._errors import refuse, refuse_type
-from ._quantized import PARTS, Quantized
-from ._recipes import RecipeLike, read_recipe
+from ._recipes import RecipeLike
 from ._reports import DiffReport, Explanation, Info, RunReport, ScenarioReport
-from ._requests import (as_list, layer_of, parameters_of, placed, recipe_dict, requirement, requires_grad_of,
-                        variants_of)
+from ._requests import as_list, layer_of, parameters_of, placed, requirement, requires_grad_of, variants_of
 from ._sessions import Session, open_session, restore_session, spec_of
-from ._tensors import NUMPY, Given, Kind, Output, dtype_name, kind_of_name, read, read_out, read_small
+from ._tensor_verbs import DequantizeCall, GemmCall, GemmResult, QuantizeAnswer, QuantizeCall, TensorVerbs, gemm_call
+from ._tensors import NUMPY, Output, read
+
+_OF_GEMM = [name for name, argument in inspect.signature(gemm_call).parameters.items()
+            if argument.kind is argument.KEYWORD_ONLY]
 
 
-def _flag(argument: str, value: Any) -> bool:
-    if isinstance(value, (bool, np.bool_)):
-        return bool(value)
-    raise refuse_type(argument, value, "must be True or False")
-
-
-def _integer(argument: str, value: Any, least: int, most: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise refuse_type(argument, value, "must be an integer")
-    number = value.__index__()
-    if not least <= number <= most:
-        raise refuse(argument, number, f"must be from {least} to {most}")
-    return number
-
-
-def _real(argument: str, value: Any) -> float:
-    if isinstance(value, bool):
-        raise refuse_type(argument, value, "must be a number")
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise refuse_type(argument, value, "must be a number") from None
-
-
-def _text(argument: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise refuse_type(argument, value, "must be text")
-    return value
-
-
-_SEED_MAX = 2**64 - 1
-
-
-class _Connection:
-    """One connection and what was placed there: tensors by their memory, each once."""
-
-    def __init__(self, client: Any, stored: bool):
-        self.client = client
-        self.kind: Optional[Kind] = None
-        self._stored = stored
-
-    def place(self, argument: str, value: Any) -> Dict[str, Any]:
-        """The TensorSource of a tensor, or of codes, that was given as ``argument``."""
-        if isinstance(value, Quantized):
-            parts = {name: self._place(f"{argument}.{name}", tensor) for name, tensor in value._given.items()
-                     if name != "amax_history"}
-            return {"quantized": {"tensors": parts, "description": value.description,
-                                  "source_dtype": value.source_dtype}}
-        given = read(argument, value)
-        if self.kind is None:
-            self.kind = given.kind
-        return self._place(argument, given.tensor)
-
-    def place_small(self, argument: str, value: Any) -> Dict[str, Any]:
-        given = read_small(argument, value)
-        return {} if given is None else self._place(argument, given.tensor)
-
-    def _place(self, argument: str, tensor: Any) -> Dict[str, Any]:
-        return json.loads(self.client.place(argument, tensor, self._stored))
-
-    def call(self, method: str, request: Mapping[str, Any]) -> bytes:
-        return self.client.call(method, json.dumps(request))
-
-    def fetch(self, named_tensor: bytes) -> Any:
-        return (self.kind or NUMPY).back(self.client.fetch(named_tensor))
-
-
-def _gemm_slots(arguments: Mapping[str, Any], a: Any, b: Any) -> Tuple[List[Tuple[str, Given]], Dict[str, Any]]:
-    """The tensors of a GEMM by the names of its slots, and what codes say of themselves."""
-    slots: List[Tuple[str, Given]] = []
-    said: Dict[str, Any] = {"a": {}, "b": {}}
-    for side, operand in (("a", a), ("b", b)):
-        if isinstance(operand, Quantized):
-            for name in ("scale_inv", "amax", "zero_point"):
-                if arguments[f"{side}_{name}"] is not None:
-                    raise refuse(f"{side}_{name}", "given", f"{side} is Quantized and has its own")
-            usage = "rowwise" if operand.rowwise_data is not None else "columnwise"
-            direction = operand.description.get(usage, {})
-            for slot, part in (("tensor", f"{usage}_data"), ("scale_inv", f"{usage}_scale_inv"),
-                               ("zero_point", f"{usage}_zero_point"), ("amax", f"amax_{usage}")):
-                tensor = operand._given.get(part)
-                takes = slot != "amax" or direction.get("format") == "nvfp4"
-                if tensor is not None and takes:
-                    slots.append((f"{side}.{slot}", Given(tensor, NUMPY)))
-            if direction.get("format") == "nvfp4" and direction.get("e4m3_max", 448) != 448:
-                said[side]["e4m3_max"] = direction["e4m3_max"]
-            if direction.get("group"):
-                said[side]["group"] = direction["group"]
-            continue
-        slots.append((f"{side}.tensor", read(side, operand)))
-        for name in ("scale_inv", "amax", "zero_point"):
-            given = read_small(f"{side}_{name}", arguments[f"{side}_{name}"])
-            if given is not None:
-                slots.append((f"{side}.{name}", given))
-    for name in ("c", "bias", "d_scale"):
-        given = read_small(name, arguments[name])
-        if given is not None:
-            slots.append((name, given))
-    return slots, said
-
-
-class GemmResult:
-    """The result of one GEMM.
-
-    Attributes
-    ----------
-    d : tensor [M][N]
-        Of ``out_dtype``, of the kind of a.
-    amax : tensor f32 [1] or None
-        FP8 outputs: the largest magnitude before ``d_scale``.
-    arithmetic : str
-        The arithmetic that ran, fully resolved.
-    text, note : str
-        One line that says what was computed; what the arithmetic says of itself.
-    seconds : float
-    """
-
-    __slots__ = ("d", "amax", "arithmetic", "text", "note", "seconds")
-
-    def __init__(self, d: Any, amax: Any, arithmetic: str, text: str, note: str, seconds: float):
-        self.d, self.amax, self.arithmetic, self.text, self.note, self.seconds = d, amax, arithmetic, text, note, seconds
-
-    def __repr__(self) -> str:
-        return f"GemmResult({self.text!r}, arithmetic={self.arithmetic!r})"
-
-
-class Client:
+class Client(TensorVerbs):
     """The verbs, over connections that a subclass opens."""
 
-    def _connect(self) -> Any:
-        """A connection for one verb."""
-        raise NotImplementedError
+    # Whether what was placed and opened over one connection is there over the next one.
+    _keeps = False
+
+    def _open(self, stored: bool) -> Connection:
+        return Connection(self._connect, stored, self._keeps)
 
     # --- Layers.
 
-    def _run_spec(self, session: _Connection, x: Any, weight: Any, variants: List[Dict[str, Any]], layer: str,
+    def _run_spec(self, session: Connection, x: Any, weight: Any, variants: List[Dict[str, Any]], layer: str,
                   options: Dict[str, Any]) -> Dict[str, Any]:
         step: Dict[str, Any] = {"x": session.place("x", x)}
         fields = {name: options.pop(name, None) for name in
                   ("norm", "activation", "operations", "attention", "m_splits", "return_norm_output", "fused",
                    "parallel_mode", "name")}
-        step["layer"] = layer_of(_text("layer", layer), fields)
+        step["layer"] = layer_of(text("layer", layer), fields)
         shorts = {"weight": weight, "bias": options.pop("bias", None), "gamma": options.pop("gamma", None),
                   "beta": options.pop("beta", None)}
         parameters = parameters_of(shorts, options.pop("parameters", None))
@@ -174,18 +53,18 @@ class Client:
         wanted = requires_grad_of(options.pop("requires_grad", None))
         if wanted is not None:
             step["requires_grad"] = wanted
-        step["calibrate"] = _flag("calibrate", options.pop("calibrate", False))
+        step["calibrate"] = flag("calibrate", options.pop("calibrate", False))
         spec: Dict[str, Any] = {
             "step": step, "variants": variants, "requirement": requirement("require", options.pop("require", None)),
-            "seed": _integer("seed", options.pop("seed", 0), 0, _SEED_MAX),
-            "keep_outputs": _flag("keep_outputs", options.pop("keep_outputs", True)),
-            "error_budget": _flag("error_budget", options.pop("error_budget", False)),
+            "seed": integer("seed", options.pop("seed", 0), 0, SEED_MAX),
+            "keep_outputs": flag("keep_outputs", options.pop("keep_outputs", True)),
+            "error_budget": flag("error_budget", options.pop("error_budget", False)),
         }
         if options:
             raise TypeError(f"{next(iter(options))}: no such argument of this verb")
         return spec
 
-    def _report(self, session: _Connection, document: Any) -> RunReport:
+    def _report(self, session: Connection, document: Any) -> RunReport:
         kind = session.kind or NUMPY
         outputs = []
         for variant in range(document.variant_count):
@@ -259,10 +138,10 @@ class Client:
 
     def _execute(self, kind: str, x: Any, weight: Any, variants: List[Dict[str, Any]], layer: str,
                  reference: Optional[int], options: Dict[str, Any]) -> RunReport:
-        session = _Connection(self._connect(), stored=True)
+        session = self._open(stored=True)
         spec = self._run_spec(session, x, weight, variants, layer, dict(options))
         if reference is not None:
-            spec["reference"] = _integer("reference", reference, 0, len(variants) - 1)
+            spec["reference"] = integer("reference", reference, 0, len(variants) - 1)
         elif len(variants) == 2 and "parallel" in variants[1] and "parallel" not in variants[0]:
             spec["reference"] = 0
         return self._report(session, session.client.run(kind, json.dumps(spec), f"quantgate.{kind}(...)"))
@@ -299,7 +178,7 @@ class Client:
                                as_list("arithmetic", arithmetic), parallel, "recipe")
         if len(variants) > 1 and require == "bound":
             raise refuse("require", "bound", "what several ranks computed is compared bit for bit")
-        session = _Connection(self._connect(), stored=True)
+        session = self._open(stored=True)
         mine = [(output, read(f"subject[{output!r}]", tensor).tensor) for output, tensor in subject.items()]
         spec = self._run_spec(session, x, weight, variants, layer, dict(options))
         document = session.client.verify(json.dumps(spec), name, mine, list(only or ()), require == "bound",
@@ -328,7 +207,7 @@ class Client:
         if not sides[0] and not sides[1]:
             raise refuse("a", "{}", "a and b hold no tensors; there is nothing to compare")
         if max_ulp is not None:
-            max_ulp = _integer("max_ulp", max_ulp, 0, 2**63 - 2)
+            max_ulp = integer("max_ulp", max_ulp, 0, 2**63 - 2)
         return DiffReport(self._connect().diff(tuple(names), sides[0], sides[1], max_ulp, "quantgate.diff(...)"))
 
     def explain(self, *, a: Any = None, b: Any = None, d: Any = None, source: Any = None, codes: Any = None,
@@ -351,49 +230,26 @@ class Client:
         Explanation
             ``gemm`` or ``codes``: candidates, best first; ``conclusion``, ``is_established``, ``cause``.
         """
-        session = _Connection(self._connect(), stored=False)
+        session = self._open(stored=False)
         if (d is None) == (codes is None):
             raise refuse("d", "given" if d is not None else "absent",
                          "give d with a and b to explain a GEMM, or codes with source and scale_inv")
         if d is not None:
-            request = {"gemm": {"gemm": self._gemm_request(session, a, b, gemm), "d": session.place("d", d)}}
+            for name in gemm:
+                if name not in _OF_GEMM:
+                    raise TypeError(f"{name}: no such argument of this verb")
+            request = {"gemm": {"gemm": gemm_call(a, b, **gemm).request(session), "d": session.place("d", d)}}
         else:
             if gemm:
                 raise TypeError(f"{next(iter(gemm))}: no such argument of explain for codes")
             part: Dict[str, Any] = {"source": session.place("source", source), "codes": session.place("codes", codes),
                                     "scale_inv": session.place_small("scale_inv", scale_inv),
-                                    "scale_layout": _text("scale_layout", scale_layout)}
+                                    "scale_layout": text("scale_layout", scale_layout)}
             for name, value in (("amax", amax), ("zero_point", zero_point)):
                 if value is not None:
                     part[name] = session.place_small(name, value)
             request = {"codes": part}
         return Explanation(json.loads(_engine.decode("ExplainResponse", session.call("Engine/Explain", request))))
-
-    @staticmethod
-    def _gemm_request(session: _Connection, a: Any, b: Any, options: Mapping[str, Any]) -> Dict[str, Any]:
-        defaults = dict.fromkeys(("a_scale_inv", "b_scale_inv", "a_amax", "b_amax", "a_zero_point", "b_zero_point", "c",
-                                  "bias", "d_scale", "a_scaling", "b_scaling", "a_group", "b_group", "a_e4m3_max",
-                                  "b_e4m3_max"))
-        arguments = {**defaults, "layout": "tn", "alpha": 1.0, "beta": 0.0, "in_place": False}
-        for name in options:
-            if name not in arguments:
-                raise TypeError(f"{name}: no such argument of this verb")
-        arguments.update(options)
-        slots, said = _gemm_slots(arguments, a, b)
-        session.kind = slots[0][1].kind
-        request: Dict[str, Any] = {"a": {}, "b": {}, "layout": arguments["layout"], "alpha": arguments["alpha"],
-                                   "beta": arguments["beta"], "in_place": arguments["in_place"]}
-        for slot, given in slots:
-            side, _, part = slot.rpartition(".")
-            (request[side] if side else request)[part] = session._place(slot, given.tensor)
-        for side in ("a", "b"):
-            for name in ("scaling", "group", "e4m3_max"):
-                value = arguments[f"{side}_{name}"]
-                if value is None:
-                    value = said[side].get(name)
-                if value is not None:
-                    request[side][name] = value if name == "e4m3_max" else str(value)
-        return request
 
     # --- Sessions.
 
@@ -414,19 +270,19 @@ class Client:
             Fields of ``SessionSpec``: backward_override, arithmetic, weights, masters, main_grads, seed, parallel, ...
         """
         spec = spec_of(layers, recipe, optimizer, options)
-        return open_session(_Connection(self._connect(), stored=False), spec, parameters)
+        return open_session(self._open(stored=False), spec, parameters)
 
     def restore(self, checkpoint: bytes, layers: Mapping[str, Any], *, recipe: RecipeLike,
                 optimizer: Optional[Mapping[str, Any]] = None, **options: Any) -> Session:
         """Opens a session that goes on from a checkpoint; arguments as of ``session``."""
         spec = spec_of(layers, recipe, optimizer, options)
-        return restore_session(_Connection(self._connect(), stored=False), checkpoint, spec)
+        return restore_session(self._open(stored=False), checkpoint, spec)
 
     # --- What there is.
 
     def info(self) -> Info:
         """What this build, or the server, is and can do."""
-        session = _Connection(self._connect(), stored=False)
+        session = self._open(stored=False)
         answers = {}
         for name, method, answer in (("capabilities", "Info/GetCapabilities", "Capabilities"),
                                      ("recipes", "Info/ListRecipes", "ListRecipesResponse"),
@@ -437,7 +293,7 @@ class Client:
 
     def scenarios(self) -> List[Any]:
         """The scenarios of the self-check, with their invariants and the faults that they must catch."""
-        session = _Connection(self._connect(), stored=False)
+        session = self._open(stored=False)
         answer = _engine.decode("ListScenariosResponse", session.call("Scenarios/List", {}))
         return Info(json.loads(answer))["scenarios"]
 
@@ -451,7 +307,7 @@ class Client:
             Also runs each under each of its faults, which it must catch.
         """
         events: List[Dict[str, Any]] = []
-        request = {"names": as_list("names", names), "with_faults": _flag("with_faults", with_faults)}
+        request = {"names": as_list("names", names), "with_faults": flag("with_faults", with_faults)}
         finished = self._connect().run_scenarios(json.dumps(request), lambda event: events.append(json.loads(event)))
         return ScenarioReport({"scenarios": [event["scenario"] for event in events if event.get("scenario")],
                                "faults": [event["fault"] for event in events if event.get("fault")],
@@ -475,8 +331,8 @@ class Local(Client):
     """
 
     def __init__(self, device: str = "cpu", threads: int = 0):
-        self._device = _text("device", device)
-        self._threads = _integer("threads", threads, 0, 4096)
+        self._device = text("device", device)
+        self._threads = integer("threads", threads, 0, 4096)
         self._made: Any = None
 
     @property
@@ -491,219 +347,18 @@ class Local(Client):
     def __repr__(self) -> str:
         return f"quantgate.Local(device={self._device!r}, threads={self._threads})"
 
-    def quantize(self, tensor: Any, recipe: RecipeLike, *, role: str = "input", rowwise: bool = True,
-                 columnwise: bool = False, seed: int = 0, scale: Any = None, amax_history: Any = None,
-                 scale_layout: str = "logical", out: Any = None) -> Quantized:
-        """Quantizes one tensor under a recipe.
+    def _compute_quantize(self, call: QuantizeCall) -> QuantizeAnswer:
+        answer = self._local.quantize(*call._replace(recipe=call.recipe.parsed))
+        return QuantizeAnswer(answer.tensors(), answer.shape, answer.source_dtype, answer.description(), answer.record)
 
-        Parameters
-        ----------
-        tensor : tensor f32, bf16 or f16 [..., K]
-        recipe : str, dict or Recipe
-        role : str
-            ``"input"``, ``"weight"`` or ``"grad_output"``: what the tensor is in its GEMMs.
-        rowwise, columnwise : bool
-            Which copies: blocks along the last dim, and along the first.
-        seed : int
-            Of stochastic rounding; 0 where the role has none.
-        scale, amax_history : f32 [1], f32 [L], optional
-            The state of delayed scaling: both or neither.
-        scale_layout : str
-            Of block scales (docs/file-formats.md section 2.1).
-        out : Quantized or dict of str to tensor, optional
-            Memory for the results, by name.
+    def _compute_dequantize(self, call: DequantizeCall) -> Any:
+        return self._local.dequantize(*call)
 
-        Returns
-        -------
-        Quantized
+    def _compute_gemm(self, call: GemmCall, arithmetic: str, out_dtype: str, output: Optional[Output]) -> GemmResult:
+        answer = self._local.gemm([(slot, given.tensor) for slot, given in call.slots], call.layout, arithmetic, out_dtype,
+                                  call.alpha, call.beta, call.in_place, call.scalings, call.groups, call.e4m3_max,
+                                  output and output.tensor)
+        return GemmResult(answer.d, answer.amax, answer.arithmetic, answer.text, answer.note, answer.seconds)
 
-        Raises
-        ------
-        InvalidArgument
-            Names field, value and rule: a recipe, role or shape that cannot be.
-        TypeError
-            For what is no tensor.
-        """
-        given = read("tensor", tensor)
-        state = [read_small(name, value) for name, value in (("scale", scale), ("amax_history", amax_history))]
-        answer = self._local.quantize(
-            given.tensor, read_recipe("recipe", recipe).parsed, _text("role", role), _flag("rowwise", rowwise),
-            _flag("columnwise", columnwise), _integer("seed", seed, 0, _SEED_MAX),
-            state[0] and state[0].tensor, state[1] and state[1].tensor, _text("scale_layout", scale_layout))
-        result = Quantized(answer.tensors(), given.kind, answer.shape, answer.source_dtype, answer.description(),
-                           answer.record)
-        return result if out is None else _into(result, out, [("tensor", given)])
-
-    def dequantize(self, quantized: Union[Quantized, Mapping[str, Any]], *, usage: Optional[str] = None,
-                   out_dtype: Any = "f32", format: Optional[str] = None, scale_layout: Optional[str] = None,
-                   out: Any = None) -> Any:
-        """The values that codes and scales stand for.
-
-        Parameters
-        ----------
-        quantized : Quantized, or dict of str to tensor
-            A dict has the tensors' names of ``Quantized``.
-        usage : str, optional
-            ``"rowwise"`` or ``"columnwise"``; None: rowwise where it is there.
-        out_dtype : dtype
-            f32, bf16 or f16.
-        format : str, optional
-            ``"nvfp4:e4m3_max=256"``: what the codes of a dict are, where dtypes and shapes leave a doubt.
-        scale_layout : str, optional
-            Of the scales of a dict.
-        out : tensor, optional
-
-        Returns
-        -------
-        tensor
-            In the shape of the source.
-        """
-        if isinstance(quantized, Quantized):
-            for name, value in (("format", format), ("scale_layout", scale_layout)):
-                if value is not None:
-                    raise refuse(name, f'"{value}"', "given with Quantized, which says it itself")
-            tensors = [(name, Given(tensor, NUMPY)) for name, tensor in quantized._given.items()]
-            kind = quantized._kind
-            description = quantized._description
-        elif isinstance(quantized, Mapping):
-            for name in quantized:
-                if name not in PARTS:
-                    raise refuse(f"quantized[{name!r}]", "given", f"must be one of {', '.join(PARTS)}")
-            tensors = [(name, read_small(f"quantized[{name!r}]", value)) for name, value in quantized.items()
-                       if value is not None]
-            kind = tensors[0][1].kind if tensors else NUMPY
-            described: Dict[str, Any] = {}
-            if format is not None:
-                side = usage or ("rowwise" if "rowwise_data" in quantized else "columnwise")
-                described[side] = _direction(format)
-            if scale_layout is not None:
-                described["scale_layout"] = _text("scale_layout", scale_layout)
-            description = _engine.encode("QuantizedDescription", json.dumps(described))
-        else:
-            raise refuse_type("quantized", quantized, "must be Quantized, or a dict of tensors by name")
-        values = self._local.dequantize([(name, given.tensor) for name, given in tensors], usage or "",
-                                        dtype_name("out_dtype", out_dtype), description)
-        if out is None:
-            return kind.back(values)
-        output = read_out("out", out)
-        output.check_apart("out", tensors)
-        return output.take("out", values)
-
-    def gemm(self, a: Any, b: Any, *, arithmetic: str = "auto", layout: str = "tn", out_dtype: Any = "f32",
-             a_scale_inv: Any = None, b_scale_inv: Any = None, a_scaling: Optional[str] = None,
-             b_scaling: Optional[str] = None, a_amax: Any = None, b_amax: Any = None, a_zero_point: Any = None,
-             b_zero_point: Any = None, a_group: Any = None, b_group: Any = None, a_e4m3_max: Optional[int] = None,
-             b_e4m3_max: Optional[int] = None, alpha: float = 1.0, beta: float = 0.0, c: Any = None,
-             in_place: bool = False, bias: Any = None, d_scale: Any = None, out: Any = None) -> GemmResult:
-        """One GEMM under a named arithmetic: d = alpha a b^T + beta c + bias.
-
-        Parameters
-        ----------
-        a : tensor [M][K], or Quantized
-        b : tensor [N][K], or Quantized
-        layout : str
-            ``"tn"``; ``"nn"``: b is [K][N]; ``"nt"``: a is [K][M] too.
-        arithmetic : str
-            A name that ``info().arithmetics`` lists, perhaps with parameters: ``"sm90:split"``.
-        out_dtype : dtype
-            f32, bf16, f16, f8_e4m3 or f8_e5m2.
-        a_scale_inv, b_scale_inv : tensor, optional
-            The scales of codes; ``a_scaling`` says how they apply where their shapes leave a doubt.
-        out : tensor [M][N] of out_dtype, optional
-            Where d is written; the CPU engine writes it there at once.
-
-        Returns
-        -------
-        GemmResult
-        """
-        arguments = {"a_scale_inv": a_scale_inv, "b_scale_inv": b_scale_inv, "a_amax": a_amax, "b_amax": b_amax,
-                     "a_zero_point": a_zero_point, "b_zero_point": b_zero_point, "c": c, "bias": bias,
-                     "d_scale": d_scale}
-        slots, said = _gemm_slots(arguments, a, b)
-        output: Optional[Output] = None
-        if out is not None:
-            output = read_out("out", out)
-            output.check_apart("out", slots)
-        scalings = tuple("" if value is None else _text(f"{side}_scaling", value)
-                         for side, value in (("a", a_scaling), ("b", b_scaling)))
-        groups = tuple(str(value if value is not None else said[side].get("group", ""))
-                       for side, value in (("a", a_group), ("b", b_group)))
-        bounds = tuple(_integer(f"{side}_e4m3_max", value if value is not None else said[side].get("e4m3_max", 0), 0, 448)
-                       for side, value in (("a", a_e4m3_max), ("b", b_e4m3_max)))
-        answer = self._local.gemm([(slot, given.tensor) for slot, given in slots], _text("layout", layout),
-                                  _text("arithmetic", arithmetic), dtype_name("out_dtype", out_dtype),
-                                  _real("alpha", alpha), _real("beta", beta), _flag("in_place", in_place), scalings,
-                                  groups, bounds, output and output.tensor)
-        kind = a._kind if isinstance(a, Quantized) else slots[0][1].kind
-        d = kind.back(answer.d) if output is None else output.take("out", answer.d)
-        amax = answer.amax
-        return GemmResult(d, None if amax is None else kind.back(amax), answer.arithmetic, answer.text, answer.note,
-                          answer.seconds)
-
-    def generate(self, distribution: str, shape: Sequence[int], dtype: Any = "f32", *, seed: int = 0,
-                 scale: Optional[float] = None, kind: str = "numpy") -> Any:
-        """A seeded tensor, the same bytes on every machine (docs/numerics.md section 3).
-
-        Parameters
-        ----------
-        distribution : str
-            ``"normal"``, ``"uniform"``, ``"lognormal_outliers"``, ``"subnormal_heavy"``, ``"specials"``, ``"zero"``,
-            ``"one_huge"``.
-        shape : tuple of int
-        dtype : dtype
-            f32, bf16, f16 or FP8.
-        scale : float, optional
-            Multiplies every value in fp32 before the cast.
-        kind : str
-            ``"numpy"``, ``"torch"`` or ``"jax"``.
-        """
-        library = kind_of_name("kind", kind)
-        dims = [_integer(f"shape[{i}]", size, 0, 2**62) for i, size in enumerate(as_list("shape", shape))]
-        return library.back(self._local.generate(
-            _text("distribution", distribution), dims, dtype_name("dtype", dtype),
-            _integer("seed", seed, 0, _SEED_MAX), 1.0 if scale is None else _real("scale", scale)))
-
-
-def _direction(text: str) -> Dict[str, Any]:
-    """``FORMAT[:element=DTYPE,block_dim=N,e4m3_max=N,group=N,hadamard=BOOL]`` as a QuantizedDirection."""
-    name, _, rest = _text("format", text).partition(":")
-    direction: Dict[str, Any] = {"format": name}
-    for part in filter(None, rest.split(",")):
-        key, equals, value = part.partition("=")
-        if not equals or key not in ("element", "block_dim", "e4m3_max", "group", "hadamard"):
-            raise refuse("format", f'"{text}"', f'"{part}" must be element=, block_dim=, e4m3_max=, group= or hadamard=')
-        direction[key] = value if key in ("element", "group") else json.loads(value)
-    return direction
-
-
-def _into(result: Quantized, out: Any, inputs: List[Tuple[str, Given]]) -> Quantized:
-    """The quantized tensor in memory of the caller's."""
-    wanted = out.tensors if isinstance(out, Quantized) else out
-    if not isinstance(wanted, Mapping):
-        raise refuse_type("out", out, "must be Quantized, or a dict of tensors by name")
-    missing = set(result._given) ^ set(wanted)
-    if missing:
-        name = sorted(missing)[0]
-        raise refuse(f"out[{name!r}]", "absent" if name in result._given else "given",
-                     f"must be exactly {', '.join(result._given)}")
-    outputs = {name: read_out(f"out[{name!r}]", value) for name, value in wanted.items()}
-    for name, output in outputs.items():
-        output.check_apart(f"out[{name!r}]", inputs)
-        given = result._given[name]
-        if list(given.shape) != list(output.tensor.shape) or _bytes_of(given) != _bytes_of(output.tensor) or (
-                given.dtype != output.tensor.dtype and output.tensor.dtype != "u8"):
-            raise refuse(f"out[{name!r}]", f"{output.tensor.dtype}{list(output.tensor.shape)}",
-                         f"must be {given.dtype}{list(given.shape)}")
-    for name, output in outputs.items():
-        np.copyto(_engine.array_of(output.tensor), _engine.array_of(result._given[name]))
-        result._given[name] = _retyped(output.tensor, result._given[name].dtype)
-        result._tensors[name] = output.value
-    return result
-
-
-def _bytes_of(tensor: Any) -> int:
-    return tensor.nbytes
-
-
-def _retyped(tensor: Any, dtype: str) -> Any:
-    return tensor if tensor.dtype == dtype else _engine.wrap(_engine.array_of(tensor), dtype)
+    def _compute_generate(self, distribution: str, shape: List[int], dtype: str, seed: int, scale: float) -> Any:
+        return self._local.generate(distribution, shape, dtype, seed, scale)

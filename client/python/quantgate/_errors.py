@@ -44,6 +44,13 @@ class Error(Exception):
 class InvalidArgument(Error, ValueError):
     """A value that breaks a rule: ``field``, ``value`` and ``rule`` say which."""
 
+    def under(self, path: str) -> "InvalidArgument":
+        """The same of the field as it is called below a path of a message; of other fields this one."""
+        if not self.field.startswith(path):
+            return self
+        field = self.field[len(path):]
+        return InvalidArgument(self.message.replace(self.field, field, 1), self.code, field, self.value, self.rule)
+
 
 class NotFound(Error, LookupError):
     """Something that is named does not exist."""
@@ -112,6 +119,16 @@ def from_status(number: int, message: str, details: bytes = b"") -> Error:
 def refuse(field: str, value: object, rule: str) -> InvalidArgument:
     """INVALID_ARGUMENT, worded as the engine words it."""
     return InvalidArgument(f"{field} is {value}: {rule}", "INVALID_ARGUMENT", field, str(value), rule)
+
+
+def refuse_precondition(field: str, value: object, rule: str) -> FailedPrecondition:
+    """The same for what another state would allow."""
+    return FailedPrecondition(f"{field} is {value}: {rule}", "FAILED_PRECONDITION", field, str(value), rule)
+
+
+def refuse_absent(field: str, rule: str) -> InvalidArgument:
+    """INVALID_ARGUMENT for a field that is not given."""
+    return InvalidArgument(f"{field} is absent: {rule}", "INVALID_ARGUMENT", field, "", rule)
 
 
 def refuse_type(field: str, value: object, rule: str) -> TypeError:

@@ -6,7 +6,7 @@ import json
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from . import _engine
-from ._errors import refuse, refuse_type
+from ._errors import Error, refuse, refuse_type
 from ._recipes import RecipeLike
 from ._reports import Record, StepReport
 from ._requests import layer_of, placed, recipe_dict, requires_grad_of
@@ -59,19 +59,34 @@ class Session:
     def __enter__(self) -> "Session":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: Any, *_: object) -> None:
+        try:
+            self.close()
+        except Error:
+            if kind is None:  # Else what went wrong before is what the caller should see.
+                raise
 
     def __repr__(self) -> str:
         return f"Session({self._id!r}, step={self.step})"
 
     def close(self) -> None:
         """Lets the session go; closing a closed one is no error."""
-        self._connection.call("Sessions/Close", {"session_id": self._id})
+        self._call("Close", {})
 
-    def _do(self, kind: str, step: Mapping[str, Any], keep_outputs: bool = True) -> StepReport:
+    def _call(self, method: str, request: Mapping[str, Any]) -> bytes:
+        self._connection.begin_step()
+        return self._connection.call(f"Sessions/{method}", {"session_id": self._id, **request})
+
+    def _place(self, argument: str, value: Any) -> Any:
+        """Where a step finds its tensor, with which it begins."""
+        self._connection.begin_step()
+        return self._connection.place(argument, value)
+
+    def _do(self, kind: str, step: Mapping[str, Any], has_begun: bool = False) -> StepReport:
+        if not has_begun:
+            self._connection.begin_step()
         request = {"session_id": self._id, "expected_step": self.step, "request_id": _engine.new_request_id(),
-                   kind: dict(step), "keep_outputs": keep_outputs}
+                   kind: dict(step), "keep_outputs": True}
         response = self._connection.call("Sessions/Step", request)
         entries = json.loads(_engine.decode("SessionStepResponse", response))
         self.step = entries["step"]
@@ -98,18 +113,18 @@ class Session:
         recompute : bool
             Saves x alone, and runs the forward again before the backward.
         """
-        step: Dict[str, Any] = {"microbatch": microbatch, "x": self._connection.place("x", x), "evaluate": evaluate,
+        step: Dict[str, Any] = {"microbatch": microbatch, "x": self._place("x", x), "evaluate": evaluate,
                                 "is_first": is_first, "recompute": recompute, "calibrate": calibrate,
                                 "defer_wgrad": defer_wgrad}
         wanted = requires_grad_of(requires_grad)
         if wanted is not None:
             step["requires_grad"] = wanted
-        return self._do("forward", step)
+        return self._do("forward", step, has_begun=True)
 
     def backward(self, grad_output: Any, *, microbatch: str = "") -> StepReport:
         """The backward of a forward in flight; ``outputs`` has dx and the parameters' gradients."""
-        return self._do("backward", {"microbatch": microbatch,
-                                     "grad_output": self._connection.place("grad_output", grad_output)})
+        return self._do("backward", {"microbatch": microbatch, "grad_output": self._place("grad_output", grad_output)},
+                        has_begun=True)
 
     def wgrad(self) -> StepReport:
         """The weights' gradients that backwards left (``defer_wgrad``)."""
@@ -134,25 +149,29 @@ class Session:
 
     def checkpoint(self) -> bytes:
         """The whole state as the bytes of one safetensors file."""
-        response = json.loads(_engine.decode("CheckpointResponse",
-                                             self._connection.call("Sessions/Checkpoint", {"session_id": self._id})))
+        response = json.loads(_engine.decode("CheckpointResponse", self._call("Checkpoint", {})))
         digest, _, size = response["digest"].partition("/")
         return self._connection.client.download(bytes.fromhex(digest), int(size))
 
     def state(self) -> Record:
-        """The session as it is: step, microbatches in flight, memory, and type and fingerprint of every tensor."""
-        response = self._connection.call("Sessions/Get", {"session_id": self._id, "with_tensors": True})
-        return Record(json.loads(_engine.decode("Session", response)))
+        """The session as it is: step, microbatches in flight, memory, and type and fingerprint of every tensor.
+
+        Also what ``step`` is from then on: after a step that an interrupt, a deadline or a lost server ended, this says whether it
+        was done.
+        """
+        entries = json.loads(_engine.decode("Session", self._call("Get", {"with_tensors": True})))
+        self.step = entries["step"]
+        return Record(entries)
 
     def tensor(self, name: str) -> Any:
         """A tensor of the state: ``"fc1.weight"``, ``"fc1.weight.master"``, ``"fc1.input.amax_history"``."""
-        response = self._connection.call("Sessions/Get", {"session_id": self._id, "tensor": name})
+        response = self._call("Get", {"tensor": name})
         named, = _engine.parts("Session", response, "tensor")
         return self._connection.fetch(named)
 
 
 def open_session(connection: Any, spec: Mapping[str, Any], parameters: Mapping[str, Any]) -> Session:
-    request = {"spec": dict(spec), "parameters": placed("parameters", parameters, connection.place),
+    request = {"spec": dict(spec), "parameters": placed("parameters", parameters, connection.place_to_keep),
                "request_id": _engine.new_request_id()}
     return Session(connection, json.loads(_engine.decode("Session", connection.call("Sessions/Open", request))))
 

@@ -83,7 +83,8 @@ void Fill(const GenerationRule& rule, Tensor& tensor, const ExecutionContext& co
 absl::StatusOr<TargetRange> RangeFor(DType dtype) {
   TargetRange range;
   if (VisitFormat<ElementFormats>(dtype, [&]<class F>() { range = RangeOf<F>(); })) return range;
-  return Refuse("dtype", DTypeName(dtype), "cannot be generated; known: " + ElementFormatNames());
+  return Refuse("dtype", DTypeName(dtype),
+                "tensors of " + ElementFormatNames() + " can be generated");
 }
 
 }  // namespace
@@ -99,7 +100,7 @@ absl::StatusOr<Distribution> ParseDistribution(std::string_view name) {
     absl::StrAppend(&known, known.empty() ? "" : ", ", std::string(entry.name));
   }
   return Refuse("distribution", absl::StrCat("\"", std::string(name), "\""),
-                "unknown name; known: " + known);
+                "known distributions are " + known);
 }
 
 const std::vector<Distribution>& AllDistributions() {
@@ -113,7 +114,7 @@ const std::vector<Distribution>& AllDistributions() {
 
 absl::StatusOr<GenerationRule> GenerationRuleOf(const GeneratorSpec& spec) {
   if (!std::isfinite(spec.scale)) {
-    return Refuse("scale", absl::StrCat(spec.scale), "must be finite");
+    return Refuse("scale", absl::StrCat(spec.scale), "a scale is finite");
   }
   QG_ASSIGN_OR_RETURN(const TargetRange range, RangeFor(spec.dtype));
   QG_ASSIGN_OR_RETURN(const int64_t count, CheckedElementCount(spec.shape, spec.dtype, "shape"));
