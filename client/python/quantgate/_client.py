@@ -11,7 +11,8 @@ from . import _engine
 from ._errors import refuse, refuse_type
 from ._quantized import PARTS, Quantized
 from ._recipes import RecipeLike, read_recipe
-from ._reports import DiffReport, Explanation, Info, RunReport, ScenarioReport
+from ._play import LayersLike, StepLike, play
+from ._reports import DiffReport, Explanation, Info, Record, RunReport, ScenarioReport, TraceReport
 from ._requests import (as_list, layer_of, parameters_of, placed, recipe_dict, requirement, requires_grad_of,
                         variants_of)
 from ._sessions import Session, open_session, restore_session, spec_of
@@ -367,7 +368,8 @@ class Client:
                 if value is not None:
                     part[name] = session.place_small(name, value)
             request = {"codes": part}
-        return Explanation(json.loads(_engine.decode("ExplainResponse", session.call("Engine/Explain", request))))
+        answer = session.call("Engine/Explain", request)
+        return Explanation(json.loads(_engine.decode("ExplainResponse", answer)), lambda: _engine.explanation_text(answer))
 
     @staticmethod
     def _gemm_request(session: _Connection, a: Any, b: Any, options: Mapping[str, Any]) -> Dict[str, Any]:
@@ -422,24 +424,73 @@ class Client:
         spec = spec_of(layers, recipe, optimizer, options)
         return restore_session(_Connection(self._connect(), stored=False), checkpoint, spec)
 
+    def play(self, layers: LayersLike, parameters: Mapping[str, Any], steps: Sequence[StepLike], *,
+             recipes: Sequence[RecipeLike], backward_overrides: Optional[Sequence[str]] = None,
+             arithmetics: Optional[Sequence[str]] = None, parallel: Optional[Mapping[str, Any]] = None, reference: int = 0,
+             rounds: int = 1, optimizer: Optional[Mapping[str, Any]] = None, require: Optional[str] = None,
+             keep_outputs: bool = False, **options: Any) -> TraceReport:
+        """Plays steps of training under several recipes side by side, each in a session of its own from the same parameters.
+
+        Parameters
+        ----------
+        layers, parameters, optimizer, **options
+            As of ``session``.
+        steps : list
+            Each a kind in text (``"optimize"``, ``"wgrad"``), or a dict of one kind: ``{"forward": x}``,
+            ``{"backward": grad_output}``, ``{"change_recipe": recipe}``, ``{"offload": microbatch}``; with more than that, the
+            arguments of the ``Session``'s method: ``{"forward": {"x": x, "microbatch": "1"}}``. ``{"restart": {}}`` goes on from
+            a checkpoint (``variants``, ``parallel``). Beside the kind: ``subjects``, outputs of this step computed elsewhere, a
+            dict of tensors by name (``"y"``, ``"fc1.dw"``), each held against that of the variant ``subjects_of`` (0), which
+            must be met as ``require`` says (None, ``"bitwise"``, ``"bound"``).
+        recipes, backward_overrides, arithmetics, parallel : list; dict
+            The variants, as of ``compare``.
+        reference : int
+            The variant that the others are compared with, each step's outputs and after an update the parameters.
+        rounds : int
+            How often all steps are played; subjects go with one round.
+        require : str, optional
+            ``"bitwise"``: every output and parameter of every variant has the reference's bits.
+        keep_outputs : bool
+            Whether the report has the steps' outputs.
+
+        Returns
+        -------
+        TraceReport
+
+        Raises
+        ------
+        InvalidArgument
+            Names the field, its value and the rule; a step that a variant refuses ends the trace so, too.
+        """
+        variants = variants_of(as_list("recipes", recipes), as_list("backward_overrides", backward_overrides),
+                               as_list("arithmetics", arithmetics), parallel, "recipes")
+        if not variants:
+            raise refuse("recipes", "[]", "must be one at least")
+        trace = {"spec": spec_of(layers, None, optimizer, options), "variants": variants,
+                 "reference": _integer("reference", reference, 0, len(variants) - 1),
+                 "rounds": _integer("rounds", rounds, 1, 2**31 - 1)}
+        return play(_Connection(self._connect(), stored=True), trace, parameters, steps, require,
+                    _flag("keep_outputs", keep_outputs))
+
     # --- What there is.
 
     def info(self) -> Info:
         """What this build, or the server, is and can do."""
         session = _Connection(self._connect(), stored=False)
-        answers = {}
+        answers, parts = {}, []
         for name, method, answer in (("capabilities", "Info/GetCapabilities", "Capabilities"),
                                      ("recipes", "Info/ListRecipes", "ListRecipesResponse"),
                                      ("arithmetics", "Info/ListArithmetics", "ListArithmeticsResponse")):
-            entries = json.loads(_engine.decode(answer, session.call(method, {})))
+            parts.append(session.call(method, {}))
+            entries = json.loads(_engine.decode(answer, parts[-1]))
             answers[name] = entries.get(name, entries)
-        return Info(answers)
+        return Info(answers, lambda: _engine.info_text(*parts))
 
-    def scenarios(self) -> List[Any]:
+    def scenarios(self) -> List[Record]:
         """The scenarios of the self-check, with their invariants and the faults that they must catch."""
         session = _Connection(self._connect(), stored=False)
         answer = _engine.decode("ListScenariosResponse", session.call("Scenarios/List", {}))
-        return Info(json.loads(answer))["scenarios"]
+        return Record(json.loads(answer))["scenarios"]
 
     def run_scenarios(self, names: Iterable[str] = (), *, with_faults: bool = False) -> ScenarioReport:
         """Runs scenarios of the self-check; no names: all of them.
@@ -452,10 +503,10 @@ class Client:
         """
         events: List[Dict[str, Any]] = []
         request = {"names": as_list("names", names), "with_faults": _flag("with_faults", with_faults)}
-        finished = self._connect().run_scenarios(json.dumps(request), lambda event: events.append(json.loads(event)))
+        run = self._connect().run_scenarios(json.dumps(request), lambda event: events.append(json.loads(event)))
         return ScenarioReport({"scenarios": [event["scenario"] for event in events if event.get("scenario")],
                                "faults": [event["fault"] for event in events if event.get("fault")],
-                               "finished": json.loads(finished)})
+                               "finished": json.loads(run.finished())}, run)
 
 
 class Local(Client):

@@ -14,12 +14,14 @@ from ._requests import layer_of, placed, recipe_dict, requires_grad_of
 LayerLike = Union[str, Mapping[str, Any]]
 
 
-def spec_of(layers: Mapping[str, LayerLike], recipe: RecipeLike, optimizer: Optional[Mapping[str, Any]],
+def spec_of(layers: Mapping[str, LayerLike], recipe: Optional[RecipeLike], optimizer: Optional[Mapping[str, Any]],
             options: Mapping[str, Any]) -> Dict[str, Any]:
-    """The ``SessionSpec`` of the keywords of ``session``."""
+    """The ``SessionSpec`` of the keywords of ``session``; without a recipe that of a trace, whose variants have theirs."""
     if not isinstance(layers, Mapping) or not layers:
         raise refuse_type("layers", layers, "must be a dict of layers by name, one at least")
-    spec: Dict[str, Any] = {"layers": [], "recipe": recipe_dict("recipe", recipe)}
+    spec: Dict[str, Any] = {"layers": []}
+    if recipe is not None:
+        spec["recipe"] = recipe_dict("recipe", recipe)
     for name, layer in layers.items():
         fields = {"kind": layer} if isinstance(layer, str) else dict(layer)
         spec["layers"].append({"name": name, "layer": layer_of(fields.pop("kind", "linear"), fields)})
@@ -79,7 +81,7 @@ class Session:
         for named in _engine.parts("SessionStepResponse", response, "outputs"):
             name = json.loads(_engine.decode("NamedTensor", named))["name"]
             tensors[name] = self._connection.fetch(named)
-        return StepReport(entries, tensors)
+        return StepReport(entries, lambda: _engine.step_text(response), tensors)
 
     def forward(self, x: Any, *, microbatch: str = "", evaluate: bool = False, is_first: str = "",
                 recompute: bool = False, calibrate: bool = False, requires_grad: Optional[Sequence[str]] = None,
