@@ -185,10 +185,10 @@ class Client {
   }
 
   /// JSON of a RunScenariosRequest; `on_event` gets JSON of each event as reports show it.
-  ScenarioRun RunScenarios(const std::string& request, const nb::object& on_event) {
+  ScenarioDocument RunScenarios(const std::string& request, const nb::object& on_event) {
     v1::RunScenariosRequest asked;
     ParseJson(request, asked);
-    ScenarioRun run;
+    ScenarioDocument run;
     std::exception_ptr thrown;  // By on_event: it ends the run.
     const auto tell = [&](const v1::ScenarioEvent& event) {
       if (thrown) return;

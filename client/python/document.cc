@@ -58,7 +58,7 @@ Message ParsedAs(const nb::bytes& bytes) {
   return message;
 }
 
-void BindTraces(nb::module_& module) {
+void BindTraceDocuments(nb::module_& module) {
   nb::class_<TraceDocument>(module, "TraceDocument")
       .def_prop_ro("passed",
                    [](const TraceDocument& self) {
@@ -78,17 +78,17 @@ void BindTraces(nb::module_& module) {
       .def("html", [](const TraceDocument& self) { return RenderHtml(self.report); });
 }
 
-void BindScenarioRuns(nb::module_& module) {
-  nb::class_<ScenarioRun>(module, "ScenarioRun")
-      .def("finished", [](const ScenarioRun& self) { return JsonTextOf(self.finished); })
+void BindScenarioDocuments(nb::module_& module) {
+  nb::class_<ScenarioDocument>(module, "ScenarioDocument")
+      .def("finished", [](const ScenarioDocument& self) { return JsonTextOf(self.finished); })
       .def("text",
-           [](const ScenarioRun& self) {
+           [](const ScenarioDocument& self) {
              return Printed([&](bool uses_colour, std::ostream& out) {
                PrintScenarios(self.events, uses_colour, out);
                out << ScenarioSummary(self.events) << "\n";
              });
            })
-      .def("junit", [](const ScenarioRun& self) {
+      .def("junit", [](const ScenarioDocument& self) {
         std::vector<v1::ScenarioEvent> events = self.events;
         *events.emplace_back().mutable_finished() = self.finished;
         return ScenarioJunit(events, {"localhost", absl::Now()});
@@ -145,8 +145,8 @@ void BindDocuments(nb::module_& module) {
       .def("junit", [](const Document& self) {
         return ReportJunit(self.report, {"localhost", absl::Now()});
       });
-  BindTraces(module);
-  BindScenarioRuns(module);
+  BindTraceDocuments(module);
+  BindScenarioDocuments(module);
   BindAnswers(module);
 }
 

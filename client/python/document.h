@@ -1,5 +1,5 @@
-// quantgate._engine.Document, TraceDocument and ScenarioRun: reports with their texts, JSON and
-// pages, which are those of the commands.
+// quantgate._engine.Document, TraceDocument and ScenarioDocument: reports with their texts, JSON
+// and pages, which are those of the commands.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -27,7 +27,7 @@ struct TraceDocument {
 };
 
 /// A run of scenarios, with its events but the last.
-struct ScenarioRun {
+struct ScenarioDocument {
   std::vector<v1::ScenarioEvent> events;
   v1::ScenarioRunFinished finished;
 };
