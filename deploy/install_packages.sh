@@ -12,8 +12,9 @@ packages=(
 for argument in "$@"; do
   case "$argument" in
     --tests) packages+=(libgtest-dev libgmock-dev libmpfr-dev python3-grpcio python3-numpy python3-protobuf) ;;
+    --python) packages+=(python3-dev python3-venv) ;;
     --benchmarks) packages+=(libbenchmark-dev libopenblas-dev) ;;
-    *) echo "usage: $0 [--tests] [--benchmarks]" >&2; exit 2 ;;
+    *) echo "usage: $0 [--tests] [--python] [--benchmarks]" >&2; exit 2 ;;
   esac
 done
 

@@ -61,6 +61,16 @@ TYPES = {
     "foo": lambda: qg.run(X, X, recipe="bf16", foo=1),
     "quantized": lambda: qg.dequantize(X),
     "a": lambda: qg.gemm(None, X),
+    "attention": lambda: qg.run(X, recipe="bf16", layer="attention", attention=2),
+    "operations is": lambda: qg.run(X, recipe="bf16", layer="chain", operations="n=norm"),
+    r"operations\[0\]": lambda: qg.run(X, recipe="bf16", layer="chain", operations=["n=norm"]),
+    r"m_splits\[1\]": lambda: qg.run(X, [X, X], recipe="bf16", layer="grouped_linear", m_splits=[32, 31.5]),
+    "fused": lambda: qg.run(X, X, recipe="bf16", fused="yes"),
+    "parallel": lambda: qg.run(X, X, recipe="bf16", parallel=2),
+    "recipes": lambda: qg.compare(X, X, recipes={"bf16", "mxfp8"}),
+    r"recipe.knobs\['rules'\]\[0\]\['quantizer'\]": lambda: qg.recipe("custom", rules=[{"quantizer": object()}]),
+    r"layers\['fc'\]": lambda: qg.session({"fc": 3}, {"fc.weight": X}, recipe="bf16"),
+    "optimizer": lambda: qg.session({"fc": "linear"}, {"fc.weight": X}, recipe="bf16", optimizer="sgd"),
 }
 
 
@@ -68,6 +78,19 @@ TYPES = {
 def test_what_is_of_another_type_is_a_type_error(argument):
     with pytest.raises(TypeError, match=f"^{argument}"):
         TYPES[argument]()
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert qg.recipe("fp8_delayed", amax_history_len=np.int64(4), margin=np.int8(1)) == \
+        qg.recipe("fp8_delayed:amax_history_len=4,margin=1")
+    assert qg.recipe("fp8_current", power_2_scales=np.bool_(True)) == qg.recipe("fp8_current:power_2_scales=true")
+    with pytest.raises(qg.InvalidArgument, match="learning_rate is nan: must be finite"):
+        qg.session({"fc": "linear"}, {"fc.weight": X}, recipe="bf16", optimizer={"kind": "sgd", "learning_rate": np.float32("nan")})
+
+
+def test_one_output_is_named_by_its_text():
+    outputs = qg.run(X, X, recipe="bf16", grad_output=X).outputs
+    assert qg.verify({"dw": outputs["dw"]}, X, X, recipe="bf16", grad_output=X, only="dw").passed
 
 
 def test_errors_are_what_python_calls_them():

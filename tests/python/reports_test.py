@@ -271,9 +271,18 @@ def test_the_text_of_a_step_is_the_commands(tmp_path):
         step = ["--server", "unix:s", "session", "step", json.loads(opened.stdout)["session_id"]]
         with qg.session({"fc1": "linear"}, {"fc1.weight": w[1]}, recipe="fp8_delayed") as session:
             for report, arguments in ((session.forward(x[1]), ("train", "--x", x[0])),
-                                      (session.backward(dy[1]), ("backward", "--grad-output", dy[0]))):
+                                      (session.backward(dy[1]), ("backward", "--grad-output", dy[0])),
+                                      (session.forward(x[1], against="bf16", requires_grad=["weight"]),
+                                       ("train", "--x", x[0], "--against", "bf16", "--requires-grad", "w")),
+                                      (session.backward(dy[1], against="bf16"),
+                                       ("backward", "--grad-output", dy[0], "--against", "bf16"))):
                 assert str(report) == command(*step, *arguments, folder=tmp_path).stdout
                 assert len(report.outputs) == len(report["outputs"]) >= 1
+            outputs = qg.run(x[1], w[1], recipe="bf16", grad_output=dy[1]).outputs
+            compared = report.against.against_reference[0]
+            assert compared.tensor == "fc1.dw" and [entry.name for entry in report["outputs"]] == ["fc1.dw"]
+            mismatches = (outputs["dw"].view(np.uint16) != report.outputs["fc1.dw"].view(np.uint16)).sum()
+            assert compared.parity.mismatch_count == mismatches > 0
     finally:
         server.terminate()
         server.wait(60)

@@ -11,7 +11,7 @@ from . import _engine
 from ._errors import refuse, refuse_type
 from ._quantized import PARTS, Quantized
 from ._recipes import RecipeLike, read_recipe
-from ._play import LayersLike, StepLike, play
+from ._play import LayersLike, StepLike, play_trace, trace_of
 from ._reports import DiffReport, Explanation, Info, Record, RunReport, ScenarioReport, TraceReport
 from ._requests import (as_list, layer_of, parameters_of, placed, recipe_dict, requirement, requires_grad_of,
                         variants_of)
@@ -159,7 +159,8 @@ class Client:
         step: Dict[str, Any] = {"x": session.place("x", x)}
         fields = {name: options.pop(name, None) for name in
                   ("norm", "activation", "operations", "attention", "m_splits", "return_norm_output", "fused",
-                   "parallel_mode", "name")}
+                   "parallel_mode")}
+        fields["name"] = options.pop("layer_name", None)  # Not "name", which verify has for the subject.
         step["layer"] = layer_of(_text("layer", layer), fields)
         shorts = {"weight": weight, "bias": options.pop("bias", None), "gamma": options.pop("gamma", None),
                   "beta": options.pop("beta", None)}
@@ -303,7 +304,7 @@ class Client:
         session = _Connection(self._connect(), stored=True)
         mine = [(output, read(f"subject[{output!r}]", tensor).tensor) for output, tensor in subject.items()]
         spec = self._run_spec(session, x, weight, variants, layer, dict(options))
-        document = session.client.verify(json.dumps(spec), name, mine, list(only or ()), require == "bound",
+        document = session.client.verify(json.dumps(spec), name, mine, as_list("only", only), require == "bound",
                                          "quantgate.verify(...)")
         return self._report(session, document)
 
@@ -462,37 +463,32 @@ class Client:
         InvalidArgument
             Names the field, its value and the rule; a step that a variant refuses ends the trace so, too.
         """
-        variants = variants_of(as_list("recipes", recipes), as_list("backward_overrides", backward_overrides),
-                               as_list("arithmetics", arithmetics), parallel, "recipes")
-        if not variants:
-            raise refuse("recipes", "[]", "must be one at least")
-        trace = {"spec": spec_of(layers, None, optimizer, options), "variants": variants,
-                 "reference": _integer("reference", reference, 0, len(variants) - 1),
-                 "rounds": _integer("rounds", rounds, 1, 2**31 - 1)}
-        return play(_Connection(self._connect(), stored=True), trace, parameters, steps, require,
-                    _flag("keep_outputs", keep_outputs))
+        trace = trace_of(layers, recipes, backward_overrides, arithmetics, parallel, reference, rounds, optimizer, options)
+        return play_trace(_Connection(self._connect(), stored=True), trace, parameters, steps, require, keep_outputs)
 
     # --- What there is.
 
     def info(self) -> Info:
         """What this build, or the server, is and can do."""
         session = _Connection(self._connect(), stored=False)
-        answers, parts = {}, []
-        for name, method, answer in (("capabilities", "Info/GetCapabilities", "Capabilities"),
-                                     ("recipes", "Info/ListRecipes", "ListRecipesResponse"),
-                                     ("arithmetics", "Info/ListArithmetics", "ListArithmeticsResponse")):
-            parts.append(session.call(method, {}))
+        answers: Dict[str, Any] = {}
+        parts: List[bytes] = []
+        for method, answer in (("GetCapabilities", "Capabilities"), ("ListRecipes", "ListRecipesResponse"),
+                               ("ListArithmetics", "ListArithmeticsResponse")):
+            parts.append(session.call(f"Info/{method}", {}))
             entries = json.loads(_engine.decode(answer, parts[-1]))
-            answers[name] = entries.get(name, entries)
+            answers.update({"capabilities": entries} if answer == "Capabilities" else entries)
         return Info(answers, lambda: _engine.info_text(*parts))
 
     def scenarios(self) -> List[Record]:
         """The scenarios of the self-check, with their invariants and the faults that they must catch."""
         session = _Connection(self._connect(), stored=False)
         answer = _engine.decode("ListScenariosResponse", session.call("Scenarios/List", {}))
-        return Record(json.loads(answer))["scenarios"]
+        listed: List[Record] = Record(json.loads(answer))["scenarios"]
+        return listed
 
-    def run_scenarios(self, names: Iterable[str] = (), *, with_faults: bool = False) -> ScenarioReport:
+    def run_scenarios(self, names: Iterable[str] = (), *, with_faults: bool = False,
+                      parallel_backend: str = "") -> ScenarioReport:
         """Runs scenarios of the self-check; no names: all of them.
 
         Parameters
@@ -500,9 +496,21 @@ class Client:
         names : list of str
         with_faults : bool
             Also runs each under each of its faults, which it must catch.
+        parallel_backend : str
+            Of several ranks: ``"local"`` (as empty), all on one device, or ``"nccl"``, a GPU for each.
+
+        Returns
+        -------
+        ScenarioReport
+
+        Raises
+        ------
+        NotFound
+            For a name that no scenario has.
         """
         events: List[Dict[str, Any]] = []
-        request = {"names": as_list("names", names), "with_faults": _flag("with_faults", with_faults)}
+        request = {"names": as_list("names", names), "with_faults": _flag("with_faults", with_faults),
+                   "parallel_backend": parallel_backend}
         run = self._connect().run_scenarios(json.dumps(request), lambda event: events.append(json.loads(event)))
         return ScenarioReport({"scenarios": [event["scenario"] for event in events if event.get("scenario")],
                                "faults": [event["fault"] for event in events if event.get("fault")],

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from . import _engine
 from ._errors import refuse, refuse_type
 from ._reports import TraceReport
-from ._requests import recipe_dict, requirement, requires_grad_of
+from ._requests import as_list, plain, recipe_dict, requirement, requires_grad_of, variants_of
+from ._sessions import spec_of
 
 LayersLike = Mapping[str, Union[str, Mapping[str, Any]]]
 StepLike = Union[str, Mapping[str, Any]]
@@ -45,7 +46,7 @@ class _Tensors:
         return {name: self.name(f"{argument}[{name!r}]", value) for name, value in values.items()}
 
 
-def _kind_and_fields(argument: str, step: StepLike) -> tuple[str, Dict[str, Any]]:
+def _kind_and_fields(argument: str, step: StepLike) -> Tuple[str, Dict[str, Any]]:
     """The kind of a step and its fields, with what the step says beside it."""
     if isinstance(step, str):
         step = {step: {}}
@@ -86,25 +87,48 @@ def _step(argument: str, step: StepLike, tensors: _Tensors) -> Dict[str, Any]:
         if "recipe" not in fields:
             raise refuse(f"{at}['recipe']", "absent", "a change of recipe needs it")
         fields["recipe"] = recipe_dict(f"{at}['recipe']", fields["recipe"])
-    made[kind] = {name: value for name, value in fields.items() if value is not None}
+    made[kind] = {name: plain(f"{at}[{name!r}]", value) for name, value in fields.items() if value is not None}
     if isinstance(step, Mapping):
         if step.get("subjects") is not None:
             made["subjects"] = tensors.names(f"{argument}['subjects']", step["subjects"])
         if "subjects_of" in step:
-            made["subjects_of"] = step["subjects_of"]
+            made["subjects_of"] = _count(f"{argument}['subjects_of']", step["subjects_of"], 0, 2**31 - 1)
         if "require" in step:
             made["subjects_requirement"] = requirement(f"{argument}['require']", step["require"])
     return made
 
 
-def play(connection: Any, trace: Dict[str, Any], parameters: Mapping[str, Any], steps: Sequence[StepLike],
-         require: Optional[str], keep_outputs: bool) -> TraceReport:
-    """Plays ``trace``, a ``SessionTrace`` without parameters and steps."""
+def _count(argument: str, value: Any, least: int, most: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise refuse_type(argument, value, "must be an integer")
+    number = int(value.__index__())
+    if not least <= number <= most:
+        raise refuse(argument, number, f"must be from {least} to {most}")
+    return number
+
+
+def trace_of(layers: LayersLike, recipes: Any, backward_overrides: Any, arithmetics: Any, parallel: Any, reference: Any,
+             rounds: Any, optimizer: Optional[Mapping[str, Any]], options: Mapping[str, Any]) -> Dict[str, Any]:
+    """A ``SessionTrace`` without parameters and steps, of the keywords of ``play``."""
+    variants = variants_of(as_list("recipes", recipes), as_list("backward_overrides", backward_overrides),
+                           as_list("arithmetics", arithmetics), parallel, "recipes")
+    if not variants:
+        raise refuse("recipes", "[]", "must be one at least")
+    return {"spec": spec_of(layers, None, optimizer, options), "variants": variants,
+            "reference": _count("reference", reference, 0, len(variants) - 1),
+            "rounds": _count("rounds", rounds, 1, 2**31 - 1)}
+
+
+def play_trace(connection: Any, trace: Mapping[str, Any], parameters: Mapping[str, Any], steps: Sequence[StepLike],
+               require: Optional[str], keep_outputs: bool) -> TraceReport:
+    """Plays what ``trace_of`` gave with these parameters and steps."""
     if require not in (None, "bitwise"):
         raise refuse("require", repr(require), "must be None or bitwise; subjects have a require of their own")
     if isinstance(steps, (str, Mapping)) or not isinstance(steps, Sequence):
         raise refuse_type("steps", steps, "must be a list of steps")
     tensors = _Tensors(connection)
+    if not isinstance(keep_outputs, bool):
+        raise refuse_type("keep_outputs", keep_outputs, "must be True or False")
     trace = {**trace, "parameters": tensors.names("parameters", parameters),
              "steps": [_step(f"steps[{index}]", step, tensors) for index, step in enumerate(steps)]}
     request = {"trace": trace, "tensors": tensors.sources, "requirement": requirement("require", require),

@@ -65,7 +65,8 @@ class Record:
 
     def to_dict(self) -> Dict[str, Any]:
         """Plain dicts, lists, texts and numbers, which ``json.dumps`` takes; NaN and infinities are text."""
-        return json.loads(json.dumps(self._all()))
+        entries: Dict[str, Any] = json.loads(json.dumps(self._all()))
+        return entries
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Record) and self._all() == other._all()
