@@ -43,8 +43,8 @@ struct VerifiedSubject {
 std::vector<NamedTensor> BoundedSubjects(const TensorFile& file);
 
 /// Compares the outputs of the last variant of document.run, which the connection must still have,
-/// with the subject, judges them, and asks why what fails does, for at most as long as it took
-/// since `start`. An output that the subject lacks fails. INVALID_ARGUMENT where it has none of the
+/// with the subject, judges them, and asks why what fails does (AddDiagnosis, of what began at
+/// `start`). An output that the subject lacks fails. INVALID_ARGUMENT where it has none of the
 /// outputs, and for a name in `only` that is none.
 absl::Status VerifyOutputs(Connection& connection, TensorSources& sources,
                            const VerifiedSubject& subject, absl::Time start,

@@ -84,8 +84,9 @@ def test_numbers_of_numpy_are_numbers():
     assert qg.recipe("fp8_delayed", amax_history_len=np.int64(4), margin=np.int8(1)) == \
         qg.recipe("fp8_delayed:amax_history_len=4,margin=1")
     assert qg.recipe("fp8_current", power_2_scales=np.bool_(True)) == qg.recipe("fp8_current:power_2_scales=true")
+    optimizer = {"kind": "sgd", "learning_rate": np.float32("nan")}
     with pytest.raises(qg.InvalidArgument, match="learning_rate is nan: must be finite"):
-        qg.session({"fc": "linear"}, {"fc.weight": X}, recipe="bf16", optimizer={"kind": "sgd", "learning_rate": np.float32("nan")})
+        qg.session({"fc": "linear"}, {"fc.weight": X}, recipe="bf16", optimizer=optimizer)
 
 
 def test_one_output_is_named_by_its_text():

@@ -1,6 +1,8 @@
 """The programs of examples/ and the blocks of Python in README.md and docs/python.md do what they say."""
 
+import ast
 import importlib.util
+import inspect
 import os
 import pathlib
 import re
@@ -51,7 +53,8 @@ def test_my_quantizer():
 
 def test_my_gemm():
     output = run(EXAMPLES / "my_gemm.py")
-    a, b = (qg.generate("normal", shape, "bf16", seed=seed).astype(np.float64) for shape, seed in (((64, 264), 1), ((48, 264), 2)))
+    a = qg.generate("normal", (64, 264), "bf16", seed=1).astype(np.float64)
+    b = qg.generate("normal", (48, 264), "bf16", seed=2).astype(np.float64)
     assert "PASS  required: 0 differing elements" in output
     found = re.search(r"differs in 3,072 of 3,072 elements, first at \(0, 0\): (\S+) .* against (\S+) ", output)
     # Of 256 and 264 exact products summed in fp32: within gamma_264 of the sum of magnitudes.
@@ -119,6 +122,32 @@ x, weight, grad_output = torch.ones(32, 64), torch.ones(32, 64), torch.ones(32, 
 y, dx, dw = x @ weight.T, grad_output @ weight, grad_output.T @ x
 codes, scale_inv = x.to(torch.float8_e4m3fn), torch.ones(1)
 """
+
+
+def documented_verbs():
+    text = (ROOT / "docs" / "python.md").read_text()
+    table = text[text.index("| verb | gives |"):text.index("**Recipes** are text")]
+    return re.findall(r"`(\w+)\((.*?)\)`(?=[,| ])", table)
+
+
+def test_documented_signatures_are_those_of_the_verbs():
+    """Names and defaults; where "..." or an optional argument stands for itself, the verb may have more."""
+    verbs = documented_verbs()
+    functions = {name for name in qg.__all__ if name.islower()}
+    # Sections of their own have what is no verb.
+    assert functions - {"recipe", "capture", "connect"} <= {name for name, _ in verbs} <= functions
+    for name, arguments in verbs:
+        parameters = inspect.signature(getattr(qg, name)).parameters
+        call = ast.parse(f"def verb({arguments.replace(', ...', '')}): pass").body[0].args
+        documented = [argument.arg for argument in call.posonlyargs + call.args + call.kwonlyargs]
+        defaults = dict(zip(reversed([argument.arg for argument in call.args]), reversed(call.defaults)))
+        defaults.update({argument.arg: value for argument, value in zip(call.kwonlyargs, call.kw_defaults) if value is not None})
+        for argument in documented:
+            assert argument in parameters, f"{name} has no {argument}"
+            if argument in defaults:
+                assert parameters[argument].default == ast.literal_eval(defaults[argument]), f"{name}: {argument}"
+        if "..." not in arguments and name != "explain":
+            assert documented == list(parameters), name
 
 
 def test_documents_have_blocks():
