@@ -125,7 +125,7 @@ codes, scale_inv = x.to(torch.float8_e4m3fn), torch.ones(1)
 
 
 def documented_verbs():
-    text = (ROOT / "docs" / "python.md").read_text()
+    text = (ROOT / "docs/python.md").read_text()
     table = text[text.index("| verb | gives |"):text.index("**Recipes** are text")]
     return re.findall(r"`(\w+)\((.*?)\)`(?=[,| ])", table)
 

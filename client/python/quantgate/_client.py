@@ -218,17 +218,43 @@ class Client:
             ``"auto"``, ``"sm90"``, ``"exact"``, ...; empty: auto.
         parallel : dict, optional
             Fields of ``Parallel``: the layer also runs on several ranks, and is compared with one.
-        **options
-            docs/python.md section 1.
+        bias : tensor [N], or list of tensors; gamma, beta : tensor [K]; parameters : dict of str to tensor
+            Parameters; the dict by the names of docs/file-formats.md section 2 (``"fc1.weight"``).
+        norm, activation : str or dict; operations : list of dict; attention : dict; m_splits : list of int
+            What the layer kind is made of: the fields of ``Layer`` (``layer.proto``).
+        return_norm_output, fused : bool; parallel_mode, layer_name : str
+            Likewise; ``layer_name`` is its ``name``.
+        grad_output : tensor [..., N]
+            Of y's shape; without it only the forward runs.
+        requires_grad : list of str
+            The gradients wanted, of x, weight, bias and norm; by default every one that has an operand.
+        main_grads : dict of str to tensor f32
+            By the weights' names: the gradient is added to a copy, which is the output ``main_grad``.
+        delayed_state : dict of str to tensor f32; calibrate : bool
+            Of delayed scaling: what the step before left (``"input.scale"`` [1], ``"input.amax_history"`` [L]); whether to compute in
+            high precision and only note the amaxes.
+        require : None, ``"bitwise"`` or ``"bound"``
+            The verdict's criterion.
+        seed : int
+            Of stochastic rounding; 0 where no variant has it.
+        error_budget : bool
+            Whether the report says how much of each output's error each stage makes.
+        keep_outputs : bool
+            Whether the report has the outputs; True by default.
 
         Returns
         -------
         RunReport
+            ``outputs`` by name: y [..., N], and where there is a grad_output dx, dw, db, ...
 
         Raises
         ------
         InvalidArgument
             Names the field of the request, its value and the rule.
+        TypeError
+            For what is no tensor, or of another type than the argument takes.
+        Unimplemented, FailedPrecondition
+            For an arithmetic that this build, or this machine, does not have.
         """
         variants = variants_of([recipe], as_list("backward_override", backward_override),
                                as_list("arithmetic", arithmetic), parallel, "recipe")
@@ -252,6 +278,12 @@ class Client:
         Returns
         -------
         RunReport
+            ``variant_outputs`` has the outputs of each variant, ``run.pairs`` what differs between every two.
+
+        Raises
+        ------
+        InvalidArgument, TypeError, Unimplemented, FailedPrecondition
+            As of ``run``; also for two variants that are the same.
         """
         variants = variants_of(as_list("recipes", recipes), as_list("backward_overrides", backward_overrides),
                                as_list("arithmetics", arithmetics), parallel, "recipes")
@@ -291,7 +323,12 @@ class Client:
         Returns
         -------
         RunReport
-            ``passed`` says whether all pass; the report says why not, as far as it can be told.
+            ``passed`` says whether all pass; ``diagnosis`` says why not, as far as it can be told.
+
+        Raises
+        ------
+        InvalidArgument, TypeError, Unimplemented, FailedPrecondition
+            As of ``run``; also where the subject has none of the layer's outputs. One that differs is no error.
         """
         if not isinstance(subject, Mapping):
             raise refuse_type("subject", subject, "must be a dict of tensors by name")
@@ -319,6 +356,18 @@ class Client:
             Passes when no element is further apart than this; None: bitwise.
         names : pair of str
             What the report calls them.
+
+        Returns
+        -------
+        DiffReport
+            ``comparisons``, one for each name; other dtypes and shapes are differences, too.
+
+        Raises
+        ------
+        InvalidArgument
+            Where there is nothing to compare.
+        TypeError
+            For what is no tensor.
         """
         if isinstance(a, Mapping) != isinstance(b, Mapping):
             raise refuse_type("b", b, "a and b must both be tensors or both be dicts of tensors")
@@ -352,6 +401,13 @@ class Client:
         -------
         Explanation
             ``gemm`` or ``codes``: candidates, best first; ``conclusion``, ``is_established``, ``cause``.
+
+        Raises
+        ------
+        InvalidArgument
+            For operands, codes or scales that do not fit together.
+        TypeError
+            For what is no tensor.
         """
         session = _Connection(self._connect(), stored=False)
         if (d is None) == (codes is None):
@@ -414,14 +470,48 @@ class Client:
         optimizer : dict, optional
             ``{"kind": "adam", "learning_rate": 1e-3, ...}`` or ``{"kind": "sgd", ...}``: the fields of ``Adam``, ``Sgd``.
         **options
-            Fields of ``SessionSpec``: backward_override, arithmetic, weights, masters, main_grads, seed, parallel, ...
+            Fields of ``SessionSpec``: backward_override, arithmetic, weights, built_without_grad, masters, requantization,
+            main_grads, seed, parallel.
+
+        Returns
+        -------
+        Session
+            A context manager.
+
+        Raises
+        ------
+        InvalidArgument
+            Names the field of the request, its value and the rule.
+        TypeError
+            For an unknown argument, and for what is no tensor.
+        ResourceExhausted
+            Where sessions take more memory than they may.
         """
         spec = spec_of(layers, recipe, optimizer, options)
         return open_session(_Connection(self._connect(), stored=False), spec, parameters)
 
     def restore(self, checkpoint: bytes, layers: Mapping[str, Any], *, recipe: RecipeLike,
                 optimizer: Optional[Mapping[str, Any]] = None, **options: Any) -> Session:
-        """Opens a session that goes on from a checkpoint; arguments as of ``session``."""
+        """Opens a session that goes on from a checkpoint.
+
+        Parameters
+        ----------
+        checkpoint : bytes
+            What ``Session.checkpoint`` gave.
+        layers, recipe, optimizer, **options
+            As of ``session``; ``parallel`` may be other ranks than the checkpoint's.
+
+        Returns
+        -------
+        Session
+
+        Raises
+        ------
+        InvalidArgument
+            For bytes that are no checkpoint.
+        FailedPrecondition
+            For a checkpoint of other layers.
+        """
         spec = spec_of(layers, recipe, optimizer, options)
         return restore_session(_Connection(self._connect(), stored=False), checkpoint, spec)
 
