@@ -66,6 +66,7 @@ TYPES = {
     r"operations\[0\]": lambda: qg.run(X, recipe="bf16", layer="chain", operations=["n=norm"]),
     r"m_splits\[1\]": lambda: qg.run(X, [X, X], recipe="bf16", layer="grouped_linear", m_splits=[32, 31.5]),
     "fused": lambda: qg.run(X, X, recipe="bf16", fused="yes"),
+    "names": lambda: qg.diff(X, X, names=("mine",)),
     "parallel": lambda: qg.run(X, X, recipe="bf16", parallel=2),
     "recipes": lambda: qg.compare(X, X, recipes={"bf16", "mxfp8"}),
     r"recipe.knobs\['rules'\]\[0\]\['quantizer'\]": lambda: qg.recipe("custom", rules=[{"quantizer": object()}]),

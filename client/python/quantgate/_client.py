@@ -371,6 +371,8 @@ class Client:
         """
         if isinstance(a, Mapping) != isinstance(b, Mapping):
             raise refuse_type("b", b, "a and b must both be tensors or both be dicts of tensors")
+        if not isinstance(names, (tuple, list)) or len(names) != 2 or not all(isinstance(name, str) for name in names):
+            raise refuse_type("names", names, "must be two texts")
         sides = []
         for argument, value in (("a", a), ("b", b)):
             tensors = value if isinstance(value, Mapping) else {"tensor": value}
@@ -620,7 +622,7 @@ class Local(Client):
     Raises
     ------
     Unimplemented, FailedPrecondition
-        For a GPU that this build, or this machine, does not have.
+        By the first verb, for a GPU that this build, or this machine, does not have.
     """
 
     def __init__(self, device: str = "cpu", threads: int = 0):
