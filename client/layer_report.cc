@@ -8,10 +8,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "client/execute.h"
 #include "client/tensor_comparison.h"
 #include "kernels/base/status_macros.h"
 #include "server/report/comparison_verdict.h"
 #include "server/report/element_types.h"
+#include "server/report/trace_events.h"
 
 namespace quantgate {
 namespace {
@@ -214,6 +216,17 @@ absl::Status VerifyOutputs(Connection& connection, TensorSources& sources,
   }
   AddDiagnosis(connection, std::move(diagnosis), start, document);
   return absl::OkStatus();
+}
+
+absl::StatusOr<TraceReport> PlayTrace(Connection& connection, const v1::RunTraceRequest& request,
+                                      const TraceObserver& observer) {
+  TraceEvents events;
+  const auto take = [&](const v1::RunEvent& event) {
+    events.Take(event);
+    if (event.has_trace_step()) observer(event.trace_step(), events.taken(), events.count());
+  };
+  QG_ASSIGN_OR_RETURN(const v1::RunReport report, RunTrace(connection, request, take));
+  return events.Finish(report);
 }
 
 }  // namespace quantgate

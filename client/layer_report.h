@@ -1,7 +1,9 @@
-// The reports of runs of a layer (run, compare), and of a user's own outputs against those of a run
-// (verify).
+// The reports of runs of a layer (run, compare), of a user's own outputs against those of a run
+// (verify), and of traces of training steps (session run).
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -10,7 +12,9 @@
 #include "client/connection.h"
 #include "client/tensor_source.h"
 #include "kernels/tensor/files/tensor_file.h"
+#include "quantgate/v1/sessions_service.pb.h"
 #include "server/report/report_document.h"
+#include "server/report/trace_report.h"
 
 namespace quantgate {
 
@@ -39,11 +43,20 @@ struct VerifiedSubject {
 std::vector<NamedTensor> BoundedSubjects(const TensorFile& file);
 
 /// Compares the outputs of the last variant of document.run, which the connection must still have,
-/// with the subject, judges them, and asks why what fails does, for at most as long as it took
-/// since `start`. An output that the subject lacks fails. INVALID_ARGUMENT where it has none of the
+/// with the subject, judges them, and asks why what fails does (AddDiagnosis, of what began at
+/// `start`). An output that the subject lacks fails. INVALID_ARGUMENT where it has none of the
 /// outputs, and for a name in `only` that is none.
 absl::Status VerifyOutputs(Connection& connection, TensorSources& sources,
                            const VerifiedSubject& subject, absl::Time start,
                            ReportDocument& document);
+
+/// Called after each step of a variant with what it gave and the number of such steps done and of
+/// all.
+using TraceObserver = std::function<void(const v1::TraceStep& step, int64_t done, int64_t of)>;
+
+/// Plays the trace to its end; a server plays it in sessions of its own. A step that a variant
+/// refuses ends it with that error, naming variant and step.
+absl::StatusOr<TraceReport> PlayTrace(Connection& connection, const v1::RunTraceRequest& request,
+                                      const TraceObserver& observer);
 
 }  // namespace quantgate

@@ -105,7 +105,8 @@ void AddDiagnosis(Connection& connection, v1::DiagnoseRequest request, absl::Tim
   }
   v1::Diagnosis diagnosis;
   if (request.subjects_size() > 0) {
-    request.set_seconds(absl::ToDoubleSeconds(SteadyNow() - start));
+    request.set_seconds(
+        absl::ToDoubleSeconds(std::max(SteadyNow() - start, kDiagnosisTimeAtLeast)));
     const absl::StatusOr<v1::DiagnoseResponse> response = connection.Diagnose(request);
     if (!response.ok()) {
       document.remarks.push_back(absl::StrCat("no diagnosis: ", response.status().message()));

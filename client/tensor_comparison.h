@@ -46,9 +46,13 @@ absl::StatusOr<std::vector<SubjectComparison>> CompareFiles(Connection& connecti
                                                             const ComparedFile& reference,
                                                             v1::DiagnoseRequest& diagnosis);
 
+/// Small tensors are compared in less time than it takes to try what can be wrong with them.
+inline constexpr absl::Duration kDiagnosisTimeAtLeast = absl::Seconds(1);
+
 /// Asks why the comparisons of `document` fail and adds the answer to it, where its verdict is a
-/// failure. Looks at most as long as it took since `start` to compare them. Tensors that one side
-/// lacks are their own cause. A server that cannot tell gives a remark.
+/// failure. Looks at most as long as it took since `start` to compare them, or
+/// kDiagnosisTimeAtLeast where that is more. Tensors that one side lacks are their own cause. A
+/// server that cannot tell gives a remark.
 void AddDiagnosis(Connection& connection, v1::DiagnoseRequest request, absl::Time start,
                   ReportDocument& document);
 

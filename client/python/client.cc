@@ -194,14 +194,32 @@ class Client {
     return answer;
   }
 
+  /// `request`: JSON of a RunTraceRequest.
+  TraceDocument Play(const std::string& request, const std::string& command) {
+    v1::RunTraceRequest asked;
+    ParseJson(request, asked);
+    TraceDocument document;
+    Run([&]() -> absl::Status {
+      const auto keep = [&](const v1::TraceStep& step, int64_t, int64_t) {
+        document.outputs[{step.step() - 1, step.variant()}].assign(step.outputs().begin(),
+                                                                   step.outputs().end());
+      };
+      QG_ASSIGN_OR_RETURN(document.report, PlayTrace(*connection_, asked, keep));
+      document.report.command = command;
+      return absl::OkStatus();
+    });
+    return document;
+  }
+
   /// JSON of a RunScenariosRequest; `on_event` gets JSON of each event as reports show it.
-  std::string RunScenarios(const std::string& request, const nb::object& on_event) {
+  ScenarioDocument RunScenarios(const std::string& request, const nb::object& on_event) {
     v1::RunScenariosRequest asked;
     ParseJson(request, asked);
-    v1::ScenarioRunFinished finished;
+    ScenarioDocument run;
     std::exception_ptr thrown;  // By on_event: it ends the run.
     const auto tell = [&](const v1::ScenarioEvent& event) {
       if (thrown) return;
+      if (!event.has_finished()) run.events.push_back(event);
       const std::string text = JsonTextOf(event);
       const nb::gil_scoped_acquire acquired;
       try {
@@ -211,14 +229,14 @@ class Client {
         connection_->Cancel();
       }
     };
-    const auto run = [&]() -> absl::Status {
-      QG_ASSIGN_OR_RETURN(finished, connection_->RunScenarios(asked, tell));
+    const auto execute = [&]() -> absl::Status {
+      QG_ASSIGN_OR_RETURN(run.finished, connection_->RunScenarios(asked, tell));
       return absl::OkStatus();
     };
-    const absl::Status status = DoWithoutGil(run);
+    const absl::Status status = DoWithoutGil(execute);
     if (thrown) std::rethrow_exception(thrown);
     Finish(status);
-    return JsonTextOf(finished);
+    return run;
   }
 
   void Cancel() { connection_->Cancel(); }
@@ -288,6 +306,7 @@ void BindClient(nb::module_& module) {
            nb::arg("only"), nb::arg("by_bound"), nb::arg("command"))
       .def("diff", &Client::Diff, nb::arg("names"), nb::arg("subject"), nb::arg("reference"),
            nb::arg("ulp_max").none(), nb::arg("command"))
+      .def("play", &Client::Play, nb::arg("request"), nb::arg("command"))
       .def("run_scenarios", &Client::RunScenarios, nb::arg("request"), nb::arg("on_event"))
       .def("cancel", &Client::Cancel);
   module.def("new_request_id", &NewRequestId);

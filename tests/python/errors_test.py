@@ -62,6 +62,17 @@ TYPES = {
     "foo": lambda c: c.run(X, X, recipe="bf16", foo=1),
     "quantized": lambda c: c.dequantize(X),
     "a": lambda c: c.gemm(None, X),
+    "attention": lambda c: c.run(X, recipe="bf16", layer="attention", attention=2),
+    "operations is": lambda c: c.run(X, recipe="bf16", layer="chain", operations="n=norm"),
+    r"operations\[0\]": lambda c: c.run(X, recipe="bf16", layer="chain", operations=["n=norm"]),
+    r"m_splits\[1\]": lambda c: c.run(X, [X, X], recipe="bf16", layer="grouped_linear", m_splits=[32, 31.5]),
+    "fused": lambda c: c.run(X, X, recipe="bf16", fused="yes"),
+    "names": lambda c: c.diff(X, X, names=("mine",)),
+    "parallel": lambda c: c.run(X, X, recipe="bf16", parallel=2),
+    "recipes": lambda c: c.compare(X, X, recipes={"bf16", "mxfp8"}),
+    r"recipe.knobs\['rules'\]\[0\]\['quantizer'\]": lambda c: qg.recipe("custom", rules=[{"quantizer": object()}]),
+    r"layers\['fc'\]": lambda c: c.session({"fc": 3}, {"fc.weight": X}, recipe="bf16"),
+    "optimizer": lambda c: c.session({"fc": "linear"}, {"fc.weight": X}, recipe="bf16", optimizer="sgd"),
 }
 
 
@@ -69,6 +80,20 @@ TYPES = {
 def test_what_is_of_another_type_is_a_type_error(argument):
     with pytest.raises(TypeError, match=f"^{argument}"):
         TYPES[argument](qg)
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert qg.recipe("fp8_delayed", amax_history_len=np.int64(4), margin=np.int8(1)) == \
+        qg.recipe("fp8_delayed:amax_history_len=4,margin=1")
+    assert qg.recipe("fp8_current", power_2_scales=np.bool_(True)) == qg.recipe("fp8_current:power_2_scales=true")
+    optimizer = {"kind": "sgd", "learning_rate": np.float32("nan")}
+    with pytest.raises(qg.InvalidArgument, match="learning_rate is nan: must be finite"):
+        qg.session({"fc": "linear"}, {"fc.weight": X}, recipe="bf16", optimizer=optimizer)
+
+
+def test_one_output_is_named_by_its_text():
+    outputs = qg.run(X, X, recipe="bf16", grad_output=X).outputs
+    assert qg.verify({"dw": outputs["dw"]}, X, X, recipe="bf16", grad_output=X, only="dw").passed
 
 
 def test_errors_are_what_python_calls_them():

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the commands of README.md and of every page of docs/ as written: every line of the blocks fenced ```sh, in order,
 # in one shell for each page, which begins in a folder of its own and stops at the first failure. Commands that install or
-# build (deploy/, cmake, ctest) are what brought this test here; they are left out. What needs a GPU, and what is no command,
+# build (deploy/, cmake, ctest, pip) are what brought this test here; they are left out. What needs a GPU, and what is no command,
 # stands in blocks without a language. usage: readme_test.sh SOURCE_DIR BIN_DIR
 set -euo pipefail
 root=$(realpath "$1")
@@ -18,7 +18,7 @@ for page in "$root"/README.md "$root"/docs/*.md; do
   folder="$work/$name"
   mkdir "$folder"
   awk '/^```sh$/ {inside=1; next} /^```$/ {if (inside) print ""; inside=0} inside' "$page" \
-    | grep -vE '^(deploy/|cmake |ctest |git |cd )' >"$folder/commands.sh"
+    | grep -vE '^(deploy/|cmake |ctest |git |cd |python3 -m venv |pip )' >"$folder/commands.sh"
   count=$(grep -c '^quantgate' "$folder/commands.sh" || true)
   if [ "$count" -eq 0 ]; then
     echo "$page has a block of commands and none of quantgate; the extraction must be broken" >&2

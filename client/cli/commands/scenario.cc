@@ -1,23 +1,20 @@
 // quantgate scenario list|run|agree: the server's self-check, the proof that it can fail, and
 // whether several machines saw the same.
 #include <CLI/CLI.hpp>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <set>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
 #include "client/cli/commands/commands.h"
 #include "client/cli/commands/scenario_agreement.h"
-#include "client/cli/commands/scenario_junit.h"
 #include "client/cli/commands/scenario_markdown.h"
 #include "client/cli/commands/subcommand.h"
 #include "client/cli/exit.h"
 #include "client/cli/output.h"
 #include "client/execute.h"
 #include "kernels/base/status_macros.h"
+#include "server/report/answers/render_scenarios.h"
+#include "server/report/answers/scenario_junit.h"
 #include "server/report/number_text.h"
 #include "server/report/report_json.h"
 #include "server/report/text_table.h"
@@ -41,8 +38,6 @@ Exit code 1: a scenario does not hold, a fault is not caught by a scenario that 
 was left out; of agree: two digests differ, a run lacks a scenario or did not pass it, or there is
 nothing to compare. What was left out, for want of a device, counts as neither good nor bad.
 docs/scenarios.md says what each looks at.)";
-
-constexpr size_t kDifferenceColumns = 100;
 
 struct ScenarioOptions {
   std::vector<std::string> names;
@@ -80,90 +75,6 @@ absl::StatusOr<int> ListScenarioLibrary(Invocation& invocation, const ListOption
 
 // ---- run
 
-/// "left out" of "left_out".
-std::string OutcomeText(const std::string& outcome) {
-  return absl::StrReplaceAll(outcome, {{"_", " "}});
-}
-
-Tone ToneOf(const std::string& outcome) {
-  if (outcome == "passed" || outcome == "caught") return Tone::kGood;
-  return outcome == "left_out" ? Tone::kDim : Tone::kBad;
-}
-
-std::string FindingOf(const v1::ScenarioResult& result) {
-  return result.differences_size() == 0 ? result.message() : DifferenceText(result.differences(0));
-}
-
-/// A fault, what caught it and where, in columns of their own.
-std::vector<std::string> RowOf(const v1::FaultResult& result) {
-  const v1::ScenarioDifference& first = result.first();
-  const bool is_caught = result.has_first();
-  return {result.fault(),
-          OutcomeText(result.outcome()),
-          result.scenario(),
-          is_caught ? Count(first.step()) : "",
-          is_caught ? PlaceText(first) : "",
-          is_caught ? first.recipe() : "",
-          Cut(is_caught ? ValuesText(first) : result.message(), kDifferenceColumns)};
-}
-
-/// "2, 4: nccl 2.28.9 (...), a GPU each; 1, 8: virtual", of all scenarios together.
-std::string PlacementsText(const std::vector<v1::ScenarioEvent>& events) {
-  std::map<std::string, std::set<int>> sizes;
-  for (const v1::ScenarioEvent& event : events) {
-    for (const v1::RankPlacement& placement : event.scenario().rank_placements()) {
-      const std::string how =
-          placement.backend() == "nccl" ? placement.transport() + ", a GPU each" : "virtual";
-      sizes[how].insert(placement.sizes().begin(), placement.sizes().end());
-    }
-  }
-  return absl::StrJoin(sizes, "; ", [](std::string* out, const auto& one) {
-    absl::StrAppend(out, absl::StrJoin(one.second, ", "), ": ", one.first);
-  });
-}
-
-void PrintTables(Invocation& invocation, const std::vector<v1::ScenarioEvent>& events) {
-  const bool uses_colour = invocation.uses_colour();
-  TextTable scenarios({"scenario", "<", "<digest", "checks", "time", "<first difference"});
-  TextTable faults({"fault", "<", "<caught by", "step", "<first tensor", "<recipe", "<finding"});
-  bool has_faults = false;
-  for (const v1::ScenarioEvent& event : events) {
-    if (event.has_scenario()) {
-      const v1::ScenarioResult& result = event.scenario();
-      scenarios.AddRow({result.scenario(), OutcomeText(result.outcome()),
-                        ShortDigest(result.digest()), Count(result.checks()),
-                        Seconds(result.seconds()), Cut(FindingOf(result), kDifferenceColumns)});
-      scenarios.SetTone(1, ToneOf(result.outcome()));
-    } else if (event.has_fault()) {
-      has_faults = true;
-      faults.AddRow(RowOf(event.fault()));
-      faults.SetTone(1, ToneOf(event.fault().outcome()));
-    }
-  }
-  scenarios.Print(invocation.out(), uses_colour);
-  for (const v1::ScenarioEvent& event : events) {
-    for (const std::string& note : event.scenario().notes()) {
-      invocation.out() << event.scenario().scenario() << ": " << note << "\n";
-    }
-  }
-  if (const std::string placements = PlacementsText(events); !placements.empty()) {
-    invocation.out() << "Ranks of worlds of " << placements << "\n";
-  }
-  if (!has_faults) return;
-  invocation.out() << "\n";
-  faults.Print(invocation.out(), uses_colour);
-}
-
-std::string SummaryOf(const std::vector<v1::ScenarioEvent>& events) {
-  std::map<std::string, int> scenarios, faults;
-  for (const v1::ScenarioEvent& event : events) {
-    if (event.has_scenario()) ++scenarios[OutcomeText(event.scenario().outcome())];
-    if (event.has_fault()) ++faults[OutcomeText(event.fault().outcome())];
-  }
-  return absl::StrCat("scenarios: ", CountsText(scenarios),
-                      faults.empty() ? "" : absl::StrCat("; faults: ", CountsText(faults)));
-}
-
 /// The id to ask a server for; one in this process has only the device that was asked for.
 absl::StatusOr<std::string> DeviceToAsk(Invocation& invocation, Connection& connection) {
   const std::string& device = invocation.options().device;
@@ -178,9 +89,11 @@ absl::StatusOr<std::string> DeviceToAsk(Invocation& invocation, Connection& conn
 
 void PrintEnd(Invocation& invocation, const std::vector<v1::ScenarioEvent>& events,
               const v1::ScenarioRunFinished& finished) {
-  if (invocation.is_table()) PrintTables(invocation, events);
+  if (invocation.is_table()) {
+    PrintScenarios(events, invocation.uses_colour(), invocation.out());
+  }
   if (invocation.is_table() || finished.scenarios_left_out() > 0) {
-    invocation.Say(SummaryOf(events));
+    invocation.Say(ScenarioSummary(events));
   }
   if (!invocation.is_json()) return;
   Json json;

@@ -11,6 +11,7 @@
 #include "client/cli/layer_command.h"
 #include "client/cli/options/layer_arguments.h"
 #include "client/cli/output.h"
+#include "client/layer_report.h"
 #include "kernels/base/status_macros.h"
 #include "server/report/render_html.h"
 #include "server/report/trace_report.h"
@@ -168,7 +169,8 @@ absl::StatusOr<int> RunTraceCommand(Invocation& invocation, const SessionRunOpti
   QG_ASSIGN_OR_RETURN(v1::RunTraceRequest request, TraceRequestOf(trace, sources));
   if (!options.require.empty()) request.set_requirement(v1::REQUIREMENT_BITWISE);
   QG_ASSIGN_OR_RETURN(
-      TraceReport report, PlayTrace(*connection, request, [&](int64_t done, int64_t of) {
+      TraceReport report,
+      PlayTrace(*connection, request, [&](const v1::TraceStep&, int64_t done, int64_t of) {
         invocation.progress().Update(absl::StrCat("step ", done, " of ", of), done, of);
       }));
   invocation.progress().Clear();

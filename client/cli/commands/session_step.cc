@@ -18,13 +18,8 @@
 #include "client/cli/output.h"
 #include "client/session.h"
 #include "kernels/base/status_macros.h"
-#include "server/report/number_text.h"
-#include "server/report/render_memory.h"
-#include "server/report/render_ranks.h"
+#include "server/report/answers/render_step.h"
 #include "server/report/report_json.h"
-#include "server/report/text_table.h"
-#include "server/report/trace_events.h"
-#include "server/report/trace_report.h"
 
 namespace quantgate {
 namespace {
@@ -142,59 +137,6 @@ absl::Status SetStep(const SessionStepOptions& options, TensorSources& sources,
   return absl::OkStatus();
 }
 
-/// What the step did under --against, as a trace of one step.
-void PrintAgainst(Invocation& invocation, const v1::TraceStep& step) {
-  v1::RunEvent event;
-  event.mutable_trace()->add_variants("the session's own recipe");
-  event.mutable_trace()->add_variants(step.label());
-  TraceEvents events;
-  events.Take(event);
-  *event.mutable_trace_step() = step;
-  event.mutable_trace_step()->set_step(1);
-  event.mutable_trace_step()->set_variant(1);
-  event.mutable_trace_step()->clear_memory();
-  events.Take(event);
-  invocation.out() << "\n";
-  PrintTrace(events.Finish({}), invocation.uses_colour(), invocation.out());
-}
-
-void PrintStep(Invocation& invocation, const v1::SessionStepResponse& response) {
-  if (!invocation.is_table()) {
-    invocation.PrintJson("session_step", JsonOf(response));
-    return;
-  }
-  invocation.out() << "step " << response.step() << "\n";
-  TextTable outputs({"output", "<type", "<fingerprint"});
-  for (const v1::NamedTensor& output : response.outputs()) {
-    outputs.AddRow({output.name(), TypeText(output.type()), FingerprintText(output.fingerprint())});
-  }
-  if (response.outputs_size() > 0) outputs.Print(invocation.out(), invocation.uses_colour());
-  TextTable casts({"quantized", "<by", "amax", "scale", "flushed", "saturated"});
-  for (const v1::QuantizationRecord& record : response.quantizations()) {
-    casts.AddRow({record.tensor(), record.quantizer(),
-                  record.has_amax() ? ShortReal(record.amax()) : "",
-                  record.has_scale() ? ShortReal(record.scale()) : "",
-                  ShortReal(ShareOf(record.counts().flushed_to_zero(), record.counts())),
-                  ShortReal(ShareOf(record.counts().saturated(), record.counts()))});
-  }
-  if (response.quantizations_size() > 0) casts.Print(invocation.out(), invocation.uses_colour());
-  for (const v1::SavedOperand& saved : response.saved()) {
-    const bool is_same = saved.at_save().SerializeAsString() == saved.at_use().SerializeAsString();
-    if (saved.used() && !is_same) {
-      invocation.out() << "CHANGED between save and use: " << saved.name() << "\n";
-    }
-  }
-  if (response.ranks_size() > 0) {
-    PrintRankReports(response.ranks(), invocation.uses_colour(), invocation.out());
-  }
-  PrintSessionMemory(response.memory(), invocation.uses_colour(), invocation.out());
-  for (const std::string& difference : response.rank_differences()) {
-    invocation.out() << "RANKS DIFFER: " << difference << "\n";
-  }
-  for (const std::string& note : response.notes()) invocation.out() << "note: " << note << "\n";
-  if (response.has_against()) PrintAgainst(invocation, response.against());
-}
-
 absl::StatusOr<int> Step(Invocation& invocation, const SessionStepOptions& options) {
   QG_RETURN_IF_ERROR(CheckStepOptions(options));
   if (!options.output.empty()) {
@@ -217,7 +159,11 @@ absl::StatusOr<int> Step(Invocation& invocation, const SessionStepOptions& optio
     QG_RETURN_IF_ERROR(FetchAndWrite(*connection, outputs, options.output, {}).status());
     invocation.Say(absl::StrCat("wrote ", options.output));
   }
-  PrintStep(invocation, response);
+  if (invocation.is_table()) {
+    PrintSessionStep(response, invocation.uses_colour(), invocation.out());
+  } else {
+    invocation.PrintJson("session_step", JsonOf(response));
+  }
   return 0;
 }
 

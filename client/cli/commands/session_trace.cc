@@ -5,10 +5,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "client/cli/options/quantized_metadata.h"
-#include "client/execute.h"
 #include "client/tensor_name.h"
 #include "kernels/base/status_macros.h"
-#include "server/report/trace_events.h"
 
 namespace quantgate {
 namespace {
@@ -80,17 +78,6 @@ absl::StatusOr<v1::RunTraceRequest> TraceRequestOf(const v1::SessionTrace& trace
     }
   }
   return request;
-}
-
-absl::StatusOr<TraceReport> PlayTrace(Connection& connection, const v1::RunTraceRequest& request,
-                                      const TraceProgress& progress) {
-  TraceEvents events;
-  const auto take = [&](const v1::RunEvent& event) {
-    events.Take(event);
-    if (event.has_trace_step()) progress(events.taken(), events.count());
-  };
-  QG_ASSIGN_OR_RETURN(const v1::RunReport report, RunTrace(connection, request, take));
-  return events.Finish(report);
 }
 
 }  // namespace quantgate

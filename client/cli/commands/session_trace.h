@@ -1,8 +1,7 @@
-// What `quantgate session run` asks of Sessions.RunTrace, and the report that it makes of the
-// answer. A server plays a trace in sessions of its own; in this process it is the same code.
+// What `quantgate session run` asks of Sessions.RunTrace: the trace of a file, with the tensors
+// that it names.
 #pragma once
 
-#include <functional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -10,7 +9,6 @@
 #include "client/connection.h"
 #include "client/tensor_source.h"
 #include "quantgate/v1/sessions_service.pb.h"
-#include "server/report/trace_report.h"
 
 namespace quantgate {
 
@@ -23,13 +21,5 @@ absl::Status AddSubjects(const std::string& path, v1::SessionTrace& trace);
 /// The request that plays `trace`, with every tensor that it names: each is read and sent once.
 absl::StatusOr<v1::RunTraceRequest> TraceRequestOf(const v1::SessionTrace& trace,
                                                    TensorSources& sources);
-
-/// Called after each step of a variant with the number of such steps done and of all.
-using TraceProgress = std::function<void(int64_t done, int64_t of)>;
-
-/// Plays the trace to its end. A step that a variant refuses ends it with that error, naming
-/// variant and step.
-absl::StatusOr<TraceReport> PlayTrace(Connection& connection, const v1::RunTraceRequest& request,
-                                      const TraceProgress& progress);
 
 }  // namespace quantgate

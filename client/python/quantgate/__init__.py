@@ -12,8 +12,8 @@ from ._errors import (Cancelled, DeadlineExceeded, Error, FailedPrecondition, In
                       PermissionDenied, ResourceExhausted, Unavailable, Unimplemented)
 from ._quantized import Quantized
 from ._recipes import Recipe, recipe
-from ._reports import DiffReport, Explanation, Info, Record, Report, RunReport, ScenarioReport, StepReport
 from ._remote import Remote, connect
+from ._reports import DiffReport, Explanation, Info, Record, Report, RunReport, ScenarioReport, StepReport, TraceReport
 from ._sessions import Session
 
 _local = Local()
@@ -29,6 +29,7 @@ diff = _local.diff
 explain = _local.explain
 session = _local.session
 restore = _local.restore
+play = _local.play
 info = _local.info
 scenarios = _local.scenarios
 run_scenarios = _local.run_scenarios
@@ -36,9 +37,9 @@ run_scenarios = _local.run_scenarios
 __all__ = [
     "Cancelled", "Client", "DeadlineExceeded", "DiffReport", "Error", "Explanation", "FailedPrecondition", "GemmResult",
     "Info", "InternalError", "InvalidArgument", "Local", "NotFound", "PermissionDenied", "Quantized", "Recipe", "Record",
-    "Remote", "Report", "ResourceExhausted", "RunReport", "ScenarioReport", "Session", "StepReport", "Unavailable", "Unimplemented",
-    "compare", "connect", "dequantize", "diff", "explain", "gemm", "generate", "info", "quantize", "recipe", "restore", "run",
-    "run_scenarios", "scenarios", "session", "verify",
+    "Remote", "Report", "ResourceExhausted", "RunReport", "ScenarioReport", "Session", "StepReport", "TraceReport", "Unavailable",
+    "Unimplemented", "compare", "connect", "dequantize", "diff", "explain", "gemm", "generate", "info", "play", "quantize", "recipe",
+    "restore", "run", "run_scenarios", "scenarios", "session", "verify",
 ]
 
 

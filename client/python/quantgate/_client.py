@@ -10,8 +10,9 @@ from . import _engine
 from ._arguments import SEED_MAX, flag, integer, text
 from ._connection import Connection
 from ._errors import refuse, refuse_type
+from ._play import LayersLike, StepLike, play_trace, trace_of
 from ._recipes import RecipeLike
-from ._reports import DiffReport, Explanation, Info, RunReport, ScenarioReport
+from ._reports import DiffReport, Explanation, Info, Record, RunReport, ScenarioReport, TraceReport
 from ._requests import as_list, layer_of, parameters_of, placed, requirement, requires_grad_of, variants_of
 from ._sessions import Session, open_session, restore_session, spec_of
 from ._tensor_verbs import DequantizeCall, GemmCall, GemmResult, QuantizeAnswer, QuantizeCall, TensorVerbs, gemm_call
@@ -37,7 +38,8 @@ class Client(TensorVerbs):
         step: Dict[str, Any] = {"x": session.place("x", x)}
         fields = {name: options.pop(name, None) for name in
                   ("norm", "activation", "operations", "attention", "m_splits", "return_norm_output", "fused",
-                   "parallel_mode", "name")}
+                   "parallel_mode")}
+        fields["name"] = options.pop("layer_name", None)  # Not "name", which verify has for the subject.
         step["layer"] = layer_of(text("layer", layer), fields)
         shorts = {"weight": weight, "bias": options.pop("bias", None), "gamma": options.pop("gamma", None),
                   "beta": options.pop("beta", None)}
@@ -95,17 +97,43 @@ class Client(TensorVerbs):
             ``"auto"``, ``"sm90"``, ``"exact"``, ...; empty: auto.
         parallel : dict, optional
             Fields of ``Parallel``: the layer also runs on several ranks, and is compared with one.
-        **options
-            docs/python.md section 1.
+        bias : tensor [N], or list of tensors; gamma, beta : tensor [K]; parameters : dict of str to tensor
+            Parameters; the dict by the names of docs/file-formats.md section 2 (``"fc1.weight"``).
+        norm, activation : str or dict; operations : list of dict; attention : dict; m_splits : list of int
+            What the layer kind is made of: the fields of ``Layer`` (``layer.proto``).
+        return_norm_output, fused : bool; parallel_mode, layer_name : str
+            Likewise; ``layer_name`` is its ``name``.
+        grad_output : tensor [..., N]
+            Of y's shape; without it only the forward runs.
+        requires_grad : list of str
+            The gradients wanted, of x, weight, bias and norm; by default every one that has an operand.
+        main_grads : dict of str to tensor f32
+            By the weights' names: the gradient is added to a copy, which is the output ``main_grad``.
+        delayed_state : dict of str to tensor f32; calibrate : bool
+            Of delayed scaling: what the step before left (``"input.scale"`` [1], ``"input.amax_history"`` [L]); whether to compute in
+            high precision and only note the amaxes.
+        require : None, ``"bitwise"`` or ``"bound"``
+            The verdict's criterion.
+        seed : int
+            Of stochastic rounding; 0 where no variant has it.
+        error_budget : bool
+            Whether the report says how much of each output's error each stage makes.
+        keep_outputs : bool
+            Whether the report has the outputs; True by default.
 
         Returns
         -------
         RunReport
+            ``outputs`` by name: y [..., N], and where there is a grad_output dx, dw, db, ...
 
         Raises
         ------
         InvalidArgument
             Names the field of the request, its value and the rule.
+        TypeError
+            For what is no tensor, or of another type than the argument takes.
+        Unimplemented, FailedPrecondition
+            For an arithmetic that this build, or this machine, does not have.
         """
         variants = variants_of([recipe], as_list("backward_override", backward_override),
                                as_list("arithmetic", arithmetic), parallel, "recipe")
@@ -129,6 +157,12 @@ class Client(TensorVerbs):
         Returns
         -------
         RunReport
+            ``variant_outputs`` has the outputs of each variant, ``run.pairs`` what differs between every two.
+
+        Raises
+        ------
+        InvalidArgument, TypeError, Unimplemented, FailedPrecondition
+            As of ``run``; also for two variants that are the same.
         """
         variants = variants_of(as_list("recipes", recipes), as_list("backward_overrides", backward_overrides),
                                as_list("arithmetics", arithmetics), parallel, "recipes")
@@ -168,7 +202,12 @@ class Client(TensorVerbs):
         Returns
         -------
         RunReport
-            ``passed`` says whether all pass; the report says why not, as far as it can be told.
+            ``passed`` says whether all pass; ``diagnosis`` says why not, as far as it can be told.
+
+        Raises
+        ------
+        InvalidArgument, TypeError, Unimplemented, FailedPrecondition
+            As of ``run``; also where the subject has none of the layer's outputs. One that differs is no error.
         """
         if not isinstance(subject, Mapping):
             raise refuse_type("subject", subject, "must be a dict of tensors by name")
@@ -181,7 +220,7 @@ class Client(TensorVerbs):
         session = self._open(stored=True)
         mine = [(output, read(f"subject[{output!r}]", tensor).tensor) for output, tensor in subject.items()]
         spec = self._run_spec(session, x, weight, variants, layer, dict(options))
-        document = session.client.verify(json.dumps(spec), name, mine, list(only or ()), require == "bound",
+        document = session.client.verify(json.dumps(spec), name, mine, as_list("only", only), require == "bound",
                                          "quantgate.verify(...)")
         return self._report(session, document)
 
@@ -196,9 +235,23 @@ class Client(TensorVerbs):
             Passes when no element is further apart than this; None: bitwise.
         names : pair of str
             What the report calls them.
+
+        Returns
+        -------
+        DiffReport
+            ``comparisons``, one for each name; other dtypes and shapes are differences, too.
+
+        Raises
+        ------
+        InvalidArgument
+            Where there is nothing to compare.
+        TypeError
+            For what is no tensor.
         """
         if isinstance(a, Mapping) != isinstance(b, Mapping):
             raise refuse_type("b", b, "a and b must both be tensors or both be dicts of tensors")
+        if not isinstance(names, (tuple, list)) or len(names) != 2 or not all(isinstance(name, str) for name in names):
+            raise refuse_type("names", names, "must be two texts")
         sides = []
         for argument, value in (("a", a), ("b", b)):
             tensors = value if isinstance(value, Mapping) else {"tensor": value}
@@ -229,6 +282,13 @@ class Client(TensorVerbs):
         -------
         Explanation
             ``gemm`` or ``codes``: candidates, best first; ``conclusion``, ``is_established``, ``cause``.
+
+        Raises
+        ------
+        InvalidArgument
+            For operands, codes or scales that do not fit together.
+        TypeError
+            For what is no tensor.
         """
         session = self._open(stored=False)
         if (d is None) == (codes is None):
@@ -249,7 +309,8 @@ class Client(TensorVerbs):
                 if value is not None:
                     part[name] = session.place_small(name, value)
             request = {"codes": part}
-        return Explanation(json.loads(_engine.decode("ExplainResponse", session.call("Engine/Explain", request))))
+        answer = session.call("Engine/Explain", request)
+        return Explanation(json.loads(_engine.decode("ExplainResponse", answer)), lambda: _engine.explanation_text(answer))
 
     # --- Sessions.
 
@@ -267,37 +328,115 @@ class Client(TensorVerbs):
         optimizer : dict, optional
             ``{"kind": "adam", "learning_rate": 1e-3, ...}`` or ``{"kind": "sgd", ...}``: the fields of ``Adam``, ``Sgd``.
         **options
-            Fields of ``SessionSpec``: backward_override, arithmetic, weights, masters, main_grads, seed, parallel, ...
+            Fields of ``SessionSpec``: backward_override, arithmetic, weights, built_without_grad, masters, requantization,
+            main_grads, seed, parallel.
+
+        Returns
+        -------
+        Session
+            A context manager.
+
+        Raises
+        ------
+        InvalidArgument
+            Names the field of the request, its value and the rule.
+        TypeError
+            For an unknown argument, and for what is no tensor.
+        ResourceExhausted
+            Where sessions take more memory than they may.
         """
         spec = spec_of(layers, recipe, optimizer, options)
         return open_session(self._open(stored=False), spec, parameters)
 
     def restore(self, checkpoint: bytes, layers: Mapping[str, Any], *, recipe: RecipeLike,
                 optimizer: Optional[Mapping[str, Any]] = None, **options: Any) -> Session:
-        """Opens a session that goes on from a checkpoint; arguments as of ``session``."""
+        """Opens a session that goes on from a checkpoint.
+
+        Parameters
+        ----------
+        checkpoint : bytes
+            What ``Session.checkpoint`` gave.
+        layers, recipe, optimizer, **options
+            As of ``session``; ``parallel`` may be other ranks than the checkpoint's.
+
+        Returns
+        -------
+        Session
+
+        Raises
+        ------
+        InvalidArgument
+            For bytes that are no checkpoint.
+        FailedPrecondition
+            For a checkpoint of other layers.
+        """
         spec = spec_of(layers, recipe, optimizer, options)
         return restore_session(self._open(stored=False), checkpoint, spec)
+
+    def play(self, layers: LayersLike, parameters: Mapping[str, Any], steps: Sequence[StepLike], *,
+             recipes: Sequence[RecipeLike], backward_overrides: Optional[Sequence[str]] = None,
+             arithmetics: Optional[Sequence[str]] = None, parallel: Optional[Mapping[str, Any]] = None, reference: int = 0,
+             rounds: int = 1, optimizer: Optional[Mapping[str, Any]] = None, require: Optional[str] = None,
+             keep_outputs: bool = False, **options: Any) -> TraceReport:
+        """Plays steps of training under several recipes side by side, each in a session of its own from the same parameters.
+
+        Parameters
+        ----------
+        layers, parameters, optimizer, **options
+            As of ``session``.
+        steps : list
+            Each a kind in text (``"optimize"``, ``"wgrad"``), or a dict of one kind: ``{"forward": x}``,
+            ``{"backward": grad_output}``, ``{"change_recipe": recipe}``, ``{"offload": microbatch}``; with more than that, the
+            arguments of the ``Session``'s method: ``{"forward": {"x": x, "microbatch": "1"}}``. ``{"restart": {}}`` goes on from
+            a checkpoint (``variants``, ``parallel``). Beside the kind: ``subjects``, outputs of this step computed elsewhere, a
+            dict of tensors by name (``"y"``, ``"fc1.dw"``), each held against that of the variant ``subjects_of`` (0), which
+            must be met as ``require`` says (None, ``"bitwise"``, ``"bound"``).
+        recipes, backward_overrides, arithmetics, parallel : list; dict
+            The variants, as of ``compare``.
+        reference : int
+            The variant that the others are compared with, each step's outputs and after an update the parameters.
+        rounds : int
+            How often all steps are played; subjects go with one round.
+        require : str, optional
+            ``"bitwise"``: every output and parameter of every variant has the reference's bits.
+        keep_outputs : bool
+            Whether the report has the steps' outputs.
+
+        Returns
+        -------
+        TraceReport
+
+        Raises
+        ------
+        InvalidArgument
+            Names the field, its value and the rule; a step that a variant refuses ends the trace so, too.
+        """
+        trace = trace_of(layers, recipes, backward_overrides, arithmetics, parallel, reference, rounds, optimizer, options)
+        return play_trace(self._open(stored=True), trace, parameters, steps, require, keep_outputs)
 
     # --- What there is.
 
     def info(self) -> Info:
         """What this build, or the server, is and can do."""
         session = self._open(stored=False)
-        answers = {}
-        for name, method, answer in (("capabilities", "Info/GetCapabilities", "Capabilities"),
-                                     ("recipes", "Info/ListRecipes", "ListRecipesResponse"),
-                                     ("arithmetics", "Info/ListArithmetics", "ListArithmeticsResponse")):
-            entries = json.loads(_engine.decode(answer, session.call(method, {})))
-            answers[name] = entries.get(name, entries)
-        return Info(answers)
+        answers: Dict[str, Any] = {}
+        parts: List[bytes] = []
+        for method, answer in (("GetCapabilities", "Capabilities"), ("ListRecipes", "ListRecipesResponse"),
+                               ("ListArithmetics", "ListArithmeticsResponse")):
+            parts.append(session.call(f"Info/{method}", {}))
+            entries = json.loads(_engine.decode(answer, parts[-1]))
+            answers.update({"capabilities": entries} if answer == "Capabilities" else entries)
+        return Info(answers, lambda: _engine.infotext(*parts))
 
-    def scenarios(self) -> List[Any]:
+    def scenarios(self) -> List[Record]:
         """The scenarios of the self-check, with their invariants and the faults that they must catch."""
         session = self._open(stored=False)
         answer = _engine.decode("ListScenariosResponse", session.call("Scenarios/List", {}))
-        return Info(json.loads(answer))["scenarios"]
+        listed: List[Record] = Record(json.loads(answer))["scenarios"]
+        return listed
 
-    def run_scenarios(self, names: Iterable[str] = (), *, with_faults: bool = False) -> ScenarioReport:
+    def run_scenarios(self, names: Iterable[str] = (), *, with_faults: bool = False,
+                      parallel_backend: str = "") -> ScenarioReport:
         """Runs scenarios of the self-check; no names: all of them.
 
         Parameters
@@ -305,13 +444,25 @@ class Client(TensorVerbs):
         names : list of str
         with_faults : bool
             Also runs each under each of its faults, which it must catch.
+        parallel_backend : str
+            Of several ranks: ``"local"`` (as empty), all on one device, or ``"nccl"``, a GPU for each.
+
+        Returns
+        -------
+        ScenarioReport
+
+        Raises
+        ------
+        NotFound
+            For a name that no scenario has.
         """
         events: List[Dict[str, Any]] = []
-        request = {"names": as_list("names", names), "with_faults": flag("with_faults", with_faults)}
-        finished = self._connect().run_scenarios(json.dumps(request), lambda event: events.append(json.loads(event)))
+        request = {"names": as_list("names", names), "with_faults": flag("with_faults", with_faults),
+                   "parallel_backend": parallel_backend}
+        run = self._connect().run_scenarios(json.dumps(request), lambda event: events.append(json.loads(event)))
         return ScenarioReport({"scenarios": [event["scenario"] for event in events if event.get("scenario")],
                                "faults": [event["fault"] for event in events if event.get("fault")],
-                               "finished": json.loads(finished)})
+                               "finished": json.loads(run.finished())}, run)
 
 
 class Local(Client):
@@ -327,7 +478,7 @@ class Local(Client):
     Raises
     ------
     Unimplemented, FailedPrecondition
-        For a GPU that this build, or this machine, does not have.
+        By the first verb, for a GPU that this build, or this machine, does not have.
     """
 
     def __init__(self, device: str = "cpu", threads: int = 0):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, List, Mapping, Tuple, Union
 
+import numpy as np
+
 from . import _engine
 from ._errors import refuse, refuse_type
 
@@ -12,6 +14,8 @@ RecipeLike = Union[str, Mapping[str, Any], "Recipe"]
 
 
 def _knob_text(argument: str, knob: str, value: Any) -> str:
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -21,8 +25,23 @@ def _knob_text(argument: str, knob: str, value: Any) -> str:
     if isinstance(value, Recipe):
         return json.dumps(value.to_dict())
     if isinstance(value, (list, tuple, Mapping)):
-        return json.dumps(value, default=lambda item: item.to_dict() if isinstance(item, Recipe) else str(item))
+        return json.dumps(_composed(f"{argument}.knobs[{knob!r}]", value))
     raise refuse_type(f"{argument}.knobs[{knob!r}]", value, "must be text, a number, a boolean, a list or a dict")
+
+
+def _composed(argument: str, value: Any) -> Any:
+    """A value of a composed recipe as JSON has it, with the recipes in it as dicts."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, Recipe):
+        return value.to_dict()
+    if isinstance(value, Mapping):
+        return {str(name): _composed(f"{argument}[{name!r}]", entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_composed(f"{argument}[{index}]", entry) for index, entry in enumerate(value)]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise refuse_type(argument, value, "must be text, a number, a boolean, a recipe, a list or a dict")
 
 
 class Recipe:
@@ -32,7 +51,7 @@ class Recipe:
     ----------
     name : str
     knobs : dict of str to str
-        As they were given; others have their defaults.
+        Those that were given, as the command line has them; others have their defaults.
     text : str
         Name and the knobs that differ from the defaults.
     digest : str

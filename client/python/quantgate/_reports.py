@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import html
 import json
 import keyword
 import os
-import tempfile
-from typing import Any, Dict, Iterator, List, Optional
+import secrets
+from typing import Any, Callable, Dict, Iterator, KeysView, List, Optional
 
 from ._errors import refuse
 
+# How JSON has what are no numbers there. Beside a real number KEY is KEY_bits, but in lists, which are those of heat maps.
 _REALS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+_LISTS_OF_REALS = ("rms_error", "max_abs_error")
 
 
 class Record:
@@ -32,6 +35,8 @@ class Record:
         value = entries[name]
         if isinstance(value, str) and value in _REALS and f"{name}_bits" in entries:
             return _REALS[value]
+        if name in _LISTS_OF_REALS and isinstance(value, list):
+            return [_REALS.get(item, item) for item in value]
         return _shown(value)
 
     def __getattr__(self, name: str) -> Any:
@@ -52,7 +57,7 @@ class Record:
     def __contains__(self, name: object) -> bool:
         return name in self._all()
 
-    def keys(self):
+    def keys(self) -> KeysView[str]:
         return self._all().keys()
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -60,7 +65,8 @@ class Record:
 
     def to_dict(self) -> Dict[str, Any]:
         """Plain dicts, lists, texts and numbers, which ``json.dumps`` takes; NaN and infinities are text."""
-        return json.loads(json.dumps(self._all()))
+        entries: Dict[str, Any] = json.loads(json.dumps(self._all()))
+        return entries
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Record) and self._all() == other._all()
@@ -93,20 +99,54 @@ def _shown(value: Any) -> Any:
 def write_whole(path: "os.PathLike[str] | str", text: str) -> None:
     """Writes a file whole or not at all."""
     path = os.fspath(path)
-    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path) or ".", prefix=".quantgate-")
+    temporary = os.path.join(os.path.dirname(path), f".quantgate-{secrets.token_hex(8)}")
+    # Not by tempfile, whose files nobody else may read: here the process's umask decides, as for any other file.
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)
         raise
 
 
-class Report(Record):
+class Shown(Record):
+    """A record that can be shown and saved: what all reports have in common."""
+
+    __slots__ = ()
+
+    def _makers(self) -> Dict[str, Callable[[], str]]:
+        """What makes the text of a file, by its suffix."""
+        raise NotImplementedError
+
+    def to_html(self) -> str:
+        """A page that needs nothing else."""
+        return self._makers()[".html"]()
+
+    def save(self, path: "os.PathLike[str] | str") -> None:
+        """Writes the report as its suffix says, whole or not at all.
+
+        Parameters
+        ----------
+        path : str or path
+            ``.html``: the page. ``.json``: the entries. ``.xml``: JUnit, of ``RunReport``, ``DiffReport`` and ``ScenarioReport``.
+
+        Raises
+        ------
+        InvalidArgument
+            For another suffix.
+        OSError
+            Where the file cannot be written.
+        """
+        makers = self._makers()
+        suffix = os.path.splitext(os.fspath(path))[1]
+        if suffix not in makers:
+            raise refuse("path", f'"{os.fspath(path)}"', f"must end in {' or '.join(makers)}")
+        write_whole(path, makers[suffix]())
+
+
+class Report(Shown):
     """A report with the text and the pages that the commands make of it.
 
     Attributes
@@ -127,41 +167,22 @@ class Report(Record):
             self._read = json.loads(self._document.json())
         return self._read
 
+    def _makers(self) -> Dict[str, Callable[[], str]]:
+        return {".html": self._document.html, ".json": self._document.json, ".xml": self._document.junit}
+
     @property
     def passed(self) -> bool:
-        return self._document.passed
+        return bool(self._document.passed)
 
     def __bool__(self) -> bool:
         raise TypeError("a report is neither true nor false: ask report.passed")
 
     def __str__(self) -> str:
-        return self._document.text()
-
-    def to_html(self) -> str:
-        """The page of ``--report FILE.html``, which needs nothing else."""
-        return self._document.html()
+        return str(self._document.text())
 
     def _repr_html_(self) -> str:
-        import html
-
         page = html.escape(self.to_html(), quote=True)
         return f'<iframe srcdoc="{page}" sandbox width="100%" height="600" style="border:0"></iframe>'
-
-    def save(self, path: "os.PathLike[str] | str") -> None:
-        """Writes the report: ``.html``, ``.json``, or ``.xml`` (JUnit), whole or not at all.
-
-        Raises
-        ------
-        InvalidArgument
-            For another suffix.
-        OSError
-            Where the file cannot be written.
-        """
-        suffix = os.path.splitext(os.fspath(path))[1]
-        makers = {".html": self._document.html, ".json": self._document.json, ".xml": self._document.junit}
-        if suffix not in makers:
-            raise refuse("path", f'"{os.fspath(path)}"', "must end in .html, .json or .xml")
-        write_whole(path, makers[suffix]())
 
 
 class RunReport(Report):
@@ -192,16 +213,51 @@ class DiffReport(Report):
     __slots__ = ()
 
 
-class Answer(Record):
-    """What a call answered, as a record with a plain text.
+class TraceReport(Report):
+    """The report of ``play``: ``steps``, ``variants``, ``tensors``, ``subjects``, ``diagnoses``, ``quantizations``, ...
 
-    ``str()`` is its JSON, indented.
+    Steps count from 1 in the entries, variants from 0.
+
+    Attributes
+    ----------
+    step_outputs : list of list of dict of str to tensor
+        ``step_outputs[step][variant]``, both from 0: what each step gave; empty dicts where outputs were not kept.
     """
 
-    __slots__ = ()
+    __slots__ = ("step_outputs",)
+
+    def __init__(self, document: Any, step_outputs: List[List[Dict[str, Any]]]):
+        super().__init__(document)
+        self.step_outputs = step_outputs
+
+    def _makers(self) -> Dict[str, Callable[[], str]]:
+        return {".html": self._document.html, ".json": self._document.json}
+
+
+class Answer(Shown):
+    """What a call answered, as a record with the text that the command prints.
+
+    The commands write no page of these: ``to_html`` is one of their text alone, ``_repr_html_`` that text.
+    """
+
+    __slots__ = ("_text",)
+
+    def __init__(self, entries: Dict[str, Any], text: Callable[[], str]):
+        super().__init__(entries)
+        self._text = text
+
+    def _makers(self) -> Dict[str, Callable[[], str]]:
+        return {".html": self._page, ".json": lambda: json.dumps(self._all(), indent=2) + "\n"}
+
+    def _page(self) -> str:
+        return (f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{type(self).__name__}</title></head>'
+                f"<body>{self._repr_html_()}</body></html>\n")
 
     def __str__(self) -> str:
-        return json.dumps(self._all(), indent=2)
+        return self._text()
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 class Explanation(Answer):
@@ -223,13 +279,29 @@ class Info(Answer):
 
 
 class ScenarioReport(Answer):
-    """The results of scenarios: ``scenarios``, ``faults``, ``finished``."""
+    """The results of scenarios: ``scenarios``, ``faults``, ``finished``.
 
-    __slots__ = ()
+    Attributes
+    ----------
+    passed : bool
+        Whether every scenario holds and catches its faults, as far as they were run.
+    """
+
+    __slots__ = ("_run",)
+
+    def __init__(self, entries: Dict[str, Any], run: Any):
+        super().__init__(entries, run.text)
+        self._run = run
 
     @property
     def passed(self) -> bool:
         return bool(self["finished"]["good"])
+
+    def _makers(self) -> Dict[str, Callable[[], str]]:
+        return {**super()._makers(), ".xml": self._run.junit}
+
+    def __bool__(self) -> bool:
+        raise TypeError("a report is neither true nor false: ask report.passed")
 
 
 class StepReport(Answer):
@@ -242,8 +314,8 @@ class StepReport(Answer):
 
     __slots__ = ("_tensors",)
 
-    def __init__(self, entries: Dict[str, Any], tensors: Dict[str, Any]):
-        super().__init__(entries)
+    def __init__(self, entries: Dict[str, Any], text: Callable[[], str], tensors: Dict[str, Any]):
+        super().__init__(entries, text)
         self._tensors = tensors
 
     @property

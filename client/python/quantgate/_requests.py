@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence
 
+import numpy as np
+
+from ._arguments import flag, integer
 from ._errors import refuse, refuse_type
 from ._recipes import RecipeLike, read_recipe
 
@@ -24,17 +28,50 @@ def as_list(argument: str, value: Any) -> List[Any]:
     """A list of what was given as one or several."""
     if value is None:
         return []
+    if isinstance(value, (bytes, set, frozenset)):
+        raise refuse_type(argument, value, "must be a list, whose order is known")
     if isinstance(value, (str, Mapping)) or not isinstance(value, Iterable):
         return [value]
     return list(value)
+
+
+def plain(argument: str, value: Any) -> Any:
+    """A value of a request as JSON has it: numpy's numbers as Python's, NaN and infinities as protobuf names them."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): plain(f"{argument}[{name!r}]", entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(f"{argument}[{index}]", entry) for index, entry in enumerate(value)]
+    raise refuse_type(argument, value, "must be text, a number, a boolean, a list or a dict")
+
+
+def fields_of(argument: str, value: Any) -> Dict[str, Any]:
+    """A message of a request, given as a dict of its fields."""
+    if not isinstance(value, Mapping):
+        raise refuse_type(argument, value, "must be a dict of fields")
+    fields: Dict[str, Any] = plain(argument, value)
+    return fields
 
 
 def _kind_or_fields(argument: str, value: Any) -> Dict[str, Any]:
     if isinstance(value, str):
         return {"kind": value}
     if isinstance(value, Mapping):
-        return dict(value)
+        return fields_of(argument, value)
     raise refuse_type(argument, value, "must be a kind in text, or a dict of fields")
+
+
+def _operation_of(argument: str, value: Any) -> Dict[str, Any]:
+    operation = fields_of(argument, value)
+    for name in ("norm", "activation"):
+        if operation.get(name) is not None:
+            operation[name] = _kind_or_fields(f"{argument}[{name!r}]", operation[name])
+    return operation
 
 
 def layer_of(kind: str, fields: Mapping[str, Any]) -> Dict[str, Any]:
@@ -45,12 +82,18 @@ def layer_of(kind: str, fields: Mapping[str, Any]) -> Dict[str, Any]:
             continue
         if name in ("norm", "activation"):
             layer[name] = _kind_or_fields(name, value)
+        elif name == "attention":
+            layer[name] = fields_of(name, value)
         elif name == "operations":
-            layer[name] = [dict(operation) for operation in value]
+            if isinstance(value, (str, Mapping)) or not isinstance(value, Iterable):
+                raise refuse_type(name, value, "must be a list of operations, each a dict of fields")
+            layer[name] = [_operation_of(f"{name}[{index}]", operation) for index, operation in enumerate(value)]
         elif name == "m_splits":
-            layer[name] = [int(rows) for rows in value]
+            layer[name] = [integer(f"{name}[{index}]", rows, 0, 2**62) for index, rows in enumerate(as_list(name, value))]
+        elif name in ("return_norm_output", "fused"):
+            layer[name] = flag(name, value)
         else:
-            layer[name] = value
+            layer[name] = plain(name, value)
     return layer
 
 
@@ -100,6 +143,7 @@ def variants_of(recipes: Sequence[RecipeLike], overrides: Sequence[str], arithme
                 parallel: Optional[Mapping[str, Any]], argument: str) -> List[Dict[str, Any]]:
     """Recipes x overrides x arithmetics, arithmetics fastest, each followed by its twin on several ranks."""
     variants = []
+    ranks = None if parallel is None else fields_of("parallel", parallel)
     for index, recipe in enumerate(recipes):
         name = argument if len(recipes) == 1 and argument == "recipe" else f"{argument}[{index}]"
         for override in overrides or [""]:
@@ -107,6 +151,6 @@ def variants_of(recipes: Sequence[RecipeLike], overrides: Sequence[str], arithme
                 variant: Dict[str, Any] = {"recipe": recipe_dict(name, recipe), "backward_override": override,
                                            "arithmetic": arithmetic}
                 variants.append(variant)
-                if parallel is not None:
-                    variants.append({**variant, "parallel": dict(parallel)})
+                if ranks is not None:
+                    variants.append({**variant, "parallel": ranks})
     return variants

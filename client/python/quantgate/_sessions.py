@@ -9,22 +9,24 @@ from . import _engine
 from ._errors import Error, refuse, refuse_type
 from ._recipes import RecipeLike
 from ._reports import Record, StepReport
-from ._requests import layer_of, placed, recipe_dict, requires_grad_of
+from ._requests import fields_of, layer_of, placed, plain, recipe_dict, requires_grad_of
 
 LayerLike = Union[str, Mapping[str, Any]]
 
 
-def spec_of(layers: Mapping[str, LayerLike], recipe: RecipeLike, optimizer: Optional[Mapping[str, Any]],
+def spec_of(layers: Mapping[str, LayerLike], recipe: Optional[RecipeLike], optimizer: Optional[Mapping[str, Any]],
             options: Mapping[str, Any]) -> Dict[str, Any]:
-    """The ``SessionSpec`` of the keywords of ``session``."""
+    """The ``SessionSpec`` of the keywords of ``session``; without a recipe that of a trace, whose variants have theirs."""
     if not isinstance(layers, Mapping) or not layers:
         raise refuse_type("layers", layers, "must be a dict of layers by name, one at least")
-    spec: Dict[str, Any] = {"layers": [], "recipe": recipe_dict("recipe", recipe)}
+    spec: Dict[str, Any] = {"layers": []}
+    if recipe is not None:
+        spec["recipe"] = recipe_dict("recipe", recipe)
     for name, layer in layers.items():
-        fields = {"kind": layer} if isinstance(layer, str) else dict(layer)
+        fields = {"kind": layer} if isinstance(layer, str) else fields_of(f"layers[{name!r}]", layer)
         spec["layers"].append({"name": name, "layer": layer_of(fields.pop("kind", "linear"), fields)})
     if optimizer is not None:
-        fields = dict(optimizer)
+        fields = fields_of("optimizer", optimizer)
         kind = fields.pop("kind", None)
         if kind not in ("adam", "sgd"):
             raise refuse("optimizer", repr(optimizer), 'must be {"kind": "adam" or "sgd", "learning_rate": ...}')
@@ -33,7 +35,7 @@ def spec_of(layers: Mapping[str, LayerLike], recipe: RecipeLike, optimizer: Opti
         if name not in ("backward_override", "arithmetic", "weights", "built_without_grad", "masters", "requantization",
                         "main_grads", "seed", "parallel"):
             raise TypeError(f"{name}: no such argument of session")
-    spec.update({name: value for name, value in options.items() if value is not None})
+    spec.update({name: plain(name, value) for name, value in options.items() if value is not None})
     return spec
 
 
@@ -82,11 +84,14 @@ class Session:
         self._connection.begin_step()
         return self._connection.place(argument, value)
 
-    def _do(self, kind: str, step: Mapping[str, Any], has_begun: bool = False) -> StepReport:
+    def _do(self, kind: str, step: Mapping[str, Any], has_begun: bool = False,
+            against: Optional[RecipeLike] = None) -> StepReport:
         if not has_begun:
             self._connection.begin_step()
         request = {"session_id": self._id, "expected_step": self.step, "request_id": _engine.new_request_id(),
                    kind: dict(step), "keep_outputs": True}
+        if against is not None:
+            request["against"] = {"recipe": recipe_dict("against", against)}
         response = self._connection.call("Sessions/Step", request)
         entries = json.loads(_engine.decode("SessionStepResponse", response))
         self.step = entries["step"]
@@ -94,11 +99,12 @@ class Session:
         for named in _engine.parts("SessionStepResponse", response, "outputs"):
             name = json.loads(_engine.decode("NamedTensor", named))["name"]
             tensors[name] = self._connection.fetch(named)
-        return StepReport(entries, tensors)
+        return StepReport(entries, lambda: _engine.step_text(response), tensors)
 
     def forward(self, x: Any, *, microbatch: str = "", evaluate: bool = False, is_first: str = "",
                 recompute: bool = False, calibrate: bool = False, requires_grad: Optional[Sequence[str]] = None,
-                defer_wgrad: bool = False) -> StepReport:
+                defer_wgrad: bool = False, amax_groups: Optional[Mapping[str, str]] = None,
+                overlap: Optional[Mapping[str, Any]] = None, against: Optional[RecipeLike] = None) -> StepReport:
         """One forward; ``outputs["y"]`` is what the last layer gives.
 
         Parameters
@@ -112,6 +118,25 @@ class Session:
             ``"first"`` or ``"later"``: whether cached weights are made anew.
         recompute : bool
             Saves x alone, and runs the forward again before the backward.
+        calibrate : bool
+            Of delayed scaling: computes in high precision and only notes the amaxes.
+        requires_grad : list of str, optional
+            The gradients wanted, of x, weight, bias and norm; None: every one.
+        defer_wgrad : bool
+            The backward leaves the weights' gradients to ``wgrad``.
+        amax_groups, overlap : dict, optional
+            Of several ranks: in place of the session's, for this forward and its backward.
+        against : str, dict or Recipe, optional
+            Does this step under another recipe too, from the same state: ``report.against`` compares the outputs.
+
+        Returns
+        -------
+        StepReport
+
+        Raises
+        ------
+        FailedPrecondition
+            For a step out of order, such as a backward without its forward, and of a closed session.
         """
         step: Dict[str, Any] = {"microbatch": microbatch, "x": self._place("x", x), "evaluate": evaluate,
                                 "is_first": is_first, "recompute": recompute, "calibrate": calibrate,
@@ -119,12 +144,25 @@ class Session:
         wanted = requires_grad_of(requires_grad)
         if wanted is not None:
             step["requires_grad"] = wanted
-        return self._do("forward", step, has_begun=True)
+        for name, value in (("amax_groups", amax_groups), ("overlap", overlap)):
+            if value is not None:
+                step[name] = fields_of(name, value)
+        return self._do("forward", step, has_begun=True, against=against)
 
-    def backward(self, grad_output: Any, *, microbatch: str = "") -> StepReport:
-        """The backward of a forward in flight; ``outputs`` has dx and the parameters' gradients."""
+    def backward(self, grad_output: Any, *, microbatch: str = "", against: Optional[RecipeLike] = None) -> StepReport:
+        """The backward of a forward in flight; ``outputs`` has dx and the parameters' gradients (``fc1.dw``).
+
+        Parameters
+        ----------
+        grad_output : tensor [..., N], or Quantized
+            Of the shape of that forward's y.
+        microbatch : str
+            The forward's.
+        against : str, dict or Recipe, optional
+            As its forward had.
+        """
         return self._do("backward", {"microbatch": microbatch, "grad_output": self._place("grad_output", grad_output)},
-                        has_begun=True)
+                        has_begun=True, against=against)
 
     def wgrad(self) -> StepReport:
         """The weights' gradients that backwards left (``defer_wgrad``)."""
@@ -132,7 +170,7 @@ class Session:
 
     def optimize(self, *, learning_rate: Optional[float] = None) -> StepReport:
         """One step of the optimizer, which ends the accumulation of gradients."""
-        return self._do("optimize", {} if learning_rate is None else {"learning_rate": learning_rate})
+        return self._do("optimize", {} if learning_rate is None else {"learning_rate": plain("learning_rate", learning_rate)})
 
     def change_recipe(self, recipe: RecipeLike, *, backward_override: str = "") -> StepReport:
         """Another recipe for the forwards from now on."""

@@ -1,7 +1,7 @@
-#include "client/cli/commands/scenario_junit.h"
+#include "server/report/answers/scenario_junit.h"
 
 #include "absl/strings/str_cat.h"
-#include "server/report/number_text.h"
+#include "server/report/answers/render_scenarios.h"
 
 namespace quantgate {
 namespace {
@@ -50,20 +50,6 @@ void AddEnvironment(const v1::Environment& environment, JunitSuite& suite) {
 }
 
 }  // namespace
-
-std::string PlaceText(const v1::ScenarioDifference& difference) {
-  if (difference.coordinate_size() == 0) return difference.tensor();
-  return absl::StrCat(difference.tensor(), " ", CoordinateText(difference.coordinate()));
-}
-
-std::string ValuesText(const v1::ScenarioDifference& difference) {
-  return absl::StrCat("is ", difference.subject(), ", expected ", difference.expected());
-}
-
-std::string DifferenceText(const v1::ScenarioDifference& difference) {
-  return absl::StrCat(difference.recipe(), ", step ", difference.step(), ": ",
-                      PlaceText(difference), " ", ValuesText(difference));
-}
 
 std::string ScenarioJunit(const std::vector<v1::ScenarioEvent>& events, const JunitRun& run) {
   JunitSuite suite{"quantgate scenarios", {}, {}, {}};

@@ -1,4 +1,4 @@
-#include "client/cli/commands/scenario_junit.h"
+#include "server/report/answers/scenario_junit.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
