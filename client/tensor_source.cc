@@ -68,7 +68,7 @@ absl::StatusOr<v1::TensorSource> TensorSources::Place(const std::string& what,
   v1::TensorSource source;
   const auto size = static_cast<int64_t>(tensor.byte_size());
   if (placement_ == Placement::kInlineWhenSmall && size <= kInlineTensorBytesMax &&
-      bytes_inline_ + size <= kInlineBytesMax) {
+      bytes_inline_ + size <= kInlineTogetherBytesMax) {
     bytes_inline_ += size;
     v1::InlineTensor& inline_tensor = *source.mutable_inline_();
     *inline_tensor.mutable_type() = DescriptorOf(tensor);

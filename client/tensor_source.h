@@ -21,7 +21,7 @@ enum class Placement { kStored, kInlineWhenSmall };
 /// Tensors up to this size travel inside a request, until those of one TensorSources are so many
 /// bytes together: a request that carries all of them is within the message cap of 4 MiB.
 inline constexpr int64_t kInlineTensorBytesMax = 256 << 10;
-inline constexpr int64_t kInlineBytesMax = 3 << 20;
+inline constexpr int64_t kInlineTogetherBytesMax = 3 << 20;
 
 class TensorSources {
  public:
