@@ -70,7 +70,7 @@ TYPES = {
     "names": lambda c: c.diff(X, X, names=("mine",)),
     "parallel": lambda c: c.run(X, X, recipe="bf16", parallel=2),
     "recipes": lambda c: c.compare(X, X, recipes={"bf16", "mxfp8"}),
-    r"recipe.knobs\['rules'\]\[0\]\['quantizer'\]": lambda c: qg.recipe("custom", rules=[{"quantizer": object()}]),
+    r"recipe.knobs\['rules'\]\[0\]\['quantizer'\]": lambda c: qg.recipe("custom", rules=[{"quantizer": object}]),
     r"layers\['fc'\]": lambda c: c.session({"fc": 3}, {"fc.weight": X}, recipe="bf16"),
     "optimizer": lambda c: c.session({"fc": "linear"}, {"fc.weight": X}, recipe="bf16", optimizer="sgd"),
 }

@@ -1,6 +1,7 @@
 """The programs of examples/ and the blocks of Python in README.md and docs/python.md do what they say."""
 
 import ast
+import contextlib
 import importlib.util
 import inspect
 import os
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import quantgate as qg
+from server import serving
 from tensor_files import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -115,6 +117,7 @@ def blocks():
 
 
 BLOCKS = blocks()
+SERVER_OF_DOCUMENTS = "gpu-host:7470"
 # What people save of their own training is there as a small linear's.
 PRELUDE = """
 import torch
@@ -159,9 +162,11 @@ def test_documents_have_blocks():
 def test_blocks_of_documents_run(block, tmp_path):
     """In a folder of their own, each as its document has it. Of what one prints, "..." stands for lines left out."""
     program = tmp_path / "block.py"
-    program.write_text((PRELUDE if "safetensors" in block.code else "") + block.code)
     os.symlink(ROOT / "data", tmp_path / "data")
-    printed = run(program, folder=tmp_path)
+    with serving(tmp_path / "server") if SERVER_OF_DOCUMENTS in block.code else contextlib.nullcontext() as server:
+        code = block.code.replace(SERVER_OF_DOCUMENTS, server.address) if server else block.code
+        program.write_text((PRELUDE if "safetensors" in code else "") + code)
+        printed = run(program, folder=tmp_path)
     at = 0
     for line in filter(lambda line: line.strip() != "...", block.output.splitlines(keepends=True)):
         assert line in printed[at:], f"{block}: {line!r} is not in\n{printed}"

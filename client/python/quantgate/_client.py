@@ -426,7 +426,7 @@ class Client(TensorVerbs):
             parts.append(session.call(f"Info/{method}", {}))
             entries = json.loads(_engine.decode(answer, parts[-1]))
             answers.update({"capabilities": entries} if answer == "Capabilities" else entries)
-        return Info(answers, lambda: _engine.infotext(*parts))
+        return Info(answers, lambda: _engine.info_text(*parts))
 
     def scenarios(self) -> List[Record]:
         """The scenarios of the self-check, with their invariants and the faults that they must catch."""
