@@ -11,12 +11,13 @@ from ._arguments import flag, integer, seconds, text
 from ._client import Client
 from ._errors import from_status, make, refuse_precondition
 
-# As client/channel_connection.cc has them, and for its reasons; and a server that comes back is found within a verb's tries,
-# however long this process has tried before.
+# As client/channel_connection.cc has them, and for its reasons; and a server that comes back is found soon, however long this
+# process has tried before.
 _CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", 64 << 20), ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 200), ("grpc.min_reconnect_backoff_ms", 5000), ("grpc.keepalive_time_ms", 330_000),
-    ("grpc.keepalive_timeout_ms", 20_000), ("grpc.primary_user_agent", "quantgate-python"),
+    ("grpc.max_reconnect_backoff_ms", 200), ("grpc.dns_min_time_between_resolutions_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 5000), ("grpc.keepalive_time_ms", 330_000), ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.primary_user_agent", "quantgate-python"),
 ]
 # Bytes of a blob, and seconds that it takes, from which on its progress is shown.
 _LONG_BYTES = 16 << 20
