@@ -264,9 +264,15 @@ def test_a_server_that_is_gone_is_unavailable(tmp_path):
         with pytest.raises(qg.Unavailable) as raised:
             call()
         assert time.monotonic() - start < 10 and server.address in str(raised.value)
-    # One that comes back is found by the same client, and has kept what was stored.
+    # One that comes back is found by the same client: at once, or with grpcio 1.51 after 2 s.
     with serving(tmp_path / "data", server.address):
-        assert bits(client.gemm(X, W).d) == bits(qg.gemm(X, W).d)
+        start = time.monotonic()
+        while True:
+            try:
+                assert bits(client.gemm(X, W).d) == bits(qg.gemm(X, W).d)
+                break
+            except qg.Unavailable:
+                assert time.monotonic() - start < 10
 
 
 def test_a_socket_of_this_machine(tmp_path):

@@ -11,12 +11,14 @@ from ._arguments import flag, integer, seconds, text
 from ._client import Client
 from ._errors import from_status, make, refuse_precondition
 
-# As client/channel_connection.cc has them, and for its reasons; and a server that comes back is found within a verb's tries,
-# however long this process has tried before.
+# As client/channel_connection.cc has them, and for its reasons; and a server that comes back is found soon, however long this
+# process has tried before.
 _CHANNEL_OPTIONS = [
+    ("SingleThreadedUnaryStream", 1),  # grpc.experimental.ChannelOptions: streams are read by the thread that waits for them.
     ("grpc.max_receive_message_length", 64 << 20), ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 200), ("grpc.min_reconnect_backoff_ms", 5000), ("grpc.keepalive_time_ms", 330_000),
-    ("grpc.keepalive_timeout_ms", 20_000), ("grpc.primary_user_agent", "quantgate-python"),
+    ("grpc.max_reconnect_backoff_ms", 200), ("grpc.dns_min_time_between_resolutions_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 5000), ("grpc.keepalive_time_ms", 330_000), ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.primary_user_agent", "quantgate-python"),
 ]
 # Bytes of a blob, and seconds that it takes, from which on its progress is shown.
 _LONG_BYTES = 16 << 20
@@ -46,20 +48,21 @@ class _Transport:
         self._cancelled = threading.Event()
 
     def unary(self, method: str, request: bytes, timeout: Optional[float], is_farewell: bool) -> bytes:
-        rpc = self._channel.unary_unary(f"/quantgate.v1.{method}")
-        if threading.get_ident() == threading.main_thread().ident and not self._cancelled.is_set():
-            # Waits here and sees signals; other calls are waited for by a thread of grpcio's, which costs more than a small call.
-            try:
-                return self._begun(lambda: rpc(request, timeout=timeout))
-            except self._grpc.RpcError as error:
-                raise self._error_of(error) from None
-        return self._result(lambda: rpc.future(request, timeout=timeout), is_farewell)
+        # Read as a stream of one message, which is the same on the wire: the caller's thread waits for it, and sees interrupts, where
+        # grpcio would start a thread for a call that can be cancelled.
+        answers: list = []
+        self.stream(method, request, lambda message: answers.append(message) or True, timeout, is_farewell)
+        return answers[0] if answers else b""
 
     def write(self, method: str, next_message: Callable[[], Optional[bytes]], timeout: Optional[float]) -> bytes:
         rpc = self._channel.stream_unary(f"/quantgate.v1.{method}")
+        call = self._start(lambda: rpc.future(iter(next_message, None), timeout=timeout), False)
         try:
-            return self._result(lambda: rpc.future(iter(next_message, None), timeout=timeout), False)
+            return call.result()
+        except (self._grpc.RpcError, self._grpc.FutureCancelledError):
+            raise self._error_of(call) from None
         finally:
+            self._end(call)
             self._close_bar()
 
     def stream(self, method: str, request: bytes, on_message: Callable[[bytes], bool], timeout: Optional[float],
@@ -104,14 +107,11 @@ class _Transport:
         if bar is not None:
             bar.close()
 
-    def _begun(self, begin: Callable[[], Any]) -> Any:
+    def _start(self, begin: Callable[[], Any], is_farewell: bool) -> Any:
         try:
-            return begin()
+            call = begin()
         except ValueError:  # What grpcio raises for a closed channel, and nothing else here.
             raise refuse_precondition("client", self._address, "was closed") from None
-
-    def _start(self, begin: Callable[[], Any], is_farewell: bool) -> Any:
-        call = self._begun(begin)
         if not is_farewell:
             with self._lock:
                 self._calls.add(call)
@@ -125,15 +125,6 @@ class _Transport:
             call.cancel()
         with self._lock:
             self._calls.discard(call)
-
-    def _result(self, begin: Callable[[], Any], is_farewell: bool) -> bytes:
-        call = self._start(begin, is_farewell)
-        try:
-            return call.result()
-        except (self._grpc.RpcError, self._grpc.FutureCancelledError):
-            raise self._error_of(call) from None
-        finally:
-            self._end(call)
 
     def _error_of(self, call: Any) -> Exception:
         """The error of a call that failed: its status, and the ErrorDetail that comes with it."""
