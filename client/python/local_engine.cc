@@ -88,6 +88,12 @@ struct GemmAnswer {
   double seconds = 0;
 };
 
+struct BoundAnswer {
+  HostTensor ratios;  ///< f64 [m][n].
+  HostTensor exact;   ///< f32 [m][n], before d_scale.
+  std::string derivation;
+};
+
 class LocalEngine {
  public:
   LocalEngine(const std::string& device, int threads) {
@@ -187,27 +193,10 @@ class LocalEngine {
                   const std::pair<std::string, std::string>& scalings,
                   const std::pair<std::string, std::string>& groups,
                   const std::pair<int, int>& e4m3_max, const nb::object& out) {
-    std::map<std::string, Tensor> tensors;
-    for (const auto& [slot, tensor] : slots) tensors[slot] = tensor.tensor;
-    GemmRequest request;
-    request.layout = ValueOf(LayoutOf(layout));
-    request.arithmetic =
-        ValueOf(ParsedName(Arithmetic::Parse, arithmetic, "arithmetic", Arithmetic()));
-    request.alpha = alpha;
-    request.beta = beta;
-    request.in_place = in_place;
-    request.out_dtype = DTypeOf(out_dtype, "out_dtype");
-    if (!IsHighPrecision(request.out_dtype) && !IsFp8(request.out_dtype)) {
-      throw StatusError{
-          Refuse("out_dtype", Printable(out_dtype), "must be f32, bf16, f16, f8_e4m3 or f8_e5m2")};
-    }
-    SetOperand("a", tensors, scalings.first, groups.first, e4m3_max.first, request.a);
-    SetOperand("b", tensors, scalings.second, groups.second, e4m3_max.second, request.b);
-    request.c = Find(tensors, "c");
-    request.bias = Find(tensors, "bias");
-    request.d_scale = Find(tensors, "d_scale");
+    const PlannedGemm planned = PlanOf(slots, layout, arithmetic, out_dtype, alpha, beta, in_place,
+                                       scalings, groups, e4m3_max);
+    const GemmPlan& checked = planned.plan;
     const Tensor given_d = TensorOrNone(out);
-    const GemmPlan checked = ValueOf(GemmPlan::Create(std::move(request)));
     const GemmShape& shape = checked.shape();
     if (given_d.has_value() && (given_d.dtype() != checked.desc().out_dtype ||
                                 given_d.shape() != Shape{shape.m, shape.n})) {
@@ -221,7 +210,7 @@ class LocalEngine {
         [&](const Cancellation& cancellation) -> absl::Status {
           QG_ASSIGN_OR_RETURN(const GemmPlan loaded,
                               checked.WithTensors([&](const std::string& slot) {
-                                return engine_->ToDevice(tensors.at(slot), &cancellation);
+                                return engine_->ToDevice(planned.tensors.at(slot), &cancellation);
                               }));
           QG_ASSIGN_OR_RETURN(const GemmPlan plan, loaded.Dequantized(*engine_, &cancellation));
           GemmDesc desc = plan.desc();
@@ -242,6 +231,47 @@ class LocalEngine {
             std::memcpy(Tensor(given_d).data(), std::as_const(answer.d.tensor).data(),
                         given_d.byte_size());
           }
+          return absl::OkStatus();
+        });
+    return answer;
+  }
+
+  /// The share of its bound that each output of `d` has, and the exact result (error_bound.h).
+  /// UNIMPLEMENTED on another engine than the CPU's.
+  BoundAnswer GemmBound(const std::vector<std::pair<std::string, HostTensor>>& slots,
+                        const HostTensor& d, const std::string& layout,
+                        const std::string& arithmetic, float alpha, float beta, bool in_place,
+                        const std::pair<std::string, std::string>& scalings,
+                        const std::pair<std::string, std::string>& groups,
+                        const std::pair<int, int>& e4m3_max) {
+    if (engine_->Describe().id != "cpu") {
+      throw StatusError{absl::UnimplementedError("bounds are looked at by the CPU engine alone")};
+    }
+    const PlannedGemm planned =
+        PlanOf(slots, layout, arithmetic, std::string(DTypeName(d.tensor.dtype())), alpha, beta,
+               in_place, scalings, groups, e4m3_max);
+    const GemmShape& shape = planned.plan.shape();
+    BoundAnswer answer;
+    Run(static_cast<double>(shape.m) * static_cast<double>(shape.n) * static_cast<double>(shape.k),
+        [&](const Cancellation& cancellation) -> absl::Status {
+          QG_ASSIGN_OR_RETURN(
+              const GemmPlan loaded,
+              planned.plan.WithTensors([&](const std::string& slot) -> absl::StatusOr<Tensor> {
+                return planned.tensors.at(slot);
+              }));
+          QG_ASSIGN_OR_RETURN(const GemmPlan plan, loaded.Dequantized(*engine_, &cancellation));
+          GemmDesc exact = plan.desc();
+          exact.arithmetic = Arithmetic{ArithmeticFamily::kExact};
+          exact.out_dtype = DType::kF32;
+          exact.d_scale = Tensor();
+          QG_ASSIGN_OR_RETURN(GemmResult truth, engine_->Gemm(exact, &cancellation));
+          answer.exact.tensor = truth.d;
+          ExecutionContext context;
+          context.cancellation = &cancellation;
+          QG_ASSIGN_OR_RETURN(BoundRatios found,
+                              RatiosToBound(plan.desc(), d.tensor, truth.d, context));
+          answer.ratios.tensor = found.ratios;
+          answer.derivation = found.bound.derivation;
           return absl::OkStatus();
         });
     return answer;
@@ -268,6 +298,38 @@ class LocalEngine {
   }
 
  private:
+  struct PlannedGemm {
+    GemmPlan plan;
+    std::map<std::string, Tensor> tensors;  ///< By the names of the plan's slots.
+  };
+  static PlannedGemm PlanOf(const std::vector<std::pair<std::string, HostTensor>>& slots,
+                            const std::string& layout, const std::string& arithmetic,
+                            const std::string& out_dtype, float alpha, float beta, bool in_place,
+                            const std::pair<std::string, std::string>& scalings,
+                            const std::pair<std::string, std::string>& groups,
+                            const std::pair<int, int>& e4m3_max) {
+    std::map<std::string, Tensor> tensors;
+    for (const auto& [slot, tensor] : slots) tensors[slot] = tensor.tensor;
+    GemmRequest request;
+    request.layout = ValueOf(LayoutOf(layout));
+    request.arithmetic =
+        ValueOf(ParsedName(Arithmetic::Parse, arithmetic, "arithmetic", Arithmetic()));
+    request.alpha = alpha;
+    request.beta = beta;
+    request.in_place = in_place;
+    request.out_dtype = DTypeOf(out_dtype, "out_dtype");
+    if (!IsHighPrecision(request.out_dtype) && !IsFp8(request.out_dtype)) {
+      throw StatusError{
+          Refuse("out_dtype", Printable(out_dtype), "must be f32, bf16, f16, f8_e4m3 or f8_e5m2")};
+    }
+    SetOperand("a", tensors, scalings.first, groups.first, e4m3_max.first, request.a);
+    SetOperand("b", tensors, scalings.second, groups.second, e4m3_max.second, request.b);
+    request.c = Find(tensors, "c");
+    request.bias = Find(tensors, "bias");
+    request.d_scale = Find(tensors, "d_scale");
+    return {ValueOf(GemmPlan::Create(std::move(request))), std::move(tensors)};
+  }
+
   static Tensor Find(const std::map<std::string, Tensor>& tensors, const std::string& slot) {
     const auto found = tensors.find(slot);
     return found == tensors.end() ? Tensor() : found->second;
@@ -341,6 +403,10 @@ void BindLocalEngine(nb::module_& module) {
       .def_ro("text", &GemmAnswer::text)
       .def_ro("note", &GemmAnswer::note)
       .def_ro("seconds", &GemmAnswer::seconds);
+  nb::class_<BoundAnswer>(module, "BoundAnswer")
+      .def_ro("ratios", &BoundAnswer::ratios)
+      .def_ro("exact", &BoundAnswer::exact)
+      .def_ro("derivation", &BoundAnswer::derivation);
   nb::class_<LocalEngine>(module, "LocalEngine")
       .def(nb::init<const std::string&, int>(), nb::arg("device"), nb::arg("threads"))
       .def("quantize", &LocalEngine::Quantize, nb::arg("source"), nb::arg("recipe"),
@@ -351,6 +417,9 @@ void BindLocalEngine(nb::module_& module) {
       .def("gemm", &LocalEngine::Gemm, nb::arg("slots"), nb::arg("layout"), nb::arg("arithmetic"),
            nb::arg("out_dtype"), nb::arg("alpha"), nb::arg("beta"), nb::arg("in_place"),
            nb::arg("scalings"), nb::arg("groups"), nb::arg("e4m3_max"), nb::arg("out").none())
+      .def("gemm_bound", &LocalEngine::GemmBound, nb::arg("slots"), nb::arg("d"), nb::arg("layout"),
+           nb::arg("arithmetic"), nb::arg("alpha"), nb::arg("beta"), nb::arg("in_place"),
+           nb::arg("scalings"), nb::arg("groups"), nb::arg("e4m3_max"))
       .def("generate", &LocalEngine::Generate, nb::arg("distribution"), nb::arg("shape"),
            nb::arg("dtype"), nb::arg("seed"), nb::arg("scale"));
 }
