@@ -16,12 +16,15 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "client/python/host_tensor.h"
 #include "client/python/messages.h"
 #include "client/python/status.h"
 #include "kernels/base/nested_split.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/gemm/bound/error_bound.h"
+#include "kernels/validate/diagnosis/gemm_hypotheses.h"
 #include "kernels/validate/gemm_plan.h"
 #include "kernels/validate/quantize_plan.h"
 #include "server/device/device.h"
@@ -244,9 +247,6 @@ class LocalEngine {
                         const std::pair<std::string, std::string>& scalings,
                         const std::pair<std::string, std::string>& groups,
                         const std::pair<int, int>& e4m3_max) {
-    if (engine_->Describe().id != "cpu") {
-      throw StatusError{absl::UnimplementedError("bounds are looked at by the CPU engine alone")};
-    }
     const PlannedGemm planned =
         PlanOf(slots, layout, arithmetic, std::string(DTypeName(d.tensor.dtype())), alpha, beta,
                in_place, scalings, groups, e4m3_max);
@@ -254,12 +254,7 @@ class LocalEngine {
     BoundAnswer answer;
     Run(static_cast<double>(shape.m) * static_cast<double>(shape.n) * static_cast<double>(shape.k),
         [&](const Cancellation& cancellation) -> absl::Status {
-          QG_ASSIGN_OR_RETURN(
-              const GemmPlan loaded,
-              planned.plan.WithTensors([&](const std::string& slot) -> absl::StatusOr<Tensor> {
-                return planned.tensors.at(slot);
-              }));
-          QG_ASSIGN_OR_RETURN(const GemmPlan plan, loaded.Dequantized(*engine_, &cancellation));
+          QG_ASSIGN_OR_RETURN(const GemmPlan plan, OnCpu(planned, cancellation));
           GemmDesc exact = plan.desc();
           exact.arithmetic = Arithmetic{ArithmeticFamily::kExact};
           exact.out_dtype = DType::kF32;
@@ -275,6 +270,32 @@ class LocalEngine {
           return absl::OkStatus();
         });
     return answer;
+  }
+
+  /// JSON of a Diagnosis of `d`, which is no result of this GEMM (gemm_hypotheses.h): looks no
+  /// longer than `seconds`.
+  std::string DiagnoseGemm(const std::vector<std::pair<std::string, HostTensor>>& slots,
+                           const HostTensor& d, const std::string& layout, float alpha, float beta,
+                           bool in_place, const std::pair<std::string, std::string>& scalings,
+                           const std::pair<std::string, std::string>& groups,
+                           const std::pair<int, int>& e4m3_max, double seconds) {
+    const PlannedGemm planned =
+        PlanOf(slots, layout, "fp32", std::string(DTypeName(d.tensor.dtype())), alpha, beta,
+               in_place, scalings, groups, e4m3_max);
+    const GemmShape& shape = planned.plan.shape();
+    if (d.tensor.shape() != Shape{shape.m, shape.n}) {
+      throw StatusError{Refuse("d", TensorText(d.tensor),
+                               absl::StrCat("the GEMM's output is ", shape.m, "x", shape.n))};
+    }
+    Diagnosis diagnosis;
+    Run(kLongWork, [&](const Cancellation& cancellation) -> absl::Status {
+      QG_ASSIGN_OR_RETURN(const GemmPlan plan, OnCpu(planned, cancellation));
+      QG_ASSIGN_OR_RETURN(diagnosis,
+                          quantgate::DiagnoseGemm(plan.desc(), d.tensor,
+                                                  DiagnosisBudget::Of(absl::Seconds(seconds))));
+      return absl::OkStatus();
+    });
+    return JsonTextOf(DiagnosisToProto(diagnosis));
   }
 
   HostTensor Generate(const std::string& distribution, const std::vector<int64_t>& shape,
@@ -328,6 +349,19 @@ class LocalEngine {
     request.bias = Find(tensors, "bias");
     request.d_scale = Find(tensors, "d_scale");
     return {ValueOf(GemmPlan::Create(std::move(request))), std::move(tensors)};
+  }
+
+  /// The operands as the CPU engine multiplies them. UNIMPLEMENTED on another engine.
+  absl::StatusOr<GemmPlan> OnCpu(const PlannedGemm& planned, const Cancellation& cancellation) {
+    if (engine_->Describe().id != "cpu") {
+      return absl::UnimplementedError("only the CPU engine looks into results of GEMMs");
+    }
+    QG_ASSIGN_OR_RETURN(
+        const GemmPlan loaded,
+        planned.plan.WithTensors([&](const std::string& slot) -> absl::StatusOr<Tensor> {
+          return planned.tensors.at(slot);
+        }));
+    return loaded.Dequantized(*engine_, &cancellation);
   }
 
   static Tensor Find(const std::map<std::string, Tensor>& tensors, const std::string& slot) {
@@ -420,6 +454,9 @@ void BindLocalEngine(nb::module_& module) {
       .def("gemm_bound", &LocalEngine::GemmBound, nb::arg("slots"), nb::arg("d"), nb::arg("layout"),
            nb::arg("arithmetic"), nb::arg("alpha"), nb::arg("beta"), nb::arg("in_place"),
            nb::arg("scalings"), nb::arg("groups"), nb::arg("e4m3_max"))
+      .def("diagnose_gemm", &LocalEngine::DiagnoseGemm, nb::arg("slots"), nb::arg("d"),
+           nb::arg("layout"), nb::arg("alpha"), nb::arg("beta"), nb::arg("in_place"),
+           nb::arg("scalings"), nb::arg("groups"), nb::arg("e4m3_max"), nb::arg("seconds"))
       .def("generate", &LocalEngine::Generate, nb::arg("distribution"), nb::arg("shape"),
            nb::arg("dtype"), nb::arg("seed"), nb::arg("scale"));
 }

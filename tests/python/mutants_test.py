@@ -1,0 +1,158 @@
+"""The mutants of tests/data/mutants.json through the assertions: each red, with its cause or none; what they are mutants of green.
+
+What is right and what is mutated is computed by numpy alone (tests/vectors/mutants.py), from the numbers that the file's seeds
+draw. Layers are those of the engine: their operations round to bf16, which mutants.py does at the end alone, so that its layer is
+replaced here by one that does, in numpy too.
+"""
+
+import json
+import os
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import quantgate as qg
+from quantgate import testing
+from tensor_files import DATA, ROOT
+
+sys.path.insert(0, str(ROOT / "tests" / "vectors"))
+import mutants  # noqa: E402
+
+KEPT = json.loads((DATA / "mutants.json").read_text())
+ALL = KEPT["mutants"] + KEPT["without_rule"]
+NO_CAUSE = ("none", "no rule")
+DTYPES = {"bf16": ml_dtypes.bfloat16, "f32": np.float32}
+
+
+def of_kind(kind):
+    return [pytest.param(mutant, id=mutant["name"]) for mutant in ALL if mutant["kind"] == kind]
+
+
+def failed(call):
+    """The Mismatch that an assertion raises; None where it holds. Scales that fit no blocks are a Mismatch, too."""
+    try:
+        call()
+    except testing.Mismatch as mismatch:
+        return mismatch
+    return None
+
+
+def check_first_line(mismatch, cause):
+    first = str(mismatch).splitlines()[0]
+    assert first.startswith(cause or "cause unknown: "), first
+
+
+# --- Quantizers.
+
+QUANTIZERS = {"fp8_current": "fp8_current", "fp8_block": "fp8_block:power_2_scales=false", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
+CODES = {"nvfp4": "f4_e2m1x2"}
+SCALES = {"mxfp8": ml_dtypes.float8_e8m0fnu, "nvfp4": ml_dtypes.float8_e4m3fn}
+
+
+def quantizer_call(mutant, source, made):
+    subject = mutant["subject"]
+    codes, scales = made["codes"].astype(np.uint8), np.ascontiguousarray(made["scale_inv"])
+    if subject in SCALES:
+        scales = scales.astype(np.uint8).view(SCALES[subject])
+    amax = {"amax": made["amax"].astype(np.float32)} if "amax" in made else {}
+    return lambda: testing.assert_quantized((codes, CODES.get(subject, "f8_e4m3")), scales, source,
+                                            recipe=QUANTIZERS[subject], within="bits", **amax)
+
+
+@pytest.mark.parametrize("mutant", of_kind("quantizer"))
+def test_quantizer(mutant):
+    inputs, right, made = mutants.make(mutant)
+    source = inputs["x"].astype(DTYPES[mutant["input"]["dtype"]])
+    quantizer_call(mutant, source, right)()
+    mismatch = failed(quantizer_call(mutant, source, made))
+    assert mismatch is not None
+    if mutant["cause"] in NO_CAUSE:
+        assert mismatch.cause == "" and mismatch.is_unknown
+    elif mutant["maker"] == "multiplies_by_two_factors":
+        # This is how torchao's NVFP4 scales elements, which the explanation says of it.
+        assert mismatch.cause.startswith("codes and scales are what another rule makes: f4_e2m1 1x16, ")
+        assert "torchao, NVFP4" in mismatch.cause
+    else:
+        assert mismatch.cause == mutant["cause"] and not mismatch.is_unknown
+    check_first_line(mismatch, mismatch.cause)
+
+
+# --- GEMMs, under the arithmetic that rounds once.
+
+def rounded_once(values, dtype):
+    """Wide numbers to bf16 or f32 with one rounding, to nearest even."""
+    bits = {"bf16": 8, "f32": 24}[dtype]
+    fraction, exponent = np.frexp(values)
+    return np.ldexp(np.rint(np.ldexp(fraction, bits)), exponent - bits).astype(np.float32).astype(DTYPES[dtype])
+
+
+def exact_gemm(inputs, out):
+    """Sums of products in 64 bits: more than the products of codes and their scales have, but for a few sums' last ones."""
+    a, b = (inputs[name].astype(np.longdouble) * np.asarray(inputs[f"{name}_scales"], np.longdouble) for name in "ab")
+    wide = np.longdouble(inputs["alpha"]) * (a @ b.T)
+    return rounded_once(wide + np.longdouble(inputs["beta"]) * inputs["c"].astype(np.longdouble) +
+                        inputs["bias"].astype(np.longdouble), out)
+
+
+def gemm_operands(mutant, inputs):
+    subject = mutant["subject"]
+    if subject == "bf16":
+        return {name: inputs[f"{name}_values"].astype(ml_dtypes.bfloat16) for name in "ab"}
+    scaling = {"fp8": "tensor", "fp8_1x128": "1x128", "mxfp8": "mx32"}[subject]
+    operands = {}
+    for name in "ab":
+        operands[name] = inputs[f"{name}_codes"].astype(np.uint8).view(ml_dtypes.float8_e4m3fn)
+        scales = np.ascontiguousarray(inputs[f"{name}_scale_inv"])
+        operands[f"{name}_scale_inv"] = scales.astype(np.uint8).view(SCALES["mxfp8"]) if subject == "mxfp8" else scales
+        operands[f"{name}_scaling"] = scaling
+    return operands
+
+
+def elements(count):
+    return "element" if count == 1 else f"{count} elements"
+
+
+# What names the cause with its parameters, by maker.
+GEMM_WORDS = {
+    "partial_sums_in_bf16": lambda p: f"partial sums are kept in bf16, each over {p['length']}",
+    "rounded_slices": lambda p: f"split-K results are rounded to bf16 before they are added: {p['slices']}",
+    "other_operands_scale": lambda p: f"{p['operand']} has the scale of {'b' if p['operand'] == 'a' else 'a'}",
+    "scale_twice": lambda p: f"the scale of {p['operand']} is applied twice",
+    "scale_missing": lambda p: f"the scale of {p['operand']} is not applied",
+    "missing_tail": lambda p: f"the tail of K is missing: the last {elements(p['tail'])}",
+    "repeated_stretch": lambda p: f"a stretch of K is counted twice: the first {elements(p['length'])}",
+    "wrong_alpha": lambda p: {"missing": "alpha is missing", "twice": "alpha is applied twice",
+                              "bias": "alpha is applied to the bias too"}[p["how"]],
+    "wrong_beta": lambda p: "beta: c is missing" if p["how"] == "missing" else "beta: c is added without its factor",
+    "wrong_bias": lambda p: "the bias is missing" if p["times"] == 0 else "the bias is added twice",
+    "bias_along_m": lambda p: "the bias is added along the other dimension",
+    "transposed_result": lambda p: "the result is transposed",
+    "transposed_operand": lambda p: f"operand {p['operand']} is transposed",
+    "read_as_another_format": lambda p: f"the codes of {p['operand']} were read as {p['element']}",
+    "k_major_block_scales": lambda p: f"the block scales of {p['operand']} are read as if they lay K-major",
+    "wrong_output_rounding": lambda p: "the output is truncated to bf16" if p["how"] == "truncated" else "to f16 first",
+    "shifted_rows": lambda p: f"rows of the result are those of a neighbour, {p['by']} further on",
+}
+
+
+@pytest.mark.parametrize("mutant", of_kind("gemm"))
+def test_gemm(mutant):
+    inputs, _, made = mutants.make(mutant)
+    out = mutant["input"]["out"]
+    options = dict(gemm_operands(mutant, inputs), alpha=float(inputs["alpha"]), beta=float(inputs["beta"]),
+                   bias=inputs["bias"].astype(ml_dtypes.bfloat16), arithmetic="exact", within="bits")
+    if inputs["beta"] != 0:
+        options["c"] = inputs["c"].astype(DTYPES[out])
+    testing.assert_gemm(exact_gemm(inputs, out), **options)
+    mismatch = failed(lambda: testing.assert_gemm(made["d"].astype(DTYPES[out]), **options))
+    assert mismatch is not None
+    if mutant["cause"] in NO_CAUSE:
+        assert mismatch.cause == "" and mismatch.is_unknown
+    else:
+        # One that gives the same numbers may be told with it: "..., or ...".
+        assert GEMM_WORDS[mutant["maker"]](mutant["parameters"]) in mismatch.cause
+        assert not mismatch.is_unknown
+    assert "not explained" not in str(mismatch)
+    check_first_line(mismatch, mismatch.cause)
