@@ -657,9 +657,12 @@ def nearer(mine: Any, theirs: Any, exact_of: Any, client: Any) -> None:
     found = _Found("assert_nearer", "mine is nearer to the exact result in as many elements as theirs, or more")
     if broken.any():
         place = tuple(int(i) for i in np.unravel_index(int(np.argmax(broken)), broken.shape))
-        what = f"mine is not finite in {counted(int(broken.sum()))} elements where the exact result is, first at {place}"
+        count = int(broken.sum())
+        found.counts["mine"] = count
+        what = (f"mine is not finite in {counted(count)} {'element' if count == 1 else 'elements'} where the exact result is, "
+                f"first at {place}")
         found.cause, found.is_unknown = what, False
-        found.headlines["mine"] = f"{counted(broken.size)} elements"
+        found.headlines["mine"] = f"{counted(count)} of {counted(broken.size)}"
         found.paragraphs.append([f"  mine {Elements(sides[0]).text(place)}, exact {Elements(exact).text(place)}"])
         raise found.mismatch()
     found.cause, found.is_unknown = "theirs is nearer to the exact result", False
