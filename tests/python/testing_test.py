@@ -386,6 +386,11 @@ def test_too_little_evidence_is_no_cause(linear):
     one, _, _ = changed(right["y"], (63, 31), 0x8000)  # Negated, of one element alone.
     mismatch = red(testing.assert_linear, **{**right, "y": one}, **operands)
     assert mismatch.cause == "" and str(mismatch).startswith("cause unknown: ")
+    # Twice the same number is the double of it, one more than it, or two.
+    mismatch = red(testing.assert_same_bits, np.full((8, 8), 2, np.float32), np.ones((8, 8), np.float32))
+    assert mismatch.cause == "" and mismatch.is_unknown
+    assert str(mismatch).splitlines()[0].startswith("cause unknown: ")
+    assert str(mismatch).splitlines()[1].startswith("maybe tensor is ")
 
 
 def layer_cases():
