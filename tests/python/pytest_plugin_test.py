@@ -281,15 +281,28 @@ def blocks_of_the_page():
     text = (ROOT / "docs" / "pytest.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     named = {block.splitlines()[0].lstrip("# "): block for block in blocks}
-    return blocks[0], {name: named[name] for name in ("test_low_precision.py", "my_kernels.py")}
+    return blocks[:2], {name: named[name] for name in ("test_low_precision.py", "my_kernels.py")}
 
 
 def test_the_examples_of_the_page_are_green(run):
-    first, files = blocks_of_the_page()
-    assert len(first.strip().splitlines()) <= 10
+    (first, second), files = blocks_of_the_page()
+    assert len(first.strip().splitlines()) <= 10 and len(second.strip().splitlines()) <= 10
     result = run({**files, "test_first.py": first}, "-q")
     assert result.returncode == 0, result.stdout
     assert "quantgate: 7 assertions by bits, 4 by bound, 0 failed" in result.stdout
+
+
+@pytest.mark.parametrize("wrong", ["", "2 * "])
+def test_its_script_of_a_layer(tmp_path, wrong):
+    (_, script), files = blocks_of_the_page()
+    (tmp_path / "my_kernels.py").write_text(files["my_kernels.py"].replace("dy @ weight", f"{wrong}dy @ weight"))
+    (tmp_path / "script.py").write_text(script)
+    result = subprocess.run([sys.executable, "-B", "script.py"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(PACKAGE)},
+                            capture_output=True, text=True)
+    if wrong:
+        assert result.returncode == 1 and "Mismatch: dx is twice the expected" in result.stderr
+    else:
+        assert result.returncode == 0 and result.stdout == ""
 
 
 @pytest.mark.parametrize("right,wrong,tests,cause", [

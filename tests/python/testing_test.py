@@ -314,6 +314,21 @@ def test_a_linear_layer_within_its_bound(linear):
     testing.assert_linear(None, dx=right["dx"], **operands)
 
 
+def test_autograd_of_torch_is_within_the_bound():
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(1)
+    x = torch.randn(64, 96).bfloat16().requires_grad_()
+    w = torch.randn(32, 96).bfloat16().requires_grad_()
+    dy = torch.randn(64, 32).bfloat16()
+    y = torch.nn.functional.linear(x, w)
+    y.backward(dy)
+    testing.assert_linear(y, x, w, recipe="bf16", dx=x.grad, dw=w.grad, grad_output=dy)
+    # The layer of another recipe: its outputs are far from these.
+    assert red(testing.assert_linear, y, x, w, recipe="mxfp8", dx=x.grad, dw=w.grad, grad_output=dy).counts["y"] > 1000
+    x.grad[63, 95] *= 1.05
+    assert red(testing.assert_linear, y, x, w, recipe="bf16", dx=x.grad, grad_output=dy).counts == {"y": 0, "dx": 1}
+
+
 @pytest.mark.parametrize("name,index", [("y", (63, 31)), ("dx", (0, 0)), ("dw", (31, 95))])
 @pytest.mark.parametrize("within", ["bound", "bits"])
 def test_one_wrong_output_of_a_layer(linear, name, index, within):
