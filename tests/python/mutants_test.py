@@ -1,9 +1,9 @@
-"""The mutants of tests/data/mutants.json through the assertions: each red, with its cause or none; what they are mutants of green.
+"""The mutants of tests/data/mutants.json through the assertions: each red, with its cause or none; what they were made of green.
 
 What is right and what is mutated is computed by numpy alone (tests/vectors/mutants.py), from the numbers that the file's seeds
 draw. By default each maker's first mutant goes through, one of each mistake; QUANTGATE_ALL_MUTANTS=1 takes all 258 of them but 8
-of gelu by erf, which the engine does not have. Layers are those of the engine: their operations round to bf16, which mutants.py does at the end alone, so that its layer is
-replaced here by one that does, in numpy too.
+of gelu by erf, which the engine does not have. Layers are those of the engine: their operations round to bf16, which mutants.py
+does at the end alone, so that its layer is replaced here by one that does, in numpy too.
 """
 
 import json
@@ -14,7 +14,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import quantgate as qg
 from quantgate import testing
 from tensor_files import DATA, ROOT
 
@@ -211,9 +210,9 @@ def layer_call(mutant, inputs, made, within="bits"):
     operations = [{"kind": "basic_linear", "name": "p"}, {"kind": "bias", "name": "q"},
                   {"kind": "activation", "name": "f", "activation": {"kind": ACTIVATIONS[subject]}}]
     renamed = {"dw": "p.dw", "main_grad": "p.main_grad", "db": "q.db"}
+    others = {renamed.get(name, name): value for name, value in outputs.items() if name != "y"}
     return lambda: testing.assert_chain(outputs["y"], of["x"], operations, parameters={"p.weight": of["w"], "q.bias": of["b"]},
-                                        outputs={renamed.get(name, name): value for name, value in outputs.items() if name != "y"},
-                                        **options)
+                                        outputs=others, **options)
 
 
 def layers():

@@ -278,7 +278,7 @@ def pytest_collection_finish(session):
 # --- The page.
 
 def blocks_of_the_page():
-    text = (ROOT / "docs" / "pytest.md").read_text()
+    text = (ROOT / "docs/pytest.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     named = {block.splitlines()[0].lstrip("# "): block for block in blocks}
     return blocks[:2], {name: named[name] for name in ("test_low_precision.py", "my_kernels.py")}

@@ -261,14 +261,16 @@ def test_a_gemm_within_its_bound():
 def test_a_gemm_in_bits():
     tensors, metadata = read_file(DATA / "golden_gemm_bf16.safetensors")
     case = next(case for case in json.loads(metadata["cases"]) if case["d_type"] == "f32" and
-                set(case) <= {"a", "b", "d", "d_type", "name", "algorithms", "agreeing"} and case["algorithms"] == case["agreeing"])
+                set(case) <= {"a", "b", "d", "d_type", "name", "algorithms", "agreeing"} and
+                case["algorithms"] == case["agreeing"])
     a, b, d = (tensors[case[name]] for name in "abd")
     testing.assert_gemm(d, a, b, arithmetic="sm90", within="bits")  # What an H200's cuBLASLt gave.
     place = tuple(size - 1 for size in d.shape)
     wrong, right_bits, wrong_bits = changed(d, place, 1)
     mismatch = red(testing.assert_gemm, wrong, a, b, arithmetic="sm90", within="bits")
     assert mismatch.counts == {"d": 1} and mismatch.cause == ""
-    assert f"first {place}: {wrong[place]:.9g} {hexed(wrong_bits, 4)}, expected {d[place]:.9g} {hexed(right_bits, 4)}" in str(mismatch)
+    assert (f"first {place}: {wrong[place]:.9g} {hexed(wrong_bits, 4)}, expected {d[place]:.9g} {hexed(right_bits, 4)}"
+            in str(mismatch))
     assert "share of the bound (" in str(mismatch)
 
 
@@ -391,7 +393,8 @@ def test_a_mistake_of_a_layer_is_named(linear):
 def test_two_mistakes_of_which_one_is_known(linear):
     operands, right = linear
     wrong, _, _ = changed(right["y"], (63, 31), 0x0048)
-    mismatch = red(testing.assert_linear, **{**right, "y": wrong, "dw": (2 * right["dw"].astype(np.float32)).astype(BF16)}, **operands)
+    twice = (2 * right["dw"].astype(np.float32)).astype(BF16)
+    mismatch = red(testing.assert_linear, **{**right, "y": wrong, "dw": twice}, **operands)
     assert str(mismatch).startswith("dw is twice the expected, which is not all: dw ") and mismatch.is_unknown
     assert "; and 1 more of 3 tensors" in str(mismatch).splitlines()[0]
 
@@ -427,7 +430,8 @@ def layer_cases():
         parameters={"p.weight": weights[0]}, grad_output=dy, dx=gated @ weights[0], outputs={"p.dw": gated.T @ x}), "dx"
 
 
-@pytest.mark.parametrize("kind,arguments,options,gradient", list(layer_cases()), ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize("kind,arguments,options,gradient", list(layer_cases()),
+                         ids=lambda value: value if isinstance(value, str) else "")
 @pytest.mark.parametrize("within", ["bits", "bound"])
 def test_layers_of_whole_numbers(kind, arguments, options, gradient, within):
     call = getattr(testing, f"assert_{kind}")
@@ -526,13 +530,14 @@ def test_nearer():
     testing.assert_nearer(exact, exact, exact_of=exact)
     mismatch = red(testing.assert_nearer, off, exact, exact_of={"a": a, "b": b})
     assert str(mismatch).startswith("theirs is nearer to the exact result: in 40 of 1,920 elements, mine in 0, neither in 0")
-    assert f"first (0, 47): {off[0, 47]:.9g} {hexed(int(off.view(np.uint32)[0, 47]), 4)}, theirs {exact[0, 47]:.9g}" in str(mismatch)
+    bits = int(off.view(np.uint32)[0, 47])
+    assert f"first (0, 47): {off[0, 47]:.9g} {hexed(bits, 4)}, theirs {exact[0, 47]:.9g}" in str(mismatch)
     # On both sides of the exact value, half a unit of which is not known: nobody is nearer.
     around = np.array([1.0, 1.0], np.float32)
     testing.assert_nearer(np.nextafter(around, np.float32(2)), np.nextafter(around, np.float32(0)), exact_of=around)
     broken = exact.copy()
     broken[3, 3] = np.nan
-    assert str(red(testing.assert_nearer, broken, off, exact_of=exact)).startswith("mine is not finite in 1 element where the exact result is")
+    assert str(red(testing.assert_nearer, broken, off, exact_of=exact)).startswith("mine is not finite in 1 element where ")
 
 
 def test_whose_engine_computes(x):
@@ -562,7 +567,7 @@ def test_whose_engine_computes(x):
 
 @pytest.mark.parametrize("call,error,words", [
     (lambda x: testing.assert_quantized(x, x, x, recipe="mxfp8", within="bound"), ValueError, "within is 'bound': must be bits"),
-    (lambda x: testing.assert_quantized(x, x, x, recipe="mxfp8", usage="both"), ValueError, "usage is 'both': must be rowwise or"),
+    (lambda x: testing.assert_quantized(x, x, x, recipe="mxfp8", usage="both"), ValueError, "usage is 'both': must be rowwise"),
     (lambda x: testing.assert_quantized(x, x, x, recipe="bf16"), ValueError, "recipe is \"bf16\": makes no rowwise codes"),
     (lambda x: testing.assert_quantized(x, None, x, recipe="mxfp8"), TypeError, "scale_inv is None"),
     (lambda x: testing.assert_quantized(x, x, x, recipe="mxfp9"), ValueError, "mxfp9"),
@@ -570,7 +575,7 @@ def test_whose_engine_computes(x):
     (lambda x: testing.assert_gemm(x, x, x, colour=1), TypeError, "colour: no such argument of assert_gemm"),
     (lambda x: testing.assert_linear(None, x, x, recipe="bf16"), ValueError, "one output must be given at least"),
     (lambda x: testing.assert_linear(x, x, x, recipe="bf16", outputs={"z": x}), ValueError, "is no output of this layer"),
-    (lambda x: testing.assert_linear(x, x, x, recipe="bf16", outputs={"y": x}), ValueError, "y is given as an argument of its own"),
+    (lambda x: testing.assert_linear(x, x, x, recipe="bf16", outputs={"y": x}), ValueError, "y is given as an argument"),
     (lambda x: testing.assert_linear(x, x, x, recipe="bf16", dx=x), ValueError, "dx"),
     (lambda x: testing.assert_nearer(x, x, exact_of={"a": x}), ValueError, "must have a and b"),
     (lambda x: testing.assert_same_bits(x, x, client="localhost:1"), TypeError, "must be a quantgate.Client"),

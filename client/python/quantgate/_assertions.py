@@ -364,7 +364,7 @@ def _gemm_within_bound(mine: Given, a: Any, b: Any, arithmetic: str, client: Any
     if not (isinstance(client, Local) and client._device == "cpu"):
         # Only the client knows what its engine runs.
         arithmetic = client.gemm(a, b, arithmetic=arithmetic, out_dtype=mine.tensor.dtype, **options).arithmetic
-    bound = _shaped_bound(mine, a, b, arithmetic, client, options)
+    bound = _shaped_bound(mine, a, b, arithmetic, options)
     _passed("bound")
     if bound is not None:
         beyond = ~(_values(bound.ratios) <= 1)
@@ -400,7 +400,7 @@ def _gemm_within_bound(mine: Given, a: Any, b: Any, arithmetic: str, client: Any
     raise found.mismatch()
 
 
-def _shaped_bound(mine: Given, a: Any, b: Any, arithmetic: str, client: Any, options: Mapping[str, Any]) -> Any:
+def _shaped_bound(mine: Given, a: Any, b: Any, arithmetic: str, options: Mapping[str, Any]) -> Any:
     """The bound, or None where d has another shape than the GEMM's, which is a mismatch and no refusal."""
     try:
         return _bound_of(mine, a, b, arithmetic, options)
@@ -583,8 +583,8 @@ def _add_beyond(found: _Found, bound: Any, difference: Difference, check: _Check
     found.paragraphs.append(lines)
 
 
-def _nearer_of_layer(client: Any, found: _Found, report: Any, kind: str, mine: Mapping[str, Any], x: Any, weight: Any, recipe: Any,
-                     options: Mapping[str, Any]) -> None:
+def _nearer_of_layer(client: Any, found: _Found, report: Any, kind: str, mine: Mapping[str, Any], x: Any, weight: Any,
+                     recipe: Any, options: Mapping[str, Any]) -> None:
     """Of a linear layer: its GEMMs read what does not depend on the arithmetic, so that `exact` is exact for each."""
     if kind != "linear" or read_recipe("recipe", recipe).name == "custom" or options.get("parallel") is not None:
         return
@@ -645,7 +645,8 @@ def nearer(mine: Any, theirs: Any, exact_of: Any, client: Any) -> None:
         raise refuse("exact_of", f"{exact.dtype}{shape_text(exact.shape)}", "must be f32 or f64")
     for name, side in zip(("mine", "theirs"), sides):
         if list(side.shape) != list(exact.shape):
-            raise refuse(name, f"{side.dtype}{shape_text(side.shape)}", f"must be {shape_text(exact.shape)}, as the exact result is")
+            raise refuse(name, f"{side.dtype}{shape_text(side.shape)}",
+                         f"must be {shape_text(exact.shape)}, as the exact result is")
     values = _values(exact)
     half = 0.0 if exact.dtype == "f64" else half_unit_of(values, "f32")
     with np.errstate(all="ignore"):
