@@ -585,3 +585,27 @@ def test_what_is_asked_wrongly_is_refused(call, error, words):
         call(np.ones((32, 32), np.float32))
     assert not isinstance(caught.value, AssertionError)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16", "f8_e4m3", "f8_e5m2", "f8_e8m0", "i8", "i16", "i32", "i64", "u8"])
+def test_first_and_worst_are_those_of_the_engines_report(dtype):
+    """Two implementations of the same: here numpy's, in the report of diff the engine's."""
+    size = {"f64": 8, "i64": 8, "f32": 4, "i32": 4, "f16": 2, "bf16": 2, "i16": 2}.get(dtype, 1)
+    random = np.random.default_rng(29)
+    raw = random.integers(0, 256, (17, 23 * size), np.uint8)
+    other = raw.copy()
+    other[random.integers(3, 17, 40), random.integers(0, 23 * size, 40)] ^= random.integers(1, 256, 40).astype(np.uint8)
+    mine, theirs = (array.view(f"u{size}") for array in (other, raw))
+    if dtype[0] in "fb":
+        # Distances between NaN and numbers are told apart only by convention.
+        nan = [np.isnan(array.view({"f64": np.float64, "f32": np.float32, "f16": np.float16, "bf16": BF16, "f8_e4m3": E4M3,
+                                    "f8_e5m2": ml_dtypes.float8_e5m2, "f8_e8m0": E8M0}[dtype]).astype(np.float64))
+               for array in (mine, theirs)]
+        mine, theirs = (np.where(nan[0] | nan[1], 0, array).astype(array.dtype) for array in (mine, theirs))
+    mismatch = red(testing.assert_same_bits, (mine, dtype), (theirs, dtype))
+    parity = mismatch.report.comparisons[0].parity
+    assert mismatch.counts["tensor"] == parity.mismatch_count > 20
+    for label, element in (("first", parity.first), ("worst", parity.worst)):
+        place = tuple(element.coordinate)
+        assert f"  {label} {place}: " in str(mismatch), f"{label} {place}\n{mismatch}"
+        assert f"[{element.subject_bits}], expected " in str(mismatch)

@@ -73,7 +73,18 @@ class Elements:
         bits = f"0x{int(self.codes[index]):0{digits}x}"
         if self.dtype not in _NUMPY and not self.packed or self.dtype in ("nf4x2", "bnb_fp4x2"):
             return bits
+        if self.dtype in ("i8", "i16", "i32", "i64"):
+            return f"{int(self.codes[index].view(f'i{self.codes.itemsize}'))} [{bits}]"
         return f"{number(float(self.values(index)), self.dtype)} [{bits}]"
+
+
+def _apart(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """|left - right| of 64 bits, at most the largest: as far as the engine counts, too."""
+    with np.errstate(over="ignore"):
+        gap = left - right
+    wraps = ((left >= 0) != (right >= 0)) & ((gap >= 0) != (left >= 0))
+    most = np.iinfo(np.int64).max
+    return np.where(wraps | (gap == np.iinfo(np.int64).min), most, np.abs(gap))
 
 
 def number(value: float, dtype: str = "f32") -> str:
@@ -129,10 +140,8 @@ class Difference:
         self.count = int(np.count_nonzero(self.mask))
         if self.count:
             self.first = self.index_of(int(np.argmax(self.mask)))
-            with np.errstate(over="ignore"):
-                distances = np.abs(self.mine.places().astype(np.float64) - self.theirs.places())
-            # Zeros of either sign, and NaN of either, may lie at one place and still differ.
-            distances = np.where(self.mask, np.maximum(distances, 0.5), 0)
+            # Zeros of either sign lie at one place and still differ, so that -1 stands for what does not.
+            distances = np.where(self.mask, _apart(self.mine.places(), self.theirs.places()), -1)
             self.worst = self.index_of(int(np.argmax(distances)))
             self.worst_codes = int(distances.max())
 
