@@ -16,12 +16,15 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "client/python/host_tensor.h"
 #include "client/python/messages.h"
 #include "client/python/status.h"
 #include "kernels/base/nested_split.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/gemm/bound/error_bound.h"
+#include "kernels/validate/diagnosis/gemm_hypotheses.h"
 #include "kernels/validate/gemm_plan.h"
 #include "kernels/validate/quantize_plan.h"
 #include "server/device/device.h"
@@ -86,6 +89,12 @@ struct GemmAnswer {
   HostTensor amax;  ///< Absent but for FP8 outputs.
   std::string arithmetic, text, note;
   double seconds = 0;
+};
+
+struct BoundAnswer {
+  HostTensor ratios;  ///< f64 [m][n].
+  HostTensor exact;   ///< f32 [m][n], before d_scale.
+  std::string derivation;
 };
 
 class LocalEngine {
@@ -187,27 +196,10 @@ class LocalEngine {
                   const std::pair<std::string, std::string>& scalings,
                   const std::pair<std::string, std::string>& groups,
                   const std::pair<int, int>& e4m3_max, const nb::object& out) {
-    std::map<std::string, Tensor> tensors;
-    for (const auto& [slot, tensor] : slots) tensors[slot] = tensor.tensor;
-    GemmRequest request;
-    request.layout = ValueOf(LayoutOf(layout));
-    request.arithmetic =
-        ValueOf(ParsedName(Arithmetic::Parse, arithmetic, "arithmetic", Arithmetic()));
-    request.alpha = alpha;
-    request.beta = beta;
-    request.in_place = in_place;
-    request.out_dtype = DTypeOf(out_dtype, "out_dtype");
-    if (!IsHighPrecision(request.out_dtype) && !IsFp8(request.out_dtype)) {
-      throw StatusError{
-          Refuse("out_dtype", Printable(out_dtype), "must be f32, bf16, f16, f8_e4m3 or f8_e5m2")};
-    }
-    SetOperand("a", tensors, scalings.first, groups.first, e4m3_max.first, request.a);
-    SetOperand("b", tensors, scalings.second, groups.second, e4m3_max.second, request.b);
-    request.c = Find(tensors, "c");
-    request.bias = Find(tensors, "bias");
-    request.d_scale = Find(tensors, "d_scale");
+    const PlannedGemm planned = PlanOf(slots, layout, arithmetic, out_dtype, alpha, beta, in_place,
+                                       scalings, groups, e4m3_max);
+    const GemmPlan& checked = planned.plan;
     const Tensor given_d = TensorOrNone(out);
-    const GemmPlan checked = ValueOf(GemmPlan::Create(std::move(request)));
     const GemmShape& shape = checked.shape();
     if (given_d.has_value() && (given_d.dtype() != checked.desc().out_dtype ||
                                 given_d.shape() != Shape{shape.m, shape.n})) {
@@ -221,7 +213,7 @@ class LocalEngine {
         [&](const Cancellation& cancellation) -> absl::Status {
           QG_ASSIGN_OR_RETURN(const GemmPlan loaded,
                               checked.WithTensors([&](const std::string& slot) {
-                                return engine_->ToDevice(tensors.at(slot), &cancellation);
+                                return engine_->ToDevice(planned.tensors.at(slot), &cancellation);
                               }));
           QG_ASSIGN_OR_RETURN(const GemmPlan plan, loaded.Dequantized(*engine_, &cancellation));
           GemmDesc desc = plan.desc();
@@ -247,6 +239,65 @@ class LocalEngine {
     return answer;
   }
 
+  /// The share of its bound that each output of `d` has, and the exact result (error_bound.h).
+  /// UNIMPLEMENTED on another engine than the CPU's.
+  BoundAnswer GemmBound(const std::vector<std::pair<std::string, HostTensor>>& slots,
+                        const HostTensor& d, const std::string& layout,
+                        const std::string& arithmetic, float alpha, float beta, bool in_place,
+                        const std::pair<std::string, std::string>& scalings,
+                        const std::pair<std::string, std::string>& groups,
+                        const std::pair<int, int>& e4m3_max) {
+    const PlannedGemm planned =
+        PlanOf(slots, layout, arithmetic, std::string(DTypeName(d.tensor.dtype())), alpha, beta,
+               in_place, scalings, groups, e4m3_max);
+    const GemmShape& shape = planned.plan.shape();
+    BoundAnswer answer;
+    Run(static_cast<double>(shape.m) * static_cast<double>(shape.n) * static_cast<double>(shape.k),
+        [&](const Cancellation& cancellation) -> absl::Status {
+          QG_ASSIGN_OR_RETURN(const GemmPlan plan, OnCpu(planned, cancellation));
+          GemmDesc exact = plan.desc();
+          exact.arithmetic = Arithmetic{ArithmeticFamily::kExact};
+          exact.out_dtype = DType::kF32;
+          exact.d_scale = Tensor();
+          QG_ASSIGN_OR_RETURN(GemmResult truth, engine_->Gemm(exact, &cancellation));
+          answer.exact.tensor = truth.d;
+          ExecutionContext context;
+          context.cancellation = &cancellation;
+          QG_ASSIGN_OR_RETURN(BoundRatios found,
+                              RatiosToBound(plan.desc(), d.tensor, truth.d, context));
+          answer.ratios.tensor = found.ratios;
+          answer.derivation = found.bound.derivation;
+          return absl::OkStatus();
+        });
+    return answer;
+  }
+
+  /// JSON of a Diagnosis of `d`, which is no result of this GEMM (gemm_hypotheses.h): looks no
+  /// longer than `seconds`.
+  std::string DiagnoseGemm(const std::vector<std::pair<std::string, HostTensor>>& slots,
+                           const HostTensor& d, const std::string& layout, float alpha, float beta,
+                           bool in_place, const std::pair<std::string, std::string>& scalings,
+                           const std::pair<std::string, std::string>& groups,
+                           const std::pair<int, int>& e4m3_max, double seconds) {
+    const PlannedGemm planned =
+        PlanOf(slots, layout, "fp32", std::string(DTypeName(d.tensor.dtype())), alpha, beta,
+               in_place, scalings, groups, e4m3_max);
+    const GemmShape& shape = planned.plan.shape();
+    if (d.tensor.shape() != Shape{shape.m, shape.n}) {
+      throw StatusError{Refuse("d", TensorText(d.tensor),
+                               absl::StrCat("the GEMM's output is ", shape.m, "x", shape.n))};
+    }
+    Diagnosis diagnosis;
+    Run(kLongWork, [&](const Cancellation& cancellation) -> absl::Status {
+      QG_ASSIGN_OR_RETURN(const GemmPlan plan, OnCpu(planned, cancellation));
+      QG_ASSIGN_OR_RETURN(diagnosis,
+                          quantgate::DiagnoseGemm(plan.desc(), d.tensor,
+                                                  DiagnosisBudget::Of(absl::Seconds(seconds))));
+      return absl::OkStatus();
+    });
+    return JsonTextOf(DiagnosisToProto(diagnosis));
+  }
+
   HostTensor Generate(const std::string& distribution, const std::vector<int64_t>& shape,
                       const std::string& dtype, uint64_t seed, float scale) {
     GeneratorSpec spec;
@@ -268,6 +319,51 @@ class LocalEngine {
   }
 
  private:
+  struct PlannedGemm {
+    GemmPlan plan;
+    std::map<std::string, Tensor> tensors;  ///< By the names of the plan's slots.
+  };
+  static PlannedGemm PlanOf(const std::vector<std::pair<std::string, HostTensor>>& slots,
+                            const std::string& layout, const std::string& arithmetic,
+                            const std::string& out_dtype, float alpha, float beta, bool in_place,
+                            const std::pair<std::string, std::string>& scalings,
+                            const std::pair<std::string, std::string>& groups,
+                            const std::pair<int, int>& e4m3_max) {
+    std::map<std::string, Tensor> tensors;
+    for (const auto& [slot, tensor] : slots) tensors[slot] = tensor.tensor;
+    GemmRequest request;
+    request.layout = ValueOf(LayoutOf(layout));
+    request.arithmetic =
+        ValueOf(ParsedName(Arithmetic::Parse, arithmetic, "arithmetic", Arithmetic()));
+    request.alpha = alpha;
+    request.beta = beta;
+    request.in_place = in_place;
+    request.out_dtype = DTypeOf(out_dtype, "out_dtype");
+    if (!IsHighPrecision(request.out_dtype) && !IsFp8(request.out_dtype)) {
+      throw StatusError{
+          Refuse("out_dtype", Printable(out_dtype), "must be f32, bf16, f16, f8_e4m3 or f8_e5m2")};
+    }
+    SetOperand("a", tensors, scalings.first, groups.first, e4m3_max.first, request.a);
+    SetOperand("b", tensors, scalings.second, groups.second, e4m3_max.second, request.b);
+    request.c = Find(tensors, "c");
+    request.bias = Find(tensors, "bias");
+    request.d_scale = Find(tensors, "d_scale");
+    return {ValueOf(GemmPlan::Create(std::move(request))), std::move(tensors)};
+  }
+
+  /// The operands as the CPU engine multiplies them. UNIMPLEMENTED on another engine.
+  absl::StatusOr<GemmPlan> OnCpu(const PlannedGemm& planned, const Cancellation& cancellation) {
+    if (engine_->Describe().id != "cpu") {
+      return absl::UnimplementedError("only the CPU engine looks into results of GEMMs");
+    }
+    QG_ASSIGN_OR_RETURN(
+        const GemmPlan loaded,
+        planned.plan.WithTensors([&](const std::string& slot) -> absl::StatusOr<Tensor> {
+          return planned.tensors.at(slot);
+        }));
+    return loaded.Dequantized(*engine_, &cancellation);
+  }
+
   static Tensor Find(const std::map<std::string, Tensor>& tensors, const std::string& slot) {
     const auto found = tensors.find(slot);
     return found == tensors.end() ? Tensor() : found->second;
@@ -341,6 +437,10 @@ void BindLocalEngine(nb::module_& module) {
       .def_ro("text", &GemmAnswer::text)
       .def_ro("note", &GemmAnswer::note)
       .def_ro("seconds", &GemmAnswer::seconds);
+  nb::class_<BoundAnswer>(module, "BoundAnswer")
+      .def_ro("ratios", &BoundAnswer::ratios)
+      .def_ro("exact", &BoundAnswer::exact)
+      .def_ro("derivation", &BoundAnswer::derivation);
   nb::class_<LocalEngine>(module, "LocalEngine")
       .def(nb::init<const std::string&, int>(), nb::arg("device"), nb::arg("threads"))
       .def("quantize", &LocalEngine::Quantize, nb::arg("source"), nb::arg("recipe"),
@@ -351,6 +451,12 @@ void BindLocalEngine(nb::module_& module) {
       .def("gemm", &LocalEngine::Gemm, nb::arg("slots"), nb::arg("layout"), nb::arg("arithmetic"),
            nb::arg("out_dtype"), nb::arg("alpha"), nb::arg("beta"), nb::arg("in_place"),
            nb::arg("scalings"), nb::arg("groups"), nb::arg("e4m3_max"), nb::arg("out").none())
+      .def("gemm_bound", &LocalEngine::GemmBound, nb::arg("slots"), nb::arg("d"), nb::arg("layout"),
+           nb::arg("arithmetic"), nb::arg("alpha"), nb::arg("beta"), nb::arg("in_place"),
+           nb::arg("scalings"), nb::arg("groups"), nb::arg("e4m3_max"))
+      .def("diagnose_gemm", &LocalEngine::DiagnoseGemm, nb::arg("slots"), nb::arg("d"),
+           nb::arg("layout"), nb::arg("alpha"), nb::arg("beta"), nb::arg("in_place"),
+           nb::arg("scalings"), nb::arg("groups"), nb::arg("e4m3_max"), nb::arg("seconds"))
       .def("generate", &LocalEngine::Generate, nb::arg("distribution"), nb::arg("shape"),
            nb::arg("dtype"), nb::arg("seed"), nb::arg("scale"));
 }

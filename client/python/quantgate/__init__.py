@@ -1,55 +1,38 @@
 """QuantGate: are these the numbers that low-precision training arithmetic gives, down to the bit?
 
-The verbs below compute in this process; ``Local(device="cuda")`` on a GPU of this machine. docs/python.md describes them.
+The verbs compute in this process; ``Local(device="cuda")`` on a GPU of this machine. docs/python.md describes them. What is
+exported is in ``_package.py``, which is imported where the first name is asked for: pytest imports this package for its plugin
+in every run.
 """
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import TYPE_CHECKING, Any, List
 
-from ._client import Client, GemmResult, Local
-from ._errors import (Cancelled, DeadlineExceeded, Error, FailedPrecondition, InternalError, InvalidArgument, NotFound,
-                      PermissionDenied, ResourceExhausted, Unavailable, Unimplemented)
-from ._quantized import Quantized
-from ._recipes import Recipe, recipe
-from ._remote import Remote, connect
-from ._reports import DiffReport, Explanation, Info, Record, Report, RunReport, ScenarioReport, StepReport, TraceReport
-from ._sessions import Session
+if TYPE_CHECKING:
+    from ._package import *  # noqa: F403
 
-_local = Local()
-
-quantize = _local.quantize
-dequantize = _local.dequantize
-gemm = _local.gemm
-generate = _local.generate
-run = _local.run
-compare = _local.compare
-verify = _local.verify
-diff = _local.diff
-explain = _local.explain
-session = _local.session
-restore = _local.restore
-play = _local.play
-info = _local.info
-scenarios = _local.scenarios
-run_scenarios = _local.run_scenarios
-
-__all__ = [
-    "Cancelled", "Client", "DeadlineExceeded", "DiffReport", "Error", "Explanation", "FailedPrecondition", "GemmResult",
-    "Info", "InternalError", "InvalidArgument", "Local", "NotFound", "PermissionDenied", "Quantized", "Recipe", "Record",
-    "Remote", "Report", "ResourceExhausted", "RunReport", "ScenarioReport", "Session", "StepReport", "TraceReport", "Unavailable",
-    "Unimplemented", "compare", "connect", "dequantize", "diff", "explain", "gemm", "generate", "info", "play", "quantize", "recipe",
-    "restore", "run", "run_scenarios", "scenarios", "session", "verify",
-]
+_SUBMODULES = ("testing",)
 
 
 def __getattr__(name: str) -> Any:
+    import importlib
+
     if name == "__version__":
         from importlib.metadata import version
 
         return version("quantgate")
+    if name in _SUBMODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    # Not "from . import": that asks for the name here again. Dunders are asked for by inspection alone.
+    if name == "__all__" or not name.startswith("__"):
+        package = importlib.import_module(f"{__name__}._package")
+        if name in ("__all__", "_local") or name in package.__all__:
+            value = getattr(package, name)
+            globals()[name] = value
+            return value
     raise AttributeError(f"module quantgate has no {name}")
 
 
 def __dir__() -> List[str]:
-    return sorted([*__all__, "__version__"])
+    return sorted([*__getattr__("__all__"), *_SUBMODULES, "__version__"])

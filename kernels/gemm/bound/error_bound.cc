@@ -38,6 +38,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -242,44 +243,46 @@ absl::StatusOr<ErrorBound> BoundFor(const GemmDesc& desc) {
   return bound;
 }
 
-absl::StatusOr<BoundCheck> CheckBound(const GemmDesc& desc, const Tensor& subject,
-                                      const Tensor& exact, const ExecutionContext& context) {
+absl::StatusOr<BoundRatios> RatiosToBound(const GemmDesc& desc, const Tensor& subject,
+                                          const Tensor& exact, const ExecutionContext& context) {
   QG_ASSIGN_OR_RETURN(const GemmShape shape, CheckGemm(desc));
   QG_RETURN_IF_ERROR(CheckComparands(shape, subject, exact));
-  BoundCheck check;
-  QG_ASSIGN_OR_RETURN(check.bound, BoundFor(desc));
-  QG_ASSIGN_OR_RETURN(const Tensor absolute, AbsoluteGemm(desc, context));
-  const error_bound::ElementBound element = ElementBoundOf(desc, check.bound, subject.dtype());
+  BoundRatios found;
+  QG_ASSIGN_OR_RETURN(found.bound, BoundFor(desc));
+  // Each ratio takes the place of the magnitude that it was made of.
+  QG_ASSIGN_OR_RETURN(found.ratios, AbsoluteGemm(desc, context));
+  const error_bound::ElementBound element = ElementBoundOf(desc, found.bound, subject.dtype());
   const std::vector<float> a_scales = ScalesOf(desc.a, shape.m),
                            b_scales = ScalesOf(desc.b, shape.n);
   const std::vector<float> bias =
       desc.bias.has_value() ? DecodeToFloats(desc.bias) : std::vector<float>(shape.n);
   const std::vector<float> c = desc.beta != 0 ? DecodeToFloats(desc.c) : std::vector<float>();
-  const std::vector<float> found = DecodeToFloats(subject);
+  const std::vector<float> given = DecodeToFloats(subject);
   const float* truth = exact.as<float>();
-
-  struct RowFindings {
-    int64_t violation_count = 0;
-    double worst_ratio = 0;
-  };
-  std::vector<RowFindings> rows(shape.m);
+  auto* const ratios = found.ratios.as<double>();
   ParallelFor(context, shape.m, 16, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       for (int64_t column = 0; column < shape.n; ++column) {
         const int64_t index = row * shape.n + column;
-        const error_bound::ElementTerms terms = {absolute.as<double>()[index], a_scales[row],
-                                                 b_scales[column], c.empty() ? 0 : c[index],
-                                                 bias[column]};
-        const double ratio = element.Ratio(terms, found[index], truth[index]);
-        rows[row].violation_count += !(ratio <= 1);
-        rows[row].worst_ratio = std::max(rows[row].worst_ratio, ratio);
+        const error_bound::ElementTerms terms = {ratios[index], a_scales[row], b_scales[column],
+                                                 c.empty() ? 0 : c[index], bias[column]};
+        ratios[index] = element.Ratio(terms, given[index], truth[index]);
       }
     }
   });
   QG_RETURN_IF_ERROR(context.CheckCancelled());
-  for (const RowFindings& row : rows) {
-    check.violation_count += row.violation_count;
-    check.worst_ratio = std::max(check.worst_ratio, row.worst_ratio);
+  return found;
+}
+
+absl::StatusOr<BoundCheck> CheckBound(const GemmDesc& desc, const Tensor& subject,
+                                      const Tensor& exact, const ExecutionContext& context) {
+  QG_ASSIGN_OR_RETURN(BoundRatios found, RatiosToBound(desc, subject, exact, context));
+  BoundCheck check;
+  check.bound = std::move(found.bound);
+  const double* const ratios = std::as_const(found.ratios).as<double>();
+  for (int64_t i = 0; i < found.ratios.element_count(); ++i) {
+    check.violation_count += !(ratios[i] <= 1);
+    check.worst_ratio = std::max(check.worst_ratio, ratios[i]);
   }
   check.pass = check.violation_count == 0;
   return check;

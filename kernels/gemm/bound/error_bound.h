@@ -33,6 +33,16 @@ struct BoundCheck {
   ErrorBound bound;
 };
 
+/// The share of its bound that each output has.
+struct BoundRatios {
+  Tensor ratios;  ///< |subject - exact| / bound, f64 [m][n]; <= 1 passes.
+  ErrorBound bound;
+};
+
+/// What CheckBound looks at, element by element.
+absl::StatusOr<BoundRatios> RatiosToBound(const GemmDesc& desc, const Tensor& subject,
+                                          const Tensor& exact, const ExecutionContext& context);
+
 /// Checks subject [m][n] (f32, bf16, f16 or FP8) element by element against `exact`, f32 [m][n]:
 /// the exact value before d_scale, rounded once, whose own half ulp is added to the bound. A NaN
 /// passes where exact is NaN. An infinity passes where exact is the same infinity, or where the

@@ -197,6 +197,9 @@ void GemmExplainer::AddNamed() {
         for (const bool f16 : {false, true}) {
           GemmDesc desc = desc_;
           desc.arithmetic = {family, accumulation, slices, f16};
+          // What an arithmetic refuses, like scales that its hardware does not take, it did not
+          // make.
+          if (!CheckGemm(desc).ok()) continue;
           const auto rule = RuleFor(desc);
           if (rule.ok() && rule->f16_accumulator == f16) Add(*rule, &desc.arithmetic);
         }

@@ -3,9 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "kernels/gemm/exact/exact.h"
 #include "kernels/gemm/exact/exact_operand.h"
@@ -189,6 +191,33 @@ TEST(CheckBoundTest, TruncationComesNearTheBound) {
   const BoundCheck check = CheckBound(desc, result.d, ExactOf(desc), ExecutionContext()).value();
   EXPECT_TRUE(check.pass);
   EXPECT_GT(check.worst_ratio, 0.75);
+}
+
+TEST(CheckBoundTest, EachElementHasItsOwnShare) {
+  const GemmDesc desc = MakeDesc(DType::kBF16, DType::kBF16, 5, 7, 64, CodePattern::kNear, "fp32");
+  const Tensor exact = ExactOf(desc);
+  const Tensor absolute = AbsoluteGemm(desc, ExecutionContext()).value();
+  Tensor subject = Tensor::FromBytes(DType::kF32, {5, 7}, exact.bytes()).value();
+  // Of the first and the last element's bound of accumulation twice and 3 times as much.
+  const double gamma = 64 * 0x1p-24 / (1 - 64 * 0x1p-24);
+  for (const auto& [index, times] : {std::pair(0, 2.0), {34, 3.0}}) {
+    subject.as<float>()[index] +=
+        static_cast<float>(times * gamma * std::as_const(absolute).as<double>()[index]);
+  }
+  const BoundRatios found = RatiosToBound(desc, subject, exact, ExecutionContext()).value();
+  ASSERT_EQ(found.ratios.shape(), Shape({5, 7}));
+  const double* ratios = std::as_const(found.ratios).as<double>();
+  for (int64_t i = 1; i < 34; ++i) EXPECT_LE(ratios[i], 1) << i;
+  // The roundings of the epilogue add a little to the bound.
+  EXPECT_GT(ratios[0], 1.5);
+  EXPECT_LT(ratios[0], 2);
+  EXPECT_GT(ratios[34], 2.25);
+  EXPECT_LT(ratios[34], 3);
+  const BoundCheck check = CheckBound(desc, subject, exact, ExecutionContext()).value();
+  EXPECT_EQ(check.violation_count, 2);
+  EXPECT_EQ(check.worst_ratio, std::max(ratios[0], ratios[34]));
+  EXPECT_FALSE(check.pass);
+  EXPECT_EQ(check.bound.derivation, found.bound.derivation);
 }
 
 // A kernel that forgets one chunk of k.
