@@ -14,6 +14,7 @@ from ._quantized import Quantized
 from ._recipes import Recipe, recipe
 from ._reports import DiffReport, Explanation, Info, Record, Report, RunReport, ScenarioReport, StepReport
 from ._sessions import Session
+from .capture import Capture as capture
 
 _local = Local()
 
@@ -36,7 +37,7 @@ __all__ = [
     "Cancelled", "Client", "DeadlineExceeded", "DiffReport", "Error", "Explanation", "FailedPrecondition", "GemmResult",
     "Info", "InternalError", "InvalidArgument", "Local", "NotFound", "PermissionDenied", "Quantized", "Recipe", "Record",
     "Report", "ResourceExhausted", "RunReport", "ScenarioReport", "Session", "StepReport", "Unavailable", "Unimplemented",
-    "compare", "dequantize", "diff", "explain", "gemm", "generate", "info", "quantize", "recipe", "restore", "run",
+    "capture", "compare", "dequantize", "diff", "explain", "gemm", "generate", "info", "quantize", "recipe", "restore", "run",
     "run_scenarios", "scenarios", "session", "verify",
 ]
 
