@@ -214,8 +214,8 @@ absl::StatusOr<Capture> ReadCapture(std::string_view field, const std::string& p
   }
   if (manifests.empty()) {
     return absl::NotFoundError(absl::StrCat(std::string(field), ": \"", path,
-                                            "\" has no manifest.rank0.json; a capture that has not "
-                                            "ended has none yet"));
+                                            "\" has no manifest.rank0.json; a capture that has "
+                                            "ended no step yet has none"));
   }
   std::sort(manifests.begin(), manifests.end());
   for (const std::string& name : manifests) {

@@ -11,6 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "client/captured_layer.h"
 #include "client/execute.h"
 #include "client/layer_report.h"
@@ -42,26 +43,35 @@ Moment MomentOf(const CapturedCall& call, const std::string& tensor) {
           ExecutionPlace(tensor), tensor};
 }
 
-/// Adds the comparisons of one call, judged, under names that no other call has.
+/// Judges the comparisons of one call and adds them, under names that no other call has.
 void AddComparisons(const CapturedCall& call, std::vector<SubjectComparison> comparisons,
-                    CapturedLayer& line, ReportDocument& document) {
+                    ComparisonJudge& judge, CapturedLayer& line, ReportDocument& document) {
   std::stable_sort(comparisons.begin(), comparisons.end(),
                    [](const SubjectComparison& left, const SubjectComparison& right) {
                      return ExecutionPlace(left.tensor) < ExecutionPlace(right.tensor);
                    });
+  const std::string prefix = absl::StrCat(call.Name(), ":");
   std::vector<std::string> findings;
   for (SubjectComparison& comparison : comparisons) {
+    comparison.tensor = absl::StrCat(prefix, comparison.tensor);
+    judge.Add(comparison);
+    // The line says of which call it is.
+    comparison.finding = std::string(absl::StripPrefix(comparison.finding, prefix));
     if (!comparison.passes) findings.push_back(comparison.finding);
     // Of what passes nobody looks at the map, and captures have many tensors.
     if (comparison.passes && comparison.result.has_error()) {
       comparison.result.mutable_error()->clear_heat_map();
     }
-    comparison.tensor = absl::StrCat(call.Name(), ":", comparison.tensor);
     document.comparisons.push_back(std::move(comparison));
   }
   line.comparison_count += comparisons.size();
-  line.passes &= findings.empty();
-  if (!findings.empty()) line.finding = absl::StrJoin(findings, "; ");
+  if (findings.empty()) return;
+  line.passes = false;
+  line.finding = findings[0];
+  if (findings.size() > 1) {
+    absl::StrAppend(&line.finding, "; and ", findings.size() - 1, " more of ", comparisons.size(),
+                    " tensors");
+  }
 }
 
 /// The earliest difference.
@@ -184,9 +194,12 @@ class CaptureVerifier {
           RunLayer(connection_, sources_, criterion_, PathOf(capture_, call), judgement);
       if (ran.ok()) {
         TakeRun(call, *ran, line);
+        ++computed_;
         comparisons = std::move(ran->comparisons);
       } else if (IsAboutThisLayer(ran.status())) {
-        // A known layer that the engine refuses is not passed over.
+        // A known layer that the engine refuses is not passed over. Where it refuses all of them,
+        // what was asked for is wrong.
+        first_error_.Update(ran.status());
         line.passes = false;
         line.finding = absl::StrCat("cannot be computed: ", std::string(ran.status().message()));
         judge_.AddDifference(absl::StrCat(call.Name(), " ", line.finding));
@@ -200,8 +213,7 @@ class CaptureVerifier {
                           CompareSum(connection_, sources_, PathOf(capture_, call), sum));
       comparisons.push_back(std::move(comparison));
     }
-    for (SubjectComparison& comparison : comparisons) judge_.Add(comparison);
-    AddComparisons(call, std::move(comparisons), line, document_);
+    AddComparisons(call, std::move(comparisons), judge_, line, document_);
     if (!line.passes && diagnosis_of_.contains(call.Name())) {
       line.finding = absl::StrCat(line.finding, " (", diagnosis_of_[call.Name()].sentence(), ")");
     }
@@ -213,6 +225,7 @@ class CaptureVerifier {
   }
 
   absl::StatusOr<ReportDocument> Finish() {
+    if (computed_ == 0) QG_RETURN_IF_ERROR(first_error_);
     if (judged_ == 0) {
       std::set<std::string> remarks;
       for (const CapturedLayer& layer : document_.layers) remarks.insert(layer.remark);
@@ -229,6 +242,9 @@ class CaptureVerifier {
     }
     AddLeftOut(capture_, document_);
     document_.verdict = judge_.Verdict();
+    if (criterion_.by_bound) {
+      document_.verdict.set_source("derived for each GEMM, as its comparison says");
+    }
     document_.first_divergence = first_.text();
     if (const auto found = diagnosis_of_.find(first_.name()); found != diagnosis_of_.end()) {
       document_.diagnosis = found->second;
@@ -244,7 +260,10 @@ class CaptureVerifier {
   }
 
   void TakeRun(const CapturedCall& call, ReportDocument& run, CapturedLayer& line) {
-    line.variant = run.run.variants(0).label();
+    const v1::VariantReport& variant = run.run.variants(0);
+    line.variant = absl::StrCat(
+        variant.recipe(), " / ", variant.backward_override(), " / ",
+        variant.gemms().empty() ? variant.arithmetic() : variant.gemms(0).arithmetic());
     if (run.diagnosis) diagnosis_of_[call.Name()] = *run.diagnosis;
   }
 
@@ -255,7 +274,8 @@ class CaptureVerifier {
   ComparisonJudge judge_;
   FirstDivergence first_;
   std::map<std::string, v1::Diagnosis> diagnosis_of_;
-  size_t judged_ = 0;
+  absl::Status first_error_;
+  size_t computed_ = 0, judged_ = 0;
   ReportDocument document_;
 };
 
@@ -329,8 +349,7 @@ class CaptureDiffer {
         std::vector<SubjectComparison> comparisons,
         CompareFiles(connection_, sources_, {PathOf(subject_, subject), std::move(mine)},
                      {PathOf(reference_, reference), std::move(theirs)}, diagnosis));
-    for (SubjectComparison& comparison : comparisons) judge_.Add(comparison);
-    AddComparisons(subject, std::move(comparisons), line, document_);
+    AddComparisons(subject, std::move(comparisons), judge_, line, document_);
     const std::string before = first_.name();
     first_.AddAll(subject, line, document_);
     if (first_.name() != before) {

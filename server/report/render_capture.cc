@@ -40,6 +40,23 @@ std::string ModuleText(const std::string& module) {
   return absl::StrCat("~", module.substr(module.size() - kModuleColumns + 1));
 }
 
+std::string LayerText(const CapturedLayer& layer) {
+  return Cut(layer.variant.empty() ? layer.layer : layer.variant, kLayerColumns);
+}
+
+std::string TensorsText(const ReportDocument& document, const CapturedLayer& layer) {
+  std::vector<std::string> cells;
+  for (size_t i = 0; i < layer.comparison_count; ++i) {
+    cells.push_back(TensorCell(document.comparisons[layer.first_comparison + i]));
+  }
+  // A diff compares whatever was captured; what is equal needs no cell there.
+  if (layer.variant.empty() && layer.comparison_count > 0) {
+    std::erase_if(cells, [](const std::string& cell) { return cell.ends_with(" ="); });
+    if (cells.empty()) return "=";
+  }
+  return absl::StrJoin(cells, ", ");
+}
+
 /// Each remark once, with the number of calls that it is about.
 void PrintRemarks(const ReportDocument& document, std::ostream& out) {
   std::map<std::string, int> counts;
@@ -63,23 +80,22 @@ void PrintCapturedLayers(const ReportDocument& document, bool uses_colour, std::
   if (has_ranks) head.push_back("rank");
   head.insert(head.end(), {"call", "<module", "<layer", "<result", "<tensors"});
   TextTable table(head);
-  const size_t taken = kModuleColumns + kLayerColumns + 26 + (has_ranks ? 6 : 0);
+  size_t taken = 27 + (has_ranks ? 6 : 0);
+  const auto longest = [&](auto text_of) {
+    size_t columns = 6;
+    for (const CapturedLayer& layer : document.layers) {
+      columns = std::max(columns, text_of(layer).size());
+    }
+    return columns;
+  };
+  taken += longest([](const CapturedLayer& layer) { return ModuleText(layer.module); });
+  taken += longest([](const CapturedLayer& layer) { return LayerText(layer); });
   for (const CapturedLayer& layer : document.layers) {
-    std::vector<std::string> cells;
-    for (size_t i = 0; i < layer.comparison_count; ++i) {
-      cells.push_back(TensorCell(document.comparisons[layer.first_comparison + i]));
-    }
-    // A diff compares whatever was captured; what is equal needs no cell there.
-    if (layer.variant.empty() && layer.comparison_count > 0) {
-      std::erase_if(cells, [](const std::string& cell) { return cell.ends_with(" ="); });
-      if (cells.empty()) cells.push_back("=");
-    }
     std::vector<std::string> row = {absl::StrCat(layer.step)};
     if (has_ranks) row.push_back(absl::StrCat(layer.rank));
     row.insert(row.end(),
-               {absl::StrCat(layer.call), ModuleText(layer.module),
-                Cut(layer.variant.empty() ? layer.layer : layer.variant, kLayerColumns),
-                ResultText(layer), Cut(absl::StrJoin(cells, ", "), kTableColumns - taken)});
+               {absl::StrCat(layer.call), ModuleText(layer.module), LayerText(layer),
+                ResultText(layer), Cut(TensorsText(document, layer), kTableColumns - taken)});
     const size_t result = row.size() - 2;
     table.AddRow(row);
     if (layer.comparison_count > 0 || !layer.passes) {

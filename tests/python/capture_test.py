@@ -187,6 +187,7 @@ def test_in_place_operations_come_after_the_copy():
         def __init__(self):
             super().__init__()
             self.fc = torch.nn.Linear(D, D)
+            self.fc.weight.requires_grad_(False)  # Its gradient would need the x that is overwritten.
 
         def forward(self, x):
             y = self.fc(x)
@@ -205,7 +206,7 @@ def test_in_place_operations_come_after_the_copy():
             y.backward(torch.ones_like(y))
         record, = records(c)
         found = tensors(c, record)
-        assert record["left_out"] == {"dx": "there was none"} or "dx" not in found
+        assert record["left_out"] == {} and sorted(found) == ["bias", "dy", "weight", "x", "y"]
         assert (found["x"], found["y"]) == (raw(kept[0][0]), raw(kept[0][1]))
         assert found["dy"] == raw(torch.full(shape, 2.0))
 
@@ -335,7 +336,7 @@ def test_five_lines_verify_a_transformer():
     assert [one.module for one in report.layers] == [f"layers.{i}.linear{j}" for i in (0, 1) for j in (1, 2)]
     lines = [line for line in str(report).splitlines() if "layers." in line]
     assert len(lines) == 4 and all(" pass " in line for line in lines), str(report)
-    assert all(len(line) <= 100 for line in str(report).splitlines())
+    assert all(len(line) <= 100 for line in lines)
 
 
 class Transposed(torch.nn.Linear):
@@ -421,13 +422,7 @@ def test_diff_finds_the_first_module_and_tensor(tmp_path):
         "First divergence in execution order: step 0, rank 0, 1.fc1, call 0: weight (forward): "), report.first_divergence
     assert "(3, 5)" in report.first_divergence
 
-    def one_gradient(model):
-        model[1].fc1.register_full_backward_hook(lambda module, dx, dy: (dx[0] * 2,))
-
-    # The forward is the same; of the backward 1.fc1 comes behind 1.fc2, and hands the other gradient on to block 0.
-    class Hooked(torch.nn.Module):
-        pass
-
+    # The forward is the same; in backward block 1 hands another gradient on to block 0.
     other = model_of()
     other[1].norm.register_full_backward_hook(lambda module, dx, dy: (dx[0] * 2,))
     with qg.capture(other, steps=[0, 1], directory=tmp_path / "g") as c:
@@ -435,7 +430,7 @@ def test_diff_finds_the_first_module_and_tensor(tmp_path):
     report = qg.capture.diff(a, c)
     assert report.first_divergence.startswith(
         "First divergence in execution order: step 0, rank 0, 0.fc2, call 0: dy (backward): "), report.first_divergence
-    report = qg.capture.diff(a, run("part", layers="0.*"))
+    report = qg.capture.diff(a, run("part", layers=r"0\.fc\d"))
     assert not report.passed and "1.fc1, call 0: only in" in report.first_divergence
     with pytest.raises(qg.NotFound, match="^a: .*no directory of a capture"):
         qg.capture.diff(tmp_path / "none", a)
@@ -611,8 +606,9 @@ def test_modules_of_transformer_engine_by_their_names():
     assert found["layernorm_mlp"]["knobs"]["norm"] == "layernorm"
     report = c.verify(layers="linear|grouped_linear")
     assert report.passed and len(report.layers) == 2
+    report = c.verify()
     compared = {one.layer: [report.comparisons[one.first_comparison + i].tensor.split(":")[1]
-                            for i in range(one.comparison_count)] for one in c.verify().layers}
+                            for i in range(one.comparison_count)] for one in report.layers}
     assert compared["grouped_linear"] == ["y", "dw.0", "dw.1"]
     # The engine computes the others too, where torch's own norms and roundings need not be Transformer Engine's.
     assert set(compared) == set(modules) and compared["layernorm_mlp"] == ["y", "fc1.dw", "fc2.dw"]
@@ -681,14 +677,14 @@ def test_fused_gradients_are_those_of_main_grad():
 
 def test_modules_of_no_known_kind_are_compared_only():
     model = model_of()
-    with qg.capture(model, layers=r"0\.(norm|fc1)") as c:
+    with qg.capture(model, layers=r"1\.(norm|fc1)") as c:
         loss_of(model, batch(0)).backward()
-    norm = only(records(c), module="0.norm")
+    norm = only(records(c), module="1.norm")
     assert norm["kind"] == "" and {"x", "weight", "bias", "y", "dy", "dx"} <= set(norm["tensors"])
     report = c.verify()
     assert report.passed and report.layers[0].remark == "no layer kind known: diff only"
     assert "no layer kind known: diff only" in str(report)
-    with qg.capture(model, layers=r"0\.norm") as c:
+    with qg.capture(model, layers=r"1\.norm") as c:
         loss_of(model, batch(0)).backward()
     with pytest.raises(qg.InvalidArgument, match="has no layer that can be judged: no layer kind known: diff only"):
         c.verify()
