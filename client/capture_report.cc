@@ -261,9 +261,11 @@ class CaptureVerifier {
 
   void TakeRun(const CapturedCall& call, ReportDocument& run, CapturedLayer& line) {
     const v1::VariantReport& variant = run.run.variants(0);
-    line.variant = absl::StrCat(
-        variant.recipe(), " / ", variant.backward_override(), " / ",
-        variant.gemms().empty() ? variant.arithmetic() : variant.gemms(0).arithmetic());
+    line.variant = variant.label();
+    if (absl::EndsWith(line.variant, " auto") && !variant.gemms().empty()) {
+      line.variant.resize(line.variant.size() - 4);
+      line.variant += variant.gemms(0).arithmetic();
+    }
     if (run.diagnosis) diagnosis_of_[call.Name()] = *run.diagnosis;
   }
 

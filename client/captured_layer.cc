@@ -123,6 +123,10 @@ class Judgement {
       Remark("delayed scaling's state is not captured: diff only, unless a recipe is given");
       return false;
     }
+    if (recipe_ == "nvfp4" && !result_.spec.variants(0).has_recipe()) {
+      Remark("nvfp4 rounds by chance: diff only, unless a recipe is given");
+      return false;
+    }
     if (is_sampled_ && (!IsByRow(recipe_) || call_.kind == "grouped_linear")) {
       Remark(absl::StrCat("rows were sampled, and under ", recipe_, " a ", call_.kind,
                           " needs all of them: diff only"));

@@ -40,7 +40,7 @@ TEST(CaptureTest, CallsComeInTheOrderOfExecution) {
   EXPECT_EQ(call.backward_order, 5);
   EXPECT_EQ(capture->calls[2].backward_order, std::nullopt);
   EXPECT_THAT(call.parameters, ElementsAre("weight", "bias"));
-  EXPECT_EQ(call.tensors.at("x").shape, Shape({8, 32}));
+  EXPECT_EQ(call.tensors.at("x").shape, Shape({16, 32}));
   EXPECT_EQ(call.tensors.at("x").strides, Shape({32, 1}));
   const absl::StatusOr<TensorFile> file = ReadCapturedTensors("--capture", *capture, call);
   ASSERT_TRUE(file.ok()) << file.status();
@@ -125,7 +125,7 @@ TEST(CaptureTest, AFileMustHaveWhatItsRecordSays) {
   ASSERT_TRUE(capture.ok()) << capture.status();
   EXPECT_THAT(
       std::string(ReadCapturedTensors("--capture", *capture, capture->calls[0]).status().message()),
-      HasSubstr("b.0.safetensors: x is bf16[8x32], and its record says f16[8x32]"));
+      HasSubstr("b.0.safetensors: x is bf16[16x32], and its record says f16[16x32]"));
   fs::remove(directory.Path("changed/step0/rank0/b.0.safetensors"));
   EXPECT_EQ(ReadCapturedTensors("--capture", *capture, capture->calls[0]).status().code(),
             absl::StatusCode::kNotFound);

@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 BF16 = ml_dtypes.bfloat16
-M, K, N = 8, 32, 16
+M, K, N = 16, 32, 16
 FILE_DTYPES = {np.dtype(BF16): ("bf16", "BF16"), np.dtype(np.float32): ("f32", "F32")}
 
 

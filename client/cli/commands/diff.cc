@@ -79,8 +79,8 @@ absl::StatusOr<ComparisonSide> SideOf(Connection& connection, TensorSources& sou
 }
 
 absl::StatusOr<int> DiffOfCaptures(Invocation& invocation, const DiffOptions& options) {
-  QG_ASSIGN_OR_RETURN(const Capture subject, ReadCapture("A", options.subject));
-  QG_ASSIGN_OR_RETURN(const Capture reference, ReadCapture("B", options.reference));
+  QG_ASSIGN_OR_RETURN(const Capture subject, ReadCapture("--capture: A", options.subject));
+  QG_ASSIGN_OR_RETURN(const Capture reference, ReadCapture("--capture: B", options.reference));
   std::set<std::string> files = FilesOf(subject);
   files.merge(FilesOf(reference));
   QG_RETURN_IF_ERROR(CheckReports(options.report, files));

@@ -83,16 +83,16 @@ absl::StatusOr<int> VerifyCaptured(Invocation& invocation, const VerifyOptions& 
   criterion.by_bound = options.require != "bitwise";
   criterion.capture_field = "--capture";
   criterion.layers_field = "--layers";
-  if (!layer.recipes.empty()) {
+  if (!layer.recipes[0].empty()) {
     QG_ASSIGN_OR_RETURN(const std::vector<v1::Variant> variants, VariantsOf(layer));
     if (variants.size() != 1) {
       return absl::InvalidArgumentError(
           absl::StrCat("--recipe: ", variants.size(), " variants; verify takes one"));
     }
     criterion.variant = variants[0];
-  } else if (!layer.backward_overrides.empty()) {
+  } else if (!layer.backward_overrides[0].empty()) {
     return absl::InvalidArgumentError("--backward-override: given without --recipe");
-  } else if (!layer.arithmetics.empty()) {
+  } else {
     criterion.variant.set_arithmetic(layer.arithmetics[0]);
   }
   QG_ASSIGN_OR_RETURN(const Capture capture, ReadCapture("--capture", options.capture));
@@ -116,8 +116,7 @@ absl::StatusOr<int> Verify(Invocation& invocation, const VerifyOptions& options)
   if (options.subject.empty() && !has_ranks) {
     return absl::InvalidArgumentError(
         "--subject: absent; give your outputs, --capture for training steps, or --tp or --ep to "
-        "check "
-        "several ranks against one");
+        "check several ranks against one");
   }
   const bool by_bound = options.require == "bound";
   if (!options.subject.empty() && has_ranks && by_bound) {
