@@ -260,13 +260,15 @@ class CaptureVerifier {
   }
 
   void TakeRun(const CapturedCall& call, ReportDocument& run, CapturedLayer& line) {
+    if (run.diagnosis) diagnosis_of_[call.Name()] = *run.diagnosis;
+    // With the arithmetics that `auto` stood for.
     const v1::VariantReport& variant = run.run.variants(0);
     line.variant = variant.label();
-    if (absl::EndsWith(line.variant, " auto") && !variant.gemms().empty()) {
-      line.variant.resize(line.variant.size() - 4);
-      line.variant += variant.gemms(0).arithmetic();
-    }
-    if (run.diagnosis) diagnosis_of_[call.Name()] = *run.diagnosis;
+    if (!absl::EndsWith(line.variant, " auto") || variant.gemms().empty()) return;
+    std::set<std::string> arithmetics;
+    for (const v1::GemmLine& gemm : variant.gemms()) arithmetics.insert(gemm.arithmetic());
+    line.variant.resize(line.variant.size() - 4);
+    absl::StrAppend(&line.variant, absl::StrJoin(arithmetics, ", "));
   }
 
   Connection& connection_;

@@ -2,8 +2,8 @@
 
     python3 tests/vectors/capture_files.py tests/data/capture
 
-Every product is formed in fp64 and rounded to f32 and then to bf16. Of step 1 dx of layer b is doubled; all else is right. Layer d
-has a class of no known kind, and main_grad is there in step 1 alone.
+Every product is formed in fp64 and rounded to f32 and then to bf16. Of step 1 dx of layer b is doubled; all else is right.
+Layer d has a class of no known kind, and main_grad is there in step 1 alone.
 """
 
 import json
@@ -65,8 +65,8 @@ def main(directory):
                 tensors = {"x": tensors["x"], "y": tensors["y"]}
             file = f"step{step}/rank0/{name}.0.safetensors"
             record = {
-                "file": file, "module": name, "class": "torch.nn.modules.linear.Linear" if kind else "example.Other", "kind": kind,
-                "step": step, "call": 0, "microbatch": 0, "forward_order": order,
+                "file": file, "module": name, "class": "torch.nn.modules.linear.Linear" if kind else "example.Other",
+                "kind": kind, "step": step, "call": 0, "microbatch": 0, "forward_order": order,
                 "backward_order": 5 - order if kind else None, "parameters": ["weight", "bias"] if kind else [],
                 "left_out": {}, "knobs": {"training": True, "device": "cpu", "autocast": "", "tf32": False},
                 "tensors": {key: {"dtype": FILE_DTYPES[value.dtype][0], "shape": list(value.shape),

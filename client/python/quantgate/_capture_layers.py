@@ -180,7 +180,7 @@ def _asked_kind(path: str, kind: KindLike) -> Optional[str]:
 
 
 def choose(model: Any, layers: Optional[str], kind: KindLike, torch: Any) -> List[CapturedModule]:
-    """The modules to capture, in the order of ``named_modules``: those whose whole path ``layers`` matches, or all of a known kind."""
+    """The modules to capture, in the order of ``named_modules``: those whose path ``layers`` matches, or all of a known kind."""
     if not isinstance(model, torch.nn.Module):
         raise refuse_type("model", model, "must be a torch.nn.Module")
     if layers is not None and not isinstance(layers, str):

@@ -100,7 +100,7 @@ TEST_F(CaptureCommandTest, LayersAndRecipesAreChosen) {
       Json({"verify", "--capture", kCapture, "--recipe", "fp8_current", "--layers", "c"}, 1);
   EXPECT_THAT(other["first_divergence"].get<std::string>(),
               HasSubstr("step 0, rank 0, c, call 0: y (forward)"));
-  EXPECT_EQ(other["layers"][0]["variant"], "fp8_current / none / sm90");
+  EXPECT_EQ(other["layers"][0]["variant"], "fp8_current / none / sm90:fast, sm90:split");
 }
 
 TEST_F(CaptureCommandTest, WhatCannotBeJudgedIsRefused) {
