@@ -182,33 +182,50 @@ def test_strided_tensors_are_written_row_by_row():
     assert tensors(c, record) == {"x": raw(x)}
 
 
-def test_in_place_operations_come_after_the_copy():
+class Viewed(torch.nn.Module):
+    """A linear whose y is a view: an in-place operation on it leaves the view's own node out of autograd's graph."""
+
+    def __init__(self, width, outputs):
+        super().__init__()
+        self.in_features, self.out_features = width, outputs
+        self.weight = torch.nn.Parameter(torch.randn(outputs, width) / 8)
+
+    def forward(self, x):
+        y = (x.reshape(-1, self.in_features) @ self.weight.t()).view(*x.shape[:-1], self.out_features)
+        assert y._is_view()
+        return y
+
+
+@pytest.mark.parametrize("kind", [torch.nn.Linear, Viewed])
+@pytest.mark.parametrize("shape", [(16, D), (2, 8, D)])
+def test_in_place_operations_come_after_the_copy(kind, shape):
     class Overwrites(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.fc = torch.nn.Linear(D, D)
-            self.fc.weight.requires_grad_(False)  # Its gradient would need the x that is overwritten.
+            self.fc = kind(D, D)
 
         def forward(self, x):
             y = self.fc(x)
             kept.append((x.clone(), y.clone()))
             y.mul_(2)
-            with torch.no_grad():
-                x.zero_()
             return y
 
-    for shape in ((16, D), (2, 8, D)):  # Of three dims y is a view, and autograd's graph another one.
-        kept = []
-        torch.manual_seed(1)
-        model = Overwrites()
-        with qg.capture(model) as c:
-            y = model(torch.randn(shape))
-            y.backward(torch.ones_like(y))
-        record, = records(c)
-        found = tensors(c, record)
-        assert record["left_out"] == {} and sorted(found) == ["bias", "dy", "weight", "x", "y"]
-        assert (found["x"], found["y"]) == (raw(kept[0][0]), raw(kept[0][1]))
-        assert found["dy"] == raw(torch.full(shape, 2.0))
+    kept = []
+    torch.manual_seed(1)
+    model, x = Overwrites(), torch.randn(shape)
+    with qg.capture(model, what="x,weight,bias,y,dy,dw") as c:
+        y = model(x)
+        y.backward(torch.ones_like(y))
+        gradient = model.fc.weight.grad.clone()
+        with torch.no_grad():
+            for tensor in (x, y, model.fc.weight, model.fc.weight.grad):
+                tensor.zero_()
+    record, = records(c)
+    found = tensors(c, record)
+    assert record["left_out"] == {}
+    assert (found["x"], found["y"]) == (raw(kept[0][0]), raw(kept[0][1]))
+    assert found["dy"] == raw(torch.full(shape, 2.0)) and found["dw"] == raw(gradient)
+    assert c.verify().passed
 
 
 def test_autocast_gives_what_the_gemms_gave():
@@ -631,6 +648,18 @@ def test_knobs_of_transformer_engine():
     assert report.layers[0].variant.startswith("mxfp8") and not report.passed
     assert report.layers[1].remark == "its weight is divided over ranks: diff only"
     assert c.verify(recipe="bf16", layers="0").passed
+
+
+@pytest.mark.parametrize("recipe, reason", [("DelayedScaling", "delayed scaling's state is not captured"),
+                                            ("NVFP4BlockScaling", "nvfp4 rounds by chance")])
+def test_recipes_that_a_capture_cannot_repeat_are_said(recipe, reason):
+    module = fake("Linear", {"weight": random(64, 64), "fp8": True, "fp8_meta": {"recipe": type(recipe, (), {})()}},
+                  lambda self, x: torch.nn.functional.linear(x, self.weight))
+    with qg.capture(torch.nn.ModuleList([module])) as c:
+        module(random(64, 64))
+    with pytest.raises(qg.InvalidArgument, match=f"{reason}: diff only, unless a recipe is given"):
+        c.verify()
+    assert c.verify(recipe="bf16").passed
 
 
 def test_fused_gradients_are_those_of_main_grad():

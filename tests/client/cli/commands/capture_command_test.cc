@@ -92,9 +92,18 @@ TEST_F(CaptureCommandTest, LayersAndRecipesAreChosen) {
   EXPECT_EQ(right["first_divergence"], "");
   EXPECT_TRUE(right["verdict"]["pass"]);
   EXPECT_EQ(right["layers"].size(), 4u);
-  // A file alone; and the bits instead of the bound, of sums that happen to round alike.
   const std::string file = kCapture + "/step1/rank0/b.0.safetensors";
   EXPECT_EQ(Json({"verify", "--capture", file}, 1)["layers"].size(), 1u);
+  // What was rounded once has the bits of the exact arithmetic.
+  const nlohmann::json bits = Json({"verify", "--capture", kCapture, "--layers", "c", "--require",
+                                    "bitwise", "--arithmetic", "exact"},
+                                   0);
+  EXPECT_EQ(bits["verdict"]["criterion"], "bitwise");
+  EXPECT_EQ(bits["layers"][0]["variant"], "bf16 / none / exact");
+  for (const nlohmann::json& one : bits["comparisons"]) {
+    EXPECT_EQ(one["parity"]["mismatch_count"], 0) << one["tensor"];
+    EXPECT_TRUE(one["bound"].is_null());
+  }
   // Under another recipe every layer is wrong.
   const nlohmann::json other =
       Json({"verify", "--capture", kCapture, "--recipe", "fp8_current", "--layers", "c"}, 1);
