@@ -63,6 +63,7 @@ struct VerifyOptions {
   std::vector<std::string> only;
   std::string capture;  ///< A capture, in place of a subject; empty: none.
   std::string layers;   ///< The modules of it, as CaptureCriterion::layers.
+  std::vector<const CLI::Option*> not_of_captures;  ///< Options that do not go with a capture.
 };
 
 /// Compares the engine's outputs on several ranks with those on one.
@@ -76,6 +77,12 @@ absl::StatusOr<int> VerifyRanks(Invocation& invocation, const VerifyOptions& opt
 }
 
 absl::StatusOr<int> VerifyCaptured(Invocation& invocation, const VerifyOptions& options) {
+  for (const CLI::Option* option : options.not_of_captures) {
+    if (option->count() == 0) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--capture: given with ", option->get_name(),
+                     "; a capture has its layers and their tensors itself"));
+  }
   QG_RETURN_IF_ERROR(CheckReports(options.run.report, {}));
   const LayerOptions& layer = options.run.layer;
   CaptureCriterion criterion;
@@ -157,11 +164,10 @@ void AddVerifyCommand(CLI::App& app, Command& chosen) {
       kVerifyExamples, Verify);
   command->add_option("--subject", options->subject, "safetensors with your outputs")
       ->type_name("FILE");
-  CLI::Option* const capture =
-      command
-          ->add_option("--capture", options->capture,
-                       "Captured training steps: their directory, or one of its files")
-          ->type_name("DIR");
+  command
+      ->add_option("--capture", options->capture,
+                   "Captured training steps: their directory, or one of its files")
+      ->type_name("DIR");
   command
       ->add_option("--layers", options->layers,
                    "With --capture: the modules whose whole path this regular expression matches")
@@ -181,12 +187,11 @@ void AddVerifyCommand(CLI::App& app, Command& chosen) {
       ->check(CLI::IsMember({"bitwise", "bound"}));
   AddTriedOption(*command, options->run.lists_tried);
   AddGateReportOptions(*command, options->run.report);
-  // A capture has its layers and tensors itself.
-  static const std::set<std::string> kBesideCapture = {
-      "--help",       "--capture", "--layers", "--recipe", "--backward-override",
-      "--arithmetic", "--require", "--report", "--junit",  "--tried"};
-  for (CLI::Option* option : command->get_options()) {
-    if (!kBesideCapture.contains(option->get_name())) capture->excludes(option);
+  static const std::set<std::string> kOfCaptures = {
+      "--help",    "--capture", "--layers", "--recipe", "--arithmetic", "--backward-override",
+      "--require", "--report",  "--junit",  "--tried"};
+  for (const CLI::Option* option : command->get_options()) {
+    if (!kOfCaptures.contains(option->get_name())) options->not_of_captures.push_back(option);
   }
 }
 

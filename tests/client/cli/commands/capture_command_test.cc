@@ -124,7 +124,8 @@ TEST_F(CaptureCommandTest, WhatCannotBeJudgedIsRefused) {
           "--layers: \"e\" matches no module; there are "
           "b, c, d");
   refused({"--layers", "b"}, "--layers: given without --capture");
-  refused({"--capture", kCapture, "--input", "x.npy"}, "--capture excludes --input");
+  refused({"--capture", kCapture, "--input", "x.npy"},
+          "--capture: given with --input; a capture has its layers and their tensors itself");
   refused({"--capture", kCapture, "--recipe", "bf16,mxfp8"}, "--recipe: 2 variants");
   refused({"--capture", kCapture, "--recipe", "nope"}, "--recipe");
   refused({"--capture", kCapture, "--report", kCapture + "/manifest.rank0.json"},
