@@ -498,6 +498,36 @@ def test_max_bytes_bounds_the_files():
     assert any("max_bytes" in remark for remark in c.verify().remarks)
 
 
+def test_a_call_that_does_not_fit_spoils_no_other():
+    class Twice(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = torch.nn.Linear(D, D)
+
+        def forward(self, x):
+            return self.fc(torch.tanh(self.fc(x)))
+
+    torch.manual_seed(2)
+    model = Twice().bfloat16()
+    with pytest.warns(RuntimeWarning, match="left out: step 0, fc, call 1: max_bytes is 30000"):
+        with qg.capture(model, max_bytes=30000) as c:
+            loss_of(model, batch(0)).backward()
+    record, = records(c)
+    assert record["left_out"] == {"main_grad": "a call of the step was left out, whose gradient may be in it"}
+    # What was accumulated has the gradient of the call that is not there.
+    assert "main_grad" not in record["tensors"] and "dw" in record["tensors"] and c.verify().passed
+
+
+def test_rows_of_one_byte_types():
+    model = torch.nn.Sequential(torch.nn.Identity())
+    x = torch.randn(64, 8).to(torch.float8_e4m3fn)
+    with qg.capture(model, layers="0", what="x", rows=3) as c:
+        model(x)
+    record, = records(c)
+    entry = record["tensors"]["x"]
+    assert entry["dtype"] == "f8_e4m3" and tensors(c, record)["x"] == raw(x.view(torch.uint8)[entry["sampled_rows"]])
+
+
 def test_compiled_modules_fire_where_the_capture_was_entered_first():
     try:
         torch.compile(torch.nn.Linear(2, 2), backend="eager")(torch.zeros(1, 2))

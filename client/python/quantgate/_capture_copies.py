@@ -104,9 +104,10 @@ class Copier:
                 sampled = rows(plain.numel() // width if width else 0)
             if sampled is not None:
                 flat = plain.reshape(-1, plain.shape[-1])
-                taken = flat.new_empty((len(sampled), flat.shape[1]))
-                for place, row in enumerate(sampled):
-                    taken[place].copy_(flat[row])
+                # Types of one byte may have no index_select of their own.
+                lines = flat if flat.element_size() > 1 else flat.view(torch.uint8)
+                places = torch.tensor(sampled, dtype=torch.int64, device=flat.device)
+                taken = lines.index_select(0, places).view(flat.dtype)
             else:
                 taken = torch.empty(plain.shape, dtype=plain.dtype, device=plain.device)
                 taken.copy_(plain)

@@ -132,6 +132,7 @@ class Capture:
         self._counts: Dict[CapturedModule, int] = {}
         self._pending: Dict[CapturedModule, Tuple[Optional[_Call], Any]] = {}
         self._accumulating: Dict[int, List[Tuple[_Call, str]]] = {}
+        self._partial: set = set()  # Modules of which a call of this step was left out.
         self._records: List[Dict[str, Any]] = []
         self._left_out: List[str] = []
         self._fired: set = set()
@@ -354,6 +355,7 @@ class Capture:
 
     def _leave_out(self, call: _Call, why: str) -> None:
         self._left_out.append(f"step {call.step}, {call.captured.path or 'the model'}, call {call.call}: {why}")
+        self._partial.add(call.captured)
 
     def _recomputed_call(self, captured: CapturedModule, x: Copy) -> Optional[_Call]:
         """The call whose forward a checkpoint has repeated: the last with the same x."""
@@ -470,8 +472,11 @@ class Capture:
                 call.left_out[name] = f"added together with that of call {last.call}"
                 call.copies.pop(name.replace("main_grad", "main_grad_before"), None)
             buffer = getattr(weight, "main_grad", None)
-            self._take(last, name, buffer if buffer is not None else weight.grad)
             last.knobs["main_grad_calls"] = len(waiting)
+            if last.captured in self._partial:
+                last.left_out[name] = "a call of the step was left out, whose gradient may be in it"
+            else:
+                self._take(last, name, buffer if buffer is not None else weight.grad)
 
     # --- Copies and files.
 
@@ -511,6 +516,7 @@ class Capture:
             self._counts.clear()
             self._pending.clear()
             self._accumulating.clear()
+            self._partial.clear()
         if calls:
             self._writer.add(functools.partial(self._write_step, calls))
 
