@@ -11,6 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "client/captured_layer.h"
 #include "client/execute.h"
@@ -170,6 +171,17 @@ absl::StatusOr<ReportDocument> RunLayer(Connection& connection, TensorSources& s
   return document;
 }
 
+/// The refusal of a layer, which names its tensors as captures do.
+absl::Status OfTensors(const absl::Status& status) {
+  const std::string message(status.message());
+  const std::string named = absl::StrReplaceAll(
+      absl::StrReplaceAll(message, {{"spec.step.", "step."}}), {{"step.x", "x"},
+                                                                {"step.grad_output", "dy"},
+                                                                {"step.parameters", "parameters"},
+                                                                {"step.main_grads", "main_grads"}});
+  return named == message ? status : absl::Status(status.code(), named);
+}
+
 class CaptureVerifier {
  public:
   CaptureVerifier(Connection& connection, TensorSources& sources, const Capture& capture,
@@ -199,9 +211,10 @@ class CaptureVerifier {
       } else if (IsAboutThisLayer(ran.status())) {
         // A known layer that the engine refuses is not passed over. Where it refuses all of them,
         // what was asked for is wrong.
-        first_error_.Update(ran.status());
+        const absl::Status refusal = OfTensors(ran.status());
+        first_error_.Update(refusal);
         line.passes = false;
-        line.finding = absl::StrCat("cannot be computed: ", std::string(ran.status().message()));
+        line.finding = absl::StrCat("cannot be computed: ", std::string(refusal.message()));
         judge_.AddDifference(absl::StrCat(call.Name(), " ", line.finding));
         first_.Add(call, "", line.finding);
       } else {

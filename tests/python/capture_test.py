@@ -762,6 +762,21 @@ def test_modules_of_no_known_kind_are_compared_only():
     assert c.verify().passed and c.verify().layers[0].layer == "linear"
 
 
+def test_a_layer_that_the_engine_refuses_fails():
+    torch.manual_seed(8)
+    single, double = torch.nn.Linear(D, D), torch.nn.Linear(D, D).double()
+    with qg.capture(torch.nn.ModuleList([single, double])) as c:
+        single(torch.randn(4, D))
+        double(torch.randn(4, D).double())
+    report = c.verify()
+    assert not report.passed and [one.passes for one in report.layers] == [True, False]
+    assert report.layers[0].variant == "bf16 / none / fp32"
+    assert report.layers[1].finding.startswith("cannot be computed: x is f64"), report.layers[1].finding
+    assert report.first_divergence.endswith(f", 1, call 0: {report.layers[1].finding}")
+    with pytest.raises(qg.InvalidArgument, match="^x is f64"):
+        c.verify(layers="1")
+
+
 def test_what_is_captured_is_what_was_asked(tmp_path):
     model = model_of()
     with qg.capture(model, layers="0.fc1", what="x,dy") as c:

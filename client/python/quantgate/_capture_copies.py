@@ -125,7 +125,7 @@ class Copier:
             self._streams[device] = torch.cuda.Stream(device=device)
         side = self._streams[device]
         side.wait_stream(torch.cuda.current_stream(device))
-        host = torch.empty(taken.shape, dtype=taken.dtype, pin_memory=True)
+        host = torch.empty(taken.shape, dtype=taken.dtype, device="cpu", pin_memory=True)
         with torch.cuda.stream(side):
             host.copy_(taken, non_blocking=True)
             ready = torch.cuda.Event()

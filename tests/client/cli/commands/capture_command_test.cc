@@ -127,7 +127,9 @@ TEST_F(CaptureCommandTest, WhatCannotBeJudgedIsRefused) {
   refused({"--capture", kCapture, "--input", "x.npy"},
           "--capture: given with --input; a capture has its layers and their tensors itself");
   refused({"--capture", kCapture, "--recipe", "bf16,mxfp8"}, "--recipe: 2 variants");
-  refused({"--capture", kCapture, "--recipe", "nope"}, "--recipe");
+  refused({"--capture", kCapture, "--recipe", "nope"}, "--recipe is \"nope\": unknown recipe");
+  // Tensors have the names of the capture, which are no options.
+  refused({"--capture", kCapture, "--recipe", "mxfp8"}, "--recipe is mxfp8: x is bf16[16x32]: ");
   refused({"--capture", kCapture, "--report", kCapture + "/manifest.rank0.json"},
           "is an input of this command");
 }
