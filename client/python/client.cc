@@ -16,6 +16,8 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/blob_transfer.h"
+#include "client/capture.h"
+#include "client/capture_report.h"
 #include "client/execute.h"
 #include "client/layer_report.h"
 #include "client/memory_connection.h"
@@ -194,6 +196,40 @@ class Client {
     return answer;
   }
 
+  /// `variant`: JSON of a Variant, whose recipe and arithmetic may be absent.
+  Document VerifyOfCapture(const std::string& path, const std::string& variant,
+                           const std::string& layers, bool by_bound, const std::string& command) {
+    CaptureCriterion criterion;
+    ParseJson(variant, criterion.variant);
+    criterion.layers = layers;
+    criterion.by_bound = by_bound;
+    criterion.capture_field = "directory";
+    Document document;
+    Run([&]() -> absl::Status {
+      QG_ASSIGN_OR_RETURN(const Capture capture, ReadCapture("directory", path));
+      TensorSources sources = Sources();
+      QG_ASSIGN_OR_RETURN(document.report,
+                          VerifyCapture(*connection_, sources, capture, criterion, {}));
+      document.report.command = command;
+      return absl::OkStatus();
+    });
+    return document;
+  }
+
+  Document DiffOfCaptures(const std::string& subject, const std::string& reference,
+                          std::optional<int64_t> ulp_max, const std::string& command) {
+    Document document;
+    Run([&]() -> absl::Status {
+      QG_ASSIGN_OR_RETURN(const Capture a, ReadCapture("a", subject));
+      QG_ASSIGN_OR_RETURN(const Capture b, ReadCapture("b", reference));
+      TensorSources sources = Sources();
+      QG_ASSIGN_OR_RETURN(document.report, DiffCaptures(*connection_, sources, a, b, ulp_max, {}));
+      document.report.command = command;
+      return absl::OkStatus();
+    });
+    return document;
+  }
+
   /// `request`: JSON of a RunTraceRequest.
   TraceDocument Play(const std::string& request, const std::string& command) {
     v1::RunTraceRequest asked;
@@ -307,6 +343,10 @@ void BindClient(nb::module_& module) {
       .def("diff", &Client::Diff, nb::arg("names"), nb::arg("subject"), nb::arg("reference"),
            nb::arg("ulp_max").none(), nb::arg("command"))
       .def("play", &Client::Play, nb::arg("request"), nb::arg("command"))
+      .def("verify_capture", &Client::VerifyOfCapture, nb::arg("directory"), nb::arg("variant"),
+           nb::arg("layers"), nb::arg("by_bound"), nb::arg("command"))
+      .def("diff_captures", &Client::DiffOfCaptures, nb::arg("a"), nb::arg("b"),
+           nb::arg("ulp_max").none(), nb::arg("command"))
       .def("run_scenarios", &Client::RunScenarios, nb::arg("request"), nb::arg("on_event"))
       .def("cancel", &Client::Cancel);
   module.def("new_request_id", &NewRequestId);

@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "server/report/device_text.h"
 #include "server/report/number_text.h"
+#include "server/report/render_capture.h"
 #include "server/report/render_ranks.h"
 #include "server/report/text_table.h"
 #include "server/report/verdict_text.h"
@@ -421,6 +422,7 @@ void PrintDiagnosis(const v1::Diagnosis& diagnosis, bool lists_tried, std::ostre
 
 void PrintReport(const ReportDocument& document, bool uses_colour, std::ostream& out) {
   const v1::RunReport& run = document.run;
+  if (!document.first_divergence.empty()) out << document.first_divergence << "\n\n";
   if (document.diagnosis) PrintDiagnosis(*document.diagnosis, document.lists_tried, out);
   if (document.kind == "run" && run.variants_size() == 1) {
     PrintVariant(run.variants(0), uses_colour, out);
@@ -442,7 +444,11 @@ void PrintReport(const ReportDocument& document, bool uses_colour, std::ostream&
     PrintWhatRan(run, out);
   }
   if (document.has_run) PrintDevices(run.environment(), out);
-  if (!document.comparisons.empty()) PrintComparisons(document, uses_colour, out);
+  if (!document.layers.empty()) {
+    PrintCapturedLayers(document, uses_colour, out);
+  } else if (!document.comparisons.empty()) {
+    PrintComparisons(document, uses_colour, out);
+  }
   PrintNotes(document, out);
   PrintVerdict(document.verdict, uses_colour, out);
 }

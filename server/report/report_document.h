@@ -2,6 +2,8 @@
 // both.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -33,6 +35,23 @@ struct SubjectComparison {
   std::string finding;
 };
 
+/// One call of a module of a captured training step (docs/capture.md), and what was compared of it.
+struct CapturedLayer {
+  std::string module;      ///< Its path in the model: "blocks.0.fc1".
+  std::string class_name;  ///< "torch.nn.modules.linear.Linear".
+  std::string layer;       ///< Kind of layer; empty where none is known.
+  int rank = 0;
+  int64_t step = 0;
+  int64_t call = 0;     ///< Index among the module's calls within the step, from 0.
+  std::string variant;  ///< "bf16 / none / sm90": what it was computed under; empty for a diff.
+  /// Its tensors: this many of the document's comparisons, from this one on.
+  size_t first_comparison = 0;
+  size_t comparison_count = 0;
+  bool passes = true;   ///< False too where it could not be computed.
+  std::string finding;  ///< Why it does not pass.
+  std::string remark;   ///< What of it was not judged, and why: "dw: rows were sampled".
+};
+
 struct ReportDocument {
   std::string kind;     ///< run | compare | verify | diff.
   std::string title;    ///< "linear: 6 variants".
@@ -45,6 +64,10 @@ struct ReportDocument {
   /// Why comparisons do not pass, where that was asked.
   std::optional<v1::Diagnosis> diagnosis;
   bool lists_tried = false;  ///< Whether text lists what the diagnosis tried too.
+  /// Of captures: the calls in the order in which they were made, and where the first difference in
+  /// execution order is. `comparisons` are then named as the files are: "step0/rank0/fc1.0:y".
+  std::vector<CapturedLayer> layers;
+  std::string first_divergence;
 };
 
 /// Outputs of all variants, in the order they first appear; no intermediates.

@@ -229,6 +229,25 @@ Json JsonOf(const SubjectComparison& comparison) {
   return json;
 }
 
+namespace {
+
+Json JsonOfLayer(const CapturedLayer& layer) {
+  return Json{{"module", layer.module},
+              {"class", layer.class_name},
+              {"layer", layer.layer},
+              {"rank", layer.rank},
+              {"step", layer.step},
+              {"call", layer.call},
+              {"variant", layer.variant},
+              {"first_comparison", layer.first_comparison},
+              {"comparison_count", layer.comparison_count},
+              {"passes", layer.passes},
+              {"finding", layer.finding},
+              {"remark", layer.remark}};
+}
+
+}  // namespace
+
 Json JsonOf(const ReportDocument& document) {
   Json json = JsonHead(document.kind);
   json["title"] = document.title;
@@ -240,6 +259,11 @@ Json JsonOf(const ReportDocument& document) {
     json["comparisons"].push_back(JsonOf(one));
   }
   json["remarks"] = ListOf(document.remarks);
+  if (!document.layers.empty()) {
+    json["first_divergence"] = document.first_divergence;
+    json["layers"] = Json::array();
+    for (const CapturedLayer& one : document.layers) json["layers"].push_back(JsonOfLayer(one));
+  }
   json["run"] = document.has_run ? JsonOf(document.run) : Json();
   return json;
 }
@@ -278,6 +302,10 @@ std::string JsonLines(const ReportDocument& document) {
   std::string lines;
   Json whole = JsonOf(document);
   for (const Json& one : whole["comparisons"]) lines += JsonLine("comparison", one);
+  if (!document.layers.empty()) {
+    for (const Json& one : whole["layers"]) lines += JsonLine("captured_layer", one);
+    whole.erase("layers");
+  }
   if (document.has_run) {
     for (const Json& one : whole["run"]["variants"]) lines += JsonLine("variant", one);
     for (const Json& one : whole["run"]["pairs"]) lines += JsonLine("pair", one);

@@ -39,7 +39,7 @@ std::string JsonLine(const std::string& kind, const nlohmann::ordered_json& body
 
 /// The whole document, indented, with a final newline.
 std::string JsonDocument(const ReportDocument& document);
-/// One line per comparison, variant and pair, and a last one with the rest.
+/// One line per comparison, captured layer, variant and pair, and a last one with the rest.
 std::string JsonLines(const ReportDocument& document);
 
 }  // namespace quantgate

@@ -396,6 +396,10 @@ int HeatLevel(double value, HeatRange range) {
 Json ViewOf(const ReportDocument& document) {
   Json page = JsonOf(document);
   page["is_trace"] = false;
+  // Above the remarks, where the header of a page ends.
+  if (!document.first_divergence.empty()) {
+    page["remarks"].insert(page["remarks"].begin(), document.first_divergence);
+  }
   page["verdict"] = VerdictOf(document.verdict);
   page["asked"] = document.verdict.criterion() == v1::REQUIREMENT_BOUND
                       ? "whether outputs lie within their derived bounds"

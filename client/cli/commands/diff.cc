@@ -3,10 +3,15 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "client/capture.h"
+#include "client/capture_report.h"
+#include "client/cli/commands/captures.h"
 #include "client/cli/commands/commands.h"
 #include "client/cli/commands/subcommand.h"
 #include "client/cli/layer_command.h"
@@ -27,10 +32,14 @@ constexpr char kDiffExamples[] = R"(Examples:
   quantgate diff mine.safetensors:y theirs.npy
   quantgate diff a.safetensors:codes@f8_e4m3 b.safetensors:codes@f8_e4m3 --report diff.html
   quantgate diff out.safetensors:y digest:SHA256/SIZE --max-ulp 1
+  quantgate diff --capture run1 run2
 
 Two whole safetensors files are compared by the names of their tensors; a tensor that one of
 them lacks is a difference.
-With --junit FILE.xml each tensor is a test case.
+With --capture A and B are captures of training steps (docs/capture.md), whose calls are compared by
+rank, step, module and number, one line each; the first line names the module and tensor that
+differ first in the order of execution.
+With --junit FILE.xml each tensor, or each captured call, is a test case.
 Where tensors differ, the first line says why, as far as it can be told: "y is transposed",
 "dw is twice the expected", "unknown: ..."; --tried lists what does not fit.
 Under --max-ulp an infinity is within no distance of a number, nor is a NaN.
@@ -40,6 +49,7 @@ struct DiffOptions {
   std::string subject, reference;
   std::optional<int64_t> ulp_max;
   bool lists_tried = false;
+  bool are_captures = false;
   ReportOptions report;
 };
 
@@ -68,7 +78,24 @@ absl::StatusOr<ComparisonSide> SideOf(Connection& connection, TensorSources& sou
   return side;
 }
 
+absl::StatusOr<int> DiffOfCaptures(Invocation& invocation, const DiffOptions& options) {
+  QG_ASSIGN_OR_RETURN(const Capture subject, ReadCapture("--capture: A", options.subject));
+  QG_ASSIGN_OR_RETURN(const Capture reference, ReadCapture("--capture: B", options.reference));
+  std::set<std::string> files = FilesOf(subject);
+  files.merge(FilesOf(reference));
+  QG_RETURN_IF_ERROR(CheckReports(options.report, files));
+  QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
+  TensorSources sources(*connection, Placement::kInlineWhenSmall, {});
+  QG_ASSIGN_OR_RETURN(ReportDocument document,
+                      DiffCaptures(*connection, sources, subject, reference, options.ulp_max,
+                                   CaptureProgressOf(invocation)));
+  document.command = invocation.CommandLine();
+  document.lists_tried = options.lists_tried;
+  return EmitReport(invocation, options.report, document);
+}
+
 absl::StatusOr<int> Diff(Invocation& invocation, const DiffOptions& options) {
+  if (options.are_captures) return DiffOfCaptures(invocation, options);
   const bool is_whole = IsWholeFile(options.subject) && IsWholeFile(options.reference);
   std::set<std::string> files;
   if (is_whole) files = {options.subject, options.reference};
@@ -114,6 +141,8 @@ absl::StatusOr<int> Diff(Invocation& invocation, const DiffOptions& options) {
 void AddDiffCommand(CLI::App& app, Command& chosen) {
   const auto [command, options] = AddSubcommand(
       app, chosen, "diff", "Parity and error report of two files or tensors", kDiffExamples, Diff);
+  command->add_flag("--capture", options->are_captures,
+                    "A and B are captures of training steps: their directories");
   command->add_option("A", options->subject, "The subject: a file or a tensor")->required();
   command->add_option("B", options->reference, "The reference: a file or a tensor")->required();
   command

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ._capture import Capture as capture
 from ._client import Client, GemmResult, Local
 from ._errors import (Cancelled, DeadlineExceeded, Error, FailedPrecondition, InternalError, InvalidArgument, NotFound,
                       PermissionDenied, ResourceExhausted, Unavailable, Unimplemented)
@@ -33,6 +34,6 @@ __all__ = [
     "Cancelled", "Client", "DeadlineExceeded", "DiffReport", "Error", "Explanation", "FailedPrecondition", "GemmResult",
     "Info", "InternalError", "InvalidArgument", "Local", "NotFound", "PermissionDenied", "Quantized", "Recipe", "Record",
     "Remote", "Report", "ResourceExhausted", "RunReport", "ScenarioReport", "Session", "StepReport", "TraceReport", "Unavailable",
-    "Unimplemented", "compare", "connect", "dequantize", "diff", "explain", "gemm", "generate", "info", "play", "quantize", "recipe",
+    "Unimplemented", "capture", "compare", "connect", "dequantize", "diff", "explain", "gemm", "generate", "info", "play", "quantize", "recipe",
     "restore", "run", "run_scenarios", "scenarios", "session", "verify",
 ]

@@ -227,6 +227,25 @@ TEST_F(OptionRefusalTest, OfVerify) {
                {"--only", {"nope"}},
                {"--input", kBadTensors},
                {"--require", {"nope"}}});
+  const std::string capture = std::string(QUANTGATE_SOURCE_DIR) + "/tests/data/capture";
+  ExpectNamed({"verify"}, {{"--capture", capture}},
+              {{"--capture", {"missing", "missing.safetensors", "/", Path("")}},
+               {"--layers", {"(", "nope"}},
+               {"--recipe", {"nope", "bf16,mxfp8", "bf16:nope=1"}},
+               {"--backward-override", {"nope"}},
+               {"--arithmetic", {"nope"}},
+               {"--require", {"nope"}},
+               {"--report", {"x.txt", capture + "/manifest.rank0.json"}},
+               {"--junit", {"x.txt"}},
+               {"--input", {kX}},
+               {"--tp", {"2"}}});
+}
+
+TEST_F(OptionRefusalTest, OfDiff) {
+  ExpectNamed({"diff", kX, kX}, {},
+              {{"--max-ulp", {"-1", "x"}}, {"--report", {"x.txt"}}, {"--junit", {"x.txt"}}});
+  ExpectNamed({"diff", "missing", "missing"}, {}, {{"--capture", {""}}});
+  ExpectCovered({"diff"}, {"--tried"});
 }
 
 TEST_F(OptionRefusalTest, OfGemm) {
