@@ -36,8 +36,8 @@ run_scenarios = _local.run_scenarios
 __all__ = [
     "Cancelled", "Client", "DeadlineExceeded", "DiffReport", "Error", "Explanation", "FailedPrecondition", "GemmResult",
     "Info", "InternalError", "InvalidArgument", "Local", "NotFound", "PermissionDenied", "Quantized", "Recipe", "Record",
-    "Remote", "Report", "ResourceExhausted", "RunReport", "ScenarioReport", "Session", "StepReport", "Unavailable", "Unimplemented",
-    "compare", "connect", "dequantize", "diff", "explain", "gemm", "generate", "info", "quantize", "recipe", "restore", "run",
+    "Remote", "Report", "ResourceExhausted", "RunReport", "ScenarioReport", "Session", "StepReport", "Unavailable",
+    "Unimplemented", "compare", "connect", "dequantize", "diff", "explain", "gemm", "generate", "info", "quantize", "recipe", "restore", "run",
     "run_scenarios", "scenarios", "session", "verify",
 ]
 
