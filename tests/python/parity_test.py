@@ -1,7 +1,8 @@
 """One table of runs, codes and GEMMs, each computed three ways: by Python in this process, by the `quantgate` command and by a
 server through quantgate.connect. All give the same bytes.
 
-Every layer kind meets every recipe, every recipe every backward override and every arithmetic, every recipe of codes every role."""
+Every layer kind meets every recipe, every recipe every backward override and every arithmetic, every recipe of codes every
+role."""
 
 import os
 import subprocess
@@ -197,8 +198,10 @@ def test_a_gemm_of_integers(client, tmp_path):
     path = tmp_path / "d.safetensors"
     for seed, role in ((1, "input"), (2, "weight")):
         command("quantize", generated(seed, (64, 64)), "--recipe", "int8", "--role", role, "-o", f"{tmp_path / role}.safetensors")
-    operands = [argument for side, role in (("a", "input"), ("b", "weight")) for argument in (
-        f"--{side}", f"{tmp_path / role}.safetensors:rowwise_data", f"--{side}-scale-inv", f"{tmp_path / role}.safetensors:rowwise_scale_inv")]
+    operands = []
+    for side, role in (("a", "input"), ("b", "weight")):
+        file = f"{tmp_path / role}.safetensors"
+        operands += [f"--{side}", f"{file}:rowwise_data", f"--{side}-scale-inv", f"{file}:rowwise_scale_inv"]
     command("gemm", *operands, "--arithmetic", "int32", "-o", str(path))
     d = qg.gemm(a, b, arithmetic="int32").d
     check({"d": d}, read_file(path)[0], "the command")

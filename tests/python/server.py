@@ -14,8 +14,8 @@ SERVER = os.environ.get("QUANTGATED_PROGRAM", str(pathlib.Path(PROGRAM).with_nam
 
 
 class Server:
-    """A process that ends after LIFE seconds at the latest, on a free port, with one thread: what is long enough to be interrupted
-    does not depend on the machine."""
+    """A process that ends after LIFE seconds at the latest, on a free port, with one thread: what is long enough to be
+    interrupted does not depend on the number of CPUs."""
 
     LIFE = 900
 

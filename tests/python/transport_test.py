@@ -11,7 +11,8 @@ from quantgate import _engine, _errors
 
 REQUESTS = {"Engine/Compare": "CompareRequest", "Engine/Diagnose": "DiagnoseRequest", "Tensors/Put": "PutTensorRequest",
             "Blobs/FindMissing": "FindMissingRequest", "Info/ListRecipes": "ListRecipesRequest",
-            "Blobs/QueryWrite": "QueryWriteRequest", "Info/GetCapabilities": "GetCapabilitiesRequest", "Info/ListArithmetics": "ListArithmeticsRequest"}
+            "Blobs/QueryWrite": "QueryWriteRequest",
+            "Info/GetCapabilities": "GetCapabilitiesRequest", "Info/ListArithmetics": "ListArithmeticsRequest"}
 
 
 class Loopback:

@@ -48,8 +48,8 @@ class _Transport:
         self._cancelled = threading.Event()
 
     def unary(self, method: str, request: bytes, timeout: Optional[float], is_farewell: bool) -> bytes:
-        # Read as a stream of one message, which is the same on the wire: the caller's thread waits for it, and sees interrupts, where
-        # grpcio would start a thread for a call that can be cancelled.
+        # Read as a stream of one message, which is the same on the wire: the caller's thread waits for it, and sees interrupts,
+        # where grpcio would start a thread for a call that can be cancelled.
         answers: list = []
         self.stream(method, request, lambda message: answers.append(message) or True, timeout, is_farewell)
         return answers[0] if answers else b""
@@ -142,8 +142,8 @@ class _Transport:
 class Remote(Client):
     """The verbs computed by a server; ``connect`` makes one.
 
-    May be used by several threads at once, not in a process forked from the one that made it. A context manager: leaving it closes
-    it.
+    May be used by several threads at once, not in a process forked from the one that made it. A context manager: leaving it
+    closes it.
 
     Attributes
     ----------

@@ -194,8 +194,8 @@ class Session:
     def state(self) -> Record:
         """The session as it is: step, microbatches in flight, memory, and type and fingerprint of every tensor.
 
-        Also what ``step`` is from then on: after a step that an interrupt, a deadline or a lost server ended, this says whether it
-        was done.
+        Also what ``step`` is from then on: after a step that an interrupt, a deadline or a lost server ended, this says whether
+        it was done.
         """
         entries = json.loads(_engine.decode("Session", self._call("Get", {"with_tensors": True})))
         self.step = entries["step"]
