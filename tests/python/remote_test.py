@@ -380,29 +380,34 @@ def server_runs(client, state=None):
 
 # --- Interrupts, deadlines, processes.
 
-def interrupted(call):
-    """Seconds from an interrupt, which comes meanwhile, to the end of the call."""
+def interrupted(call, is_at_work=lambda: True):
+    """Seconds from an interrupt, which comes once the server is at work, to the end of the call."""
     sent = []
+    done = threading.Event()
 
     def interrupt():
-        sent.append(time.monotonic())
-        os.kill(os.getpid(), signal.SIGINT)
+        while not is_at_work():
+            if done.wait(0.02):
+                return
+        if not done.wait(0.3):
+            sent.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGINT)
 
-    timer = threading.Timer(0.7, interrupt)
-    timer.start()
+    thread = threading.Thread(target=interrupt)
+    thread.start()
     try:
         with pytest.raises(KeyboardInterrupt):
             call()
         return time.monotonic() - sent[0]
     finally:
-        timer.cancel()
-        timer.join()
+        done.set()
+        thread.join()
 
 
 def test_an_interrupt_ends_the_run_on_the_server(server, client):
     x = qg.generate("uniform", (4096, 4096), "bf16", seed=5)
     known = server_runs(client)
-    assert interrupted(lambda: client.run(x, x, recipe="bf16", arithmetic="exact")) < 8
+    assert interrupted(lambda: client.run(x, x, recipe="bf16", arithmetic="exact"), lambda: server_runs(client) - known) < 8
     run, = server_runs(client) - known
     deadline = time.monotonic() + 20
     while run not in server_runs(client, "cancelled"):
@@ -413,10 +418,10 @@ def test_an_interrupt_ends_the_run_on_the_server(server, client):
 
 def test_an_interrupt_ends_a_call_on_the_server(server, client):
     x = qg.generate("uniform", (4096, 4096), "bf16", seed=5)
-    series = 'grpc_server_handled_total{grpc_code="Canceled",grpc_method="Gemm",grpc_service="quantgate.v1.Engine",' \
-             'grpc_type="unary"}'
-    before = server.metric(series)
-    assert interrupted(lambda: client.gemm(x, x, arithmetic="exact")) < 8
+    labels = 'grpc_method="Gemm",grpc_service="quantgate.v1.Engine",grpc_type="unary"}'
+    started, series = "grpc_server_started_total{" + labels, 'grpc_server_handled_total{grpc_code="Canceled",' + labels
+    before, count = server.metric(series), server.metric(started)
+    assert interrupted(lambda: client.gemm(x, x, arithmetic="exact"), lambda: server.metric(started) > count) < 8
     deadline = time.monotonic() + 20
     while server.metric(series) == before:
         assert time.monotonic() < deadline
