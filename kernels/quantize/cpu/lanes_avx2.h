@@ -381,11 +381,21 @@ inline int CountBytes(const Line& line, int byte) {
   return count;
 }
 /// 64 codes to 32 bytes of two, the even one in the low nibble.
-inline void StoreNibbles(uint8_t* p, const Line& codes) {
+inline Ints Nibbles(const Line& codes) {
   const Ints weights = _mm256_set1_epi16(0x1001);
   const Ints bytes = _mm256_packus_epi16(_mm256_maddubs_epi16(codes.half[0], weights),
                                          _mm256_maddubs_epi16(codes.half[1], weights));
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(bytes, 0xD8));
+  return _mm256_permute4x64_epi64(bytes, 0xD8);
+}
+inline void StoreNibbles(uint8_t* p, const Line& codes) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), Nibbles(codes));
+}
+/// 32 bytes, and behind them 64 codes as StoreNibbles has them.
+inline Line JoinNibbles(const uint8_t* first, const Line& codes) {
+  Line line;
+  line.half[0] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(first));
+  line.half[1] = Nibbles(codes);
+  return line;
 }
 /// `streams`: past the caches, to an aligned address.
 inline void StoreLine(uint8_t* p, const Line& line, bool streams) {

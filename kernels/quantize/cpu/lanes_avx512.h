@@ -331,13 +331,21 @@ inline int CountBytes(Line line, int byte) {
       _mm512_cmpeq_epi8_mask(line, _mm512_set1_epi8(static_cast<char>(byte))));
 }
 /// 64 codes to 32 bytes of two, the even one in the low nibble.
-inline void StoreNibbles(uint8_t* p, Line codes) {
+inline __m256i Nibbles(Line codes) {
   alignas(64) static constexpr uint8_t kEven[64] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20,
                                                     22, 24, 26, 28, 30, 32, 34, 36, 38, 40, 42,
                                                     44, 46, 48, 50, 52, 54, 56, 58, 60, 62};
   const __m512i pairs = _mm512_maddubs_epi16(codes, _mm512_set1_epi16(0x1001));
   const __m512i bytes = _mm512_permutexvar_epi8(_mm512_load_si512(kEven), pairs);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_castsi512_si256(bytes));
+  return _mm512_castsi512_si256(bytes);
+}
+inline void StoreNibbles(uint8_t* p, Line codes) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), Nibbles(codes));
+}
+/// 32 bytes, and behind them 64 codes as StoreNibbles has them.
+inline Line JoinNibbles(const uint8_t* first, Line codes) {
+  const __m256i before = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(first));
+  return _mm512_inserti64x4(_mm512_castsi256_si512(before), Nibbles(codes), 1);
 }
 /// `streams`: past the caches, to an aligned address.
 inline void StoreLine(uint8_t* p, Line line, bool streams) {

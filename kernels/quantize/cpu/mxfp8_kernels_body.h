@@ -119,14 +119,28 @@ struct MxTarget {
   uint8_t* twin;  ///< The same codes once more: both directions of a tile of one scale. Or null.
   int64_t stride;
   bool streams;
+  /// FP4: the first halves of the cache lines, 32 bytes for each row, of which these codes are the
+  /// second ones; or null, where they are no whole lines.
+  const uint8_t* first_halves;
 };
 
+/// Writes a row of 64 codes.
 template <class Element>
-void StoreMxLine(uint8_t* codes, Line line, bool streams) {
+void StoreMxLine(const MxTarget& target, int row, Line line) {
+  uint8_t* const copies[] = {target.codes, target.twin};
+  const bool is_half = FormatConstants<Element>::kBits == 4 && target.first_halves == nullptr;
   if constexpr (FormatConstants<Element>::kBits == 4) {
-    StoreNibbles(codes, line);
-  } else {
-    StoreLine(codes, line, streams);
+    if (!is_half) line = JoinNibbles(target.first_halves + row * kMxSide, line);
+  }
+  for (uint8_t* const codes : copies) {
+    if (codes == nullptr) continue;
+    if constexpr (FormatConstants<Element>::kBits == 4) {
+      if (is_half) {
+        StoreNibbles(codes + row * target.stride, line);
+        continue;
+      }
+    }
+    StoreLine(codes + row * target.stride, line, target.streams);
   }
 }
 
@@ -138,10 +152,7 @@ void EncodeMxLines(const MxTile<Source>& tile, const Encode& encode, const MxTar
   for (int row = 0; row < kMxSide; ++row) {
     const Line line = encode(row);
     tile.PrefetchAhead(row);
-    StoreMxLine<Element>(target.codes + row * target.stride, line, target.streams);
-    if (target.twin != nullptr) {
-      StoreMxLine<Element>(target.twin + row * target.stride, line, target.streams);
-    }
+    StoreMxLine<Element>(target, row, line);
     TallyLine(line, kMagnitudes, 1 << Element::kMantissaBits, tally);
   }
 }
@@ -295,8 +306,14 @@ bool ScaleMxColumns(const TileJob& job, int columns, MxTile<Source>& tile) {
   return static_cast<uint32_t>(LargestLane(largest)) >= kFirstBeyond<Element>;
 }
 
+/// FP4: where the codes of the 64 columns before lie, 32 bytes for each row; null: nowhere.
+struct MxFirstHalves {
+  const uint8_t* rowwise = nullptr;
+  const uint8_t* columnwise = nullptr;
+};
+
 template <class Source, class Element>
-bool QuantizeMxTile(const TileJob& job, int columns, TileTally& tally) {
+bool QuantizeMxPart(const TileJob& job, int columns, const MxFirstHalves& first, TileTally& tally) {
   MxTile<Source> tile;
   if (ReadMxTile<Source>(job, columns, tile) >= 0x7F800000) return false;
   if (job.block_dim == 2) ShareMxAmax(columns, tile);
@@ -304,53 +321,69 @@ bool QuantizeMxTile(const TileJob& job, int columns, TileTally& tally) {
       job.block_dim == 2 && job.rowwise != nullptr && job.columnwise != nullptr;
   if (job.rowwise != nullptr) {
     const bool any_beyond = ScaleMxRows<Element>(job, columns, tile);
-    const MxTarget target = {job.rowwise, makes_twins ? job.columnwise : nullptr,
-                             job.rowwise_stride, job.streams};
+    uint8_t* const twin = makes_twins && job.columnwise != job.rowwise ? job.columnwise : nullptr;
+    const MxTarget target = {job.rowwise, twin, job.rowwise_stride, job.streams, first.rowwise};
     MakeMxCopy<Element, false>(tile, columns, target, any_beyond, &tally);
   }
   if (job.columnwise != nullptr) {
     const bool any_beyond = ScaleMxColumns<Element>(job, columns, tile);
     if (makes_twins) return true;
-    const MxTarget target = {job.columnwise, nullptr, job.columnwise_stride, job.streams};
+    const MxTarget target = {job.columnwise, nullptr, job.columnwise_stride, job.streams,
+                             first.columnwise};
     MakeMxCopy<Element, true>(tile, columns, target, any_beyond,
                               job.rowwise == nullptr ? &tally : nullptr);
   }
   return true;
 }
 
-/// FP4, two codes in a byte. 64 codes are half a cache line, so that tiles of twice the width
-/// gather them before they are written.
+template <class Source, class Element>
+bool QuantizeMxTile(const TileJob& job, int columns, TileTally& tally) {
+  return QuantizeMxPart<Source, Element>(job, columns, {}, tally);
+}
+
+/// The part of a job whose codes begin with a column: with their places in the results.
+template <class Source>
+TileJob MxJobFrom(int column, TileJob job) {
+  job.source = static_cast<const typename Source::Storage*>(job.source) + column;
+  if (job.rowwise != nullptr) {
+    job.rowwise += column / 2;
+    job.row_scales = static_cast<uint8_t*>(job.row_scales) + column / kMxSide;
+  }
+  if (job.columnwise != nullptr) {
+    job.columnwise += column / 2;
+    job.column_scales = static_cast<uint8_t*>(job.column_scales) + column;
+  }
+  return job;
+}
+
+/// FP4, two codes in a byte. 64 codes are half a cache line: of a tile of twice the width those of
+/// the first 64 columns are kept until the others join them.
 template <class Source, class Element>
 bool QuantizeMxNibbles(const TileJob& job, int columns, TileTally& tally) {
   constexpr int kWidth = 2 * kMxSide;
-  if (columns <= kWidth) return QuantizeMxTile<Source, Element>(job, columns, tally);
-  alignas(64) uint8_t rowwise[kMxSide][64], columnwise[kMxSide][64];
-  const bool is_whole = columns == 2 * kWidth;
-  for (int column = 0; column < columns; column += kWidth) {
-    TileJob part = job;
-    part.source = static_cast<const typename Source::Storage*>(job.source) + column;
-    if (job.rowwise != nullptr) {
-      part.rowwise = (is_whole ? rowwise[0] : job.rowwise) + column / 2;
-      part.row_scales = static_cast<uint8_t*>(job.row_scales) + column / kMxSide;
+  if (columns < 2 * kWidth) {
+    for (int column = 0; column < columns; column += kWidth) {
+      const int width = columns - column < kWidth ? columns - column : kWidth;
+      if (!QuantizeMxTile<Source, Element>(MxJobFrom<Source>(column, job), width, tally)) {
+        return false;
+      }
     }
-    if (job.columnwise != nullptr) {
-      part.columnwise = (is_whole ? columnwise[0] : job.columnwise) + column / 2;
-      part.column_scales = static_cast<uint8_t*>(job.column_scales) + column;
-    }
-    if (is_whole) part.rowwise_stride = part.columnwise_stride = 64;
-    const int width = columns - column < kWidth ? columns - column : kWidth;
-    if (!QuantizeMxTile<Source, Element>(part, width, tally)) return false;
+    return true;
   }
-  for (int row = 0; row < kMxSide && is_whole; ++row) {
-    if (job.rowwise != nullptr) {
-      StoreLine(job.rowwise + row * job.rowwise_stride, LoadLine(rowwise[row]), job.streams);
-    }
-    if (job.columnwise != nullptr) {
-      StoreLine(job.columnwise + row * job.columnwise_stride, LoadLine(columnwise[row]),
-                job.streams);
-    }
-  }
-  return true;
+  alignas(64) uint8_t rowwise[kMxSide * kMxSide], columnwise[kMxSide * kMxSide];
+  // Both directions of tiles of one scale have the same codes.
+  const bool has_twins = job.block_dim == 2 && job.rowwise != nullptr;
+  const MxFirstHalves halves = {rowwise, has_twins ? rowwise : columnwise};
+  TileJob first = job;
+  if (job.rowwise != nullptr) first.rowwise = rowwise;
+  if (job.columnwise != nullptr) first.columnwise = has_twins ? rowwise : columnwise;
+  first.rowwise_stride = first.columnwise_stride = kMxSide;
+  if (!QuantizeMxPart<Source, Element>(first, kWidth, {}, tally)) return false;
+  TileJob second = MxJobFrom<Source>(kWidth, job);
+  // Whole lines begin with the first halves.
+  second.rowwise = job.rowwise;
+  second.columnwise = job.columnwise;
+  return QuantizeMxPart<Source, Element>(second, kWidth, halves, tally);
 }
 
 template <class Source>
