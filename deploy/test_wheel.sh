@@ -17,7 +17,7 @@ for argument in "$@"; do
 done
 
 deploy/install_packages.sh --python
-tools=$build/python_tools
+tools=$PWD/$build/python_tools
 if [ ! -x "$tools/bin/auditwheel" ]; then
   python3 -m venv "$tools"
   "$tools/bin/pip" install --quiet --upgrade pip
