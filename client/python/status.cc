@@ -1,15 +1,20 @@
 #include "client/python/status.h"
 
 #include <nanobind/stl/string.h>
+#include <pthread.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "client/status.h"
 #include "kernels/base/refusal.h"
 
@@ -20,6 +25,73 @@ namespace {
 
 /// How long an interrupt may wait to be seen.
 constexpr std::chrono::milliseconds kSignalInterval{50};
+
+class CallUnderWay;
+
+/// The calls of this process that are under way, for threads that have the GIL.
+struct Calls {
+  std::set<CallUnderWay*> under_way;
+  bool is_ending = false;  ///< The interpreter is.
+  /// Where another thread has a call while the process forks, what it has locked stays locked in
+  /// the child for ever.
+  bool was_forked_during_call = false;
+
+  static Calls& Get() {
+    static Calls& calls = *new Calls;  // Never destroyed: threads may outlive static objects.
+    return calls;
+  }
+  /// Gives the GIL to others for a moment.
+  static void LetOthers() {
+    const nb::gil_scoped_release released;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+};
+
+/// One of them. Created and destroyed with the GIL.
+class CallUnderWay {
+ public:
+  explicit CallUnderWay(absl::FunctionRef<void()> cancel) : cancel_(cancel) {
+    Calls::Get().under_way.insert(this);
+  }
+  ~CallUnderWay() {
+    while (is_being_cancelled_) Calls::LetOthers();
+    Calls::Get().under_way.erase(this);
+  }
+  CallUnderWay(const CallUnderWay&) = delete;
+  CallUnderWay& operator=(const CallUnderWay&) = delete;
+
+  void Cancel() {
+    is_being_cancelled_ = true;
+    cancel_();  // May let other threads have the GIL meanwhile.
+    is_being_cancelled_ = false;
+  }
+
+ private:
+  const absl::FunctionRef<void()> cancel_;
+  bool is_being_cancelled_ = false;
+};
+
+void NoteFork() {
+  if (!Calls::Get().under_way.empty()) Calls::Get().was_forked_during_call = true;
+}
+
+/// Ends all calls before the interpreter ends: it ends the threads that then ask for the GIL, in
+/// the middle of what they do.
+void EndCalls() {
+  Calls& calls = Calls::Get();
+  if (calls.was_forked_during_call) return;
+  calls.is_ending = true;
+  for (CallUnderWay* const call : std::vector(calls.under_way.begin(), calls.under_way.end())) {
+    if (calls.under_way.contains(call)) call->Cancel();
+  }
+  while (!calls.under_way.empty()) Calls::LetOthers();
+}
+
+/// For a thread that makes a call while the interpreter ends, which it must not return to.
+[[noreturn]] void StayForever() {
+  const nb::gil_scoped_release released;
+  while (true) std::this_thread::sleep_for(std::chrono::hours(1));
+}
 
 /// Field, value and rule: what a server's error carries, or what this process refused.
 Refusal PartsOfError(const absl::Status& status) {
@@ -47,6 +119,8 @@ void SetPythonError(const absl::Status& status) {
 }  // namespace
 
 void RegisterErrors(nb::module_&) {
+  pthread_atfork(nullptr, nullptr, &NoteFork);
+  nb::module_::import_("atexit").attr("register")(nb::cpp_function(&EndCalls));
   nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
     try {
       std::rethrow_exception(thrown);
@@ -58,6 +132,14 @@ void RegisterErrors(nb::module_&) {
 
 absl::Status WithoutGil(bool is_long, absl::FunctionRef<absl::Status()> work,
                         absl::FunctionRef<void()> cancel) {
+  if (Calls::Get().was_forked_during_call) {
+    return RefusePrecondition(
+        "process", absl::StrCat(getpid()),
+        "it was forked while another thread had a call under way, whose locks "
+        "it keeps: fork between calls, or start it by spawn");
+  }
+  if (Calls::Get().is_ending) StayForever();
+  const CallUnderWay under_way(cancel);
   if (!is_long) {
     const nb::gil_scoped_release released;
     return work();

@@ -81,6 +81,9 @@ class CpuEngine final : public Engine {
     return CublasLtOnCpuError(arithmetic);
   }
 
+  uintptr_t StreamHandle() const override { return 0; }
+  absl::Status Finish() override { return absl::OkStatus(); }
+
   absl::StatusOr<Tensor> ToDevice(const Tensor& tensor, const Cancellation*) override {
     return tensor;
   }

@@ -200,6 +200,11 @@ struct QuantizeArguments {
   /// copies) and for nvfp4 unless row-scaled. An empty tensor then has the scale of the group.
   Tensor group_amax_rowwise = {};
   Tensor group_amax_columnwise = {};
+  /// Host memory for the codes of a direction, which no operand shares. The CPU engine writes them
+  /// there where it makes codes of that dtype and shape by themselves, so that the result's data is
+  /// this tensor; otherwise, and on another engine, the result has memory of its own.
+  Tensor rowwise_codes = {};
+  Tensor columnwise_codes = {};
 };
 
 /// INVALID_ARGUMENT naming the field, its value and the rule if `quantizer` is invalid for every

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -15,7 +16,7 @@ from ._reports import DiffReport, Explanation, Info, RunReport, ScenarioReport
 from ._requests import (as_list, layer_of, parameters_of, placed, recipe_dict, requirement, requires_grad_of,
                         variants_of)
 from ._sessions import Session, open_session, restore_session, spec_of
-from ._tensors import NUMPY, Given, Kind, Output, dtype_name, kind_of_name, read, read_out, read_small
+from ._tensors import NUMPY, Cuda, Given, Kind, Output, dtype_name, kind_of_name, read, read_out, read_small
 
 
 def _flag(argument: str, value: Any) -> bool:
@@ -34,7 +35,7 @@ def _integer(argument: str, value: Any, least: int, most: int) -> int:
 
 
 def _real(argument: str, value: Any) -> float:
-    if isinstance(value, bool):
+    if isinstance(value, (bool, str, bytes)):
         raise refuse_type(argument, value, "must be a number")
     try:
         return float(value)
@@ -49,6 +50,7 @@ def _text(argument: str, value: Any) -> str:
 
 
 _SEED_MAX = 2**64 - 1
+_NO_GPU: Any = nullcontext()
 
 
 class _Connection:
@@ -62,7 +64,7 @@ class _Connection:
     def place(self, argument: str, value: Any) -> Dict[str, Any]:
         """The TensorSource of a tensor, or of codes, that was given as ``argument``."""
         if isinstance(value, Quantized):
-            parts = {name: self._place(f"{argument}.{name}", tensor) for name, tensor in value._given.items()
+            parts = {name: self._place(f"{argument}.{name}", tensor) for name, tensor in value.given_to(argument).items()
                      if name != "amax_history"}
             return {"quantized": {"tensors": parts, "description": value.description,
                                   "source_dtype": value.source_dtype}}
@@ -85,7 +87,7 @@ class _Connection:
         return (self.kind or NUMPY).back(self.client.fetch(named_tensor))
 
 
-def _gemm_slots(arguments: Mapping[str, Any], a: Any, b: Any) -> Tuple[List[Tuple[str, Given]], Dict[str, Any]]:
+def _gemm_slots(arguments: Mapping[str, Any], a: Any, b: Any, cuda: Optional[Cuda]) -> Tuple[List[Tuple[str, Given]], Dict[str, Any]]:
     """The tensors of a GEMM by the names of its slots, and what codes say of themselves."""
     slots: List[Tuple[str, Given]] = []
     said: Dict[str, Any] = {"a": {}, "b": {}}
@@ -94,11 +96,12 @@ def _gemm_slots(arguments: Mapping[str, Any], a: Any, b: Any) -> Tuple[List[Tupl
             for name in ("scale_inv", "amax", "zero_point"):
                 if arguments[f"{side}_{name}"] is not None:
                     raise refuse(f"{side}_{name}", "given", f"{side} is Quantized and has its own")
+            parts = operand.given_to(side, cuda)
             usage = "rowwise" if operand.rowwise_data is not None else "columnwise"
             direction = operand.description.get(usage, {})
             for slot, part in (("tensor", f"{usage}_data"), ("scale_inv", f"{usage}_scale_inv"),
                                ("zero_point", f"{usage}_zero_point"), ("amax", f"amax_{usage}")):
-                tensor = operand._given.get(part)
+                tensor = parts.get(part)
                 takes = slot != "amax" or direction.get("format") == "nvfp4"
                 if tensor is not None and takes:
                     slots.append((f"{side}.{slot}", Given(tensor, NUMPY)))
@@ -107,13 +110,13 @@ def _gemm_slots(arguments: Mapping[str, Any], a: Any, b: Any) -> Tuple[List[Tupl
             if direction.get("group"):
                 said[side]["group"] = direction["group"]
             continue
-        slots.append((f"{side}.tensor", read(side, operand)))
+        slots.append((f"{side}.tensor", read(side, operand, cuda)))
         for name in ("scale_inv", "amax", "zero_point"):
-            given = read_small(f"{side}_{name}", arguments[f"{side}_{name}"])
+            given = read_small(f"{side}_{name}", arguments[f"{side}_{name}"], cuda)
             if given is not None:
                 slots.append((f"{side}.{name}", given))
     for name in ("c", "bias", "d_scale"):
-        given = read_small(name, arguments[name])
+        given = read_small(name, arguments[name], cuda)
         if given is not None:
             slots.append((name, given))
     return slots, said
@@ -379,7 +382,7 @@ class Client:
             if name not in arguments:
                 raise TypeError(f"{name}: no such argument of this verb")
         arguments.update(options)
-        slots, said = _gemm_slots(arguments, a, b)
+        slots, said = _gemm_slots(arguments, a, b, None)
         session.kind = slots[0][1].kind
         request: Dict[str, Any] = {"a": {}, "b": {}, "layout": arguments["layout"], "alpha": arguments["alpha"],
                                    "beta": arguments["beta"], "in_place": arguments["in_place"]}
@@ -478,12 +481,20 @@ class Local(Client):
         self._device = _text("device", device)
         self._threads = _integer("threads", threads, 0, 4096)
         self._made: Any = None
+        self._made_cuda: Optional[Cuda] = None
 
     @property
     def _local(self) -> Any:
         if self._made is None:
-            self._made = _engine.LocalEngine(self._device, self._threads)
+            made = _engine.LocalEngine(self._device, self._threads)
+            if made.ordinal >= 0:
+                self._made_cuda = Cuda(made)
+            self._made = made
         return self._made
+
+    @property
+    def _cuda(self) -> Optional[Cuda]:
+        return self._made_cuda if self._local is not None else None
 
     def _connect(self) -> Any:
         return _engine.Client.local(self._device, self._threads)
@@ -524,15 +535,24 @@ class Local(Client):
         TypeError
             For what is no tensor.
         """
-        given = read("tensor", tensor)
-        state = [read_small(name, value) for name, value in (("scale", scale), ("amax_history", amax_history))]
-        answer = self._local.quantize(
-            given.tensor, read_recipe("recipe", recipe).parsed, _text("role", role), _flag("rowwise", rowwise),
-            _flag("columnwise", columnwise), _integer("seed", seed, 0, _SEED_MAX),
-            state[0] and state[0].tensor, state[1] and state[1].tensor, _text("scale_layout", scale_layout))
-        result = Quantized(answer.tensors(), given.kind, answer.shape, answer.source_dtype, answer.description(),
-                           answer.record)
-        return result if out is None else _into(result, out, [("tensor", given)])
+        cuda = self._cuda
+        with cuda or _NO_GPU:
+            given = read("tensor", tensor, cuda)
+            state = [read_small(name, value, cuda) for name, value in (("scale", scale), ("amax_history", amax_history))]
+            outputs = None if out is None else _outputs(out, [("tensor", given), *zip(("scale", "amax_history"), state)], cuda)
+            parsed = read_recipe("recipe", recipe).parsed
+            if cuda is not None:
+                cuda.wait_for_torch()
+            answer = self._local.quantize(
+                given.tensor, parsed, _text("role", role), _flag("rowwise", rowwise), _flag("columnwise", columnwise),
+                _integer("seed", seed, 0, _SEED_MAX), state[0] and state[0].tensor, state[1] and state[1].tensor,
+                _text("scale_layout", scale_layout),
+                None if outputs is None else [(name, output.tensor) for name, output in outputs.items()],
+                given.kind.cuda is not None)
+            tensors = answer.tensors
+            values = None if outputs is None else {name: outputs[name].value for name, _ in tensors}
+            return Quantized(tensors, given.kind, answer.shape, answer.source_dtype, answer.description(), answer.record,
+                             values)
 
     def dequantize(self, quantized: Union[Quantized, Mapping[str, Any]], *, usage: Optional[str] = None,
                    out_dtype: Any = "f32", format: Optional[str] = None, scale_layout: Optional[str] = None,
@@ -558,18 +578,19 @@ class Local(Client):
         tensor
             In the shape of the source.
         """
+        cuda = self._cuda
         if isinstance(quantized, Quantized):
             for name, value in (("format", format), ("scale_layout", scale_layout)):
                 if value is not None:
                     raise refuse(name, f'"{value}"', "given with Quantized, which says it itself")
-            tensors = [(name, Given(tensor, NUMPY)) for name, tensor in quantized._given.items()]
+            tensors = [(name, Given(tensor, NUMPY)) for name, tensor in quantized.given_to("quantized", cuda).items()]
             kind = quantized._kind
             description = quantized._description
         elif isinstance(quantized, Mapping):
             for name in quantized:
                 if name not in PARTS:
                     raise refuse(f"quantized[{name!r}]", "given", f"must be one of {', '.join(PARTS)}")
-            tensors = [(name, read_small(f"quantized[{name!r}]", value)) for name, value in quantized.items()
+            tensors = [(name, read_small(f"quantized[{name!r}]", value, cuda)) for name, value in quantized.items()
                        if value is not None]
             kind = tensors[0][1].kind if tensors else NUMPY
             described: Dict[str, Any] = {}
@@ -581,13 +602,16 @@ class Local(Client):
             description = _engine.encode("QuantizedDescription", json.dumps(described))
         else:
             raise refuse_type("quantized", quantized, "must be Quantized, or a dict of tensors by name")
-        values = self._local.dequantize([(name, given.tensor) for name, given in tensors], usage or "",
-                                        dtype_name("out_dtype", out_dtype), description)
-        if out is None:
-            return kind.back(values)
-        output = read_out("out", out)
-        output.check_apart("out", tensors)
-        return output.take("out", values)
+        output = None if out is None else read_out("out", out, cuda)
+        if output is not None:
+            output.check_apart("out", [(name, given.tensor) for name, given in tensors])
+        with cuda or _NO_GPU:
+            if cuda is not None:
+                cuda.wait_for_torch()
+            values = self._local.dequantize([(name, given.tensor) for name, given in tensors], usage or "",
+                                            dtype_name("out_dtype", out_dtype), description, output and output.tensor,
+                                            kind.cuda is not None and cuda is not None)
+            return kind.back(values) if output is None else output.value
 
     def gemm(self, a: Any, b: Any, *, arithmetic: str = "auto", layout: str = "tn", out_dtype: Any = "f32",
              a_scale_inv: Any = None, b_scale_inv: Any = None, a_scaling: Optional[str] = None,
@@ -619,26 +643,32 @@ class Local(Client):
         arguments = {"a_scale_inv": a_scale_inv, "b_scale_inv": b_scale_inv, "a_amax": a_amax, "b_amax": b_amax,
                      "a_zero_point": a_zero_point, "b_zero_point": b_zero_point, "c": c, "bias": bias,
                      "d_scale": d_scale}
-        slots, said = _gemm_slots(arguments, a, b)
-        output: Optional[Output] = None
-        if out is not None:
-            output = read_out("out", out)
-            output.check_apart("out", slots)
-        scalings = tuple("" if value is None else _text(f"{side}_scaling", value)
-                         for side, value in (("a", a_scaling), ("b", b_scaling)))
-        groups = tuple(str(value if value is not None else said[side].get("group", ""))
-                       for side, value in (("a", a_group), ("b", b_group)))
-        bounds = tuple(_integer(f"{side}_e4m3_max", value if value is not None else said[side].get("e4m3_max", 0), 0, 448)
-                       for side, value in (("a", a_e4m3_max), ("b", b_e4m3_max)))
-        answer = self._local.gemm([(slot, given.tensor) for slot, given in slots], _text("layout", layout),
-                                  _text("arithmetic", arithmetic), dtype_name("out_dtype", out_dtype),
-                                  _real("alpha", alpha), _real("beta", beta), _flag("in_place", in_place), scalings,
-                                  groups, bounds, output and output.tensor)
-        kind = a._kind if isinstance(a, Quantized) else slots[0][1].kind
-        d = kind.back(answer.d) if output is None else output.take("out", answer.d)
-        amax = answer.amax
-        return GemmResult(d, None if amax is None else kind.back(amax), answer.arithmetic, answer.text, answer.note,
-                          answer.seconds)
+        cuda = self._cuda
+        with cuda or _NO_GPU:
+            slots, said = _gemm_slots(arguments, a, b, cuda)
+            output: Optional[Output] = None
+            if out is not None:
+                output = read_out("out", out, cuda)
+                output.check_apart("out", [(slot, given.tensor) for slot, given in slots])
+            scalings = tuple("" if value is None else _text(f"{side}_scaling", value)
+                             for side, value in (("a", a_scaling), ("b", b_scaling)))
+            groups = tuple(str(value if value is not None else said[side].get("group", ""))
+                           for side, value in (("a", a_group), ("b", b_group)))
+            bounds = tuple(
+                _integer(f"{side}_e4m3_max", value if value is not None else said[side].get("e4m3_max", 0), 0, 448)
+                for side, value in (("a", a_e4m3_max), ("b", b_e4m3_max)))
+            kind = a._kind if isinstance(a, Quantized) else slots[0][1].kind
+            if cuda is not None:
+                cuda.wait_for_torch()
+            answer = self._local.gemm(
+                [(slot, given.tensor) for slot, given in slots], _text("layout", layout), _text("arithmetic", arithmetic),
+                dtype_name("out_dtype", out_dtype), _real("alpha", alpha), _real("beta", beta),
+                _flag("in_place", in_place), scalings, groups, bounds, output and output.tensor,
+                kind.cuda is not None and cuda is not None)
+            d = kind.back(answer.d) if output is None else output.value
+            amax = answer.amax
+            return GemmResult(d, None if amax is None else kind.back(amax), answer.arithmetic, answer.text, answer.note,
+                              answer.seconds)
 
     def generate(self, distribution: str, shape: Sequence[int], dtype: Any = "f32", *, seed: int = 0,
                  scale: Optional[float] = None, kind: str = "numpy") -> Any:
@@ -672,38 +702,29 @@ def _direction(text: str) -> Dict[str, Any]:
         key, equals, value = part.partition("=")
         if not equals or key not in ("element", "block_dim", "e4m3_max", "group", "hadamard"):
             raise refuse("format", f'"{text}"', f'"{part}" must be element=, block_dim=, e4m3_max=, group= or hadamard=')
-        direction[key] = value if key in ("element", "group") else json.loads(value)
+        if key in ("element", "group"):
+            direction[key] = value
+        elif key == "hadamard" and value in ("true", "false"):
+            direction[key] = value == "true"
+        elif key != "hadamard" and value.isdecimal():
+            direction[key] = int(value)
+        else:
+            raise refuse("format", f'"{text}"', f'"{part}" must be {"true or false" if key == "hadamard" else "a number"}')
     return direction
 
 
-def _into(result: Quantized, out: Any, inputs: List[Tuple[str, Given]]) -> Quantized:
-    """The quantized tensor in memory of the caller's."""
+def _outputs(out: Any, inputs: Iterable[Tuple[str, Optional[Given]]], cuda: Optional[Cuda]) -> Dict[str, Output]:
+    """Memory for the parts of a quantized tensor, by name."""
     wanted = out.tensors if isinstance(out, Quantized) else out
     if not isinstance(wanted, Mapping):
         raise refuse_type("out", out, "must be Quantized, or a dict of tensors by name")
-    missing = set(result._given) ^ set(wanted)
-    if missing:
-        name = sorted(missing)[0]
-        raise refuse(f"out[{name!r}]", "absent" if name in result._given else "given",
-                     f"must be exactly {', '.join(result._given)}")
-    outputs = {name: read_out(f"out[{name!r}]", value) for name, value in wanted.items()}
-    for name, output in outputs.items():
-        output.check_apart(f"out[{name!r}]", inputs)
-        given = result._given[name]
-        if list(given.shape) != list(output.tensor.shape) or _bytes_of(given) != _bytes_of(output.tensor) or (
-                given.dtype != output.tensor.dtype and output.tensor.dtype != "u8"):
-            raise refuse(f"out[{name!r}]", f"{output.tensor.dtype}{list(output.tensor.shape)}",
-                         f"must be {given.dtype}{list(given.shape)}")
-    for name, output in outputs.items():
-        np.copyto(_engine.array_of(output.tensor), _engine.array_of(result._given[name]))
-        result._given[name] = _retyped(output.tensor, result._given[name].dtype)
-        result._tensors[name] = output.value
-    return result
-
-
-def _bytes_of(tensor: Any) -> int:
-    return tensor.nbytes
-
-
-def _retyped(tensor: Any, dtype: str) -> Any:
-    return tensor if tensor.dtype == dtype else _engine.wrap(_engine.array_of(tensor), dtype)
+    others = [(name, given.tensor) for name, given in inputs if given is not None]
+    outputs: Dict[str, Output] = {}
+    for name, value in wanted.items():
+        argument = f"out[{name!r}]"
+        if name not in PARTS:
+            raise refuse(argument, "given", f"must be one of {', '.join(PARTS)}")
+        outputs[name] = read_out(argument, value, cuda)
+        outputs[name].check_apart(argument, others)
+        others.append((argument, outputs[name].tensor))
+    return outputs

@@ -114,6 +114,11 @@ def refuse(field: str, value: object, rule: str) -> InvalidArgument:
     return InvalidArgument(f"{field} is {value}: {rule}", "INVALID_ARGUMENT", field, str(value), rule)
 
 
+def refuse_state(field: str, value: object, rule: str) -> FailedPrecondition:
+    """FAILED_PRECONDITION, worded as the engine words it."""
+    return FailedPrecondition(f"{field} is {value}: {rule}", "FAILED_PRECONDITION", field, str(value), rule)
+
+
 def refuse_type(field: str, value: object, rule: str) -> TypeError:
     """A TypeError that names argument, value and rule."""
     text = repr(value)

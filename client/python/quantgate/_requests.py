@@ -37,6 +37,12 @@ def _kind_or_fields(argument: str, value: Any) -> Dict[str, Any]:
     raise refuse_type(argument, value, "must be a kind in text, or a dict of fields")
 
 
+def _rows(argument: str, value: Any) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise refuse_type(argument, value, "must be an integer")
+    return value.__index__()
+
+
 def layer_of(kind: str, fields: Mapping[str, Any]) -> Dict[str, Any]:
     """The ``Layer`` of the verbs' keywords."""
     layer: Dict[str, Any] = {"kind": kind}
@@ -48,7 +54,7 @@ def layer_of(kind: str, fields: Mapping[str, Any]) -> Dict[str, Any]:
         elif name == "operations":
             layer[name] = [dict(operation) for operation in value]
         elif name == "m_splits":
-            layer[name] = [int(rows) for rows in value]
+            layer[name] = [_rows(f"m_splits[{expert}]", rows) for expert, rows in enumerate(as_list("m_splits", value))]
         else:
             layer[name] = value
     return layer
