@@ -9,6 +9,7 @@
 #include <exception>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -70,8 +71,14 @@ class Client {
   std::string Place(const std::string& what, const HostTensor& tensor, bool stored) {
     v1::TensorSource source;
     Run([&]() -> absl::Status {
-      QG_ASSIGN_OR_RETURN(source, Sources(stored ? Placement::kStored : Placement::kInlineWhenSmall)
-                                      .Place(what, tensor.tensor));
+      // A connection in this process keeps what was placed, and a session reads it in later steps.
+      Tensor kept = tensor.tensor;
+      if (!stored) {
+        QG_ASSIGN_OR_RETURN(kept, Tensor::FromBytes(kept.dtype(), kept.shape(), kept.bytes()));
+      }
+      QG_ASSIGN_OR_RETURN(
+          source,
+          Sources(stored ? Placement::kStored : Placement::kInlineWhenSmall).Place(what, kept));
       return absl::OkStatus();
     });
     return RequestJsonOf(source);
@@ -84,6 +91,11 @@ class Client {
     HostTensor tensor;
     Run([&]() -> absl::Status {
       QG_ASSIGN_OR_RETURN(tensor.tensor, FetchTensor(*connection_, named));
+      // Tensors of the same bytes are one blob in this process, and two arrays must not be.
+      if (fetched_.insert(std::as_const(tensor.tensor).data()).second) return absl::OkStatus();
+      const Tensor& shared = tensor.tensor;
+      QG_ASSIGN_OR_RETURN(tensor.tensor,
+                          Tensor::FromBytes(shared.dtype(), shared.shape(), shared.bytes()));
       return absl::OkStatus();
     });
     return tensor;
@@ -217,6 +229,7 @@ class Client {
   }
 
   const std::unique_ptr<Connection> connection_;
+  std::set<const std::byte*> fetched_;  ///< Where tensors lie that Fetch has given.
 };
 
 }  // namespace

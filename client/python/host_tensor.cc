@@ -144,7 +144,7 @@ nb::ndarray<nb::numpy> ArrayOf(const nb::object& self) {
 
 /// The tensor's memory on its CUDA device as unsigned integers, for from_dlpack of any library. It
 /// must be written by now, and whoever frees it must have waited for what reads it.
-nb::ndarray<nb::device::cuda> ExportOf(const nb::object& self) {
+nb::ndarray<nb::array_api, nb::device::cuda> ExportOf(const nb::object& self) {
   auto& given = nb::cast<HostTensor&>(self);
   if (!given.is_on_device()) {
     throw StatusError{Refuse("tensor", "in host memory", "must be on a CUDA device")};
@@ -152,9 +152,9 @@ nb::ndarray<nb::device::cuda> ExportOf(const nb::object& self) {
   Tensor& tensor = given.tensor;
   const std::vector<size_t> shape(tensor.shape().begin(), tensor.shape().end());
   const auto bits = static_cast<uint8_t>(8 * DTypeBytes(tensor.dtype()));
-  return nb::ndarray<nb::device::cuda>(tensor.data(), shape.size(), shape.data(), self, nullptr,
-                                       nb::dlpack::dtype{1, bits, 1}, nb::device::cuda::value,
-                                       given.ordinal);
+  return nb::ndarray<nb::array_api, nb::device::cuda>(tensor.data(), shape.size(), shape.data(),
+                                                      self, nullptr, nb::dlpack::dtype{1, bits, 1},
+                                                      nb::device::cuda::value, given.ordinal);
 }
 
 }  // namespace

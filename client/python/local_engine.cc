@@ -42,8 +42,9 @@ namespace nb = nanobind;
 namespace quantgate::python {
 namespace {
 
-/// From so many multiplications, or bytes read, on, a call is worth a thread that can be ended.
-constexpr double kLongWork = 1 << 22;
+/// From so many multiplications, or bytes read, on, which take about a tenth of a second, a call is
+/// worth a thread that can be ended.
+constexpr double kLongWork = 1 << 27;
 
 /// A recipe that was read once, for the many tensors that follow.
 struct ParsedRecipe {
@@ -390,7 +391,8 @@ class LocalEngine {
   /// Puts a result into memory of the caller's, of as many bytes, unless it is there already.
   absl::Status Deliver(const Tensor& result, Tensor to, const Cancellation* cancellation) {
     if (to.byte_size() == 0 || std::as_const(to).data() == result.data()) return absl::OkStatus();
-    if (to.space() == MemorySpace::kDevice) return engine_->Copy(result, to, 0);
+    const bool is_of_engine = !engine_->RunsAhead() || to.space() == MemorySpace::kDevice;
+    if (is_of_engine) return engine_->Copy(result, to, 0);
     QG_ASSIGN_OR_RETURN(const Tensor host, engine_->ToHost(result, cancellation));
     std::memcpy(to.data(), host.data(), host.byte_size());
     return absl::OkStatus();

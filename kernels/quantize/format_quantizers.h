@@ -25,7 +25,7 @@ struct FormatRequest {
   bool hadamard = false;
 };
 
-/// Memory for the codes of one direction: that of QuantizeArguments where it has this type.
+/// Memory for the codes of one direction: that of QuantizeArguments where it serves.
 absl::StatusOr<Tensor> CodesMemory(const FormatRequest& request, Usage usage, DType element,
                                    Shape shape);
 

@@ -201,8 +201,9 @@ struct QuantizeArguments {
   Tensor group_amax_rowwise = {};
   Tensor group_amax_columnwise = {};
   /// Host memory for the codes of a direction, which no operand shares. The CPU engine writes them
-  /// there where it makes codes of that dtype and shape by themselves, so that the result's data is
-  /// this tensor; otherwise, and on another engine, the result has memory of its own.
+  /// there where it makes codes of that dtype and shape by themselves, and where the memory of
+  /// large codes is aligned to 64 bytes; then the result's data is this tensor. Otherwise, and on
+  /// another engine, the result has memory of its own.
   Tensor rowwise_codes = {};
   Tensor columnwise_codes = {};
 };

@@ -90,6 +90,8 @@ FormatQuantizer QuantizerOf(const QuantizerSpec& spec, const Tensor& source) {
   return nullptr;
 }
 
+constexpr uintptr_t kLineBytes = 64;  // Of the cache.
+
 }  // namespace
 
 absl::StatusOr<Tensor> CodesMemory(const FormatRequest& request, Usage usage, DType element,
@@ -98,7 +100,11 @@ absl::StatusOr<Tensor> CodesMemory(const FormatRequest& request, Usage usage, DT
                                                  : request.arguments.columnwise_codes;
   const bool fits = given.has_value() && given.space() == MemorySpace::kHost &&
                     given.dtype() == element && given.shape() == shape;
-  if (fits) return given;
+  // Stores past the caches are of whole lines. Without them, large codes take longer than with a
+  // copy afterwards.
+  const bool is_aligned =
+      reinterpret_cast<uintptr_t>(given.has_value() ? given.data() : nullptr) % kLineBytes == 0;
+  if (fits && (is_aligned || !IsStreamed(request.source))) return given;
   return Tensor::Allocate(element, std::move(shape));
 }
 
