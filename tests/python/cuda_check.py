@@ -2,7 +2,8 @@
 
     PYTHONPATH=BUILD/python python cuda_check.py
 
-Needs torch with CUDA; JAX, where it has a GPU, is checked too. Everything is compared with the CPU engine on numpy input, bit for bit.
+Needs torch with CUDA; JAX, where it has a GPU, is checked too. Everything is compared with the CPU engine on numpy input, bit for
+bit.
 """
 
 import gc
@@ -12,14 +13,28 @@ import traceback
 from collections import Counter
 from typing import Any, Callable, Dict, List, Tuple
 
-import ml_dtypes
 import numpy as np
 import torch
 
 import quantgate as qg
 
-RECIPES = ["bf16", "fp8_delayed", "fp8_current", "fp8_current:power_2_scales=true", "fp8_block", "mxfp8", "mxfp6_e2m3", "mxfp6_e3m2",
-           "mxfp4", "nvfp4", "fp8_rowwise", "int8", "int4", "nf4", "bnb_fp4"]
+RECIPES = [
+    "bf16",
+    "fp8_delayed",
+    "fp8_current",
+    "fp8_current:power_2_scales=true",
+    "fp8_block",
+    "mxfp8",
+    "mxfp6_e2m3",
+    "mxfp6_e3m2",
+    "mxfp4",
+    "nvfp4",
+    "fp8_rowwise",
+    "int8",
+    "int4",
+    "nf4",
+    "bnb_fp4",
+]
 SOURCES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 RESULTS: Counter = Counter()
@@ -29,7 +44,8 @@ FAILED: List[str] = []
 def bits(tensor: Any) -> bytes:
     """The bytes of an array of any library."""
     if isinstance(tensor, torch.Tensor):
-        return tensor.detach().resolve_neg().contiguous().reshape(-1).view(torch.uint8).cpu().numpy().tobytes() if tensor.numel() else b""
+        dense = tensor.detach().resolve_neg().contiguous().reshape(-1)
+        return dense.view(torch.uint8).cpu().numpy().tobytes() if tensor.numel() else b""
     return np.ascontiguousarray(np.asarray(tensor)).tobytes()
 
 
@@ -65,8 +81,12 @@ def on_device(tensor: Any, device: torch.device) -> bool:
 
 
 def each_quantization() -> List[Tuple[str, str, bool, bool]]:
-    return [(recipe, role, rowwise, columnwise) for recipe in RECIPES for role in ("input", "weight", "grad_output")
-            for rowwise, columnwise in ((True, False), (False, True), (True, True))]
+    return [
+        (recipe, role, rowwise, columnwise)
+        for recipe in RECIPES
+        for role in ("input", "weight", "grad_output")
+        for rowwise, columnwise in ((True, False), (False, True), (True, True))
+    ]
 
 
 def quantize_and_back(cuda: qg.Local) -> None:
@@ -84,12 +104,19 @@ def quantize_and_back(cuda: qg.Local) -> None:
             made = cuda.quantize(t, recipe, **arguments)
             check("quantize", f"{what}: other parts", made.tensors.keys() == expected.tensors.keys())
             for name, tensor in expected.tensors.items():
-                check("quantize", f"{what}: {name}", on_device(made.tensors[name], device)
-                      and bits(made.tensors[name]) == bits(tensor))
+                check(
+                    "quantize",
+                    f"{what}: {name}",
+                    on_device(made.tensors[name], device) and bits(made.tensors[name]) == bits(tensor),
+                )
             memory = {name: zeros_like(tensor) for name, tensor in made.tensors.items()}
             again = cuda.quantize(t, recipe, **arguments, out=memory)
             for name, tensor in expected.tensors.items():
-                check("quantize out=", f"{what}: {name}", again.tensors[name] is memory[name] and bits(memory[name]) == bits(tensor))
+                check(
+                    "quantize out=",
+                    f"{what}: {name}",
+                    again.tensors[name] is memory[name] and bits(memory[name]) == bits(tensor),
+                )
             usage = "rowwise" if rowwise else "columnwise"
             try:
                 values = qg.dequantize(expected, usage=usage)
@@ -124,11 +151,21 @@ def gemms(cuda: qg.Local) -> None:
             cuda.gemm(ta, tb, **arguments, out=shifted)
             check("gemm out= unaligned", f"{dtype} {arguments}", bits(shifted) == bits(expected.d) and float(wide[0]) == 0)
             mixed = cuda.gemm(ta, b, **arguments)
-            check("gemm with b of numpy", f"{dtype} {arguments}", on_device(mixed.d, device) and bits(mixed.d) == bits(expected.d))
+            check(
+                "gemm with b of numpy", f"{dtype} {arguments}", on_device(mixed.d, device) and bits(mixed.d) == bits(expected.d)
+            )
             host = cuda.gemm(a, tb, **arguments)
-            check("gemm with a of numpy", f"{dtype} {arguments}", isinstance(host.d, np.ndarray) and bits(host.d) == bits(expected.d))
+            check(
+                "gemm with a of numpy",
+                f"{dtype} {arguments}",
+                isinstance(host.d, np.ndarray) and bits(host.d) == bits(expected.d),
+            )
             on_cpu = qg.gemm(ta, tb, **arguments)
-            check("gemm on the CPU engine", f"{dtype} {arguments}", on_device(on_cpu.d, device) and bits(on_cpu.d) == bits(expected.d))
+            check(
+                "gemm on the CPU engine",
+                f"{dtype} {arguments}",
+                on_device(on_cpu.d, device) and bits(on_cpu.d) == bits(expected.d),
+            )
     a, ta = source((192, 256), "bf16", 5)
     b, tb = source((128, 256), "bf16", 6)
     for recipe in ("fp8_current", "fp8_block", "mxfp8", "nvfp4", "int8"):
@@ -143,25 +180,56 @@ def gemms(cuda: qg.Local) -> None:
         check("gemm of codes", recipe, on_device(made.d, device) and bits(made.d) == bits(expected.d))
         check("gemm of codes by auto", recipe, bits(cuda.gemm(ca, cb).d) == bits(qg.gemm(qa, qb).d))
         bias, tbias = source((128,), "bf16", 8)
-        check("gemm of codes with bias", recipe, bits(cuda.gemm(ca, cb, bias=tbias, arithmetic=expected.arithmetic).d)
-              == bits(qg.gemm(qa, qb, bias=bias, arithmetic=expected.arithmetic).d))
+        check(
+            "gemm of codes with bias",
+            recipe,
+            bits(cuda.gemm(ca, cb, bias=tbias, arithmetic=expected.arithmetic).d)
+            == bits(qg.gemm(qa, qb, bias=bias, arithmetic=expected.arithmetic).d),
+        )
 
 
 # Of each layer kind: the shapes of x and of the gradient of y, those of the parameters by name, and the fields of the layer.
 LAYERS: Dict[str, Tuple[Tuple[int, ...], Tuple[int, ...], Dict[str, Tuple[int, ...]], Dict[str, Any]]] = {
     "linear": ((128, 256), (128, 384), {"weight": (384, 256), "bias": (384,)}, {}),
     "layernorm_linear": ((128, 256), (128, 384), {"weight": (384, 256), "gamma": (256,), "beta": (256,)}, {}),
-    "layernorm_mlp": ((128, 256), (128, 256), {"fc1.weight": (512, 256), "fc2.weight": (256, 512), "gamma": (256,)},
-                      {"activation": "gelu"}),
+    "layernorm_mlp": (
+        (128, 256),
+        (128, 256),
+        {"fc1.weight": (512, 256), "fc2.weight": (256, 512), "gamma": (256,)},
+        {"activation": "gelu"},
+    ),
     "grouped_linear": ((128, 256), (128, 256), {"weight.0": (256, 256), "weight.1": (256, 256)}, {"m_splits": [32, 96]}),
-    "chain": ((128, 256), (128, 384), {"fc1.weight": (384, 256), "ln.gamma": (256,)},
-              {"operations": [{"name": "ln", "kind": "norm", "norm": {"kind": "rmsnorm"}}, {"name": "fc1", "kind": "basic_linear"},
-                              {"name": "act", "kind": "activation", "activation": {"kind": "silu"}}]}),
-    "attention": ((64, 2, 128), (64, 2, 128), {"qkv.weight": (384, 128), "proj.weight": (128, 128)}, {"attention": {"heads": 4}}),
-    "transformer_layer": ((64, 2, 128), (64, 2, 128),
-                          {"qkv.weight": (384, 128), "proj.weight": (128, 128), "norm1.gamma": (128,), "norm2.gamma": (128,),
-                           "fc1.weight": (256, 128), "fc2.weight": (128, 256)},
-                          {"attention": {"heads": 4}, "activation": "gelu", "norm": "rmsnorm"}),
+    "chain": (
+        (128, 256),
+        (128, 384),
+        {"fc1.weight": (384, 256), "ln.gamma": (256,)},
+        {
+            "operations": [
+                {"name": "ln", "kind": "norm", "norm": {"kind": "rmsnorm"}},
+                {"name": "fc1", "kind": "basic_linear"},
+                {"name": "act", "kind": "activation", "activation": {"kind": "silu"}},
+            ]
+        },
+    ),
+    "attention": (
+        (64, 2, 128),
+        (64, 2, 128),
+        {"qkv.weight": (384, 128), "proj.weight": (128, 128)},
+        {"attention": {"heads": 4}},
+    ),
+    "transformer_layer": (
+        (64, 2, 128),
+        (64, 2, 128),
+        {
+            "qkv.weight": (384, 128),
+            "proj.weight": (128, 128),
+            "norm1.gamma": (128,),
+            "norm2.gamma": (128,),
+            "fc1.weight": (256, 128),
+            "fc2.weight": (128, 256),
+        },
+        {"attention": {"heads": 4}, "activation": "gelu", "norm": "rmsnorm"},
+    ),
 }
 
 
@@ -171,7 +239,12 @@ def layer(cuda: qg.Local, kind: str, recipe: str, with_grad: bool) -> None:
     x, tx = source(x_shape, "bf16", 9)
     grad, tgrad = source(grad_shape, "bf16", 10)
     parameters = {name: source(shape, "bf16", 11 + i) for i, (name, shape) in enumerate(shapes.items())}
-    given: Dict[str, Any] = {"recipe": recipe, "layer": kind, **fields, "parameters": {name: p for name, (p, _) in parameters.items()}}
+    given: Dict[str, Any] = {
+        "recipe": recipe,
+        "layer": kind,
+        **fields,
+        "parameters": {name: p for name, (p, _) in parameters.items()},
+    }
     tgiven: Dict[str, Any] = {**given, "parameters": {name: p for name, (_, p) in parameters.items()}}
     if with_grad:
         given["grad_output"], tgiven["grad_output"] = grad, tgrad
@@ -202,10 +275,16 @@ def layers(cuda: qg.Local) -> None:
     w, tw = source((256, 256), "bf16", 10)
     grad, tgrad = source((128, 256), "bf16", 11)
     q, cq = qg.quantize(x, "mxfp8", columnwise=True), cuda.quantize(tx, "mxfp8", columnwise=True)
-    check("run of codes", "mxfp8", bits(cuda.run(cq, tw, recipe="mxfp8").outputs["y"]) == bits(qg.run(q, w, recipe="mxfp8").outputs["y"]))
+    check(
+        "run of codes",
+        "mxfp8",
+        bits(cuda.run(cq, tw, recipe="mxfp8").outputs["y"]) == bits(qg.run(q, w, recipe="mxfp8").outputs["y"]),
+    )
     check("diff", "equal", cuda.diff(tx, x).passed)
-    with cuda.session({"fc1": "linear"}, {"fc1.weight": tw}, recipe="mxfp8") as mine, \
-            qg.session({"fc1": "linear"}, {"fc1.weight": w}, recipe="mxfp8") as its:
+    with (
+        cuda.session({"fc1": "linear"}, {"fc1.weight": tw}, recipe="mxfp8") as mine,
+        qg.session({"fc1": "linear"}, {"fc1.weight": w}, recipe="mxfp8") as its,
+    ):
         for one, other in zip((mine.forward(tx), mine.backward(tgrad)), (its.forward(x), its.backward(grad))):
             for name, tensor in other.outputs.items():
                 check("session", name, bits(one.outputs[name]) == bits(tensor))
@@ -218,30 +297,48 @@ def views(cuda: qg.Local) -> None:
     storage = torch.zeros(t.numel() + 3, device="cuda")
     storage[3:] = t.reshape(-1)
     cases = {
-        "transposed": (t.T, x.T), "strided": (t[::2, ::4].contiguous()[:, :64], x[::2, ::4][:, :64]), "with gaps": (t[::2], x[::2]),
-        "within another": (padded[:, 7:263], x), "unaligned": (storage[3:].view(128, 256), x),
-        "broadcast": (t[:1].expand(128, 256), np.broadcast_to(x[:1], (128, 256))), "negated": (torch._neg_view(-t), x),
-        "a parameter": (torch.nn.Parameter(t.clone()), x), "flipped": (t.flip(0), x[::-1]), "empty": (t[:0], x[:0]),
+        "transposed": (t.T, x.T),
+        "strided": (t[::2, ::4].contiguous()[:, :64], x[::2, ::4][:, :64]),
+        "with gaps": (t[::2], x[::2]),
+        "within another": (padded[:, 7:263], x),
+        "unaligned": (storage[3:].view(128, 256), x),
+        "broadcast": (t[:1].expand(128, 256), np.broadcast_to(x[:1], (128, 256))),
+        "negated": (torch._neg_view(-t), x),
+        "a parameter": (torch.nn.Parameter(t.clone()), x),
+        "flipped": (t.flip(0), x[::-1]),
+        "empty": (t[:0], x[:0]),
         "three dims": (t.view(4, 32, 256), x.reshape(4, 32, 256)),
     }
     for name, (view, expected) in cases.items():
         before = bits(view)
         for recipe in ("mxfp8", "fp8_current"):
-            check("views", f"{name} {recipe}", bits(cuda.quantize(view, recipe).rowwise_data)
-                  == bits(qg.quantize(np.ascontiguousarray(expected), recipe).rowwise_data))
+            check(
+                "views",
+                f"{name} {recipe}",
+                bits(cuda.quantize(view, recipe).rowwise_data)
+                == bits(qg.quantize(np.ascontiguousarray(expected), recipe).rowwise_data),
+            )
         check("views", f"{name}: changed", bits(view) == before)
-    check("views", "as another dtype", bits(cuda.dequantize({"rowwise_data": (cuda.quantize(t, "mxfp8").rowwise_data.view(torch.uint8),
-                                                                               "f8_e4m3"),
-                                                              "rowwise_scale_inv": (cuda.quantize(t, "mxfp8").rowwise_scale_inv
-                                                                                    .view(torch.uint8), "f8_e8m0")}))
-          == bits(qg.dequantize(qg.quantize(x, "mxfp8"))))
+    check(
+        "views",
+        "as another dtype",
+        bits(
+            cuda.dequantize(
+                {
+                    "rowwise_data": (cuda.quantize(t, "mxfp8").rowwise_data.view(torch.uint8), "f8_e4m3"),
+                    "rowwise_scale_inv": (cuda.quantize(t, "mxfp8").rowwise_scale_inv.view(torch.uint8), "f8_e8m0"),
+                }
+            )
+        )
+        == bits(qg.dequantize(qg.quantize(x, "mxfp8"))),
+    )
 
 
 SLEEP = 400_000_000  # Cycles: about a fifth of a second.
 
 
 def streams(cuda: qg.Local) -> None:
-    """Data that a kernel writes long after the verb was called; memory that is written again and freed right after it returned."""
+    """Data that a kernel writes long after the verb was called; memory that is written again and freed once it returned."""
     x, t = source((1024, 1024), "f32", 16)
     other = torch.full_like(t, float("nan"))
     expected = qg.quantize(x, "mxfp8", columnwise=True)
@@ -303,7 +400,9 @@ def streams(cuda: qg.Local) -> None:
         torch.zeros(3, device="cuda").add_(1)
     try:
         with torch.cuda.graph(graph):
-            refused("states", "while a graph is captured", lambda: cuda.quantize(t, "mxfp8"), qg.FailedPrecondition, "capturing")
+            refused(
+                "states", "while a graph is captured", lambda: cuda.quantize(t, "mxfp8"), qg.FailedPrecondition, "capturing"
+            )
             torch.zeros(3, device="cuda").add_(1)
     except RuntimeError as error:
         check("states", f"a refused call spoils the capture: {error}", False)
@@ -343,15 +442,38 @@ def states(cuda: qg.Local) -> None:
     refused("states", "bool", lambda: cuda.quantize(t > 0, "mxfp8"), TypeError, "tensor is", "bool")
     refused("states", "meta", lambda: cuda.quantize(t.to("meta"), "mxfp8"), ValueError, "tensor is", "meta")
     q = cuda.quantize(t, "mxfp8")
-    refused("states", "out with gaps", lambda: cuda.dequantize(q, out=torch.empty(64, 128, device="cuda")[:, ::2]), qg.InvalidArgument,
-            "out is", "dense")
-    refused("states", "out of another shape", lambda: cuda.dequantize(q, out=torch.empty(64, 63, device="cuda")), qg.InvalidArgument,
-            "out is", "f32[64x64]")
-    refused("states", "out that requires grad", lambda: cuda.dequantize(q, out=torch.empty(64, 64, device="cuda", requires_grad=True)),
-            ValueError, "requires grad")
+    refused(
+        "states",
+        "out with gaps",
+        lambda: cuda.dequantize(q, out=torch.empty(64, 128, device="cuda")[:, ::2]),
+        qg.InvalidArgument,
+        "out is",
+        "dense",
+    )
+    refused(
+        "states",
+        "out of another shape",
+        lambda: cuda.dequantize(q, out=torch.empty(64, 63, device="cuda")),
+        qg.InvalidArgument,
+        "out is",
+        "f32[64x64]",
+    )
+    refused(
+        "states",
+        "out that requires grad",
+        lambda: cuda.dequantize(q, out=torch.empty(64, 64, device="cuda", requires_grad=True)),
+        ValueError,
+        "requires grad",
+    )
     refused("states", "out of the input", lambda: cuda.gemm(t, t, out=t), qg.InvalidArgument, "out is", "share no memory")
-    refused("states", "out on the GPU of the CPU engine", lambda: qg.dequantize(q, out=torch.empty(64, 64, device="cuda")),
-            qg.InvalidArgument, "out is", "on the CPU")
+    refused(
+        "states",
+        "out on the GPU of the CPU engine",
+        lambda: qg.dequantize(q, out=torch.empty(64, 64, device="cuda")),
+        qg.InvalidArgument,
+        "out is",
+        "on the CPU",
+    )
     on_host = torch.zeros(64, 64)
     cuda.dequantize(q, out=on_host)
     check("states", "out on the host", bits(on_host) == bits(qg.dequantize(qg.quantize(x, "mxfp8"))))
@@ -368,25 +490,42 @@ def devices(cuda: qg.Local) -> None:
         return
     x, t = source((64, 64), "f32", 19)
     there = t.to("cuda:1")
-    refused("devices", "a tensor of another GPU", lambda: cuda.quantize(there, "mxfp8"), qg.InvalidArgument, "tensor is", "cuda:1",
-            "cuda:0")
+    refused(
+        "devices",
+        "a tensor of another GPU",
+        lambda: cuda.quantize(there, "mxfp8"),
+        qg.InvalidArgument,
+        "tensor is",
+        "cuda:1",
+        "cuda:0",
+    )
     refused("devices", "out on another GPU", lambda: cuda.gemm(t, t, out=there), qg.InvalidArgument, "out is", "cuda:1")
     other = qg.Local(device="cuda:1")
     for current in (0, 1):
         with torch.cuda.device(current):
             made = other.quantize(there, "mxfp8").rowwise_data
-            check("devices", "an engine of the other GPU", made.device == there.device
-                  and bits(made) == bits(qg.quantize(x, "mxfp8").rowwise_data))
+            check(
+                "devices",
+                "an engine of the other GPU",
+                made.device == there.device and bits(made) == bits(qg.quantize(x, "mxfp8").rowwise_data),
+            )
             check("devices", "torch's current device changes", torch.cuda.current_device() == current)
             cuda.quantize(t, "mxfp8")
             check("devices", "torch's current device changes", torch.cuda.current_device() == current)
-    refused("devices", "codes of another GPU", lambda: cuda.dequantize(other.quantize(there, "mxfp8")), qg.InvalidArgument, "quantized is",
-            "cuda:1")
+    refused(
+        "devices",
+        "codes of another GPU",
+        lambda: cuda.dequantize(other.quantize(there, "mxfp8")),
+        qg.InvalidArgument,
+        "quantized is",
+        "cuda:1",
+    )
 
 
 def jax_arrays(cuda: qg.Local) -> None:
     try:
         import jax
+
         gpus = [device for device in jax.devices() if device.platform in ("gpu", "cuda")]
     except Exception as error:  # Whatever a machine without it raises.
         print(f"  JAX is not checked: {str(error)[:100]}")
@@ -400,12 +539,18 @@ def jax_arrays(cuda: qg.Local) -> None:
         for recipe in RECIPES:
             expected, made = qg.quantize(x, recipe), cuda.quantize(array, recipe)
             for name, tensor in expected.tensors.items():
-                check("JAX quantize", f"{recipe} {dtype} {name}", made.tensors[name].devices() == {gpus[0]}
-                      and bits(made.tensors[name]) == bits(tensor))
+                check(
+                    "JAX quantize",
+                    f"{recipe} {dtype} {name}",
+                    made.tensors[name].devices() == {gpus[0]} and bits(made.tensors[name]) == bits(tensor),
+                )
             check("JAX dequantize", f"{recipe} {dtype}", bits(cuda.dequantize(made)) == bits(qg.dequantize(expected)))
         late = jax.numpy.linalg.matrix_power(jax.numpy.eye(2048, device=gpus[0]), 60)[:128, :256].astype(array.dtype)
-        check("JAX work that is under way", dtype, bits(cuda.quantize(late, "mxfp8").rowwise_data)
-              == bits(qg.quantize(np.asarray(late), "mxfp8").rowwise_data))
+        check(
+            "JAX work that is under way",
+            dtype,
+            bits(cuda.quantize(late, "mxfp8").rowwise_data) == bits(qg.quantize(np.asarray(late), "mxfp8").rowwise_data),
+        )
     array.delete()
     refused("JAX states", "deleted", lambda: cuda.quantize(array, "mxfp8"), ValueError, "tensor is", "deleted")
 
@@ -434,7 +579,11 @@ def dlpack(cuda: qg.Local) -> None:
         given = Library(late)
         made = cuda.quantize(given, "mxfp8").rowwise_data
         late.fill_(float("nan"))
-        check("DLPack", f"bits {repeat}", isinstance(made, np.ndarray) and bits(made) == bits(qg.quantize(x, "mxfp8").rowwise_data))
+        check(
+            "DLPack",
+            f"bits {repeat}",
+            isinstance(made, np.ndarray) and bits(made) == bits(qg.quantize(x, "mxfp8").rowwise_data),
+        )
         check("DLPack", f"stream {given.asked}", len(given.asked) == 1 and given.asked[0] == cuda._local.stream)
     refused("DLPack", "on the CPU engine", lambda: qg.quantize(Library(t), "mxfp8"), ValueError, "tensor is", "host memory")
 

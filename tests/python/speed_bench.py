@@ -51,13 +51,18 @@ def _client_engine():
     return qg.quantize.__self__._local
 
 
+def say(what: str, wall: float, engine: float) -> None:
+    print(f"{what:23} {wall * 1e6:7.1f} us, the engine {engine * 1e6:7.1f} us, beyond it {(wall - engine) * 1e6:6.1f} us")
+
+
 def small_calls() -> None:
     x = qg.generate("normal", (8, 32), "f32", seed=1)  # 1 KiB.
     q = qg.quantize(x, "mxfp8")
-    wall, engine, _ = medians(lambda: seconds_of(lambda: qg.quantize(x, "mxfp8")), lambda: engine_seconds(x, "mxfp8"), SMALL_PAIRS)
-    print(f"quantize of 1 KiB       {wall * 1e6:7.1f} us, the engine {engine * 1e6:7.1f} us, beyond it {(wall - engine) * 1e6:6.1f} us")
+    wall, engine, _ = medians(lambda: seconds_of(lambda: qg.quantize(x, "mxfp8")), lambda: engine_seconds(x, "mxfp8"),
+                              SMALL_PAIRS)
+    say("quantize of 1 KiB", wall, engine)
     wall, engine, _ = medians(lambda: seconds_of(lambda: qg.gemm(x, x)), lambda: qg.gemm(x, x).seconds, SMALL_PAIRS)
-    print(f"gemm of 1 KiB           {wall * 1e6:7.1f} us, the engine {engine * 1e6:7.1f} us, beyond it {(wall - engine) * 1e6:6.1f} us")
+    say("gemm of 1 KiB", wall, engine)
     wall = statistics.median(seconds_of(lambda: qg.dequantize(q)) for _ in range(SMALL_PAIRS))
     print(f"dequantize of 1 KiB     {wall * 1e6:7.1f} us, with the engine's time")
 
@@ -73,7 +78,8 @@ def large_calls(recipe: str) -> None:
     for name, call in cases:
         call()
         wall, engine, ratio = medians(lambda: seconds_of(call), lambda: engine_seconds(x, recipe), PAIRS)
-        print(f"quantize of 64 MiB, {recipe:12} {name:22} {wall * 1e3:7.2f} ms, the engine {engine * 1e3:7.2f} ms, ratio {ratio:5.3f}")
+        print(f"quantize of 64 MiB, {recipe:12} {name:22} {wall * 1e3:7.2f} ms, the engine {engine * 1e3:7.2f} ms, "
+              f"ratio {ratio:5.3f}")
 
 
 def imports() -> None:

@@ -154,13 +154,14 @@ def memory_for(tensors, offset):
     return memory
 
 
-@pytest.mark.parametrize("recipe", ["mxfp8", "mxfp4", "mxfp6_e2m3", "fp8_current", "fp8_delayed", "fp8_block", "fp8_rowwise", "nvfp4", "int8",
-                                    "int4", "nf4", "bf16", "fp8_current:scale_dtype=source"])
+@pytest.mark.parametrize("recipe", ["mxfp8", "mxfp4", "mxfp6_e2m3", "fp8_current", "fp8_delayed", "fp8_block", "fp8_rowwise",
+                                    "nvfp4", "int8", "int4", "nf4", "bf16", "fp8_current:scale_dtype=source"])
 @pytest.mark.parametrize("rows", [256, 2048])
 def test_codes_are_written_into_memory_of_the_callers(recipe, rows):
     """Of any alignment, and from 16 MiB on, where aligned codes are written past the caches."""
     x = qg.generate("normal", (rows, 2048), "f32", seed=7)
-    for role, usages in (("input", (True, False)), ("input", (True, True)), ("weight", (False, True)), ("grad_output", (True, False))):
+    for role, usages in (("input", (True, False)), ("input", (True, True)), ("weight", (False, True)),
+                         ("grad_output", (True, False))):
         try:
             expected = qg.quantize(x, recipe, role=role, rowwise=usages[0], columnwise=usages[1]).tensors
         except qg.InvalidArgument:  # A recipe without that role or usage.

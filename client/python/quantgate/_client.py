@@ -87,7 +87,8 @@ class _Connection:
         return (self.kind or NUMPY).back(self.client.fetch(named_tensor))
 
 
-def _gemm_slots(arguments: Mapping[str, Any], a: Any, b: Any, cuda: Optional[Cuda]) -> Tuple[List[Tuple[str, Given]], Dict[str, Any]]:
+def _gemm_slots(arguments: Mapping[str, Any], a: Any, b: Any, cuda: Optional[Cuda]
+                ) -> Tuple[List[Tuple[str, Given]], Dict[str, Any]]:
     """The tensors of a GEMM by the names of its slots, and what codes say of themselves."""
     slots: List[Tuple[str, Given]] = []
     said: Dict[str, Any] = {"a": {}, "b": {}}

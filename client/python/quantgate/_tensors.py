@@ -207,8 +207,8 @@ def _dense(argument: str, array: np.ndarray) -> np.ndarray:
     try:
         return np.array(array, dtype=array.dtype.newbyteorder("="), order="C", copy=True, subok=False)
     except MemoryError:
-        raise ResourceExhausted(f"{argument} is {array.dtype.name}{list(array.shape)}: it must be copied to be dense, for which the "
-                                f"memory does not suffice", "RESOURCE_EXHAUSTED", argument) from None
+        text = f"{argument} is {array.dtype.name}{list(array.shape)}: it must be copied to be dense, and memory does not suffice"
+        raise ResourceExhausted(text, "RESOURCE_EXHAUSTED", argument) from None
 
 
 def _pack(argument: str, array: np.ndarray) -> np.ndarray:
