@@ -9,6 +9,7 @@
 #include <exception>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -88,9 +89,15 @@ class Client {
     v1::TensorSource source;
     Run(
         [&]() -> absl::Status {
-          QG_ASSIGN_OR_RETURN(source,
-                              Sources(stored ? Placement::kStored : Placement::kInlineWhenSmall)
-                                  .Place(what, tensor.tensor));
+          // A connection in this process keeps what was placed, and a session reads it in later
+          // steps, when the caller may have written there.
+          Tensor kept = tensor.tensor;
+          if (!stored && !is_remote_) {
+            QG_ASSIGN_OR_RETURN(kept, Tensor::FromBytes(kept.dtype(), kept.shape(), kept.bytes()));
+          }
+          QG_ASSIGN_OR_RETURN(
+              source,
+              Sources(stored ? Placement::kStored : Placement::kInlineWhenSmall).Place(what, kept));
           return absl::OkStatus();
         },
         tensor.tensor.byte_size());
@@ -108,6 +115,11 @@ class Client {
     Run(
         [&]() -> absl::Status {
           QG_ASSIGN_OR_RETURN(tensor.tensor, FetchTensor(*connection_, named));
+          // Tensors of the same bytes are one blob in this process, and two arrays must not be.
+          const Tensor& shared = tensor.tensor;
+          if (is_remote_ || fetched_.insert(shared.data()).second) return absl::OkStatus();
+          QG_ASSIGN_OR_RETURN(tensor.tensor,
+                              Tensor::FromBytes(shared.dtype(), shared.shape(), shared.bytes()));
           return absl::OkStatus();
         },
         static_cast<size_t>(named.digest().size()));
@@ -321,6 +333,7 @@ class Client {
   const bool is_remote_;
   /// Small tensors of the next call, whose JSON has the digest's size -1, -2, ... for them.
   std::vector<v1::InlineTensor> inline_;
+  std::set<const std::byte*> fetched_;  ///< Where tensors lie that Fetch has given.
 };
 
 }  // namespace

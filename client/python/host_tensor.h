@@ -1,5 +1,6 @@
-// HostTensor: a tensor of the engine as Python sees it, quantgate._engine.Tensor. It shares the
-// memory of the array that it was made of, or is the memory of the array that it gives.
+// HostTensor: a tensor of the engine as Python, the host of the extension, sees it:
+// quantgate._engine.Tensor. It shares the memory of the array that it was made of, or is the memory
+// of the array that it gives, on the CPU or on a GPU.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -12,6 +13,9 @@ namespace quantgate::python {
 
 struct HostTensor {
   Tensor tensor;
+  int ordinal = -1;  ///< Of the CUDA device whose memory it is; -1: host memory.
+
+  bool is_on_device() const { return tensor.has_value() && tensor.space() == MemorySpace::kDevice; }
 };
 
 /// A tensor without value for None.

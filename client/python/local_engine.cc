@@ -7,6 +7,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <unistd.h>
+
 #include <cstring>
 #include <map>
 #include <memory>
@@ -15,7 +17,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "client/python/host_tensor.h"
 #include "client/python/messages.h"
@@ -24,10 +28,12 @@
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/bound/error_bound.h"
+#include "kernels/quantize/quantized_outline.h"
 #include "kernels/validate/diagnosis/gemm_hypotheses.h"
 #include "kernels/validate/gemm_plan.h"
 #include "kernels/validate/quantize_plan.h"
 #include "server/device/device.h"
+#include "server/runs/memory_guard.h"
 #include "server/wire/convert_recipe.h"
 #include "server/wire/convert_report.h"
 #include "server/wire/convert_tensor.h"
@@ -39,8 +45,9 @@ namespace nb = nanobind;
 namespace quantgate::python {
 namespace {
 
-/// From so many multiplications, or bytes read, on, a call is worth a thread that can be ended.
-constexpr double kLongWork = 1 << 22;
+/// From so many multiplications, or bytes read, on, which take about a tenth of a second, a call is
+/// worth a thread that can be ended.
+constexpr double kLongWork = 1 << 27;
 
 /// A recipe that was read once, for the many tensors that follow.
 struct ParsedRecipe {
@@ -55,22 +62,16 @@ ParsedRecipe ParseRecipe(const std::string& name,
   return {ValueOf(RecipeFromProto(proto, "recipe"))};
 }
 
+using NamedTensors = std::vector<std::pair<std::string, HostTensor>>;
+
 /// What Engine.Quantize answers, with its messages made where they are asked for.
 struct Quantization {
   QuantizeResult result;
-  ScaleLayout layout;
-  DType source_dtype;
+  ScaleLayout layout = ScaleLayout::kLogical;
+  DType source_dtype = DType::kF32;
+  NamedTensors tensors;  ///< Every part, in memory of its own or of the caller's.
+  double seconds = 0;    ///< Of the engine, without what is done around it.
 
-  std::vector<std::pair<std::string, HostTensor>> Tensors() const {
-    std::vector<std::pair<std::string, HostTensor>> tensors;
-    for (NamedTensor& part : PartsOf(result.quantized)) {
-      tensors.emplace_back(part.name, HostTensor{std::move(part.tensor)});
-    }
-    if (result.amax_history.has_value()) {
-      tensors.emplace_back(kAmaxHistoryPart, HostTensor{result.amax_history});
-    }
-    return tensors;
-  }
   std::string Record() const { return JsonTextOf(QuantizationRecordToProto(result.record)); }
   nb::bytes Description() const {
     return BytesOf(QuantizedDescriptionToProto(result.quantized, layout));
@@ -97,18 +98,68 @@ struct BoundAnswer {
   std::string derivation;
 };
 
+std::string OutField(const std::string& part) { return absl::StrCat("out['", part, "']"); }
+
+/// The memory of a caller's for a result of this type; bytes are taken for any dtype of one byte.
+absl::StatusOr<Tensor> Fitting(const std::string& field, const Tensor& out, const Tensor& result) {
+  const bool is_bytes = out.dtype() == DType::kU8 && DTypeBytes(result.dtype()) == 1;
+  if (out.shape() != result.shape() || (out.dtype() != result.dtype() && !is_bytes)) {
+    return Refuse(field, TensorText(out), absl::StrCat("must be ", TensorText(result)));
+  }
+  return out.Reinterpret(result.dtype(), result.shape());
+}
+
+/// Memory of `out` for the codes of a direction, of the dtype that they will have if bytes were
+/// given; absent where there is none.
+Tensor CodesOf(const NamedTensors& out, const char* part, DType element) {
+  for (const auto& [name, given] : out) {
+    if (name != part || given.is_on_device()) continue;
+    if (given.tensor.dtype() != DType::kU8 || DTypeBytes(element) != 1) return given.tensor;
+    return given.tensor.Reinterpret(element, given.tensor.shape()).value_or(Tensor());
+  }
+  return {};
+}
+
+/// The engine that "cuda" means: that of the first device.
+std::string DeviceName(const std::string& device) { return device == "cuda" ? "cuda:0" : device; }
+
 class LocalEngine {
  public:
   LocalEngine(const std::string& device, int threads) {
     CpuEngineOptions cpu;
     if (threads > 0) cpu.threads = threads;
-    engine_ = std::move(ValueOf(MakeEngines({&device, 1}, cpu)).front());
+    const std::string name = DeviceName(device);
+    engine_ = std::move(ValueOf(MakeEngines({&name, 1}, cpu)).front());
+    if (engine_->RunsAhead()) (void)absl::SimpleAtoi(name.substr(5), &ordinal_);  // "cuda:N".
   }
 
+  /// Of the CUDA device; -1 for the CPU.
+  int ordinal() const { return ordinal_; }
+  uintptr_t stream() const { return engine_->StreamHandle(); }
+
+  /// Copies `source` to memory of the caller's, of as many bytes, and waits for it.
+  void Copy(const HostTensor& source, const HostTensor& to) {
+    Run(static_cast<double>(source.tensor.byte_size()), [&](const Cancellation& cancellation) {
+      return Deliver(source.tensor, to.tensor, &cancellation);
+    });
+  }
+  HostTensor ToHost(const HostTensor& source) {
+    HostTensor copy;
+    Run(static_cast<double>(source.tensor.byte_size()),
+        [&](const Cancellation& cancellation) -> absl::Status {
+          QG_ASSIGN_OR_RETURN(copy.tensor, engine_->ToHost(source.tensor, &cancellation));
+          return absl::OkStatus();
+        });
+    return copy;
+  }
+
+  /// `out`: memory for the parts by their names; exactly those that there are. `on_device`: parts
+  /// without such memory stay where the engine has them.
   Quantization Quantize(const HostTensor& source, const ParsedRecipe& recipe,
                         const std::string& role, bool rowwise, bool columnwise, uint64_t seed,
                         const nb::object& scale, const nb::object& amax_history,
-                        const std::string& scale_layout) {
+                        const std::string& scale_layout, const std::optional<NamedTensors>& out,
+                        bool on_device) {
     const auto parsed_role = ParseTensorRole(role);
     if (!parsed_role.ok()) {
       throw StatusError{Refuse("role", Printable(role), "must be input, weight or grad_output")};
@@ -121,36 +172,48 @@ class LocalEngine {
         .usages = {rowwise, columnwise},
         .seed = seed,
         .scale_layout = ValueOf(ScaleLayoutFromName(scale_layout, "scale_layout"))};
-    const std::map<std::string, Tensor> state = {{"scale", request.state.scale},
-                                                 {"amax_history", request.state.amax_history}};
-    Quantization answer{{}, request.scale_layout, source.tensor.dtype()};
+    if (out.has_value()) {
+      const Quantizer& quantizer = request.recipe.QuantizerFor(request.role);
+      request.rowwise_codes = CodesOf(*out, "rowwise_data", quantizer.rowwise.element);
+      request.columnwise_codes = CodesOf(*out, "columnwise_data", quantizer.columnwise.element);
+    }
+    Quantization answer;
+    answer.layout = request.scale_layout;
+    answer.source_dtype = source.tensor.dtype();
     Run(static_cast<double>(source.tensor.byte_size()),
         [&](const Cancellation& cancellation) -> absl::Status {
+          // The state of delayed scaling is a few numbers that the host looks at.
+          DelayedScalingState& state = request.state;
+          QG_ASSIGN_OR_RETURN(state.scale, engine_->ToHost(state.scale, &cancellation));
+          QG_ASSIGN_OR_RETURN(state.amax_history,
+                              engine_->ToHost(state.amax_history, &cancellation));
+          const std::map<std::string, Tensor> given = {{"scale", state.scale},
+                                                       {"amax_history", state.amax_history}};
           QG_ASSIGN_OR_RETURN(const QuantizePlan checked, QuantizePlan::Create(std::move(request)));
           QG_ASSIGN_OR_RETURN(
               const QuantizePlan plan,
               checked.WithTensors([&](const std::string& slot) -> absl::StatusOr<Tensor> {
-                if (slot != "tensor") return state.at(slot);
-                return engine_->ToDevice(source.tensor, &cancellation);
+                if (slot != "tensor") return given.at(slot);
+                return OnEngine(source, &cancellation);
               }));
+          const std::unique_ptr<Stopwatch> stopwatch = engine_->StartStopwatch();
           QG_ASSIGN_OR_RETURN(answer.result, plan.Run(*engine_, &cancellation));
-          for (Tensor* tensor : TensorsOf(answer.result.quantized)) {
-            QG_ASSIGN_OR_RETURN(*tensor, engine_->ToHost(*tensor, &cancellation));
-          }
-          QG_ASSIGN_OR_RETURN(answer.result.amax_history,
-                              engine_->ToHost(answer.result.amax_history, &cancellation));
-          return absl::OkStatus();
+          QG_RETURN_IF_ERROR(stopwatch->Stop());
+          QG_ASSIGN_OR_RETURN(answer.seconds, stopwatch->Seconds());
+          return HandOver(plan.request().source, out, on_device, &cancellation, answer);
         });
     return answer;
   }
 
-  HostTensor Dequantize(const std::vector<std::pair<std::string, HostTensor>>& tensors,
-                        std::string usage, const std::string& out_dtype,
-                        const nb::bytes& description) {
+  HostTensor Dequantize(const NamedTensors& tensors, std::string usage,
+                        const std::string& out_dtype, const nb::bytes& description,
+                        const nb::object& out, bool on_device) {
     std::map<std::string, Tensor> parts;
+    std::map<std::string, const HostTensor*> given;
     double bytes = 0;
     for (const auto& [name, tensor] : tensors) {
       parts[name] = tensor.tensor;
+      given[name] = &tensor;
       bytes += static_cast<double>(tensor.tensor.byte_size());
     }
     if (usage.empty()) usage = parts.contains("rowwise_data") ? "rowwise" : "columnwise";
@@ -175,27 +238,37 @@ class LocalEngine {
     v1::QuantizedDescription proto;
     ParseInto(description, proto);
     request.description = ValueOf(QuantizedDescriptionFromProto(proto, request.usage));
-    Tensor values;
+    const Tensor memory = TensorOrNone(out);
+    HostTensor values;
     Run(bytes, [&](const Cancellation& cancellation) -> absl::Status {
       QG_ASSIGN_OR_RETURN(const DequantizePlan checked, DequantizePlan::Create(std::move(request)));
+      if (memory.has_value()) {
+        QG_ASSIGN_OR_RETURN(const Tensor outline,
+                            OutlineTensor(checked.out_dtype(), checked.shape()));
+        QG_RETURN_IF_ERROR(Fitting("out", memory, outline).status());
+      }
       QG_ASSIGN_OR_RETURN(const DequantizePlan plan,
                           checked.WithTensors([&](const std::string& slot) {
-                            return engine_->ToDevice(parts.at(PartOfSlot(slot)), &cancellation);
+                            return OnEngine(*given.at(PartOfSlot(slot)), &cancellation);
                           }));
-      QG_ASSIGN_OR_RETURN(values, plan.Run(*engine_, &cancellation));
-      QG_ASSIGN_OR_RETURN(values, engine_->ToHost(values, &cancellation));
+      QG_ASSIGN_OR_RETURN(Tensor made, plan.Run(*engine_, &cancellation));
+      if (memory.has_value()) return Deliver(made, memory, &cancellation);
+      std::vector<Tensor> others;
+      for (const auto& [name, part] : parts) others.push_back(part);
+      QG_ASSIGN_OR_RETURN(made, OfItsOwn(std::move(made), others));
+      QG_ASSIGN_OR_RETURN(values, Placed(std::move(made), on_device, &cancellation));
       return absl::OkStatus();
     });
-    return {values};
+    if (memory.has_value()) values = nb::cast<HostTensor&>(out);
+    return values;
   }
 
   /// `slots`: the tensors by the names of GemmPlan's slots.
-  GemmAnswer Gemm(const std::vector<std::pair<std::string, HostTensor>>& slots,
-                  const std::string& layout, const std::string& arithmetic,
-                  const std::string& out_dtype, float alpha, float beta, bool in_place,
-                  const std::pair<std::string, std::string>& scalings,
+  GemmAnswer Gemm(const NamedTensors& slots, const std::string& layout,
+                  const std::string& arithmetic, const std::string& out_dtype, float alpha,
+                  float beta, bool in_place, const std::pair<std::string, std::string>& scalings,
                   const std::pair<std::string, std::string>& groups,
-                  const std::pair<int, int>& e4m3_max, const nb::object& out) {
+                  const std::pair<int, int>& e4m3_max, const nb::object& out, bool on_device) {
     const PlannedGemm planned = PlanOf(slots, layout, arithmetic, out_dtype, alpha, beta, in_place,
                                        scalings, groups, e4m3_max);
     const GemmPlan& checked = planned.plan;
@@ -213,14 +286,11 @@ class LocalEngine {
         [&](const Cancellation& cancellation) -> absl::Status {
           QG_ASSIGN_OR_RETURN(const GemmPlan loaded,
                               checked.WithTensors([&](const std::string& slot) {
-                                return engine_->ToDevice(planned.tensors.at(slot), &cancellation);
+                                return OnEngine(planned.slots.at(slot), &cancellation);
                               }));
           QG_ASSIGN_OR_RETURN(const GemmPlan plan, loaded.Dequantized(*engine_, &cancellation));
           GemmDesc desc = plan.desc();
-          // What the CPU engine computes goes where it is wanted, and what another one does is
-          // copied there.
-          const bool is_written_at_once = given_d.has_value() && engine_->Describe().id == "cpu";
-          if (is_written_at_once) desc.d = given_d;
+          if (given_d.has_value() && IsEngineMemory(given_d)) desc.d = given_d;
           const std::unique_ptr<Stopwatch> stopwatch = engine_->StartStopwatch();
           QG_ASSIGN_OR_RETURN(GemmResult result, engine_->Gemm(desc, &cancellation));
           QG_RETURN_IF_ERROR(stopwatch->Stop());
@@ -228,21 +298,19 @@ class LocalEngine {
           answer.arithmetic = result.arithmetic.ToString();
           answer.note = result.note;
           answer.text = GemmText(plan.desc());
-          QG_ASSIGN_OR_RETURN(answer.amax.tensor, engine_->ToHost(result.amax, &cancellation));
-          QG_ASSIGN_OR_RETURN(answer.d.tensor, engine_->ToHost(result.d, &cancellation));
-          if (given_d.has_value() && !is_written_at_once) {
-            std::memcpy(Tensor(given_d).data(), std::as_const(answer.d.tensor).data(),
-                        given_d.byte_size());
-          }
+          QG_ASSIGN_OR_RETURN(answer.amax,
+                              Placed(std::move(result.amax), on_device, &cancellation));
+          if (given_d.has_value()) return Deliver(result.d, given_d, &cancellation);
+          QG_ASSIGN_OR_RETURN(answer.d, Placed(std::move(result.d), on_device, &cancellation));
           return absl::OkStatus();
         });
+    if (given_d.has_value()) answer.d = nb::cast<HostTensor&>(out);
     return answer;
   }
 
   /// The share of its bound that each output of `d` has, and the exact result (error_bound.h).
   /// UNIMPLEMENTED on another engine than the CPU's.
-  BoundAnswer GemmBound(const std::vector<std::pair<std::string, HostTensor>>& slots,
-                        const HostTensor& d, const std::string& layout,
+  BoundAnswer GemmBound(const NamedTensors& slots, const HostTensor& d, const std::string& layout,
                         const std::string& arithmetic, float alpha, float beta, bool in_place,
                         const std::pair<std::string, std::string>& scalings,
                         const std::pair<std::string, std::string>& groups,
@@ -274,9 +342,9 @@ class LocalEngine {
 
   /// JSON of a Diagnosis of `d`, which is no result of this GEMM (gemm_hypotheses.h): looks no
   /// longer than `seconds`.
-  std::string DiagnoseGemm(const std::vector<std::pair<std::string, HostTensor>>& slots,
-                           const HostTensor& d, const std::string& layout, float alpha, float beta,
-                           bool in_place, const std::pair<std::string, std::string>& scalings,
+  std::string DiagnoseGemm(const NamedTensors& slots, const HostTensor& d,
+                           const std::string& layout, float alpha, float beta, bool in_place,
+                           const std::pair<std::string, std::string>& scalings,
                            const std::pair<std::string, std::string>& groups,
                            const std::pair<int, int>& e4m3_max, double seconds) {
     const PlannedGemm planned =
@@ -321,16 +389,15 @@ class LocalEngine {
  private:
   struct PlannedGemm {
     GemmPlan plan;
-    std::map<std::string, Tensor> tensors;  ///< By the names of the plan's slots.
+    std::map<std::string, HostTensor> slots;  ///< By the names of the plan's slots.
   };
-  static PlannedGemm PlanOf(const std::vector<std::pair<std::string, HostTensor>>& slots,
-                            const std::string& layout, const std::string& arithmetic,
-                            const std::string& out_dtype, float alpha, float beta, bool in_place,
+  static PlannedGemm PlanOf(const NamedTensors& slots, const std::string& layout,
+                            const std::string& arithmetic, const std::string& out_dtype,
+                            float alpha, float beta, bool in_place,
                             const std::pair<std::string, std::string>& scalings,
                             const std::pair<std::string, std::string>& groups,
                             const std::pair<int, int>& e4m3_max) {
-    std::map<std::string, Tensor> tensors;
-    for (const auto& [slot, tensor] : slots) tensors[slot] = tensor.tensor;
+    std::map<std::string, HostTensor> tensors(slots.begin(), slots.end());
     GemmRequest request;
     request.layout = ValueOf(LayoutOf(layout));
     request.arithmetic =
@@ -356,20 +423,19 @@ class LocalEngine {
     if (engine_->Describe().id != "cpu") {
       return absl::UnimplementedError("only the CPU engine looks into results of GEMMs");
     }
-    QG_ASSIGN_OR_RETURN(
-        const GemmPlan loaded,
-        planned.plan.WithTensors([&](const std::string& slot) -> absl::StatusOr<Tensor> {
-          return planned.tensors.at(slot);
-        }));
+    QG_ASSIGN_OR_RETURN(const GemmPlan loaded,
+                        planned.plan.WithTensors([&](const std::string& slot) {
+                          return OnEngine(planned.slots.at(slot), &cancellation);
+                        }));
     return loaded.Dequantized(*engine_, &cancellation);
   }
 
-  static Tensor Find(const std::map<std::string, Tensor>& tensors, const std::string& slot) {
+  static Tensor Find(const std::map<std::string, HostTensor>& tensors, const std::string& slot) {
     const auto found = tensors.find(slot);
-    return found == tensors.end() ? Tensor() : found->second;
+    return found == tensors.end() ? Tensor() : found->second.tensor;
   }
 
-  static void SetOperand(const std::string& name, const std::map<std::string, Tensor>& tensors,
+  static void SetOperand(const std::string& name, const std::map<std::string, HostTensor>& tensors,
                          const std::string& scaling, const std::string& group, int e4m3_max,
                          GemmOperandRequest& operand) {
     operand.data = Find(tensors, name + ".tensor");
@@ -393,12 +459,118 @@ class LocalEngine {
     operand.scaling = *mode;
   }
 
+  /// The tensor as the engine's operations read it. Their loads of many elements at once need
+  /// memory that is aligned as CUDA gives it, which a view in the middle of an allocation is not.
+  absl::StatusOr<Tensor> OnEngine(const HostTensor& given, const Cancellation* cancellation) {
+    if (given.is_on_device() && given.ordinal != ordinal_) {
+      return Refuse("device", absl::StrCat("cuda:", given.ordinal),
+                    "the engine is on another device");
+    }
+    if (given.is_on_device() && !IsEngineMemory(given.tensor)) return engine_->Import(given.tensor);
+    return engine_->ToDevice(given.tensor, cancellation);
+  }
+
+  /// Whether the engine can write to this memory at once.
+  bool IsEngineMemory(const Tensor& tensor) const {
+    if (!engine_->RunsAhead()) return true;
+    return tensor.space() == MemorySpace::kDevice &&
+           reinterpret_cast<uintptr_t>(tensor.data()) % kDeviceAlignment == 0;
+  }
+
+  /// Puts a result into memory of the caller's, of as many bytes, unless it is there already.
+  absl::Status Deliver(const Tensor& result, Tensor to, const Cancellation* cancellation) {
+    if (to.byte_size() == 0 || std::as_const(to).data() == result.data()) return absl::OkStatus();
+    const bool is_of_engine = !engine_->RunsAhead() || to.space() == MemorySpace::kDevice;
+    if (is_of_engine) return engine_->Copy(result, to, 0);
+    QG_ASSIGN_OR_RETURN(const Tensor host, engine_->ToHost(result, cancellation));
+    std::memcpy(to.data(), host.data(), host.byte_size());
+    return absl::OkStatus();
+  }
+
+  /// The result itself, or a copy where it is the memory of one of `others`, as what no operation
+  /// has changed is: two arrays of Python never share memory that one of them can write.
+  absl::StatusOr<Tensor> OfItsOwn(Tensor result, const std::vector<Tensor>& others) {
+    for (const Tensor& other : others) {
+      if (!other.has_value() || other.data() != std::as_const(result).data()) continue;
+      if (result.byte_size() == 0) continue;
+      QG_ASSIGN_OR_RETURN(const Tensor copy, engine_->Allocate(result.dtype(), result.shape()));
+      QG_RETURN_IF_ERROR(engine_->Copy(result, copy, 0));
+      return copy;
+    }
+    return result;
+  }
+
+  absl::StatusOr<HostTensor> Placed(Tensor result, bool on_device,
+                                    const Cancellation* cancellation) {
+    if (on_device) {
+      QG_ASSIGN_OR_RETURN(const Tensor placed, engine_->ToDevice(result, cancellation));
+      return HostTensor{placed, ordinal_};
+    }
+    QG_ASSIGN_OR_RETURN(const Tensor placed, engine_->ToHost(result, cancellation));
+    return HostTensor{placed};
+  }
+
+  /// Puts the parts of a quantized tensor where they are wanted.
+  absl::Status HandOver(const Tensor& source, const std::optional<NamedTensors>& out,
+                        bool on_device, const Cancellation* cancellation, Quantization& answer) {
+    std::vector<NamedTensor> parts = PartsOf(answer.result.quantized);
+    if (answer.result.amax_history.has_value()) {
+      parts.push_back({kAmaxHistoryPart, answer.result.amax_history});
+    }
+    if (!out.has_value()) {
+      std::vector<Tensor> others = {source};
+      for (NamedTensor& part : parts) {
+        QG_ASSIGN_OR_RETURN(part.tensor, OfItsOwn(std::move(part.tensor), others));
+        others.push_back(part.tensor);
+        QG_ASSIGN_OR_RETURN(HostTensor placed,
+                            Placed(std::move(part.tensor), on_device, cancellation));
+        answer.tensors.emplace_back(part.name, std::move(placed));
+      }
+      return absl::OkStatus();
+    }
+    std::map<std::string, const HostTensor*> memory;
+    for (const auto& [name, tensor] : *out) memory[name] = &tensor;
+    std::vector<std::string> names;
+    for (const NamedTensor& part : parts) names.push_back(part.name);
+    const std::string rule = absl::StrCat("must be exactly ", absl::StrJoin(names, ", "));
+    for (const NamedTensor& part : parts) {
+      const auto found = memory.find(part.name);
+      if (found == memory.end()) return Refuse(OutField(part.name), "absent", rule);
+      QG_ASSIGN_OR_RETURN(Tensor to,
+                          Fitting(OutField(part.name), found->second->tensor, part.tensor));
+      answer.tensors.emplace_back(part.name, HostTensor{std::move(to), found->second->ordinal});
+      memory.erase(found);
+    }
+    if (!memory.empty()) return Refuse(OutField(memory.begin()->first), "given", rule);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      QG_RETURN_IF_ERROR(Deliver(parts[i].tensor, answer.tensors[i].second.tensor, cancellation));
+    }
+    return absl::OkStatus();
+  }
+
   void Run(double work, absl::FunctionRef<absl::Status(const Cancellation&)> body) {
     Cancellation cancellation;
     ThrowIfError(WithoutGil(
-        work >= kLongWork, [&] { return body(cancellation); }, [&] { cancellation.Cancel(); }));
+        work >= kLongWork,
+        [&] {
+          if (process_ != getpid() && engine_->RunsAhead()) {
+            return RefusePrecondition(
+                "device", absl::StrCat("cuda:", ordinal_),
+                "a process that was forked cannot use the GPU engine of its parent: start it by "
+                "spawn");
+          }
+          absl::Status status = GuardMemory([&] { return body(cancellation); });
+          // The caller may free or change what it gave as soon as the call has ended, however.
+          if (engine_->RunsAhead()) status.Update(engine_->Finish());
+          return status;
+        },
+        [&] { cancellation.Cancel(); }));
   }
 
+  static constexpr uintptr_t kDeviceAlignment = 256;  // That of CudaDevice::Allocate.
+
+  int ordinal_ = -1;
+  const pid_t process_ = getpid();
   std::unique_ptr<Engine> engine_;
 };
 
@@ -419,7 +591,8 @@ void BindLocalEngine(nb::module_& module) {
       nb::arg("text"));
   module.def("parse_recipe", &ParseRecipe, nb::arg("name"), nb::arg("knobs"));
   nb::class_<Quantization>(module, "Quantization")
-      .def("tensors", &Quantization::Tensors)
+      .def_ro("tensors", &Quantization::tensors)
+      .def_ro("seconds", &Quantization::seconds)
       .def("record", &Quantization::Record)
       .def("description", &Quantization::Description)
       .def_prop_ro("shape", [](const Quantization& self) { return self.result.quantized.shape; })
@@ -445,18 +618,25 @@ void BindLocalEngine(nb::module_& module) {
       .def(nb::init<const std::string&, int>(), nb::arg("device"), nb::arg("threads"))
       .def("quantize", &LocalEngine::Quantize, nb::arg("source"), nb::arg("recipe"),
            nb::arg("role"), nb::arg("rowwise"), nb::arg("columnwise"), nb::arg("seed"),
-           nb::arg("scale").none(), nb::arg("amax_history").none(), nb::arg("scale_layout"))
+           nb::arg("scale").none(), nb::arg("amax_history").none(), nb::arg("scale_layout"),
+           nb::arg("out").none(), nb::arg("on_device"))
       .def("dequantize", &LocalEngine::Dequantize, nb::arg("tensors"), nb::arg("usage"),
-           nb::arg("out_dtype"), nb::arg("description"))
+           nb::arg("out_dtype"), nb::arg("description"), nb::arg("out").none(),
+           nb::arg("on_device"))
       .def("gemm", &LocalEngine::Gemm, nb::arg("slots"), nb::arg("layout"), nb::arg("arithmetic"),
            nb::arg("out_dtype"), nb::arg("alpha"), nb::arg("beta"), nb::arg("in_place"),
-           nb::arg("scalings"), nb::arg("groups"), nb::arg("e4m3_max"), nb::arg("out").none())
+           nb::arg("scalings"), nb::arg("groups"), nb::arg("e4m3_max"), nb::arg("out").none(),
+           nb::arg("on_device"))
       .def("gemm_bound", &LocalEngine::GemmBound, nb::arg("slots"), nb::arg("d"), nb::arg("layout"),
            nb::arg("arithmetic"), nb::arg("alpha"), nb::arg("beta"), nb::arg("in_place"),
            nb::arg("scalings"), nb::arg("groups"), nb::arg("e4m3_max"))
       .def("diagnose_gemm", &LocalEngine::DiagnoseGemm, nb::arg("slots"), nb::arg("d"),
            nb::arg("layout"), nb::arg("alpha"), nb::arg("beta"), nb::arg("in_place"),
            nb::arg("scalings"), nb::arg("groups"), nb::arg("e4m3_max"), nb::arg("seconds"))
+      .def_prop_ro("ordinal", &LocalEngine::ordinal)
+      .def_prop_ro("stream", &LocalEngine::stream)
+      .def("copy", &LocalEngine::Copy, nb::arg("source"), nb::arg("to"))
+      .def("to_host", &LocalEngine::ToHost, nb::arg("tensor"))
       .def("generate", &LocalEngine::Generate, nb::arg("distribution"), nb::arg("shape"),
            nb::arg("dtype"), nb::arg("seed"), nb::arg("scale"));
 }

@@ -32,7 +32,8 @@ void RegisterErrors(nanobind::module_& module);
 
 /// Does `work` without the GIL. Where `is_long`, on another thread, while this one looks for
 /// signals: one that Python makes an exception of calls `cancel`, and is thrown once the work has
-/// ended. Otherwise the work is too short to be ended.
+/// ended. Otherwise the work is too short to be ended. FAILED_PRECONDITION in a process that was
+/// forked while such work was under way.
 absl::Status WithoutGil(bool is_long, absl::FunctionRef<absl::Status()> work,
                         absl::FunctionRef<void()> cancel);
 

@@ -1,6 +1,7 @@
 #include "kernels/base/execution.h"
 
 #include <immintrin.h>
+#include <pthread.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -48,10 +49,20 @@ tbb::task_arena& ArenaOf(int threads) {
   return arenas.try_emplace(threads, threads).first->second;
 }
 
+// Whether this process was forked from one that had TBB's workers. They are not in the child, whose
+// loops would wait for them.
+std::atomic<bool> was_forked = false;
+
+bool HasWorkers() {
+  static const int noted = pthread_atfork(nullptr, nullptr, [] { was_forked = true; });
+  return noted == 0 && !was_forked;
+}
+
 // What a piece throws goes past TBB to the caller. An exception of TBB's own ends the process: it
 // leaves an arena half initialized, and whoever uses the arena next waits for the other half for
 // ever.
 void RunOnThreads(int threads, int64_t pieces, RunPieces run) {
+  if (!HasWorkers()) return run(0, pieces);
   std::atomic<bool> has_thrown = false;
   std::exception_ptr thrown;
   const auto run_range = [&](const tbb::blocked_range<int64_t>& range) {

@@ -61,6 +61,8 @@ class CpuTimePoint final : public TimePoint {
   const std::chrono::steady_clock::time_point time_ = std::chrono::steady_clock::now();
 };
 
+constexpr int64_t kCopyGrainBytes = 1 << 20;
+
 class CpuEngine final : public Engine {
  public:
   explicit CpuEngine(const CpuEngineOptions& options) : options_(options) {}
@@ -80,6 +82,9 @@ class CpuEngine final : public Engine {
     if (arithmetic.family != ArithmeticFamily::kCublasLt) return absl::OkStatus();
     return CublasLtOnCpuError(arithmetic);
   }
+
+  uintptr_t StreamHandle() const override { return 0; }
+  absl::Status Finish() override { return absl::OkStatus(); }
 
   absl::StatusOr<Tensor> ToDevice(const Tensor& tensor, const Cancellation*) override {
     return tensor;
@@ -111,7 +116,11 @@ class CpuEngine final : public Engine {
     QG_RETURN_IF_ERROR(CheckCopy(source, to, offset));
     if (source.byte_size() == 0) return absl::OkStatus();
     Tensor target = to;
-    std::memcpy(target.data() + offset, source.data(), source.byte_size());
+    ParallelFor(Context(nullptr), static_cast<int64_t>(source.byte_size()), kCopyGrainBytes,
+                [&](int64_t begin, int64_t end) {
+                  std::memcpy(target.data() + offset + begin, source.data() + begin,
+                              static_cast<size_t>(end - begin));
+                });
     return absl::OkStatus();
   }
   absl::StatusOr<Tensor> Import(const Tensor& tensor) override { return tensor; }

@@ -139,6 +139,10 @@ absl::Status CudaEngine::Health() const { return CudaHealth(); }
 
 bool CudaEngine::RunsAhead() const { return true; }
 
+uintptr_t CudaEngine::StreamHandle() const {
+  return reinterpret_cast<uintptr_t>(device_->stream());
+}
+
 absl::Status CudaEngine::CheckArithmetic(const Arithmetic&) const { return absl::OkStatus(); }
 
 template <typename Argument>

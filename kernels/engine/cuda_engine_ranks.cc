@@ -73,6 +73,19 @@ absl::StatusOr<std::shared_ptr<const Moment>> CudaEngine::MarkMoment() {
   return std::make_shared<const CudaMoment>(std::move(event));
 }
 
+absl::Status CudaEngine::Finish() {
+  PooledCudaEvent asked;
+  {
+    QG_TAKE_TURN(nullptr);
+    QG_ASSIGN_OR_RETURN(asked, events_.Record(*device_));
+  }
+  // Without the turn, so that other threads' calls go on meanwhile.
+  QG_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(asked.get()));
+  QG_TAKE_READING_TURN();
+  pending_.DropRead();
+  return absl::OkStatus();
+}
+
 absl::Status CudaEngine::WaitFor(const Moment& moment) {
   QG_TAKE_TURN(nullptr);
   const auto* cuda = dynamic_cast<const CudaMoment*>(&moment);

@@ -8,6 +8,7 @@
 // (Read..., Summarize, the comparisons, ToHost).
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>

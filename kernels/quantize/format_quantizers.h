@@ -25,6 +25,10 @@ struct FormatRequest {
   bool hadamard = false;
 };
 
+/// Memory for the codes of one direction: that of QuantizeArguments where it serves.
+absl::StatusOr<Tensor> CodesMemory(const FormatRequest& request, Usage usage, DType element,
+                                   Shape shape);
+
 /// Writes the requested copies and the counts of the rowwise one (or of the only one).
 using FormatQuantizer = absl::Status (*)(const FormatRequest& request, QuantizedTensor& quantized);
 

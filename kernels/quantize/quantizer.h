@@ -200,6 +200,12 @@ struct QuantizeArguments {
   /// copies) and for nvfp4 unless row-scaled. An empty tensor then has the scale of the group.
   Tensor group_amax_rowwise = {};
   Tensor group_amax_columnwise = {};
+  /// Host memory for the codes of a direction, which no operand shares. The CPU engine writes them
+  /// there where it makes codes of that dtype and shape by themselves, and where the memory of
+  /// large codes is aligned to 64 bytes; then the result's data is this tensor. Otherwise, and on
+  /// another engine, the result has memory of its own.
+  Tensor rowwise_codes = {};
+  Tensor columnwise_codes = {};
 };
 
 /// INVALID_ARGUMENT naming the field, its value and the rule if `quantizer` is invalid for every

@@ -166,6 +166,10 @@ absl::StatusOr<QuantizeResult> QuantizePlan::Run(Engine& engine,
   }
   QuantizeResult result;
   const bool is_stack = IsStack(request_.role, request_.source.shape());
+  if (!is_stack) {
+    arguments.rowwise_codes = request_.rowwise_codes;
+    arguments.columnwise_codes = request_.columnwise_codes;
+  }
   std::vector<QuantizedTensor> matrices;
   for (int64_t i = 0; i < (is_stack ? request_.source.shape()[0] : 1); ++i) {
     Tensor source = request_.source;

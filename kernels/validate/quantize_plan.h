@@ -25,6 +25,8 @@ struct QuantizeRequest {
   Usages usages;
   uint64_t seed = 0;  ///< The seed of stochastic rounding.
   ScaleLayout scale_layout = ScaleLayout::kLogical;
+  /// As QuantizeArguments has them; not for a stack.
+  Tensor rowwise_codes = {}, columnwise_codes = {};
 };
 
 struct QuantizeResult {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "kernels/engine/engine.h"
@@ -121,6 +122,48 @@ TEST(CpuEngine, ReadsTensorsOfAnother) {
   EXPECT_EQ(engine->Copy(Tensor(), to, 0).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(engine->Copy(theirs, Tensor(), 0).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(ToValues(to), (std::vector<float>{1, 5, 6, 4}));
+}
+
+TEST(CpuEngine, CopiesLargeTensorsInPieces) {
+  const auto engine = MakeCpuEngine({});
+  GeneratorSpec spec;
+  spec.dtype = DType::kF32;
+  spec.shape = {(5 << 18) + 3};  // Five pieces of 1 MiB, and three elements.
+  const Tensor source = *engine->Generate(spec, nullptr);
+  const Tensor to = FromValues(DType::kF32, {(5 << 18) + 5}, std::vector<float>((5 << 18) + 5, 7));
+  ASSERT_TRUE(engine->Copy(source, to, 4).ok());
+  std::vector<float> expected = ToValues(source);
+  expected.insert(expected.begin(), 7);
+  expected.push_back(7);
+  EXPECT_TRUE(ToValues(to) == expected);
+}
+
+TEST(CpuEngine, IsDoneWhenAnOperationReturns) {
+  const auto engine = MakeCpuEngine({});
+  EXPECT_EQ(engine->StreamHandle(), 0u);
+  EXPECT_TRUE(engine->Finish().ok());
+}
+
+TEST(CpuEngine, WritesCodesToMemoryThatIsGiven) {
+  const auto engine = MakeCpuEngine({});
+  GeneratorSpec spec;
+  spec.shape = {64, 128};
+  const Tensor source = *engine->Generate(spec, nullptr);
+  QuantizerSpec rule;
+  rule.format = QuantizerFormat::kMxfp8;
+  const QuantizedTensor expected = *engine->Quantize(source, rule, {true, true}, {}, nullptr);
+  QuantizeArguments arguments;
+  arguments.rowwise_codes = *Tensor::Allocate(DType::kF8E4M3, {64, 128});
+  arguments.columnwise_codes = *Tensor::Allocate(DType::kF8E4M3, {64, 64});  // Of another shape.
+  const QuantizedTensor made = *engine->Quantize(source, rule, {true, true}, arguments, nullptr);
+  EXPECT_EQ(std::as_const(made.rowwise->data).data(),
+            std::as_const(arguments.rowwise_codes).data());
+  EXPECT_NE(std::as_const(made.columnwise->data).data(),
+            std::as_const(arguments.columnwise_codes).data());
+  for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+    EXPECT_TRUE(
+        std::ranges::equal(made.copy(usage)->data.bytes(), expected.copy(usage)->data.bytes()));
+  }
 }
 
 TEST(CpuEngine, EveryOperationStopsWhenCancelled) {

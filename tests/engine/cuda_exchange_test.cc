@@ -96,6 +96,17 @@ TEST(CudaExchange, KnowsItsOwnMoments) {
   EXPECT_EQ(engines[0]->WaitFor(StrangeMoment()).code(), absl::StatusCode::kInvalidArgument);
 }
 
+TEST(CudaExchange, FinishWaitsForEverythingThatWasAsked) {
+  const auto engines = OpenEngines(1);
+  CudaEngine& engine = *engines[0];
+  const auto stream = reinterpret_cast<cudaStream_t>(engine.StreamHandle());
+  ASSERT_EQ(stream, engine.device().stream());
+  KeepBusy(engine);
+  EXPECT_EQ(cudaStreamQuery(stream), cudaErrorNotReady);
+  ASSERT_TRUE(engine.Finish().ok());
+  EXPECT_EQ(cudaStreamQuery(stream), cudaSuccess);
+}
+
 /// A ring of ranks, each on its own thread, pass tensors on under load; every one must have gone
 /// around unchanged. Threads meet on the host alone.
 TEST(CudaExchange, ARingUnderLoad) {

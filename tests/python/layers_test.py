@@ -140,3 +140,24 @@ def test_a_session_takes_a_step_of_sgd():
         assert [tensor.name for tensor in session.state().tensors]
     with pytest.raises(qg.FailedPrecondition):
         session.forward(x)
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "mxfp8"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_session_keeps_what_it_was_given(recipe, recompute):
+    """A caller may write to x and weights between the steps."""
+    rng = np.random.default_rng(4)
+    w = rng.standard_normal((256, 512)).astype(ml_dtypes.bfloat16)
+    x = rng.standard_normal((1024, 512)).astype(ml_dtypes.bfloat16)
+    grad = rng.standard_normal((1024, 256)).astype(ml_dtypes.bfloat16)
+
+    def outputs(is_changed):
+        mine, weight = x.copy(), w.copy()
+        with qg.session({"fc1": "linear"}, {"fc1.weight": weight}, recipe=recipe) as session:
+            session.forward(mine, recompute=recompute)
+            if is_changed:
+                mine[:] = 0
+                weight[:] = 0
+            return {name: tensor.tobytes() for name, tensor in session.backward(grad).outputs.items()}
+
+    assert outputs(True) == outputs(False)

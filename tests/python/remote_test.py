@@ -117,6 +117,10 @@ def test_results_go_where_they_are_asked(client):
     assert_same_tensors(memory, qg.quantize(X, "mxfp8").tensors)
     out = np.empty(X.shape, np.float32)
     assert client.dequantize(q, out=out) is out and bits(out) == bits(qg.dequantize(q))
+    memory = {name: np.zeros(value.shape, np.uint8) for name, value in memory.items()}  # Bytes for codes and scales of one byte.
+    q = client.quantize(X, "mxfp8", out=memory)
+    assert q.tensors == memory and q.dtypes == qg.quantize(X, "mxfp8").dtypes
+    assert bits(client.dequantize(q)) == bits(qg.dequantize(q)) == bits(out)
 
 
 def test_runs_and_their_reports_are_those_of_this_process(client):
@@ -221,6 +225,17 @@ MORE = {
     "no number of f32": lambda c: c.gemm(X, W, alpha=1e300),
     "room of another shape": lambda c: c.gemm(X, W, out=np.zeros((3, 32), np.float32)),
     "room of another dtype": lambda c: c.dequantize(qg.quantize(X, "mxfp8"), out=np.zeros((64, 96), np.float16)),
+    "room for a part that is none": lambda c: c.quantize(X, "mxfp8", out={"codes": np.zeros(X.shape, np.uint8)}),
+    "room that lacks a part": lambda c: c.quantize(X, "mxfp8", out={"rowwise_data": np.zeros(X.shape, np.uint8)}),
+    "room for a part too many": lambda c: c.quantize(X, "mxfp8", out={**qg.quantize(X, "mxfp8").tensors, "scale": np.zeros(1)}),
+    "room for a part of another shape": lambda c: c.quantize(X, "mxfp8", out={
+        **qg.quantize(X, "mxfp8").tensors, "rowwise_scale_inv": np.zeros((64, 4), np.uint8)}),
+    "room for a part of another dtype": lambda c: c.quantize(X, "mxfp8", out={
+        **qg.quantize(X, "mxfp8").tensors, "rowwise_data": np.zeros(X.shape, np.int8)}),
+    "room that is read": lambda c: c.dequantize({"rowwise_data": X, "rowwise_scale_inv": X}, out=X),
+    "room of an FP8 result given as bytes": lambda c: c.gemm(X, W, out_dtype="f8_e4m3", out=np.zeros((64, 32), np.uint8)),
+    "text for a number": lambda c: c.gemm(X, W, alpha="1"),
+    "a format's number": lambda c: c.dequantize(qg.quantize(X, "mxfp8").tensors, format="mxfp8:block_dim=[]"),
     "half a state": lambda c: c.quantize(X, "fp8_delayed", scale=2.0),
     "integers": lambda c: c.quantize(X.astype(np.int32), "mxfp8"),
     "a dtype of a generator": lambda c: c.generate("normal", (2,), "i32"),

@@ -143,6 +143,72 @@ def test_out_is_checked():
         qg.gemm(X, X, out=np.empty((64, 32), np.float32))
 
 
+def memory_for(tensors, offset):
+    """Memory of the caller's for the parts, that begins so many bytes after a line of the cache where their dtype can."""
+    memory = {}
+    for name, tensor in tensors.items():
+        begin = offset - offset % tensor.dtype.itemsize
+        space = np.full(tensor.nbytes + 192, 0xA5, np.uint8)
+        begin += -space.ctypes.data % 64
+        memory[name] = space[begin:begin + tensor.nbytes].view(tensor.dtype).reshape(tensor.shape)
+    return memory
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "mxfp4", "mxfp6_e2m3", "fp8_current", "fp8_delayed", "fp8_block", "fp8_rowwise",
+                                    "nvfp4", "int8", "int4", "nf4", "bf16", "fp8_current:scale_dtype=source"])
+@pytest.mark.parametrize("rows", [256, 2048])
+def test_codes_are_written_into_memory_of_the_callers(recipe, rows):
+    """Of any alignment, and from 16 MiB on, where aligned codes are written past the caches."""
+    x = qg.generate("normal", (rows, 2048), "f32", seed=7)
+    for role, usages in (("input", (True, False)), ("input", (True, True)), ("weight", (False, True)),
+                         ("grad_output", (True, False))):
+        try:
+            expected = qg.quantize(x, recipe, role=role, rowwise=usages[0], columnwise=usages[1]).tensors
+        except qg.InvalidArgument:  # A recipe without that role or usage.
+            continue
+        for offset in (0, 1, 16):
+            memory = memory_for(expected, offset)
+            made = qg.quantize(x, recipe, role=role, rowwise=usages[0], columnwise=usages[1], out=memory)
+            for name, tensor in expected.items():
+                assert made.tensors[name] is memory[name]
+                assert memory[name].tobytes() == tensor.tobytes(), (role, usages, offset, name)
+                space = memory[name].base
+                while space.base is not None:
+                    space = space.base
+                begin = memory[name].ctypes.data - space.ctypes.data
+                assert (space[:begin] == 0xA5).all() and (space[begin + tensor.nbytes:] == 0xA5).all(), (role, usages, name)
+
+
+def test_codes_go_into_bytes_of_the_callers():
+    x = qg.generate("normal", (64, 128), "bf16", seed=7)
+    for recipe in ("mxfp8", "nvfp4", "fp8_rowwise"):
+        expected = qg.quantize(x, recipe).tensors
+        memory = {name: np.empty(tensor.shape, np.uint8 if tensor.dtype.itemsize == 1 else tensor.dtype)
+                  for name, tensor in expected.items()}
+        made = qg.quantize(x, recipe, out=memory)
+        for name, tensor in expected.items():
+            assert memory[name].tobytes() == tensor.tobytes(), name
+        assert bits(qg.dequantize(made)) == bits(qg.dequantize(qg.quantize(x, recipe)))
+
+
+def test_results_share_no_memory():
+    """Neither with what was given nor with each other, also where the engine changed nothing."""
+    q = qg.quantize(X, "bf16", columnwise=True)
+    values = qg.dequantize(qg.quantize(X, "bf16"))
+    arrays = [X, q.rowwise_data, q.columnwise_data, values]
+    scales = qg.quantize(X, "fp8_current", columnwise=True).tensors
+    arrays += list(scales.values())
+    for i, one in enumerate(arrays):
+        for other in arrays[i + 1:]:
+            assert not np.shares_memory(one, other)
+    w = qg.generate("normal", (32, 64), "bf16", seed=2)
+    report = qg.compare(X.astype(ml_dtypes.bfloat16), w, recipes=["bf16", "fp8_current"], arithmetics=["sm90", "exact"])
+    outputs = [outputs["y"] for outputs in report.variant_outputs]
+    for i, one in enumerate(outputs):
+        for other in outputs[i + 1:]:
+            assert not np.shares_memory(one, other)
+
+
 class OtherLibrary:
     """A tensor of a library that has DLPack alone."""
 

@@ -18,7 +18,7 @@ def flag(argument: str, value: Any) -> bool:
 
 
 def integer(argument: str, value: Any, least: int, most: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
         raise refuse_type(argument, value, "must be an integer")
     number = value.__index__()
     if not least <= number <= most:
@@ -28,7 +28,7 @@ def integer(argument: str, value: Any, least: int, most: int) -> int:
 
 def real(argument: str, value: Any) -> float:
     """A number that f32 has: what is given, rounded to nearest even."""
-    if isinstance(value, bool):
+    if isinstance(value, (bool, np.bool_, str, bytes, bytearray)):  # Texts are numbers to float().
         raise refuse_type(argument, value, "must be a number")
     try:
         number = float(value)

@@ -11,12 +11,13 @@ import ml_dtypes
 import numpy as np
 
 from . import _engine
-from ._client import _gemm_slots, _Connection
+from ._connection import Connection
 from ._differences import (Difference, Elements, Nearer, as_matrix, counted, half_unit_of, map_lines, number, shape_text)
 from ._errors import Error, refuse, refuse_type
 from ._quantized import Quantized
 from ._recipes import read_recipe
 from ._requests import as_list, variants_of
+from ._tensor_verbs import gemm_slots
 from ._tensors import NUMPY, Given, read, read_small
 from .testing import Mismatch, default_client
 
@@ -133,7 +134,7 @@ def quantized(codes: Any, scale_inv: Any, source: Any, recipe: Any, role: str, u
     known = read_recipe("recipe", recipe)
     asked = dict(role=role, rowwise=usage == "rowwise", columnwise=usage == "columnwise", seed=seed, scale_layout=scale_layout)
     wanted = client.quantize(source, known, scale=scale, amax_history=amax_history, **asked)
-    expected = wanted._given
+    expected = wanted.given_to("quantized")
     data, scales = f"{usage}_data", f"{usage}_scale_inv"
     if scales not in expected:
         raise refuse("recipe", f'"{known.text}"', f"makes no {usage} codes with scales of role {role}: nothing is quantized")
@@ -178,7 +179,7 @@ def _padding(client: Any, source: Any, recipe: Any, asked: Mapping[str, Any], sc
     given = read("source", source).tensor
     dtype = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}.get(given.dtype, np.float32)
     ones = client.quantize(np.ones(tuple(given.shape), dtype), recipe, **{**asked, "seed": 0})
-    return _engine.array_of(ones._given[scales]) == 0
+    return _engine.array_of(ones.given_to("quantized")[scales]) == 0
 
 
 def _outside(difference: Difference, padding: np.ndarray, mine: Given, theirs: Any) -> Difference:
@@ -211,11 +212,12 @@ def _explain_codes(client: Any, found: _Found, recipe: Any, source: Any, codes: 
 
 
 def _nearer_to_source(client: Any, found: _Found, source: Any, usage: str, wanted: Quantized, given: Mapping[str, Given]) -> None:
-    mine = {**wanted._given, **{name: part.tensor for name, part in given.items()}}
+    theirs = wanted.given_to("quantized")
+    mine = {**theirs, **{name: part.tensor for name, part in given.items()}}
     exact = _values(read("source", source).tensor)
     values = []
     try:
-        for parts in (mine, wanted._given):
+        for parts in (mine, theirs):
             holder = Quantized(list(parts.items()), NUMPY, wanted.shape, wanted.source_dtype, wanted._description, dict)
             side = np.asarray(client.dequantize(holder, usage=usage)).astype(np.float64)
             values.append(side if side.shape == exact.shape else side.T)
@@ -280,7 +282,7 @@ def _checked(a: Any, b: Any, options: Mapping[str, Any]) -> Tuple[Any, List[Any]
     global _checker
     if _checker is None:
         _checker = _engine.LocalEngine("cpu", 0)
-    slots, said = _gemm_slots(options, a, b)
+    slots, said = gemm_slots(options, a, b)
     sides = ("a", "b")
     rest = (float(options["alpha"]), float(options["beta"]), bool(options["in_place"]),
             tuple(options[f"{side}_scaling"] or "" for side in sides),
@@ -499,7 +501,7 @@ def _diagnosed_again(client: Any, report: Any, mine: Mapping[str, Any], related:
     rest.pop("parallel", None)
     variants = variants_of([recipe], as_list("backward_override", rest.pop("backward_override", "")),
                            as_list("arithmetic", rest.pop("arithmetic", "")), None, "recipe")
-    session = _Connection(client._connect(), stored=True)
+    session = Connection(client._connect, stored=True)
     request: Dict[str, Any] = {"expected": {}, "subjects": {}, "related": {}, "seconds": budget}
     for comparison in report.comparisons:
         name = comparison.tensor

@@ -16,7 +16,7 @@ from ._reports import DiffReport, Explanation, Info, Record, RunReport, Scenario
 from ._requests import as_list, layer_of, parameters_of, placed, requirement, requires_grad_of, variants_of
 from ._sessions import Session, open_session, restore_session, spec_of
 from ._tensor_verbs import DequantizeCall, GemmCall, GemmResult, QuantizeAnswer, QuantizeCall, TensorVerbs, gemm_call
-from ._tensors import NUMPY, Output, read
+from ._tensors import NUMPY, Cuda, Output, read
 
 _OF_GEMM = [name for name, argument in inspect.signature(gemm_call).parameters.items()
             if argument.kind is argument.KEYWORD_ONLY]
@@ -298,7 +298,7 @@ class Client(TensorVerbs):
             for name in gemm:
                 if name not in _OF_GEMM:
                     raise TypeError(f"{name}: no such argument of this verb")
-            request = {"gemm": {"gemm": gemm_call(a, b, **gemm).request(session), "d": session.place("d", d)}}
+            request = {"gemm": {"gemm": gemm_call(a, b, None, **gemm).request(session), "d": session.place("d", d)}}
         else:
             if gemm:
                 raise TypeError(f"{next(iter(gemm))}: no such argument of explain for codes")
@@ -485,30 +485,48 @@ class Local(Client):
         self._device = text("device", device)
         self._threads = integer("threads", threads, 0, 4096)
         self._made: Any = None
+        self._made_cuda: Optional[Cuda] = None
 
     @property
     def _local(self) -> Any:
         if self._made is None:
-            self._made = _engine.LocalEngine(self._device, self._threads)
+            made = _engine.LocalEngine(self._device, self._threads)
+            if made.ordinal >= 0:
+                self._made_cuda = Cuda(made)
+            self._made = made
         return self._made
+
+    @property
+    def _cuda(self) -> Optional[Cuda]:
+        return self._made_cuda if self._local is not None else None
 
     def _connect(self) -> Any:
         return _engine.Client.local(self._device, self._threads)
+
+    def _wait(self) -> None:
+        """Makes the GPU wait for what was given."""
+        if self._cuda is not None:
+            self._cuda.wait_for_torch()
 
     def __repr__(self) -> str:
         return f"quantgate.Local(device={self._device!r}, threads={self._threads})"
 
     def _compute_quantize(self, call: QuantizeCall) -> QuantizeAnswer:
-        answer = self._local.quantize(*call._replace(recipe=call.recipe.parsed))
-        return QuantizeAnswer(answer.tensors(), answer.shape, answer.source_dtype, answer.description(), answer.record)
+        outputs = None if call.out is None else [(name, output.tensor) for name, output in call.out.items()]
+        self._wait()
+        answer = self._local.quantize(*call._replace(recipe=call.recipe.parsed, out=outputs))
+        return QuantizeAnswer(answer.tensors, answer.shape, answer.source_dtype, answer.description(), answer.record)
 
     def _compute_dequantize(self, call: DequantizeCall) -> Any:
-        return self._local.dequantize(*call)
+        self._wait()
+        return self._local.dequantize(*call._replace(out=call.out and call.out.tensor))
 
-    def _compute_gemm(self, call: GemmCall, arithmetic: str, out_dtype: str, output: Optional[Output]) -> GemmResult:
+    def _compute_gemm(self, call: GemmCall, arithmetic: str, out_dtype: str, output: Optional[Output],
+                      on_device: bool) -> GemmResult:
+        self._wait()
         answer = self._local.gemm([(slot, given.tensor) for slot, given in call.slots], call.layout, arithmetic, out_dtype,
                                   call.alpha, call.beta, call.in_place, call.scalings, call.groups, call.e4m3_max,
-                                  output and output.tensor)
+                                  output and output.tensor, on_device)
         return GemmResult(answer.d, answer.amax, answer.arithmetic, answer.text, answer.note, answer.seconds)
 
     def _compute_generate(self, distribution: str, shape: List[int], dtype: str, seed: int, scale: float) -> Any:

@@ -43,7 +43,7 @@ class Connection:
     def place(self, argument: str, value: Any) -> Dict[str, Any]:
         """The TensorSource of a tensor, or of codes, that was given as ``argument``."""
         if isinstance(value, Quantized):
-            parts = {name: self.place_given(f"{argument}.{name}", tensor) for name, tensor in value._given.items()
+            parts = {name: self.place_given(f"{argument}.{name}", tensor) for name, tensor in value.given_to(argument).items()
                      if name != "amax_history"}
             return {"quantized": {"tensors": parts, "description": value.description,
                                   "source_dtype": value.source_dtype}}

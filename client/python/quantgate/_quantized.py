@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from . import _engine
 from ._reports import Record
@@ -36,10 +36,16 @@ class Quantized:
     __slots__ = ("_tensors", "_given", "_kind", "_record", "_description", "shape", "source_dtype", "__weakref__")
 
     def __init__(self, given: List[Tuple[str, Any]], kind: Any, shape: Tuple[int, ...], source_dtype: str,
-                 description: bytes, record: Any):
+                 description: bytes, record: Any, values: Optional[Dict[str, Any]] = None):
+        """``values``: the caller's own tensors, whose memory ``given`` are; None: ``given`` are the engine's."""
         self._given = dict(given)
         self._kind = kind
-        self._tensors = {name: kind.back(tensor) for name, tensor in given}
+        if values is not None:
+            self._tensors = values
+        else:
+            self._tensors = {name: kind.back(tensor) for name, tensor in given}
+            if kind.cuda is not None:
+                self._given = {name: kind.kept(self._tensors[name], tensor) for name, tensor in given}
         self.shape = tuple(shape)
         self.source_dtype = source_dtype
         self._description = description
@@ -49,6 +55,19 @@ class Quantized:
         if name in PARTS:
             return self._tensors.get(name)
         raise AttributeError(f"Quantized has no {name}")
+
+    def given_to(self, argument: str, cuda: Any = None) -> Dict[str, Any]:
+        """The tensors as an engine reads them: on its GPU ``cuda`` where they lie there, else in host memory."""
+        own = self._kind.cuda
+        if own is None:
+            return self._given
+        if cuda is not None:
+            cuda.check(argument, own.ordinal)
+            return self._given
+        with own:
+            own.wait_for_torch()
+            return {name: own.engine.to_host(tensor) if tensor.ordinal >= 0 else tensor
+                    for name, tensor in self._given.items()}
 
     @property
     def tensors(self) -> Dict[str, Any]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
-
-import numpy as np
+from contextlib import nullcontext
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import _engine
 from ._arguments import SEED_MAX, flag, integer, real, text
@@ -14,7 +13,9 @@ from ._errors import InvalidArgument, refuse, refuse_absent, refuse_type
 from ._quantized import PARTS, Quantized
 from ._recipes import Recipe, RecipeLike, read_recipe
 from ._requests import as_list
-from ._tensors import NUMPY, Given, Output, dtype_name, kind_of_name, read, read_out, read_small
+from ._tensors import NUMPY, Cuda, Given, Output, dtype_name, kind_of_name, read, read_out, read_small
+
+_NO_GPU: Any = nullcontext()
 
 
 class GemmResult:
@@ -43,7 +44,10 @@ class GemmResult:
 
 
 class QuantizeCall(NamedTuple):
-    """Arguments of quantize as they were checked; tensors are those of the engine."""
+    """Arguments of quantize as they were checked; tensors are those of the engine.
+
+    ``out`` is memory for the results by name; ``on_device``: results without such memory stay on the engine's GPU.
+    """
 
     source: Any
     recipe: Recipe
@@ -54,10 +58,12 @@ class QuantizeCall(NamedTuple):
     scale: Any
     amax_history: Any
     scale_layout: str
+    out: Optional[Dict[str, Output]]
+    on_device: bool
 
 
 class QuantizeAnswer(NamedTuple):
-    """What quantize gives: tensors by name, and ``record`` as Quantized takes it."""
+    """What quantize gives: tensors by name, in memory of ``out`` where there is such, and ``record`` as Quantized takes it."""
 
     tensors: List[Tuple[str, Any]]
     shape: Sequence[int]
@@ -67,12 +73,14 @@ class QuantizeAnswer(NamedTuple):
 
 
 class DequantizeCall(NamedTuple):
-    """Arguments of dequantize as they were checked."""
+    """Arguments of dequantize as they were checked; ``out``, ``on_device``: as of ``QuantizeCall``."""
 
     tensors: List[Tuple[str, Any]]
     usage: str
     out_dtype: str
     description: bytes
+    out: Optional[Output]
+    on_device: bool
 
 
 class GemmCall(NamedTuple):
@@ -100,7 +108,8 @@ class GemmCall(NamedTuple):
         return request
 
 
-def _gemm_slots(arguments: Mapping[str, Any], a: Any, b: Any) -> Tuple[List[Tuple[str, Given]], Dict[str, Any]]:
+def gemm_slots(arguments: Mapping[str, Any], a: Any, b: Any,
+                cuda: Optional[Cuda] = None) -> Tuple[List[Tuple[str, Given]], Dict[str, Any]]:
     """The tensors of a GEMM by the names of its slots, and what codes say of themselves."""
     slots: List[Tuple[str, Given]] = []
     said: Dict[str, Any] = {"a": {}, "b": {}}
@@ -109,11 +118,12 @@ def _gemm_slots(arguments: Mapping[str, Any], a: Any, b: Any) -> Tuple[List[Tupl
             for name in ("scale_inv", "amax", "zero_point"):
                 if arguments[f"{side}_{name}"] is not None:
                     raise refuse(f"{side}_{name}", "given", f"{side} is Quantized and has its own")
+            parts = operand.given_to(side, cuda)
             usage = "rowwise" if operand.rowwise_data is not None else "columnwise"
             direction = operand.description.get(usage, {})
             for slot, part in (("tensor", f"{usage}_data"), ("scale_inv", f"{usage}_scale_inv"),
                                ("zero_point", f"{usage}_zero_point"), ("amax", f"amax_{usage}")):
-                tensor = operand._given.get(part)
+                tensor = parts.get(part)
                 takes = slot != "amax" or direction.get("format") == "nvfp4"
                 if tensor is not None and takes:
                     slots.append((f"{side}.{slot}", Given(tensor, NUMPY)))
@@ -122,27 +132,27 @@ def _gemm_slots(arguments: Mapping[str, Any], a: Any, b: Any) -> Tuple[List[Tupl
             if direction.get("group"):
                 said[side]["group"] = direction["group"]
             continue
-        slots.append((f"{side}.tensor", read(side, operand)))
+        slots.append((f"{side}.tensor", read(side, operand, cuda)))
         for name in ("scale_inv", "amax", "zero_point"):
-            given = read_small(f"{side}_{name}", arguments[f"{side}_{name}"])
+            given = read_small(f"{side}_{name}", arguments[f"{side}_{name}"], cuda)
             if given is not None:
                 slots.append((f"{side}.{name}", given))
     for name in ("c", "bias", "d_scale"):
-        given = read_small(name, arguments[name])
+        given = read_small(name, arguments[name], cuda)
         if given is not None:
             slots.append((name, given))
     return slots, said
 
 
-def gemm_call(a: Any, b: Any, *, layout: str = "tn", a_scale_inv: Any = None, b_scale_inv: Any = None,
+def gemm_call(a: Any, b: Any, cuda: Optional[Cuda], *, layout: str = "tn", a_scale_inv: Any = None, b_scale_inv: Any = None,
               a_scaling: Optional[str] = None, b_scaling: Optional[str] = None, a_amax: Any = None, b_amax: Any = None,
               a_zero_point: Any = None, b_zero_point: Any = None, a_group: Any = None, b_group: Any = None,
               a_e4m3_max: Optional[int] = None, b_e4m3_max: Optional[int] = None, alpha: float = 1.0, beta: float = 0.0,
               c: Any = None, in_place: bool = False, bias: Any = None, d_scale: Any = None) -> GemmCall:
-    """The GEMM that keywords of ``gemm``, and of ``explain``, say."""
+    """The GEMM that keywords of ``gemm``, and of ``explain``, say; tensors on ``cuda`` are read where they lie."""
     arguments = {"a_scale_inv": a_scale_inv, "b_scale_inv": b_scale_inv, "a_amax": a_amax, "b_amax": b_amax,
                  "a_zero_point": a_zero_point, "b_zero_point": b_zero_point, "c": c, "bias": bias, "d_scale": d_scale}
-    slots, said = _gemm_slots(arguments, a, b)
+    slots, said = gemm_slots(arguments, a, b, cuda)
 
     def said_of(side: str, scaling: Optional[str], group: Any, e4m3_max: Optional[int]) -> Tuple[str, str, int]:
         return ("" if scaling is None else text(f"{side}_scaling", scaling),
@@ -158,6 +168,11 @@ def gemm_call(a: Any, b: Any, *, layout: str = "tn", a_scale_inv: Any = None, b_
 class TensorVerbs:
     """quantize, dequantize, gemm and generate: arguments are checked and results made here, in between a subclass computes.
     The four ``_compute_`` methods below do it by messages."""
+
+    @property
+    def _cuda(self) -> Optional[Cuda]:
+        """The GPU whose tensors are read where they lie; None: they are copied to the host."""
+        return None
 
     def _connect(self) -> Any:
         """A connection for one verb."""
@@ -176,6 +191,8 @@ class TensorVerbs:
         description, = _engine.parts("QuantizeResponse", response, "description")
         record, = _engine.parts("QuantizeResponse", response, "record")
         shape = json.loads(_engine.request_json("QuantizedDescription", description)).get("shape", [])
+        if call.out is not None:
+            tensors = _into(tensors, call.out)
         return QuantizeAnswer(tensors, [int(size) for size in shape], call.source.dtype, description,
                               lambda: _engine.decode("QuantizationRecord", record))
 
@@ -185,17 +202,23 @@ class TensorVerbs:
                    "usage": call.usage, "out_dtype": call.out_dtype,
                    "description": json.loads(_engine.request_json("QuantizedDescription", call.description))}
         response = connection.call("Engine/Dequantize", request)
-        return connection.client.fetch(*_engine.parts("DequantizeResponse", response, "data"))
+        values = connection.client.fetch(*_engine.parts("DequantizeResponse", response, "data"))
+        if call.out is None:
+            return values
+        call.out.check_takes("out", values)
+        return call.out.take(values)
 
-    def _compute_gemm(self, call: GemmCall, arithmetic: str, out_dtype: str, output: Optional[Output]) -> GemmResult:
-        """``d`` and ``amax`` of the result are the engine's; what is computed may lie in ``output`` already."""
+    def _compute_gemm(self, call: GemmCall, arithmetic: str, out_dtype: str, output: Optional[Output],
+                      on_device: bool) -> GemmResult:
+        """``d`` and ``amax`` of the result are the engine's; ``d`` is in the memory of ``output`` where there is such."""
         connection = Connection(self._connect, stored=False)
         request = {**call.request(connection), "arithmetic": arithmetic, "out_dtype": out_dtype}
         response = connection.call("Engine/Gemm", request)
         named, = _engine.parts("GemmResponse", response, "d")
         d = connection.client.fetch(named)
-        if output is not None and (d.dtype, d.shape) != (output.tensor.dtype, output.tensor.shape):
-            raise refuse("out", _tensor_text(output.tensor), f"must be {_tensor_text(d)}")
+        if output is not None:
+            output.check_takes("out", d)
+            d = output.take(d)
         amax = _engine.parts("GemmResponse", response, "amax")
         told = json.loads(_engine.decode("GemmResponse", response))
         return GemmResult(d, connection.client.fetch(amax[0]) if amax else None,
@@ -246,15 +269,18 @@ class TensorVerbs:
         TypeError
             For what is no tensor.
         """
-        given = read("tensor", tensor)
-        state = [read_small(name, value) for name, value in (("scale", scale), ("amax_history", amax_history))]
-        call = QuantizeCall(
-            given.tensor, read_recipe("recipe", recipe), text("role", role), flag("rowwise", rowwise),
-            flag("columnwise", columnwise), integer("seed", seed, 0, SEED_MAX), state[0] and state[0].tensor,
-            state[1] and state[1].tensor, text("scale_layout", scale_layout))
-        answer = self._compute_quantize(call)
-        result = Quantized(answer.tensors, given.kind, answer.shape, answer.source_dtype, answer.description, answer.record)
-        return result if out is None else _into(result, out, [("tensor", given)])
+        cuda = self._cuda
+        with cuda or _NO_GPU:
+            given = read("tensor", tensor, cuda)
+            state = [read_small(name, value, cuda) for name, value in (("scale", scale), ("amax_history", amax_history))]
+            outputs = None if out is None else _outputs(out, [("tensor", given), *zip(("scale", "amax_history"), state)], cuda)
+            answer = self._compute_quantize(QuantizeCall(
+                given.tensor, read_recipe("recipe", recipe), text("role", role), flag("rowwise", rowwise),
+                flag("columnwise", columnwise), integer("seed", seed, 0, SEED_MAX), state[0] and state[0].tensor,
+                state[1] and state[1].tensor, text("scale_layout", scale_layout), outputs, given.kind.cuda is not None))
+            values = None if outputs is None else {name: outputs[name].value for name, _ in answer.tensors}
+            return Quantized(answer.tensors, given.kind, answer.shape, answer.source_dtype, answer.description, answer.record,
+                             values)
 
     def dequantize(self, quantized: Union[Quantized, Mapping[str, Any]], *, usage: Optional[str] = None,
                    out_dtype: Any = "f32", format: Optional[str] = None, scale_layout: Optional[str] = None,
@@ -280,18 +306,24 @@ class TensorVerbs:
         tensor
             In the shape of the source.
         """
+        cuda = self._cuda
+        with cuda or _NO_GPU:
+            return self._dequantize(quantized, usage, out_dtype, format, scale_layout, out, cuda)
+
+    def _dequantize(self, quantized: Any, usage: Optional[str], out_dtype: Any, format: Optional[str],
+                    scale_layout: Optional[str], out: Any, cuda: Optional[Cuda]) -> Any:
         if isinstance(quantized, Quantized):
             for name, value in (("format", format), ("scale_layout", scale_layout)):
                 if value is not None:
                     raise refuse(name, f'"{value}"', "given with Quantized, which says it itself")
-            tensors = [(name, Given(tensor, NUMPY)) for name, tensor in quantized._given.items()]
+            tensors = [(name, Given(tensor, NUMPY)) for name, tensor in quantized.given_to("quantized", cuda).items()]
             kind = quantized._kind
             description = quantized._description
         elif isinstance(quantized, Mapping):
             for name in quantized:
                 if name not in PARTS:
                     raise refuse(f"quantized[{name!r}]", "given", f"must be one of {', '.join(PARTS)}")
-            tensors = [(name, read_small(f"quantized[{name!r}]", value)) for name, value in quantized.items()
+            tensors = [(name, read_small(f"quantized[{name!r}]", value, cuda)) for name, value in quantized.items()
                        if value is not None]
             kind = tensors[0][1].kind if tensors else NUMPY
             described: Dict[str, Any] = {}
@@ -309,13 +341,14 @@ class TensorVerbs:
         codes = f"{usage or ('rowwise' if 'rowwise_data' in names else 'columnwise')}_data"
         if codes not in names:
             raise refuse_absent(f'tensors["{codes}"]', "the codes are needed")
-        values = self._compute_dequantize(DequantizeCall([(name, given.tensor) for name, given in tensors], usage or "",
-                                                         dtype_name("out_dtype", out_dtype), description))
-        if out is None:
-            return kind.back(values)
-        output = read_out("out", out)
-        output.check_apart("out", tensors)
-        return output.take("out", values)
+        given_tensors = [(name, given.tensor) for name, given in tensors]
+        output = None if out is None else read_out("out", out, cuda)
+        if output is not None:
+            output.check_apart("out", given_tensors)
+        values = self._compute_dequantize(DequantizeCall(
+            given_tensors, usage or "", dtype_name("out_dtype", out_dtype), description, output,
+            kind.cuda is not None and cuda is not None))
+        return kind.back(values) if output is None else output.value
 
     def gemm(self, a: Any, b: Any, *, arithmetic: str = "auto", layout: str = "tn", out_dtype: Any = "f32",
              a_scale_inv: Any = None, b_scale_inv: Any = None, a_scaling: Optional[str] = None,
@@ -338,26 +371,28 @@ class TensorVerbs:
         a_scale_inv, b_scale_inv : tensor, optional
             The scales of codes; ``a_scaling`` says how they apply where their shapes leave a doubt.
         out : tensor [M][N] of out_dtype, optional
-            Where d is written; the CPU engine writes it there at once.
+            Where d is written; the engine of this process writes it there at once.
 
         Returns
         -------
         GemmResult
         """
-        call = gemm_call(a, b, layout=layout, a_scale_inv=a_scale_inv, b_scale_inv=b_scale_inv, a_scaling=a_scaling,
-                         b_scaling=b_scaling, a_amax=a_amax, b_amax=b_amax, a_zero_point=a_zero_point,
-                         b_zero_point=b_zero_point, a_group=a_group, b_group=b_group, a_e4m3_max=a_e4m3_max,
-                         b_e4m3_max=b_e4m3_max, alpha=alpha, beta=beta, c=c, in_place=in_place, bias=bias, d_scale=d_scale)
-        output: Optional[Output] = None
-        if out is not None:
-            output = read_out("out", out)
-            output.check_apart("out", call.slots)
-        result = self._compute_gemm(call, text("arithmetic", arithmetic), dtype_name("out_dtype", out_dtype), output)
-        kind = a._kind if isinstance(a, Quantized) else call.slots[0][1].kind
-        result.d = kind.back(result.d) if output is None else output.take("out", result.d)
-        if result.amax is not None:
-            result.amax = kind.back(result.amax)
-        return result
+        cuda = self._cuda
+        with cuda or _NO_GPU:
+            call = gemm_call(a, b, cuda, layout=layout, a_scale_inv=a_scale_inv, b_scale_inv=b_scale_inv, a_scaling=a_scaling,
+                             b_scaling=b_scaling, a_amax=a_amax, b_amax=b_amax, a_zero_point=a_zero_point,
+                             b_zero_point=b_zero_point, a_group=a_group, b_group=b_group, a_e4m3_max=a_e4m3_max,
+                             b_e4m3_max=b_e4m3_max, alpha=alpha, beta=beta, c=c, in_place=in_place, bias=bias, d_scale=d_scale)
+            output = None if out is None else read_out("out", out, cuda)
+            if output is not None:
+                output.check_apart("out", [(slot, given.tensor) for slot, given in call.slots])
+            kind = a._kind if isinstance(a, Quantized) else call.slots[0][1].kind
+            result = self._compute_gemm(call, text("arithmetic", arithmetic), dtype_name("out_dtype", out_dtype), output,
+                                        kind.cuda is not None and cuda is not None)
+            result.d = kind.back(result.d) if output is None else output.value
+            if result.amax is not None:
+                result.amax = kind.back(result.amax)
+            return result
 
     def generate(self, distribution: str, shape: Sequence[int], dtype: Any = "f32", *, seed: int = 0,
                  scale: Optional[float] = None, kind: str = "numpy") -> Any:
@@ -383,10 +418,6 @@ class TensorVerbs:
             1.0 if scale is None else real("scale", scale)))
 
 
-def _tensor_text(tensor: Any) -> str:
-    return f"{tensor.dtype}[{'x'.join(map(str, tensor.shape))}]"
-
-
 def _named(connection: Connection, named_tensor: bytes) -> Tuple[str, Any]:
     """Name and tensor of a NamedTensor."""
     return json.loads(_engine.decode("NamedTensor", named_tensor))["name"], connection.client.fetch(named_tensor)
@@ -400,38 +431,43 @@ def _direction(said: str) -> Dict[str, Any]:
         key, equals, value = part.partition("=")
         if not equals or key not in ("element", "block_dim", "e4m3_max", "group", "hadamard"):
             raise refuse("format", f'"{said}"', f'"{part}" must be element=, block_dim=, e4m3_max=, group= or hadamard=')
-        direction[key] = value if key in ("element", "group") else json.loads(value)
+        if key in ("element", "group"):
+            direction[key] = value
+        elif key == "hadamard" and value in ("true", "false"):
+            direction[key] = value == "true"
+        elif key != "hadamard" and value.isdecimal():
+            direction[key] = int(value)
+        else:
+            raise refuse("format", f'"{said}"', f'"{part}" must be {"true or false" if key == "hadamard" else "a number"}')
     return direction
 
 
-def _into(result: Quantized, out: Any, inputs: List[Tuple[str, Given]]) -> Quantized:
-    """The quantized tensor in memory of the caller's."""
+def _outputs(out: Any, inputs: Iterable[Tuple[str, Optional[Given]]], cuda: Optional[Cuda]) -> Dict[str, Output]:
+    """Memory for the parts of a quantized tensor, by name."""
     wanted = out.tensors if isinstance(out, Quantized) else out
     if not isinstance(wanted, Mapping):
         raise refuse_type("out", out, "must be Quantized, or a dict of tensors by name")
-    missing = set(result._given) ^ set(wanted)
-    if missing:
-        name = sorted(missing)[0]
-        raise refuse(f"out[{name!r}]", "absent" if name in result._given else "given",
-                     f"must be exactly {', '.join(result._given)}")
-    outputs = {name: read_out(f"out[{name!r}]", value) for name, value in wanted.items()}
-    for name, output in outputs.items():
-        output.check_apart(f"out[{name!r}]", inputs)
-        given = result._given[name]
-        if list(given.shape) != list(output.tensor.shape) or _bytes_of(given) != _bytes_of(output.tensor) or (
-                given.dtype != output.tensor.dtype and output.tensor.dtype != "u8"):
-            raise refuse(f"out[{name!r}]", f"{output.tensor.dtype}{list(output.tensor.shape)}",
-                         f"must be {given.dtype}{list(given.shape)}")
-    for name, output in outputs.items():
-        np.copyto(_engine.array_of(output.tensor), _engine.array_of(result._given[name]))
-        result._given[name] = _retyped(output.tensor, result._given[name].dtype)
-        result._tensors[name] = output.value
-    return result
+    others = [(name, given.tensor) for name, given in inputs if given is not None]
+    outputs: Dict[str, Output] = {}
+    for name, value in wanted.items():
+        argument = f"out[{name!r}]"
+        if name not in PARTS:
+            raise refuse(argument, "given", f"must be one of {', '.join(PARTS)}")
+        outputs[name] = read_out(argument, value, cuda)
+        outputs[name].check_apart(argument, others)
+        others.append((argument, outputs[name].tensor))
+    return outputs
 
 
-def _bytes_of(tensor: Any) -> int:
-    return tensor.nbytes
-
-
-def _retyped(tensor: Any, dtype: str) -> Any:
-    return tensor if tensor.dtype == dtype else _engine.wrap(_engine.array_of(tensor), dtype)
+def _into(parts: List[Tuple[str, Any]], outputs: Mapping[str, Output]) -> List[Tuple[str, Any]]:
+    """The parts of a quantized tensor in memory of the caller's, which must be for exactly these."""
+    names = [name for name, _ in parts]
+    rule = f"must be exactly {', '.join(names)}"
+    for name, part in parts:
+        if name not in outputs:
+            raise refuse(f"out[{name!r}]", "absent", rule)
+        outputs[name].check_takes(f"out[{name!r}]", part, takes_bytes=True)
+    for name in sorted(outputs):
+        if name not in names:
+            raise refuse(f"out[{name!r}]", "given", rule)
+    return [(name, outputs[name].take(part)) for name, part in parts]

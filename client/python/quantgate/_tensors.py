@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Callable, Optional
+import threading
+from contextlib import nullcontext
+from typing import Any, Iterable, List, Optional, Tuple
 
 import ml_dtypes
 import numpy as np
 
 from . import _engine
-from ._errors import refuse, refuse_type
+from ._errors import ResourceExhausted, refuse, refuse_precondition, refuse_type
 
+_DLPACK_CUDA = 2  # kDLCUDA of dlpack.h.
 _UINTS = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
 
 # The numpy dtype of each of the engine's, and which of them numpy arrays have by themselves.
@@ -59,15 +62,63 @@ def dtype_name(argument: str, dtype: Any) -> str:
         raise refuse(argument, f'"{text}"', getattr(error, "rule", "") or str(error)) from None
 
 
+class Cuda:
+    """The GPU of a client's engine: what lies on it is read where it lies, and results stay on it.
+
+    Order: the engine's stream waits for what other libraries have put on theirs, and every verb waits for the engine before it
+    returns, so that results may be read, and arguments changed or freed, on any stream at once.
+    """
+
+    def __init__(self, engine: Any):
+        self.engine = engine
+        self.ordinal: int = engine.ordinal
+        self._entered = threading.local()
+
+    def check(self, argument: str, ordinal: int) -> None:
+        """Refuses a tensor of another GPU."""
+        if ordinal != self.ordinal:
+            raise refuse(argument, f"on cuda:{ordinal}",
+                         f'this client computes on cuda:{self.ordinal}: move it there, or use Local(device="cuda:{ordinal}")')
+
+    def wait_for_torch(self) -> None:
+        """Makes the engine wait for the work on torch's current stream so far."""
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_initialized():
+            return
+        if torch.cuda.is_current_stream_capturing():
+            raise refuse_precondition("stream", "capturing a CUDA graph", "a verb waits for the GPU, which no graph can hold")
+        current = torch.cuda.current_stream(self.ordinal)
+        torch.cuda.ExternalStream(self.engine.stream, device=self.ordinal).wait_stream(current)
+
+    def __enter__(self) -> "Cuda":
+        # The engine makes its GPU the current one, which for torch must stay what it was.
+        torch = sys.modules.get("torch")
+        guards = self._entered.__dict__.setdefault("guards", [])
+        guards.append(torch.cuda.device(self.ordinal) if torch is not None and torch.cuda.is_initialized() else nullcontext())
+        guards[-1].__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._entered.guards.pop().__exit__(*exception)
+
+
 class Kind:
     """A library whose tensors a result is to be."""
 
     name = "numpy"
+    # Where results stay on the GPU.
+    cuda: Optional[Cuda] = None
 
     def back(self, tensor: Any) -> Any:
         """The engine's tensor as an array of this library, without a copy on the CPU."""
         array = _engine.array_of(tensor)
         return array.view(_NUMPY.get(tensor.dtype, _UINTS[array.itemsize]))
+
+    def kept(self, value: Any, tensor: Any) -> Any:
+        """The engine's view of an array that ``back`` made of ``tensor``."""
+        if tensor.ordinal < 0:
+            return tensor
+        return read("tensor", (value, tensor.dtype), self.cuda).tensor
 
 
 NUMPY = Kind()
@@ -76,16 +127,25 @@ NUMPY = Kind()
 class _TorchKind(Kind):
     name = "torch"
 
-    def __init__(self, device: Any):
+    def __init__(self, device: Any, cuda: Optional[Cuda] = None):
         self._device = device
+        self.cuda = cuda
 
     def back(self, tensor: Any) -> Any:
         import torch
 
+        dtype = getattr(torch, _TORCH.get(tensor.dtype, ""), None)
+        if tensor.ordinal >= 0:
+            # In memory of torch's own: the engine's would be given anew in the order of its stream, not of torch's.
+            size = _itemsize_of(tensor.dtype)
+            made = torch.empty(tensor.shape, dtype=_torch_integer(size, torch), device=self._device)
+            to = _engine.wrap_device(made.data_ptr(), tensor.shape, tensor.dtype, tensor.ordinal, made)
+            self.cuda.wait_for_torch()
+            self.cuda.engine.copy(tensor, to)
+            return made if dtype is None or dtype == made.dtype else made.view(dtype)
         array = _engine.array_of(tensor)
         signed = np.dtype(f"i{array.itemsize}") if array.itemsize > 1 else np.dtype(np.uint8)
         result = torch.from_numpy(array.view(signed))
-        dtype = getattr(torch, _TORCH.get(tensor.dtype, ""), None)
         if dtype is not None and dtype != result.dtype:
             result = result.view(dtype)
         return result if self._device.type == "cpu" else result.to(self._device)
@@ -94,23 +154,36 @@ class _TorchKind(Kind):
 class _JaxKind(Kind):
     name = "jax"
 
-    def __init__(self, device: Any):
+    def __init__(self, device: Any, cuda: Optional[Cuda] = None):
         self._device = device
+        self.cuda = cuda
 
     def back(self, tensor: Any) -> Any:
         import jax
 
-        return jax.device_put(NUMPY.back(tensor), self._device)
+        if tensor.ordinal < 0:
+            return jax.device_put(NUMPY.back(tensor), self._device)
+        codes = jax.dlpack.from_dlpack(_engine.export_dlpack(tensor))
+        dtype = _NUMPY.get(tensor.dtype, codes.dtype)
+        # A copy, since the engine's memory is given anew in the order of its stream, for which JAX does not wait.
+        made = jax.lax.bitcast_convert_type(codes, dtype) if dtype != codes.dtype else jax.numpy.array(codes, copy=True)
+        return made.block_until_ready()
 
 
 class _NamespaceKind(Kind):
     """A library of the array API standard, which takes what numpy has by DLPack."""
 
-    def __init__(self, namespace: Any):
+    def __init__(self, namespace: Any, cuda: Optional[Cuda] = None):
         self._namespace = namespace
         self.name = getattr(namespace, "__name__", "array API")
+        self.cuda = cuda
 
     def back(self, tensor: Any) -> Any:
+        if tensor.ordinal >= 0:
+            made = self._namespace.asarray(self._namespace.from_dlpack(_engine.export_dlpack(tensor)), copy=True)
+            # The engine's memory is given anew once its stream has come past this copy.
+            made.__dlpack__(stream=self.cuda.engine.stream)
+            return made
         array = NUMPY.back(tensor)
         if array.dtype.kind not in "fiu" or array.dtype not in _OF_NUMPY or array.dtype.num > 23:
             return array  # DLPack of numpy has none of ml_dtypes' types.
@@ -127,11 +200,15 @@ class Given:
         self.kind = kind
 
 
-def _dense(array: np.ndarray) -> np.ndarray:
+def _dense(argument: str, array: np.ndarray) -> np.ndarray:
     """The array itself where it is row-major, aligned and in this machine's byte order, else such a copy."""
     if array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative:
         return array
-    return np.array(array, dtype=array.dtype.newbyteorder("="), order="C", copy=True, subok=False)
+    try:
+        return np.array(array, dtype=array.dtype.newbyteorder("="), order="C", copy=True, subok=False)
+    except MemoryError:
+        text = f"{argument} is {array.dtype.name}{list(array.shape)}: it must be copied to be dense, and memory does not suffice"
+        raise ResourceExhausted(text, "RESOURCE_EXHAUSTED", argument) from None
 
 
 def _pack(argument: str, array: np.ndarray) -> np.ndarray:
@@ -175,7 +252,7 @@ def _read_numpy(argument: str, array: np.ndarray, dtype: Optional[str], kind: Ki
         raise TypeError(f"{argument} is a masked array: give its data or filled()")
     if array.dtype.hasobject or array.dtype.names is not None:
         raise TypeError(f"{argument} is an array of {array.dtype}: the engine has no such dtype")
-    return _as_dtype(argument, _dense(array), dtype, kind)
+    return _as_dtype(argument, _dense(argument, array), dtype, kind)
 
 
 def _torch_state(argument: str, tensor: Any, torch: Any) -> None:
@@ -197,23 +274,45 @@ def _torch_state(argument: str, tensor: Any, torch: Any) -> None:
                              f"{tensor.untyped_storage().nbytes()} bytes: its memory was freed")
 
 
+def _torch_integer(size: int, torch: Any) -> Any:
+    return {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
+
+
 def _torch_array(argument: str, tensor: Any, torch: Any) -> np.ndarray:
     """An array of unsigned integers over a dense torch tensor on the CPU."""
-    of_size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return tensor.view(of_size[tensor.element_size()]).numpy().view(_UINTS[tensor.element_size()])
+    return tensor.view(_torch_integer(tensor.element_size(), torch)).numpy().view(_UINTS[tensor.element_size()])
 
 
-def _read_torch(argument: str, tensor: Any, dtype: Optional[str]) -> Given:
+def _shape_as(argument: str, given: str, shape: List[int], itemsize: int, dtype: str) -> List[int]:
+    """The shape of dense elements of ``itemsize`` bytes that are read as another dtype."""
+    size = _itemsize_of(dtype)
+    if size == itemsize:
+        return shape
+    if not shape or shape[-1] * itemsize % size != 0:
+        raise refuse(argument, f"{given}{shape}", f"its last dim is no whole number of {dtype}")
+    return [*shape[:-1], shape[-1] * itemsize // size]
+
+
+def _read_torch(argument: str, tensor: Any, dtype: Optional[str], cuda: Optional[Cuda]) -> Given:
     torch = sys.modules["torch"]
     _torch_state(argument, tensor, torch)
     name = _OF_TORCH.get(str(tensor.dtype))
     if name is None:
         raise TypeError(f"{argument} is a torch tensor of {tensor.dtype}: the engine has no such dtype")
-    kind = _TorchKind(tensor.device)
+    on_cuda = cuda if tensor.device.type == "cuda" else None
+    if on_cuda is not None:
+        on_cuda.check(argument, tensor.device.index)
+    kind = _TorchKind(tensor.device, on_cuda)
     try:
         values = tensor.detach()
         if values.is_neg():
             values = values.resolve_neg()
+        if on_cuda is not None:
+            values = values.contiguous()
+            shape = list(values.shape)
+            if dtype is not None:
+                shape = _shape_as(argument, str(values.dtype), shape, values.element_size(), dtype)
+            return Given(_engine.wrap_device(values.data_ptr(), shape, dtype or name, on_cuda.ordinal, values), kind)
         if values.device.type != "cpu":
             values = values.cpu()
         array = _torch_array(argument, values.contiguous(), torch)
@@ -224,7 +323,20 @@ def _read_torch(argument: str, tensor: Any, dtype: Optional[str]) -> Given:
     return _as_dtype(argument, array, dtype, kind)
 
 
-def _read_jax(argument: str, array: Any, dtype: Optional[str]) -> Given:
+def _jax_pointer(argument: str, array: Any, name: str, dtype: Optional[str], cuda: Cuda) -> Any:
+    """A JAX array on the engine's GPU where it lies; None for one that is not dense there, as codes of four bits are not."""
+    layout = getattr(getattr(array, "format", None), "layout", None)
+    order = getattr(layout, "major_to_minor", None)
+    if order is not None and tuple(order) != tuple(range(array.ndim)):
+        return None
+    shape = list(array.shape)
+    if dtype is not None:
+        shape = _shape_as(argument, name, shape, array.dtype.itemsize, dtype)
+    array.block_until_ready()
+    return _engine.wrap_device(array.unsafe_buffer_pointer(), shape, dtype or name, cuda.ordinal, array)
+
+
+def _read_jax(argument: str, array: Any, dtype: Optional[str], cuda: Optional[Cuda]) -> Given:
     jax = sys.modules["jax"]
     if isinstance(array, jax.core.Tracer):
         raise TypeError(f"{argument} is a JAX tracer: it has no values inside a transformation")
@@ -235,28 +347,49 @@ def _read_jax(argument: str, array: Any, dtype: Optional[str]) -> Given:
         raise ValueError(f"{argument} is a JAX array over {len(devices)} devices: must be on one")
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
         raise TypeError(f"{argument} is a JAX array of {array.dtype}: the engine has no such dtype")
-    return _read_numpy(argument, np.asarray(array), dtype, _JaxKind(next(iter(devices))))
+    device, = devices
+    on_cuda = cuda if device.platform in ("gpu", "cuda") else None
+    kind = _JaxKind(device, on_cuda)
+    name = _OF_NUMPY.get(np.dtype(array.dtype))
+    if on_cuda is not None:
+        on_cuda.check(argument, device.local_hardware_id)
+        tensor = None if name is None else _jax_pointer(argument, array, name, dtype, on_cuda)
+        if tensor is not None:
+            return Given(tensor, kind)
+    return _read_numpy(argument, np.asarray(array), dtype, kind)
 
 
-def _read_dlpack(argument: str, value: Any, dtype: Optional[str]) -> Given:
+def _read_dlpack(argument: str, value: Any, dtype: Optional[str], cuda: Optional[Cuda]) -> Given:
+    on_cuda = None
+    if cuda is not None and hasattr(value, "__dlpack_device__"):
+        device_type, ordinal = value.__dlpack_device__()
+        if int(device_type) == _DLPACK_CUDA:
+            on_cuda = cuda
+            on_cuda.check(argument, int(ordinal))
     kind: Kind = NUMPY
     if hasattr(value, "__array_namespace__"):
         namespace = value.__array_namespace__()
         if hasattr(namespace, "from_dlpack"):
-            kind = _NamespaceKind(namespace)
+            kind = _NamespaceKind(namespace, on_cuda)
     try:
-        tensor = _engine.from_dlpack(value)
+        if on_cuda is None:
+            tensor = _engine.from_dlpack(value)
+        else:  # The library makes the engine's stream wait for its own.
+            tensor = _engine.from_dlpack(value.__dlpack__(stream=on_cuda.engine.stream), on_cuda.ordinal)
     except TypeError:
         raise refuse_type(argument, value, "its __dlpack__ gives no array that can be read") from None
     except ValueError as error:
         raise refuse(argument, getattr(error, "value", ""), getattr(error, "rule", str(error))) from None
     if dtype is None:
         return Given(tensor, kind)
+    if on_cuda is not None:
+        shape = _shape_as(argument, tensor.dtype, list(tensor.shape), _itemsize_of(tensor.dtype), dtype)
+        return Given(_engine.wrap_device(tensor.address, shape, dtype, on_cuda.ordinal, tensor), kind)
     return _as_dtype(argument, _engine.array_of(tensor), dtype, kind)
 
 
-def read(argument: str, value: Any) -> Given:
-    """A tensor that was given as ``argument``, for the engine.
+def read(argument: str, value: Any, cuda: Optional[Cuda] = None) -> Given:
+    """A tensor that was given as ``argument``, for the engine; with ``cuda``, what lies there is read where it lies.
 
     Raises
     ------
@@ -272,18 +405,18 @@ def read(argument: str, value: Any) -> Given:
         return _read_numpy(argument, value, dtype)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        return _read_torch(argument, value, dtype)
+        return _read_torch(argument, value, dtype, cuda)
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(value, jax.Array):
-        return _read_jax(argument, value, dtype)
+        return _read_jax(argument, value, dtype, cuda)
     if isinstance(value, np.generic):
         return _read_numpy(argument, np.asarray(value), dtype)
     if hasattr(value, "__dlpack__"):
-        return _read_dlpack(argument, value, dtype)
+        return _read_dlpack(argument, value, dtype, cuda)
     raise refuse_type(argument, value, "must be a tensor: of numpy, torch, JAX, or with __dlpack__")
 
 
-def read_small(argument: str, value: Any) -> Optional[Given]:
+def read_small(argument: str, value: Any, cuda: Optional[Cuda] = None) -> Optional[Given]:
     """As read, or None for None; numbers and lists of numbers are f32."""
     if value is None:
         return None
@@ -296,7 +429,7 @@ def read_small(argument: str, value: Any) -> Optional[Given]:
         except (TypeError, ValueError):
             raise refuse_type(argument, value, "must be a tensor, a number or a list of numbers") from None
         return _read_numpy(argument, array.reshape(1) if array.ndim == 0 else array, None)
-    return read(argument, value)
+    return read(argument, value, cuda)
 
 
 def kind_of_name(argument: str, name: str) -> Kind:
@@ -323,51 +456,62 @@ class Output:
         self.tensor = tensor
         self.value = value
 
-    def check_apart(self, argument: str, inputs: Any) -> None:
-        """Refuses memory that is read, too."""
+    def check_apart(self, argument: str, others: Iterable[Tuple[str, Any]]) -> None:
+        """Refuses memory that is read, or written to, too."""
         begin, end = self.tensor.address, self.tensor.address + self.tensor.nbytes
-        for name, given in inputs:
-            other = given.tensor
+        for name, other in others:
             if other.nbytes > 0 and begin < other.address + other.nbytes and other.address < end:
-                raise refuse(argument, f"memory of {name}", "must share no memory with what is read")
+                raise refuse(argument, f"memory of {name}", "must share no memory with another tensor of the call")
 
-    def take(self, argument: str, result: Any) -> Any:
-        """Copies a result of the engine here."""
-        if result.dtype != self.tensor.dtype or list(result.shape) != list(self.tensor.shape):
-            raise refuse(argument, f"{self.tensor.dtype}{list(self.tensor.shape)}",
-                         f"must be {result.dtype}{list(result.shape)}")
-        if result.address != self.tensor.address:
-            np.copyto(_engine.array_of(self.tensor), _engine.array_of(result))
-        return self.value
+    def check_takes(self, argument: str, result: Any, takes_bytes: bool = False) -> None:
+        """Refuses a result, in host memory, of another dtype or shape; ``takes_bytes``: bytes are for any dtype of one byte."""
+        mine = self.tensor
+        is_bytes = takes_bytes and mine.dtype == "u8" and _itemsize_of(result.dtype) == 1
+        if list(mine.shape) != list(result.shape) or (mine.dtype != result.dtype and not is_bytes):
+            raise refuse(argument, _text_of(mine), f"must be {_text_of(result)}")
+
+    def take(self, result: Any) -> Any:
+        """Copies such a result here: the engine's view of this memory, of the result's dtype."""
+        array = _engine.array_of(self.tensor)
+        np.copyto(array, _engine.array_of(result))
+        return self.tensor if self.tensor.dtype == result.dtype else _engine.wrap_out(array, result.dtype)
 
 
-def read_out(argument: str, value: Any) -> Output:
-    """Memory that a result is to be written to: a writable dense array of numpy or torch on the CPU."""
+def _text_of(tensor: Any) -> str:
+    return f"{tensor.dtype}[{'x'.join(map(str, tensor.shape))}]"
+
+
+def read_out(argument: str, value: Any, cuda: Optional[Cuda] = None) -> Output:
+    """Memory that a result is to be written to: a writable dense array of numpy, or of torch on the CPU or on ``cuda``."""
     torch = sys.modules.get("torch")
     if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
-        name = _OF_NUMPY.get(value.dtype)
+        name = _OF_NUMPY.get(value.dtype.newbyteorder("="))
         if name is None:
             raise TypeError(f"{argument} is an array of {value.dtype.name}: the engine has no such dtype")
         if not value.flags.writeable:
             raise ValueError(f"{argument} is a read-only array: must be writable")
-        if not (value.flags.c_contiguous and value.flags.aligned and value.dtype.isnative):
+        if not value.flags.c_contiguous:
             raise refuse(argument, f"an array with strides {list(value.strides)}", "must be dense, row-major")
-        array = value.view(_UINTS[value.itemsize])
-    elif torch is not None and isinstance(value, torch.Tensor):
-        _torch_state(argument, value, torch)
-        name = _OF_TORCH.get(str(value.dtype))
-        if name is None:
-            raise TypeError(f"{argument} is a torch tensor of {value.dtype}: the engine has no such dtype")
-        if value.requires_grad:
-            raise ValueError(f"{argument} is a torch tensor that requires grad: must not")
-        if value.device.type != "cpu":
-            raise refuse(argument, f"on {value.device}", "must be on the CPU")
-        if not value.is_contiguous() or value.is_neg():
-            raise refuse(argument, f"a tensor with strides {list(value.stride())}", "must be dense, row-major")
-        array = _torch_array(argument, value.detach(), torch)
-    else:
-        raise refuse_type(argument, value, "must be a writable array of numpy, or a torch tensor on the CPU")
-    return Output(_engine.wrap_out(array, name), value)
-
-
-Reader = Callable[[str, Any], Given]
+        if not value.dtype.isnative:
+            raise refuse(argument, f"an array of {value.dtype.str}", "must have this machine's byte order")
+        if not value.flags.aligned:
+            raise refuse(argument, f"an unaligned array at {value.ctypes.data:#x}", f"must be aligned to {value.itemsize} bytes")
+        return Output(_engine.wrap_out(value.view(_UINTS[value.itemsize]), name), value)
+    if torch is None or not isinstance(value, torch.Tensor):
+        raise refuse_type(argument, value, "must be a writable array of numpy, or a tensor of torch")
+    _torch_state(argument, value, torch)
+    name = _OF_TORCH.get(str(value.dtype))
+    if name is None:
+        raise TypeError(f"{argument} is a torch tensor of {value.dtype}: the engine has no such dtype")
+    if value.requires_grad:
+        raise ValueError(f"{argument} is a torch tensor that requires grad: must not")
+    is_on_cuda = cuda is not None and value.device.type == "cuda"
+    if value.device.type != "cpu" and not is_on_cuda:
+        raise refuse(argument, f"on {value.device}", "must be on the CPU" if cuda is None else f"must be on cuda:{cuda.ordinal}")
+    if not value.is_contiguous() or value.is_neg():
+        raise refuse(argument, f"a tensor with strides {list(value.stride())}", "must be dense, row-major")
+    if is_on_cuda:
+        assert cuda is not None
+        cuda.check(argument, value.device.index)
+        return Output(_engine.wrap_device(value.data_ptr(), list(value.shape), name, cuda.ordinal, value), value)
+    return Output(_engine.wrap_out(_torch_array(argument, value.detach(), torch), name), value)

@@ -80,8 +80,8 @@ absl::Status AllocateCopies(const FormatRequest& request, QuantizedTensor& quant
     copy.format = spec.format;
     copy.element = spec.element;
     copy.block_dim = spec.block_dim;
-    QG_ASSIGN_OR_RETURN(copy.data,
-                        Tensor::Allocate(spec.element, CodeShape(request.source, spec, usage)));
+    QG_ASSIGN_OR_RETURN(copy.data, CodesMemory(request, usage, spec.element,
+                                               CodeShape(request.source, spec, usage)));
     QG_ASSIGN_OR_RETURN(copy.scale_inv, Tensor::Allocate(ScaleDType(spec.traits().scales),
                                                          ScaleShape(request.source, spec, usage)));
     quantized.copy(usage) = std::move(copy);

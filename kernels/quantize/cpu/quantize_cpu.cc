@@ -1,4 +1,6 @@
 // The CPU quantizer: chooses the format's quantizer, and does identity itself.
+#include <utility>
+
 #include "kernels/base/status_macros.h"
 #include "kernels/quantize/compiled_formats.h"
 #include "kernels/quantize/cpu/block_lines.h"
@@ -88,7 +90,23 @@ FormatQuantizer QuantizerOf(const QuantizerSpec& spec, const Tensor& source) {
   return nullptr;
 }
 
+constexpr uintptr_t kLineBytes = 64;  // Of the cache.
+
 }  // namespace
+
+absl::StatusOr<Tensor> CodesMemory(const FormatRequest& request, Usage usage, DType element,
+                                   Shape shape) {
+  const Tensor& given = usage == Usage::kRowwise ? request.arguments.rowwise_codes
+                                                 : request.arguments.columnwise_codes;
+  const bool fits = given.has_value() && given.space() == MemorySpace::kHost &&
+                    given.dtype() == element && given.shape() == shape;
+  // Stores past the caches are of whole lines. Without them, large codes take longer than with a
+  // copy afterwards.
+  const bool is_aligned =
+      reinterpret_cast<uintptr_t>(given.has_value() ? given.data() : nullptr) % kLineBytes == 0;
+  if (fits && (is_aligned || !IsStreamed(request.source))) return given;
+  return Tensor::Allocate(element, std::move(shape));
+}
 
 absl::StatusOr<QuantizedTensor> QuantizeCpu(const Tensor& source, const Quantizer& quantizer,
                                             Usages usages, const QuantizeArguments& arguments,

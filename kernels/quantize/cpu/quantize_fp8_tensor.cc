@@ -143,10 +143,11 @@ QuantizationCounts CastTiles(const FormatRequest& request, Fp8TensorTileFunction
 absl::Status MakeCodes(const FormatRequest& request, float scale, Tensor& codes, Tensor& transposed,
                        QuantizationCounts& counts) {
   const Tensor& source = request.source;
-  QG_ASSIGN_OR_RETURN(codes, Tensor::Allocate(request.spec.element, source.shape()));
+  QG_ASSIGN_OR_RETURN(codes,
+                      CodesMemory(request, Usage::kRowwise, request.spec.element, source.shape()));
   if (const Fp8TensorTileFunction tile = FindVectorTile(request); tile != nullptr) {
-    QG_ASSIGN_OR_RETURN(transposed,
-                        Tensor::Allocate(request.spec.element, {source.columns(), source.rows()}));
+    QG_ASSIGN_OR_RETURN(transposed, CodesMemory(request, Usage::kColumnwise, request.spec.element,
+                                                {source.columns(), source.rows()}));
     counts = CastTiles(request, tile, scale, codes, transposed);
   } else {
     counts = CastElements(source, scale, request.spec, codes, request.context);

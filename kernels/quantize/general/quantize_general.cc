@@ -152,7 +152,7 @@ absl::StatusOr<QuantizationCounts> QuantizeDirection(const FormatRequest& reques
   Direction direction = {request, MakeLibraryRule(spec, source.dtype()),
                          MakeGeneralGrid(source.rows(), source.columns(), spec, usage)};
   QG_ASSIGN_OR_RETURN(QuantizedCopy copy, OutlineCopy(spec, usage, source.dtype(), source.shape()));
-  QG_ASSIGN_OR_RETURN(copy.data, Tensor::Allocate(copy.data.dtype(), copy.data.shape()));
+  QG_ASSIGN_OR_RETURN(copy.data, CodesMemory(request, usage, copy.data.dtype(), copy.data.shape()));
   if (spec.traits().scales == ScaleKind::kTensor) {
     QG_RETURN_IF_ERROR(MakeTensorScale<Element>(direction, copy));
   } else {

@@ -398,7 +398,8 @@ absl::StatusOr<QuantizationCounts> QuantizeLevelsOf(const FormatRequest& request
     direction.grid.element_stride = 1;
   }
   QG_ASSIGN_OR_RETURN(QuantizedCopy copy, OutlineCopy(spec, usage, source.dtype(), source.shape()));
-  for (Tensor* const tensor : {&copy.data, &copy.scale_inv, &copy.zero_point}) {
+  QG_ASSIGN_OR_RETURN(copy.data, CodesMemory(request, usage, copy.data.dtype(), copy.data.shape()));
+  for (Tensor* const tensor : {&copy.scale_inv, &copy.zero_point}) {
     if (!tensor->has_value()) continue;
     QG_ASSIGN_OR_RETURN(*tensor, Tensor::Allocate(tensor->dtype(), tensor->shape()));
   }
