@@ -164,7 +164,8 @@ class _JaxKind(Kind):
         if tensor.ordinal < 0:
             return jax.device_put(NUMPY.back(tensor), self._device)
         codes = jax.dlpack.from_dlpack(_engine.export_dlpack(tensor))
-        dtype = _NUMPY.get(tensor.dtype, codes.dtype)
+        # XLA refuses to read bytes as types of 6 bits: these come back as bytes.
+        dtype = codes.dtype if tensor.dtype.startswith("f6_") else _NUMPY.get(tensor.dtype, codes.dtype)
         # A copy, since the engine's memory is given anew in the order of its stream, for which JAX does not wait.
         made = jax.lax.bitcast_convert_type(codes, dtype) if dtype != codes.dtype else jax.numpy.array(codes, copy=True)
         return made.block_until_ready()
