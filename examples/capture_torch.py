@@ -27,7 +27,7 @@ class Block(torch.nn.Module):
 torch.manual_seed(1)
 model = Block()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-with quantgate.capture(model, layers=r".*fc1", steps=[0], what="x,weight,dy,y,dx,dw") as c:
+with quantgate.capture(model, layers=r".*fc1", steps=[0], what="x,weight,bias,dy,y,dx,dw") as c:
     for step in range(2):
         # x asks for its gradient: else fc1, the first layer, computes no dx.
         x = torch.randn(32, 64, dtype=torch.bfloat16, requires_grad=True)
