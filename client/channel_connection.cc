@@ -126,7 +126,7 @@ absl::Status ChannelConnection::ReadStream(const std::string& method, Purpose pu
   return FromGrpcStatus(reader->Finish());
 }
 
-absl::Status ChannelConnection::WriteStream(WriteMessages& messages, v1::WriteResponse& response) {
+absl::Status ChannelConnection::WriteStream(UploadMessages& messages, v1::WriteResponse& response) {
   const std::string path = PathOf("Blobs/Write");
   const grpc::internal::RpcMethod rpc(path.c_str(), grpc::internal::RpcMethod::CLIENT_STREAMING);
   LiveCall call(*live_calls_, /*is_farewell=*/false);

@@ -40,7 +40,7 @@ class ChannelConnection : public RemoteConnection {
                           const google::protobuf::MessageLite& request,
                           google::protobuf::MessageLite& message,
                           absl::FunctionRef<bool()> on_message) override;
-  absl::Status WriteStream(WriteMessages& messages, v1::WriteResponse& response) override;
+  absl::Status WriteStream(UploadMessages& messages, v1::WriteResponse& response) override;
   void CancelCalls() override;
 
   std::shared_ptr<grpc::Channel> channel_;

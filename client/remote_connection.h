@@ -33,9 +33,9 @@ struct BlobUpload {
 };
 
 /// The messages of one Blobs.Write: everything from an offset on.
-class WriteMessages {
+class UploadMessages {
  public:
-  WriteMessages(BlobUpload& upload, int64_t offset) : upload_(upload), offset_(offset) {}
+  UploadMessages(BlobUpload& upload, int64_t offset) : upload_(upload), offset_(offset) {}
 
   /// The next message without its data, and the data, whose owner is owner(). False after the last
   /// one. `is_on_this_machine`: whether the peer is known to be.
@@ -88,7 +88,7 @@ class RemoteConnection : public Connection {
                                   absl::FunctionRef<bool()> on_message) = 0;
   /// Blobs.Write. A message that is not taken is no error yet: the status says whether the server
   /// ended the call early, and why.
-  virtual absl::Status WriteStream(WriteMessages& messages, v1::WriteResponse& response) = 0;
+  virtual absl::Status WriteStream(UploadMessages& messages, v1::WriteResponse& response) = 0;
   /// Ends the calls of kWork that are under way and every later one.
   virtual void CancelCalls() = 0;
   /// Sleeps until `wake`, or returns early (false) once cancelled.

@@ -34,8 +34,8 @@ std::string OwnUploadId(const v1::Digest& digest) {
 
 }  // namespace
 
-bool WriteMessages::Next(bool is_on_this_machine, v1::WriteRequest& request,
-                         std::span<const std::byte>& data) {
+bool UploadMessages::Next(bool is_on_this_machine, v1::WriteRequest& request,
+                          std::span<const std::byte>& data) {
   const int64_t size = static_cast<int64_t>(upload_.shared.bytes.size());
   if (!is_first_ && offset_ >= size) return false;
   request.Clear();
@@ -51,7 +51,7 @@ bool WriteMessages::Next(bool is_on_this_machine, v1::WriteRequest& request,
   return true;
 }
 
-void WriteMessages::NoteSent() {
+void UploadMessages::NoteSent() {
   is_first_ = false;
   offset_ += count_;
   upload_.upload.bytes_sent += count_;
@@ -80,7 +80,7 @@ absl::StatusOr<Upload> RemoteConnection::Send(BlobUpload& upload, int64_t offset
   bool has_restarted = false;
   for (int attempt = 1;; ++attempt) {
     v1::WriteResponse response;
-    WriteMessages messages(upload, offset);
+    UploadMessages messages(upload, offset);
     const absl::Status status = WriteStream(messages, response);
     if (status.ok()) {
       upload.upload.already_present = response.already_present();

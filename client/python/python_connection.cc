@@ -123,7 +123,7 @@ class PythonConnection : public RemoteConnection {
   /// The messages of one upload for Python, which may ask for one more while the call that they
   /// belong to returns, on a thread of its own. The GIL guards it.
   struct Outgoing {
-    WriteMessages* messages;  ///< Null once the call has returned.
+    UploadMessages* messages;  ///< Null once the call has returned.
     bool is_on_this_machine;
     bool is_given = false;  ///< A message was given, and is sent once the next one is asked for.
     bool is_busy = false;   ///< One is being made, or NoteSent() lets other threads have the GIL.
@@ -144,7 +144,7 @@ class PythonConnection : public RemoteConnection {
     return message;
   }
 
-  absl::Status WriteStream(WriteMessages& messages, v1::WriteResponse& response) override {
+  absl::Status WriteStream(UploadMessages& messages, v1::WriteResponse& response) override {
     const auto outgoing = std::make_shared<Outgoing>(&messages, IsLoopback(address()));
     const absl::Cleanup end = [&] {
       const nb::gil_scoped_acquire acquired;

@@ -135,15 +135,15 @@ ReportDocument SampleDiff() {
   document.verdict.set_criterion(v1::REQUIREMENT_BITWISE);
   document.verdict.set_threshold("0 differing elements");
   document.verdict.set_finding(kHostileText);
-  SubjectComparison differs{"y", "bf16", "bf16", "a:y", "b:y", {}, {}, ""};
+  SubjectComparison differs{"y", "bf16", "bf16", "a:y", "b:y", {}, {}, "", false, {}};
   *differs.result.mutable_parity() = SampleParity();
   *differs.result.mutable_error() = SampleError(40);
   SetElementTypes(differs.result, "bf16", "bf16");
-  SubjectComparison equal{"dx", "f8_e4m3", "f8_e4m3", "a:dx", "b:dx", {}, {}, ""};
+  SubjectComparison equal{"dx", "f8_e4m3", "f8_e4m3", "a:dx", "b:dx", {}, {}, "", false, {}};
   equal.result.mutable_parity()->set_equal(true);
   equal.result.mutable_parity()->set_element_count(4);
-  SubjectComparison absent{kHostileText, "f32", "", "",
-                           "",           {},    {}, std::string("only in ") + kHostileText};
+  SubjectComparison absent{
+      kHostileText, "f32", "", "", "", {}, {}, std::string("only in ") + kHostileText, false, {}};
   document.comparisons = {differs, equal, absent};
   return document;
 }
