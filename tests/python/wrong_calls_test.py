@@ -783,6 +783,16 @@ ALONE = {
         thread.join()
         assert status in (0, 5), status  # 0: the fork fell between two calls.
         """,
+    "a fork while another thread reads the package": """
+        assert "quantgate._package" not in sys.modules
+        thread = threading.Thread(target=lambda: qg.gemm(X, X))
+        thread.start()
+        while "quantgate._package" not in sys.modules:
+            time.sleep(0)
+        status = in_child(lambda: 0 if qg.Quantized else 1)
+        thread.join()
+        assert status == 0, status
+        """,
     "a fork in a thread": """
         qg.gemm(LARGE, LARGE)
         statuses = []

@@ -7,12 +7,19 @@ in every run.
 
 from __future__ import annotations
 
+import os
+import threading
 from typing import TYPE_CHECKING, Any, List
 
 if TYPE_CHECKING:
     from ._package import *  # noqa: F403
 
 _SUBMODULES = ("testing",)
+
+# Held while the package is read. A fork waits for that: an import that another thread had begun would never end in the child.
+_reading = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_reading.acquire, after_in_parent=_reading.release, after_in_child=_reading.release)
 
 
 def __getattr__(name: str) -> Any:
@@ -23,10 +30,12 @@ def __getattr__(name: str) -> Any:
 
         return version("quantgate")
     if name in _SUBMODULES:
-        return importlib.import_module(f"{__name__}.{name}")
+        with _reading:
+            return importlib.import_module(f"{__name__}.{name}")
     # Not "from . import": that asks for the name here again. Dunders are asked for by inspection alone.
     if name == "__all__" or not name.startswith("__"):
-        package = importlib.import_module(f"{__name__}._package")
+        with _reading:
+            package = importlib.import_module(f"{__name__}._package")
         if name in ("__all__", "_local") or name in package.__all__:
             value = getattr(package, name)
             globals()[name] = value

@@ -248,8 +248,14 @@ def _as_dtype(argument: str, array: np.ndarray, dtype: Optional[str], kind: Kind
     return _wrapped(argument, array, name, kind)
 
 
+def _is_masked(array: np.ndarray) -> bool:
+    # Not numpy.ma by its name, which numpy imports then: without that module there is no such array.
+    masked = sys.modules.get("numpy.ma")
+    return isinstance(array, getattr(masked, "MaskedArray", ()))
+
+
 def _read_numpy(argument: str, array: np.ndarray, dtype: Optional[str], kind: Kind = NUMPY) -> Given:
-    if isinstance(array, np.ma.MaskedArray):
+    if _is_masked(array):
         raise TypeError(f"{argument} is a masked array: give its data or filled()")
     if array.dtype.hasobject or array.dtype.names is not None:
         raise TypeError(f"{argument} is an array of {array.dtype}: the engine has no such dtype")
@@ -485,7 +491,7 @@ def _text_of(tensor: Any) -> str:
 def read_out(argument: str, value: Any, cuda: Optional[Cuda] = None) -> Output:
     """Memory that a result is to be written to: a writable dense array of numpy, or of torch on the CPU or on ``cuda``."""
     torch = sys.modules.get("torch")
-    if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
+    if isinstance(value, np.ndarray) and not _is_masked(value):
         name = _OF_NUMPY.get(value.dtype.newbyteorder("="))
         if name is None:
             raise TypeError(f"{argument} is an array of {value.dtype.name}: the engine has no such dtype")
