@@ -38,11 +38,12 @@ if(QUANTGATE_HAS_CUDA)
 endif()
 install(RUNTIME_DEPENDENCY_SET program_libraries ${bundle_excluded} LIBRARY DESTINATION lib COMPONENT programs)
 
-# Only by name: an ordinary installation has no tests.
+# Only by name: an ordinary installation has no tests. What is installed is built with all, so that a one-shot build, which
+# leaves these programs to the target device_tests, has no bundle of them.
 get_property(device_programs GLOBAL PROPERTY QUANTGATE_DEVICE_PROGRAMS)
 get_property(device_benchmarks GLOBAL PROPERTY QUANTGATE_DEVICE_BENCHMARKS)
 add_custom_target(device_tests DEPENDS ${device_programs} ${device_benchmarks})
-if(device_programs)
+if(device_programs AND NOT QUANTGATE_ONE_SHOT)
   quantgate_bundled_program(${device_programs} ${device_benchmarks})
   install(TARGETS ${device_programs} RUNTIME_DEPENDENCY_SET test_libraries
     RUNTIME DESTINATION tests COMPONENT device_tests EXCLUDE_FROM_ALL OPTIONAL)
