@@ -24,7 +24,7 @@ for page in "$root"/README.md "$root"/docs/*.md; do
     echo "$page has a block of commands and none of quantgate; the extraction must be broken" >&2
     exit 1
   fi
-  ln -s "$root/data" "$folder/data"
+  ln -s "$root/data" "$root/tests" "$folder"
   echo "==== $page"
   begin=$SECONDS
   # Servers that the commands start in the background end with this shell.
