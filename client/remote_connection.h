@@ -24,7 +24,7 @@ namespace quantgate {
 bool IsServerAddress(const std::string& address);
 
 /// One blob on its way: what is known between one stream and the next.
-struct BlobUpload {
+struct UploadUnderWay {
   const SharedBytes& shared;
   const v1::Digest& digest;
   const UploadProgress& progress;
@@ -35,7 +35,7 @@ struct BlobUpload {
 /// The messages of one Blobs.Write: everything from an offset on.
 class UploadMessages {
  public:
-  UploadMessages(BlobUpload& upload, int64_t offset) : upload_(upload), offset_(offset) {}
+  UploadMessages(UploadUnderWay& upload, int64_t offset) : upload_(upload), offset_(offset) {}
 
   /// The next message without its data, and the data, whose owner is owner(). False after the last
   /// one. `is_on_this_machine`: whether the peer is known to be.
@@ -45,7 +45,7 @@ class UploadMessages {
   const std::shared_ptr<const void>& owner() const { return upload_.shared.owner; }
 
  private:
-  BlobUpload& upload_;
+  UploadUnderWay& upload_;
   int64_t offset_;
   int64_t count_ = 0;  ///< Bytes of the message that Next gave.
   bool is_first_ = true;
@@ -104,8 +104,8 @@ class RemoteConnection : public Connection {
   /// or tries are used up.
   bool PauseBeforeRetry(int attempt, const absl::Status& status);
 
-  absl::StatusOr<v1::QueryWriteResponse> CommittedOf(const BlobUpload& upload);
-  absl::StatusOr<Upload> Send(BlobUpload& upload, int64_t offset);
+  absl::StatusOr<v1::QueryWriteResponse> CommittedOf(const UploadUnderWay& upload);
+  absl::StatusOr<Upload> Send(UploadUnderWay& upload, int64_t offset);
   absl::Status ReceiveFrom(const v1::Digest& digest, Buffer& buffer, int64_t& received,
                            const DownloadProgress& progress);
 

@@ -59,7 +59,7 @@ void UploadMessages::NoteSent() {
 }
 
 /// Where to start: what the server has committed, 0 if it knows nothing of the upload.
-absl::StatusOr<v1::QueryWriteResponse> RemoteConnection::CommittedOf(const BlobUpload& upload) {
+absl::StatusOr<v1::QueryWriteResponse> RemoteConnection::CommittedOf(const UploadUnderWay& upload) {
   v1::QueryWriteRequest query;
   query.set_upload_id(upload.upload_id);
   *query.mutable_digest() = upload.digest;
@@ -74,7 +74,7 @@ absl::StatusOr<v1::QueryWriteResponse> RemoteConnection::CommittedOf(const BlobU
 }
 
 /// Sends from `offset` on until the server has all of it.
-absl::StatusOr<Upload> RemoteConnection::Send(BlobUpload& upload, int64_t offset) {
+absl::StatusOr<Upload> RemoteConnection::Send(UploadUnderWay& upload, int64_t offset) {
   int64_t best = -1;  // Largest offset that a resumption started from.
   int times_busy = 0;
   bool has_restarted = false;
@@ -149,7 +149,7 @@ bool IsOnThisMachine(absl::string_view peer) {
 
 absl::StatusOr<Upload> WriteBlob(RemoteConnection& connection, const SharedBytes& bytes,
                                  const v1::Digest& digest, const UploadProgress& progress) {
-  BlobUpload upload{bytes, digest, progress, SharedUploadId(digest), {}};
+  UploadUnderWay upload{bytes, digest, progress, SharedUploadId(digest), {}};
   return connection.Send(upload, 0);
 }
 
@@ -163,7 +163,7 @@ absl::StatusOr<Upload> RemoteConnection::UploadBlob(const SharedBytes& bytes,
     if (progress) progress(digest.size(), digest.size());
     return Upload{.already_present = true};
   }
-  BlobUpload upload{bytes, digest, progress, SharedUploadId(digest), {}};
+  UploadUnderWay upload{bytes, digest, progress, SharedUploadId(digest), {}};
   // A part that an earlier client left is worth a question only where it saves a chunk; otherwise
   // the server refuses the offset.
   if (digest.size() <= kUploadChunkBytes) return Send(upload, 0);
